@@ -1,0 +1,424 @@
+# cython: language_level=3
+"""The allocator: blocks of 256 bytes to 8 KiB in slab pages of 16 KiB, runs of pages above that.
+
+Truth: the page words (what each run of pages is) and the owner words (which entry or task a block belongs to),
+both outside the payload, where no overrun reaches them. The home word (the offset in the owner's record) is
+stored before the owner word commits, so after a death a block and its record either name each other or the
+block is free. Bins of free runs, slab lists and bitmaps are derived.
+
+Reuse goes to the lowest address of the best bin, so a steady state stays in pages that are already mapped:
+a fresh page costs twelve times a copy into a warm one.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastrt._core.layout cimport *
+from fastrt._core.segment cimport segment_commit
+
+cdef extern from * nogil:
+    """
+    static inline int frt_log2(uint32_t v) { return 31 - __builtin_clz(v | 1); }
+    static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }
+    """
+    int frt_log2(uint32_t) noexcept
+    int frt_lowest(uint64_t) noexcept
+
+
+cdef inline uint32_t _pages_of(uint64_t word) noexcept nogil:
+    return <uint32_t>word
+
+
+cdef inline uint32_t *_owner(frt_ctx *x, uint32_t page, uint32_t block) noexcept nogil:
+    return x.owners + <uint64_t>page * FRT_BLOCKS_PER_PAGE + block
+
+
+cdef inline uint32_t _page_at(frt_ctx *x, uint64_t offset) noexcept nogil:
+    return <uint32_t>((offset - x.payload_offset) >> FRT_PAGE_SHIFT)
+
+
+# ---- lists of pages (bins of free runs, slabs with room): derived, doubly linked through x.links ----
+
+cdef void _list_add(frt_ctx *x, uint32_t *head, uint32_t page) noexcept nogil:
+    x.links[page].next = head[0]
+    x.links[page].prev = FRT_NONE
+    x.links[page].listed = 1
+    if head[0] != FRT_NONE:
+        x.links[head[0]].prev = page
+    head[0] = page
+
+
+cdef void _list_remove(frt_ctx *x, uint32_t *head, uint32_t page) noexcept nogil:
+    cdef uint32_t after = x.links[page].next
+    cdef uint32_t before = x.links[page].prev
+    x.links[page].listed = 0
+    if before == FRT_NONE:
+        head[0] = after
+    else:
+        x.links[before].next = after
+    if after != FRT_NONE:
+        x.links[after].prev = before
+
+
+# ---- runs of pages, under the extent lock ----
+
+cdef void _bin_add(frt_ctx *x, uint32_t page, uint32_t n) noexcept nogil:
+    x.links[page + n - 1].back = page
+    _list_add(x, &x.sb.bin_head[frt_log2(n)], page)
+
+
+cdef void _bin_remove(frt_ctx *x, uint32_t page) noexcept nogil:
+    _list_remove(x, &x.sb.bin_head[frt_log2(_pages_of(x.pages[page]))], page)
+
+
+cdef void _rebuild_bins(frt_ctx *x) noexcept nogil:
+    """Walk the runs by their lengths; valid after a death at any instruction, as each step commits one word.
+
+    A run in use whose owner word is 0 was on its way to freedom: ownership is given up before the page word.
+    """
+    cdef uint32_t page = 0
+    cdef uint32_t last_free = FRT_NONE
+    cdef uint32_t n
+    cdef uint64_t used = 0
+    for b in range(FRT_BINS):
+        x.sb.bin_head[b] = FRT_NONE
+    while page < x.sb.pages_committed:
+        n = _pages_of(x.pages[page])
+        if n == 0:
+            break  # cannot be; fsck reports it
+        if (x.pages[page] >> 56) == <uint64_t>FRT_PAGE_RUN and _owner(x, page, 0)[0] == 0:
+            a64_store_rel(x.pages + page, frt_page_word(FRT_PAGE_FREE, 0, n))
+        if (x.pages[page] >> 56) != <uint64_t>FRT_PAGE_FREE:
+            used += n
+            last_free = FRT_NONE
+        elif last_free != FRT_NONE:
+            _bin_remove(x, last_free)
+            a64_store_rel(x.pages + last_free, frt_page_word(FRT_PAGE_FREE, 0, page + n - last_free))
+            _bin_add(x, last_free, page + n - last_free)
+        else:
+            last_free = page
+            _bin_add(x, page, n)
+        page += n
+    x.sb.used_pages = used
+
+
+cdef int _lock_extent(frt_ctx *x) noexcept nogil:
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_EXTENT)
+    if rc == FRT_LOCK_ORPHANED:
+        _rebuild_bins(x)
+        frt_lock_mend(x.locks + FRT_LOCK_EXTENT)
+        return FRT_OK
+    return rc
+
+
+cdef uint32_t _lowest_fit(frt_ctx *x, int b, uint32_t n, uint32_t most) noexcept nogil:
+    """The fitting run with the lowest address among the first `most` of a bin, or FRT_NONE."""
+    cdef uint32_t best = FRT_NONE
+    cdef uint32_t page = x.sb.bin_head[b]
+    while page != FRT_NONE and most:
+        if _pages_of(x.pages[page]) >= n and page < best:
+            best = page
+        page = x.links[page].next
+        most -= 1
+    return best
+
+
+cdef uint32_t _find_run(frt_ctx *x, uint32_t n) noexcept nogil:
+    """A free run of at least n pages, or FRT_NONE.
+
+    Every run of a higher bin fits; runs of the request's own bin may all be a little too short, so that bin
+    is searched to its end only when nothing else is left.
+    """
+    cdef int own = frt_log2(n)
+    cdef uint32_t best
+    for b in range(own, <int>FRT_BINS):
+        best = _lowest_fit(x, b, n, 32)
+        if best != FRT_NONE:
+            return best
+    return _lowest_fit(x, own, n, FRT_NONE)
+
+
+cdef int _take_run(frt_ctx *x, uint32_t n, int kind, uint32_t cls, uint32_t owner, uint64_t *home) noexcept nogil:
+    """Carve n pages from a free run; the page index, or FRT_GROW. `home` may be NULL (slab pages)."""
+    cdef uint32_t page, have
+    cdef int rc = _lock_extent(x)
+    if rc != FRT_OK:
+        return rc
+    page = _find_run(x, n)
+    if page == FRT_NONE:
+        frt_lock_give(x.locks + FRT_LOCK_EXTENT)
+        return FRT_GROW
+    have = _pages_of(x.pages[page])
+    _bin_remove(x, page)
+    if have > n:
+        # Invisible until the first run is shortened.
+        a64_store_rel(x.pages + page + n, frt_page_word(FRT_PAGE_FREE, 0, have - n))
+    if home != NULL:
+        home[0] = x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT)
+        a32_store_rel(_owner(x, page, 0), owner)
+    a64_store_rel(x.pages + page, frt_page_word(kind, cls, n))  # commit
+    if have > n:
+        _bin_add(x, page + n, have - n)
+    x.sb.used_pages += n
+    frt_lock_give(x.locks + FRT_LOCK_EXTENT)
+    return <int>page
+
+
+cdef void _free_run_locked(frt_ctx *x, uint32_t page) noexcept nogil:
+    """Free the run at `page` and join it with free neighbours: one page word commits each step."""
+    cdef uint32_t n = _pages_of(x.pages[page])
+    cdef uint32_t other
+    a64_store_rel(x.pages + page, frt_page_word(FRT_PAGE_FREE, 0, n))  # commit
+    x.sb.used_pages -= n
+    other = page + n
+    if other < x.sb.pages_committed and (x.pages[other] >> 56) == <uint64_t>FRT_PAGE_FREE:
+        _bin_remove(x, other)
+        n += _pages_of(x.pages[other])
+        a64_store_rel(x.pages + page, frt_page_word(FRT_PAGE_FREE, 0, n))
+    if page > 0:
+        # `back` is only a hint: believed if a free run starts there and ends right before us.
+        other = x.links[page - 1].back
+        if other < page and (x.pages[other] >> 56) == <uint64_t>FRT_PAGE_FREE and x.links[other].listed \
+                and other + _pages_of(x.pages[other]) == page:
+            _bin_remove(x, other)
+            n += page - other
+            a64_store_rel(x.pages + other, frt_page_word(FRT_PAGE_FREE, 0, n))
+            a64_store_rel(x.pages + page, 0)
+            page = other
+    _bin_add(x, page, n)
+
+
+cdef int arena_grow(frt_ctx *x, uint64_t pages) noexcept nogil:
+    """Commit at least FRT_COMMIT_BYTES more payload (less at the end). FRT_FULL when there is no more.
+
+    One step at a time, so that the lock is never held for longer than one fallocate: fresh shared pages come
+    at about 1 GB/s.
+    """
+    cdef frt_superblock *sb = x.sb
+    cdef uint64_t first, n, o
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_GROW)
+    if rc == FRT_LOCK_ORPHANED:
+        frt_lock_mend(x.locks + FRT_LOCK_GROW)  # a half-done fallocate is simply done again
+    elif rc < 0:
+        return rc
+    first = sb.pages_committed
+    n = FRT_COMMIT_BYTES >> FRT_PAGE_SHIFT
+    if pages < n:
+        n = pages
+    if n > x.pages_max - first:
+        n = x.pages_max - first
+    if n == 0:
+        frt_lock_give(x.locks + FRT_LOCK_GROW)
+        return FRT_FULL
+    o = FRT_BLOCKS_PER_PAGE * 4
+    rc = segment_commit(x, x.payload_offset + (first << FRT_PAGE_SHIFT), n << FRT_PAGE_SHIFT)
+    rc |= segment_commit(x, sb.pages_offset + first * 8, n * 8)
+    rc |= segment_commit(x, sb.links_offset + first * sizeof(frt_page_link), n * sizeof(frt_page_link))
+    rc |= segment_commit(x, sb.bits_offset + first * 8, n * 8)
+    rc |= segment_commit(x, sb.owners_offset + first * o, n * o)
+    if rc == FRT_OK:
+        rc = _lock_extent(x)
+        if rc == FRT_OK:
+            # The new pages become a run in use that is then freed, so that joining is written once.
+            a64_store_rel(x.pages + first, frt_page_word(FRT_PAGE_RUN, 0, <uint32_t>n))
+            a32_store_rel(&sb.pages_committed, <uint32_t>(first + n))  # commit
+            sb.used_pages += n
+            _free_run_locked(x, <uint32_t>first)
+            frt_lock_give(x.locks + FRT_LOCK_EXTENT)
+    frt_lock_give(x.locks + FRT_LOCK_GROW)
+    return rc
+
+
+# ---- slabs, each class under its own lock ----
+
+cdef inline uint64_t _all_free(uint32_t cls) noexcept nogil:
+    cdef uint32_t blocks = FRT_PAGE_BYTES // FRT_CLASS_BYTES(cls)
+    return ~<uint64_t>0 if blocks == 64 else (<uint64_t>1 << blocks) - 1
+
+
+cdef void _rebuild_class(frt_ctx *x, uint32_t cls) noexcept nogil:
+    """The class's bitmaps and list again, from page and owner words."""
+    cdef uint32_t page = 0
+    cdef uint32_t n, b, blocks = FRT_PAGE_BYTES // FRT_CLASS_BYTES(cls)
+    cdef uint64_t bits
+    x.sb.slab_head[cls] = FRT_NONE
+    while page < x.sb.pages_committed:
+        n = _pages_of(a64_load_acq(x.pages + page))
+        if n == 0:
+            return
+        if x.pages[page] == frt_page_word(FRT_PAGE_SLAB, cls, 1):
+            bits = 0
+            for b in range(blocks):
+                if a32_load_acq(_owner(x, page, b)) == 0:
+                    bits |= <uint64_t>1 << b
+            x.bits[page] = bits
+            if bits:
+                _list_add(x, &x.sb.slab_head[cls], page)
+            else:
+                x.links[page].listed = 0
+        page += n
+
+
+cdef int _lock_class(frt_ctx *x, uint32_t cls) noexcept nogil:
+    cdef frt_lock *lock = x.locks + FRT_LOCK_CLASS0 + cls
+    cdef int rc = frt_lock_take(lock)
+    if rc == FRT_LOCK_ORPHANED:
+        # The page walk needs runs that stand still.
+        rc = _lock_extent(x)
+        if rc == FRT_OK:
+            _rebuild_class(x, cls)
+            frt_lock_give(x.locks + FRT_LOCK_EXTENT)
+            frt_lock_mend(lock)
+        else:
+            frt_lock_give(lock)
+    return rc
+
+
+cdef int _alloc_block(frt_ctx *x, uint32_t cls, uint32_t owner, uint64_t *home) noexcept nogil:
+    cdef uint32_t page, block
+    cdef int got
+    cdef int rc = _lock_class(x, cls)
+    if rc != FRT_OK:
+        return rc
+    page = x.sb.slab_head[cls]
+    if page == FRT_NONE:
+        got = _take_run(x, 1, FRT_PAGE_SLAB, cls, 0, NULL)
+        if got < 0:
+            frt_lock_give(x.locks + FRT_LOCK_CLASS0 + cls)
+            return got
+        page = <uint32_t>got
+        x.bits[page] = _all_free(cls)
+        _list_add(x, &x.sb.slab_head[cls], page)
+    block = frt_lowest(x.bits[page])
+    home[0] = x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT) + block * FRT_CLASS_BYTES(cls)
+    a32_store_rel(_owner(x, page, block), owner)  # commit
+    x.bits[page] &= ~(<uint64_t>1 << block)
+    if x.bits[page] == 0:
+        _list_remove(x, &x.sb.slab_head[cls], page)
+    frt_lock_give(x.locks + FRT_LOCK_CLASS0 + cls)
+    return FRT_OK
+
+
+cdef int _free_block(frt_ctx *x, uint32_t cls, uint32_t page, uint32_t block, uint32_t owner) noexcept nogil:
+    cdef uint32_t *head = &x.sb.slab_head[cls]
+    cdef int rc = _lock_class(x, cls)
+    if rc != FRT_OK:
+        return rc
+    if a32_load_acq(_owner(x, page, block)) == owner:
+        a32_store_rel(_owner(x, page, block), 0)  # commit
+        if x.bits[page] == 0:
+            _list_add(x, head, page)
+        x.bits[page] |= <uint64_t>1 << block
+        # An empty page goes back, but never the class's last one: the next allocation would fetch it again.
+        if x.bits[page] == _all_free(cls) and (head[0] != page or x.links[page].next != FRT_NONE):
+            _list_remove(x, head, page)
+            rc = _lock_extent(x)
+            if rc == FRT_OK:
+                _free_run_locked(x, page)
+                frt_lock_give(x.locks + FRT_LOCK_EXTENT)
+            else:
+                _list_add(x, head, page)
+                rc = FRT_OK
+    frt_lock_give(x.locks + FRT_LOCK_CLASS0 + cls)
+    return rc
+
+
+# ---- the two calls ----
+
+cdef inline uint32_t _class_for(uint64_t nbytes) noexcept nogil:
+    if nbytes <= FRT_CLASS_BYTES(0):
+        return 0
+    return frt_log2(<uint32_t>(nbytes - 1)) - 7
+
+
+cdef int arena_alloc(frt_ctx *x, uint64_t nbytes, uint32_t owner, uint64_t *home) noexcept nogil:
+    """Allocate for `owner`, whose record's `home` word receives the offset before the block is committed.
+
+    FRT_TOO_LARGE: it can never fit. FRT_FULL: not now. Alignment is 64 bytes or better.
+    """
+    cdef uint64_t pages = (nbytes + FRT_PAGE_BYTES - 1) >> FRT_PAGE_SHIFT
+    cdef int rc
+    if pages > x.pages_max:
+        return FRT_TOO_LARGE
+    while True:
+        if nbytes <= FRT_CLASS_BYTES(FRT_CLASSES - 1):
+            rc = _alloc_block(x, _class_for(nbytes), owner, home)
+        else:
+            rc = _take_run(x, <uint32_t>pages, FRT_PAGE_RUN, 0, owner, home)
+        if rc != FRT_GROW:
+            return rc if rc < 0 else FRT_OK
+        rc = arena_grow(x, FRT_COMMIT_BYTES >> FRT_PAGE_SHIFT)
+        if rc != FRT_OK:
+            return rc
+
+
+cdef int arena_free(frt_ctx *x, uint32_t owner, uint64_t *home) noexcept nogil:
+    """Free the block that home[0] names if it is still the owner's, then clear the home word.
+
+    Safe to repeat after a death in the middle: a block that is no longer the owner's is left alone.
+    """
+    cdef uint64_t offset = home[0]
+    cdef uint64_t word
+    cdef uint32_t page, cls
+    cdef int rc
+    if offset < x.payload_offset or offset >= x.total_bytes:
+        home[0] = 0
+        return FRT_OK if offset == 0 else FRT_CORRUPT
+    page = _page_at(x, offset)
+    word = a64_load_acq(x.pages + page)
+    rc = FRT_OK
+    if (word >> 56) == <uint64_t>FRT_PAGE_SLAB:
+        cls = (word >> 48) & 255
+        if cls >= FRT_CLASSES:
+            return FRT_CORRUPT
+        rc = _free_block(x, cls, page, <uint32_t>((offset & (FRT_PAGE_BYTES - 1)) // FRT_CLASS_BYTES(cls)), owner)
+    elif (word >> 56) == <uint64_t>FRT_PAGE_RUN:
+        rc = _lock_extent(x)
+        if rc == FRT_OK:
+            if a32_load_acq(_owner(x, page, 0)) == owner and (x.pages[page] >> 56) == <uint64_t>FRT_PAGE_RUN:
+                a32_store_rel(_owner(x, page, 0), 0)
+                _free_run_locked(x, page)
+            frt_lock_give(x.locks + FRT_LOCK_EXTENT)
+    if rc == FRT_OK:
+        a64_store_rel(home, 0)
+    return rc
+
+
+cdef int arena_touch(frt_ctx *x) noexcept nogil:
+    """Take every lock of the allocator once, so that deaths inside them are repaired now."""
+    cdef uint32_t cls
+    cdef int rc = _lock_extent(x)
+    if rc != FRT_OK:
+        return rc
+    frt_lock_give(x.locks + FRT_LOCK_EXTENT)
+    for cls in range(FRT_CLASSES):
+        rc = _lock_class(x, cls)
+        if rc != FRT_OK:
+            return rc
+        frt_lock_give(x.locks + FRT_LOCK_CLASS0 + cls)
+    return FRT_OK
+
+
+cdef uint64_t arena_block_bytes(frt_ctx *x, uint64_t offset) noexcept nogil:
+    """Capacity of the block at an offset, 0 when there is none."""
+    cdef uint64_t word
+    if offset < x.payload_offset or offset >= x.total_bytes:
+        return 0
+    word = a64_load_acq(x.pages + _page_at(x, offset))
+    if (word >> 56) == <uint64_t>FRT_PAGE_SLAB:
+        return FRT_CLASS_BYTES((word >> 48) & 255)
+    if (word >> 56) == <uint64_t>FRT_PAGE_RUN:
+        return <uint64_t>_pages_of(word) << FRT_PAGE_SHIFT
+    return 0
+
+
+cdef uint32_t arena_owner(frt_ctx *x, uint64_t offset) noexcept nogil:
+    """Owner word of the block at an offset; 0 when it is free."""
+    cdef uint64_t word
+    cdef uint32_t page
+    if offset < x.payload_offset or offset >= x.total_bytes:
+        return 0
+    page = _page_at(x, offset)
+    word = a64_load_acq(x.pages + page)
+    if (word >> 56) == <uint64_t>FRT_PAGE_SLAB:
+        return a32_load_acq(_owner(x, page, <uint32_t>((offset & (FRT_PAGE_BYTES - 1)) //
+                                                       FRT_CLASS_BYTES((word >> 48) & 255))))
+    return a32_load_acq(_owner(x, page, 0))

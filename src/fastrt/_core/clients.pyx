@@ -1,0 +1,221 @@
+# cython: language_level=3
+"""Who is attached to the segment, and each process's handle on it.
+
+A slot's word {state, gen} is written by the daemon: it opens the pidfd of a joining process first, compares
+the start time, then makes the slot LIVE; it frees the slot last of all when the process is gone. A slot's
+generation grows with each use, so stamps of an earlier tenant are recognised.
+
+A `Client` is one process's attachment: mappings, slot, private reference counts, magazines. It is bound to
+its pid: after a fork the child's first call raises `ForkedHandle` and the store attaches anew.
+"""
+import os
+
+from fastrt.errors import ArenaCorrupt, AttachError, NotInitializedError
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset, strlen
+
+from fastrt._core.layout cimport *
+from fastrt._core.pool cimport pool_flush
+from fastrt._core.segment cimport Segment
+from fastrt._core.segment import start_time
+
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE
+    void *MAP_FAILED
+
+KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL = (
+    FRT_KIND_DAEMON, FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_TOOL)
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept nogil)
+
+cdef uint64_t _epochs = 0
+cdef int _forks = 0  # how many forks lie between the first process that loaded this module and us
+
+
+cdef void _count_fork() noexcept nogil:
+    global _forks
+    _forks += 1
+
+
+pthread_atfork(NULL, NULL, _count_fork)
+
+
+class ForkedHandle(Exception):
+    """This client belongs to the process that forked us; attach anew."""
+
+
+cdef uint64_t client_new_objref(frt_ctx *x) noexcept nogil:
+    """A fresh objref: {node:16 | counter:48}, from a private range."""
+    if x.next_objref == x.end_objref:
+        x.next_objref = a64_add_rlx(&x.sb.next_objref, 1 << 16)
+        x.end_objref = x.next_objref + (1 << 16)
+    x.next_objref += 1
+    return (<uint64_t>x.sb.node << 48) | (x.next_objref - 1)
+
+
+cdef void client_wake(frt_ctx *x, uint32_t client) noexcept nogil:
+    """Tell a client that something it may wait for has happened."""
+    cdef frt_client *slot = x.clients + client
+    a32_add_sc(&slot.wake, 1)
+    if a32_load_sc(&slot.sleepers):
+        frt_futex_wake(&slot.wake)
+
+
+def admit(Segment segment, int pid, int kind, str name=""):
+    """Give a process a slot. The caller (the daemon) has opened the process's pidfd already.
+
+    Args:
+        segment: the mapped segment.
+        pid: of the joining process.
+        kind: KIND_DAEMON, KIND_DRIVER, KIND_WORKER or KIND_TOOL.
+        name: for people who look; at most 63 bytes.
+    Returns:
+        (slot index, generation).
+    Raises:
+        AttachError: every slot is taken, or the process is gone.
+    """
+    cdef frt_ctx x
+    cdef frt_client *slot
+    cdef uint32_t i, gen
+    cdef bytes text = name.encode()[:63]
+    cdef uint64_t started = start_time(pid)
+    segment.describe(&x)
+    if started == 0:
+        raise AttachError(f"process {pid} ended before it could join")
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_SLOTS)
+    if rc < 0:
+        raise AttachError("the client table is locked by a process that is stopped")
+    if rc == FRT_LOCK_ORPHANED:
+        frt_lock_mend(x.locks + FRT_LOCK_SLOTS)  # one word commits a slot: nothing to repair
+    try:
+        for i in range(x.clients_max):
+            slot = x.clients + i
+            if frt_word_state(slot.word) == FRT_CLIENT_FREE:
+                gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
+                memset(&slot.pid, 0, sizeof(frt_client) - sizeof(uint64_t))
+                slot.pid, slot.starttime, slot.kind = pid, started, kind
+                for j in range(len(text)):
+                    slot.name[j] = text[j]
+                a64_store_sc(&slot.word, frt_word(FRT_CLIENT_LIVE, 0, gen))  # commit
+                return i, gen
+    finally:
+        frt_lock_give(x.locks + FRT_LOCK_SLOTS)
+    raise AttachError(f"all {x.clients_max} client slots of {segment.name} are taken; raise clients_max")
+
+
+def table(Segment segment):
+    """What the client table says: a list of dicts, one per slot in use."""
+    cdef frt_ctx x
+    cdef frt_client *slot
+    cdef uint32_t i
+    segment.describe(&x)
+    rows = []
+    for i in range(x.clients_max):
+        slot = x.clients + i
+        if frt_word_state(slot.word) != FRT_CLIENT_FREE:
+            rows.append({
+                "client": i, "pid": slot.pid, "kind": slot.kind, "state": frt_word_state(slot.word),
+                "gen": frt_word_gen(slot.word), "start_time": slot.starttime, "blocked": slot.blocked,
+                "task": None if slot.task == 0 else slot.task - 1, "tasks_done": slot.tasks_done,
+                "name": slot.name[:strlen(slot.name)].decode("utf-8", "replace"),
+            })
+    return rows
+
+
+cdef class Client:
+    """A process's attachment to a segment through the slot it was given by `admit`.
+
+    Args:
+        segment: the mapped segment.
+        index, gen: the slot.
+    Raises:
+        AttachError: the slot is not this process's.
+    """
+
+    def __cinit__(self, Segment segment, uint32_t index, uint32_t gen):
+        global _epochs
+        segment.describe(&self.x)
+        self.x.refs_held = NULL
+        self.x.pins_held = NULL
+        self.segment = segment
+        self.pid = os.getpid()
+        self.forks = _forks
+        if index >= self.x.clients_max:
+            raise AttachError(f"slot {index} is not in the table of {self.x.clients_max}")
+        cdef frt_client *slot = self.x.clients + index
+        if slot.word != frt_word(FRT_CLIENT_LIVE, 0, gen) or slot.pid != self.pid:
+            raise AttachError(f"slot {index} belongs to process {slot.pid}, not to {self.pid}")
+        self.x.me, self.x.gen = index, gen
+        self.x.me_word, self.x.me_bit = index >> 6, <uint64_t>1 << (index & 63)
+        self.x.refs_held = self._private_counts()
+        self.x.pins_held = self._private_counts()
+        _epochs += 1
+        self.epoch = _epochs
+
+    cdef uint32_t *_private_counts(self) except NULL:
+        # Sparse: only the pages of entries that this process uses ever exist.
+        cdef void *p = mmap(NULL, <size_t>self.x.objects_max * 4, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        if p == MAP_FAILED:
+            raise MemoryError("no address space for the private reference counts")
+        return <uint32_t *>p
+
+    def __dealloc__(self):
+        if self.x.refs_held != NULL:
+            munmap(self.x.refs_held, <size_t>self.x.objects_max * 4)
+        if self.x.pins_held != NULL:
+            munmap(self.x.pins_held, <size_t>self.x.objects_max * 4)
+
+    cdef int ensure(self) except -1:
+        """Raise unless this handle may be used here and now. Cheap enough for every call that may wait."""
+        if self.closed:
+            raise NotInitializedError("the runtime was shut down; call fastrt.init() again")
+        if self.forks != _forks:
+            raise ForkedHandle()
+        if a32_load_acq(&self.x.sb.state) == <uint32_t>FRT_SEG_POISONED:
+            raise ArenaCorrupt(self.x.sb.poison[:strlen(self.x.sb.poison)].decode("utf-8", "replace"))
+        return 0
+
+    def close(self):
+        """Leave in an orderly way: give the magazines back. The daemon frees the slot when the process tells it
+        or ends. Later calls raise `NotInitializedError`; views that are still alive stay readable."""
+        if self.usable():
+            pool_flush(&self.x)
+        self.closed = True
+
+    cdef bint usable(self) noexcept:
+        """Whether the segment may be touched through this handle (destructors must not raise)."""
+        return not self.closed and self.forks == _forks
+
+    def abandon(self):
+        """Forget the attachment without touching the segment (in a forked child)."""
+        self.closed = True
+
+    @property
+    def index(self):
+        """The slot's index in the client table."""
+        return self.x.me
+
+    @property
+    def gen(self):
+        """The slot's generation."""
+        return self.x.gen
+
+    @property
+    def job(self):
+        """The number that marks the tasks submitted on behalf of this client: never 0."""
+        return (<uint64_t>self.x.gen << 16) | (self.x.me + 1)
+
+    def adopt_job(self, uint64_t job):
+        """Work on behalf of a driver: tasks submitted from here on belong to its job."""
+        self.x.clients[self.x.me].job = job
+
+    def wake(self, uint32_t client):
+        """Make another client look again at what it waits for."""
+        if client < self.x.clients_max:
+            client_wake(&self.x, client)

@@ -1,0 +1,1 @@
+cdef int check(int code) except -1

@@ -1,0 +1,209 @@
+# cython: language_level=3
+"""The arena's invariants, checked: a list of sentences, one for each that does not hold.
+
+Some can only be judged while nobody works (`quiet`): derived structures and counts are changed a moment after
+the words that they are derived from.
+"""
+import zlib
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from fastrt._core.arena cimport arena_block_bytes, arena_owner
+from fastrt._core.clients cimport Client
+from fastrt._core.layout cimport *
+from fastrt._core.links cimport entry_slots, task_slots
+
+
+cdef bint _stamped_by_living(frt_ctx *x, uint64_t word) noexcept:
+    cdef uint32_t c = frt_word_client(word)
+    return c < x.clients_max and frt_word_state(x.clients[c].word) != FRT_CLIENT_FREE
+
+
+cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
+    cdef list bad = []
+    cdef uint32_t i, k, c, empty = 0
+    cdef int state
+    cdef uint64_t word
+    cdef frt_entry *entry
+    for i in range(x.sb.objects.fresh):
+        word = frt_state(x, i)[0]
+        state = frt_word_state(word)
+        entry = x.entries + i
+        if state > FRT_OBJ_FREEING:
+            bad.append(f"object {i} is in state {state}, which does not exist")
+            continue
+        if state == FRT_OBJ_EMPTY:
+            empty += 1
+        elif state != FRT_OBJ_PENDING and state != FRT_OBJ_SEALED and not _stamped_by_living(x, word):
+            bad.append(f"object {i} in state {state} is stamped by client {frt_word_client(word)}, which is not there")
+        if entry.offset and state == FRT_OBJ_EMPTY:
+            bad.append(f"empty object {i} names a block")
+        if entry.offset and arena_owner(x, entry.offset) != i + 1:
+            bad.append(f"object {i} names block {entry.offset}, whose owner word is {arena_owner(x, entry.offset)}")
+        if entry.offset and state == FRT_OBJ_SEALED and arena_block_bytes(x, entry.offset) < entry.bytes:
+            bad.append(f"object {i} of {entry.bytes} bytes lies in a block of {arena_block_bytes(x, entry.offset)}")
+        for c in range(x.clients_max):
+            if (frt_refs(x, i)[c >> 6] | frt_pins(x, i)[c >> 6]) >> (c & 63) & 1:
+                if frt_word_state(x.clients[c].word) == FRT_CLIENT_FREE:
+                    bad.append(f"object {i} is held by client {c}, which is not there")
+        if quiet and state == FRT_OBJ_PENDING and (entry.task == 0 or frt_word_state(x.task_words[entry.task - 1])
+                                                   in (FRT_TASK_EMPTY, FRT_TASK_RESERVED)):
+            bad.append(f"object {i} waits for task {<int>entry.task - 1}, which is not there")
+        if quiet and state == FRT_OBJ_SEALED:
+            if not (frt_any(frt_refs(x, i), x.words) or frt_any(frt_pins(x, i), x.words) or counted[i]):
+                bad.append(f"sealed object {i} is held by nobody")
+        if quiet and (state == FRT_OBJ_SEALED or state == FRT_OBJ_PENDING) and entry.counted != counted[i]:
+            bad.append(f"object {i} is counted {entry.counted} times, {counted[i]} records name it")
+    if quiet and empty != x.sb.objects.free_count:
+        bad.append(f"{empty} objects are empty, the free stack holds {x.sb.objects.free_count}")
+    return bad
+
+
+cdef void _recount(frt_ctx *x, uint32_t *counted) noexcept:
+    """The `counted` words as the records say they should be."""
+    cdef uint32_t i, k
+    cdef frt_refslot *slots
+    for i in range(x.sb.objects.fresh):
+        if x.entries[i].flags & FRT_ENTRY_COUNTED and frt_word_state(frt_state(x, i)[0]) != FRT_OBJ_EMPTY:
+            slots = entry_slots(x, i)
+            for k in range(x.entries[i].nrefs):
+                counted[slots[k].index] += 1
+    for i in range(x.sb.tasks.fresh):
+        if x.tasks[i].flags & FRT_TASK_COUNTED and frt_word_state(x.task_words[i]) != FRT_TASK_EMPTY:
+            slots = task_slots(x, i) + x.tasks[i].nreturns
+            for k in range(x.tasks[i].nrefs):
+                counted[slots[k].index] += 1
+    for i in range(FRT_FUNCTIONS):
+        if x.functions[i].objref:
+            counted[x.functions[i].index] += 1
+
+
+cdef list _check_tasks(frt_ctx *x, bint quiet):
+    cdef list bad = []
+    cdef uint32_t t, empty = 0
+    cdef int state
+    cdef uint64_t k
+    ring = {x.ring[k & (x.sb.ring_cells - 1)] for k in range(x.sb.ring_head, x.sb.ring_tail)}
+    for t in range(x.sb.tasks.fresh):
+        state = frt_word_state(x.task_words[t])
+        if state > FRT_TASK_ENDING:
+            bad.append(f"task {t} is in state {state}, which does not exist")
+        if state == FRT_TASK_EMPTY:
+            empty += 1
+        if state in (FRT_TASK_RESERVED, FRT_TASK_CLAIMED, FRT_TASK_RUNNING, FRT_TASK_BLOCKED, FRT_TASK_ENDING) \
+                and not _stamped_by_living(x, x.task_words[t]):
+            bad.append(f"task {t} in state {state} is stamped by client {frt_word_client(x.task_words[t])}, "
+                       "which is not there")
+        if x.tasks[t].offset and arena_owner(x, x.tasks[t].offset) != (FRT_OWNER_TASK | (t + 1)):
+            bad.append(f"task {t} names block {x.tasks[t].offset}, which is not its own")
+        if quiet and state == FRT_TASK_READY and t not in ring:
+            bad.append(f"task {t} is ready and not queued")
+    if quiet and empty != x.sb.tasks.free_count:
+        bad.append(f"{empty} task records are empty, the free stack holds {x.sb.tasks.free_count}")
+    if not x.sb.ring_head <= x.sb.ring_tail <= x.sb.ring_head + x.sb.ring_cells:
+        bad.append(f"the ready queue runs from {x.sb.ring_head} to {x.sb.ring_tail} in {x.sb.ring_cells} cells")
+    return bad
+
+
+cdef object _owner_problem(frt_ctx *x, uint32_t owner, uint64_t offset):
+    """Why the record that an owner word names does not name the block, or None."""
+    cdef uint32_t i = (owner & ~FRT_OWNER_TASK) - 1
+    if owner & FRT_OWNER_TASK:
+        if i >= x.sb.tasks.fresh or x.tasks[i].offset != offset:
+            return f"block {offset} belongs to task {i}, which does not name it"
+    elif i >= x.sb.objects.fresh or x.entries[i].offset != offset:
+        return f"block {offset} belongs to object {i}, which does not name it"
+    return None
+
+
+cdef list _check_pages(frt_ctx *x, bint quiet):
+    cdef list bad = []
+    cdef uint32_t page = 0
+    cdef uint32_t n, b, cls, owner, blocks
+    cdef uint64_t used = 0
+    cdef uint64_t offset, bits
+    while page < x.sb.pages_committed:
+        n = <uint32_t>x.pages[page]
+        kind = <int>(x.pages[page] >> 56)
+        if n == 0 or n > x.sb.pages_committed - page or kind not in (FRT_PAGE_FREE, FRT_PAGE_RUN, FRT_PAGE_SLAB):
+            bad.append(f"page {page} has word {x.pages[page]:#x}: the walk over the arena ends here")
+            return bad
+        offset = x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT)
+        if kind != FRT_PAGE_FREE:
+            used += n
+        blocks, cls = 1, 0
+        if kind == FRT_PAGE_SLAB:
+            cls = (x.pages[page] >> 48) & 255
+            blocks = FRT_PAGE_BYTES // FRT_CLASS_BYTES(cls)
+        bits = 0
+        for b in range(blocks):
+            owner = x.owners[<uint64_t>page * FRT_BLOCKS_PER_PAGE + b]
+            if kind == FRT_PAGE_FREE:
+                if owner:
+                    bad.append(f"free page {page} has owner {owner}")
+            elif owner:
+                problem = _owner_problem(x, owner, offset + b * FRT_CLASS_BYTES(cls))
+                if problem:
+                    bad.append(problem)
+            else:
+                bits |= <uint64_t>1 << b
+                if kind == FRT_PAGE_RUN:
+                    bad.append(f"run {page} of {n} pages belongs to nobody")
+        if quiet and kind == FRT_PAGE_SLAB and bits != x.bits[page]:
+            bad.append(f"slab page {page} has bitmap {x.bits[page]:#x}, its owner words say {bits:#x}")
+        page += n
+    if page != x.sb.pages_committed:
+        bad.append(f"the walk over the pages ends at {page}, not at {x.sb.pages_committed}")
+    if quiet and used != x.sb.used_pages:
+        bad.append(f"{used} pages are in use, the counter says {x.sb.used_pages}")
+    return bad
+
+
+def fsck(Client client, bint quiet=False):
+    """Walk the whole arena and say what is wrong.
+
+    Args:
+        client: an attachment.
+        quiet: nobody is working now, so that derived structures must agree too.
+    Returns:
+        A list of sentences; empty when every invariant holds.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t *counted
+    cdef list bad = []
+    client.ensure()
+    counted = <uint32_t *>calloc(x.objects_max, sizeof(uint32_t))
+    if counted == NULL:
+        raise MemoryError()
+    try:
+        _recount(x, counted)
+        bad += _check_objects(x, counted, quiet)
+        bad += _check_tasks(x, quiet)
+        bad += _check_pages(x, quiet)
+    finally:
+        free(counted)
+    return bad
+
+
+def usage(Client client):
+    """Counts for people and tests.
+
+    Returns:
+        A dict: objects and tasks in use, payload bytes used (whole pages), committed and at most, tasks queued.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i
+    cdef uint64_t objects = 0
+    cdef uint64_t tasks = 0
+    client.ensure()
+    for i in range(x.sb.objects.fresh):
+        objects += frt_word_state(frt_state(x, i)[0]) > FRT_OBJ_RESERVED
+    for i in range(x.sb.tasks.fresh):
+        tasks += frt_word_state(x.task_words[i]) > FRT_TASK_RESERVED
+    return {
+        "objects": objects, "tasks": tasks, "queued": x.sb.ring_tail - x.sb.ring_head,
+        "bytes_used": x.sb.used_pages << FRT_PAGE_SHIFT,
+        "bytes_committed": <uint64_t>x.sb.pages_committed << FRT_PAGE_SHIFT,
+        "bytes_max": <uint64_t>x.pages_max << FRT_PAGE_SHIFT,
+    }

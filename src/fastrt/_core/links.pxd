@@ -1,0 +1,14 @@
+from libc.stdint cimport uint8_t, uint32_t
+
+from fastrt._core.layout cimport frt_ctx, frt_refslot
+
+cdef frt_refslot *task_slots(frt_ctx *x, uint32_t t) noexcept nogil
+cdef frt_refslot *entry_slots(frt_ctx *x, uint32_t i) noexcept nogil
+cdef int links_count(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil
+cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil
+cdef int links_wait(frt_ctx *x, uint32_t t) noexcept nogil
+cdef int links_unwait(frt_ctx *x, uint32_t t) noexcept nogil
+cdef int links_sealed(frt_ctx *x, uint32_t i) noexcept nogil
+cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil
+cdef int links_touch(frt_ctx *x) noexcept nogil
+cdef int links_rebuild(frt_ctx *x) noexcept nogil

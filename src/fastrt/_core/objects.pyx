@@ -1,0 +1,254 @@
+# cython: language_level=3
+"""The life of an object table entry: new, filled, sealed, held, deleted.
+
+Invariants: a sealed entry's bytes never change while anybody holds it; an entry is alive exactly while a
+ref or pin bit is set or its `counted` word is not zero; each step commits by one store of the state word.
+The order of reads and writes between holders and deleters is explained at the entry's life in layout.h.
+Counts per process lie behind the bits: the first hold sets this client's bit, the last one clears it. They
+are touched with the GIL held, so they need no lock.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastrt._core.arena cimport arena_alloc, arena_free
+from fastrt._core.clients cimport client_new_objref, client_wake
+from fastrt._core.layout cimport *
+from fastrt._core.links cimport entry_slots, links_count, links_sealed, links_uncount
+from fastrt._core.pool cimport pool_keep_object, pool_take_object
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef extern from * nogil:
+    """static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }"""
+    int frt_lowest(uint64_t) noexcept
+
+
+cdef int object_new(frt_ctx *x) noexcept nogil:
+    """A fresh entry with an objref of its own, RESERVED(me): its index, or a negative code."""
+    cdef int i = pool_take_object(x)
+    cdef frt_entry *entry
+    if i < 0:
+        return i
+    entry = x.entries + i
+    entry.objref = client_new_objref(x)
+    entry.bytes, entry.offset, entry.task, entry.waiter, entry.nrefs = 0, 0, 0, 0, 0
+    entry.flags, entry.kind = 0, 0
+    return i
+
+
+cdef char *object_room(frt_ctx *x, uint32_t i, uint64_t nbytes, uint32_t nrefs, int *rc) noexcept nogil:
+    """Memory for a value of nbytes and nrefs contained refs: in the entry when it fits, else in a block.
+
+    The caller owns the entry (it is RESERVED(me), or PENDING and this client runs its task).
+    NULL with rc set when there is no room.
+    """
+    cdef frt_entry *entry = x.entries + i
+    cdef uint64_t total = nbytes if nrefs == 0 else ((nbytes + 7) & ~<uint64_t>7) + <uint64_t>nrefs * sizeof(frt_refslot)
+    rc[0] = FRT_OK
+    if total > FRT_INLINE_BYTES:
+        rc[0] = arena_alloc(x, total, i + 1, &entry.offset)
+        if rc[0] != FRT_OK:
+            return NULL
+    entry.bytes, entry.nrefs = nbytes, nrefs
+    return x.base + entry.offset if entry.offset else entry.inlined
+
+
+cdef int object_contain(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Count the refs that the caller has written after the value. Before the seal."""
+    cdef frt_entry *entry = x.entries + i
+    if entry.nrefs == 0:
+        return FRT_OK
+    return links_count(x, entry_slots(x, i), entry.nrefs, &entry.flags, FRT_ENTRY_COUNTED)
+
+
+cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Seal an entry that nobody else knows yet, with one reference of ours."""
+    cdef uint64_t *state = frt_state(x, i)
+    x.refs_held[i] = 1
+    a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
+    a64_store_rel(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(state[0])))  # commit
+
+
+cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Wake the clients and release the tasks that wait for a sealed entry. Safe to repeat."""
+    cdef uint64_t *waits = frt_waits(x, i)
+    cdef uint64_t bits
+    cdef uint32_t w
+    for w in range(x.words):
+        if a64_load_sc(waits + w):
+            bits = a64_and_sc(waits + w, 0)
+            while bits:
+                client_wake(x, w * 64 + frt_lowest(bits))
+                bits &= bits - 1
+    links_sealed(x, i)
+
+
+cdef void object_seal_pending(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Seal a task's result. An entry that nobody holds any more is deleted at once."""
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word = state[0]
+    cdef frt_client *me = x.clients + x.me
+    if frt_word_state(word) != FRT_OBJ_PENDING:
+        return
+    a32_store_rel(&me.sealing, i + 1)  # recovery tells the waiters if we die before we do
+    a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # commit
+    object_tell(x, i)
+    a32_store_rel(&me.sealing, 0)
+    if not frt_any(frt_refs(x, i), x.words):
+        object_maybe_delete(x, i)
+
+
+cdef int object_empty(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Take the value out of an entry that the caller owns and that is not sealed (a result half written)."""
+    cdef frt_entry *entry = x.entries + i
+    cdef int rc = FRT_OK
+    if entry.flags & FRT_ENTRY_COUNTED:
+        rc = _let_go(x, i, NULL)
+    if rc == FRT_OK and entry.offset:
+        rc = arena_free(x, i + 1, &entry.offset)
+    entry.bytes, entry.nrefs, entry.kind, entry.flags = 0, 0, 0, 0
+    return rc
+
+
+cdef int object_discard(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Give an unsealed entry that only the caller knows back."""
+    cdef int rc = object_empty(x, i)
+    cdef uint64_t *state = frt_state(x, i)
+    x.entries[i].objref = 0
+    a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(state[0]) + 1))
+    pool_keep_object(x, i)
+    return rc
+
+
+cdef bint object_is_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Whether the value is there. Only for entries that the caller holds."""
+    return frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED
+
+
+cdef const char *object_view(frt_ctx *x, uint32_t i) noexcept nogil:
+    """The value's bytes in the read-only mapping, or in the entry. The offset is checked: it comes from others."""
+    cdef uint64_t offset = x.entries[i].offset
+    cdef uint64_t nbytes = x.entries[i].bytes
+    if offset == 0:
+        return (<const char *>x.view) + (<char *>x.entries[i].inlined - x.base)
+    if offset < x.payload_offset or offset > x.total_bytes or nbytes > x.total_bytes - offset:
+        return NULL
+    return x.view + offset
+
+
+# ---- holders against deleters ----
+
+cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexcept nogil:
+    """Take a hold for this process: FRT_OK, or FRT_STALE when the object is gone.
+
+    The bit comes first, the look at the state second.
+    """
+    cdef uint32_t *held = (x.pins_held if pin else x.refs_held) + i
+    cdef uint64_t *bits = (frt_pins(x, i) if pin else frt_refs(x, i)) + x.me_word
+    cdef int state
+    cdef uint32_t spins = 0
+    if held[0]:
+        if x.entries[i].objref != objref:
+            return FRT_STALE
+        held[0] += 1
+        return FRT_OK
+    a64_or_sc(bits, x.me_bit)
+    state = frt_word_state(a64_load_sc(frt_state(x, i)))
+    while state == FRT_OBJ_DELETING:
+        # Undecided: the deleter either sees our bit and turns back, or has not looked yet.
+        spins += 1
+        if spins > 100:
+            sched_yield()
+        else:
+            a_relax()
+        state = frt_word_state(a64_load_sc(frt_state(x, i)))
+    if (state == FRT_OBJ_SEALED or state == FRT_OBJ_PENDING) and x.entries[i].objref == objref:
+        held[0] = 1
+        return FRT_OK
+    a64_and_sc(bits, ~x.me_bit)
+    object_maybe_delete(x, i)  # somebody may have spared it because of our bit
+    return FRT_STALE
+
+
+cdef void object_release(frt_ctx *x, uint32_t i, bint pin) noexcept nogil:
+    """Give one hold of this process back; the last one of all deletes."""
+    cdef uint32_t *held = (x.pins_held if pin else x.refs_held) + i
+    held[0] -= 1
+    if held[0] == 0:
+        a64_and_sc((frt_pins(x, i) if pin else frt_refs(x, i)) + x.me_word, ~x.me_bit)
+        object_maybe_delete(x, i)
+
+
+cdef inline bint _held(frt_ctx *x, uint32_t i) noexcept nogil:
+    return frt_any(frt_refs(x, i), x.words) or frt_any(frt_pins(x, i), x.words) \
+        or a32_load_sc(&x.entries[i].counted) != 0
+
+
+cdef bint _condemn(frt_ctx *x, uint32_t i) noexcept nogil:
+    """SEALED and held by nobody: make it FREEING(me). False when somebody holds it or another deletes it."""
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word
+    while True:
+        word = a64_load_sc(state)
+        if frt_word_state(word) != FRT_OBJ_SEALED or _held(x, i):
+            return False
+        if not a64_cas_sc(state, word, frt_word(FRT_OBJ_DELETING, x.me, frt_word_gen(word))):
+            continue
+        if not _held(x, i):
+            a64_store_sc(state, frt_word(FRT_OBJ_FREEING, x.me, frt_word_gen(word)))
+            return True
+        a64_store_sc(state, word)
+        # Decide again: the holder whom we saw may have let go while it could not delete.
+
+
+cdef int _let_go(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
+    """Uncount what entry i contains; children that nobody holds now are condemned and listed.
+
+    The list runs through the children's `waiter` fields (nobody waits for a sealed entry), so a chain of any
+    length is deleted without recursion and without memory.
+    """
+    cdef frt_refslot *slots = entry_slots(x, i)
+    cdef frt_entry *entry = x.entries + i
+    cdef uint32_t k, child
+    cdef int rc = links_uncount(x, slots, entry.nrefs, &entry.flags, FRT_ENTRY_COUNTED)
+    if rc != FRT_OK:
+        return rc
+    for k in range(entry.nrefs):
+        child = slots[k].index
+        if x.entries[child].objref == slots[k].objref:
+            if condemned == NULL:
+                object_maybe_delete(x, child)
+            elif _condemn(x, child):
+                x.entries[child].waiter = condemned[0]
+                condemned[0] = child + 1
+    return FRT_OK
+
+
+cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Free an entry that is FREEING(me), and all that only it kept alive."""
+    cdef uint32_t condemned = i + 1
+    cdef frt_entry *entry
+    cdef uint64_t *state
+    cdef uint32_t w
+    x.entries[i].waiter = 0
+    while condemned:
+        i = condemned - 1
+        entry = x.entries + i
+        condemned = entry.waiter
+        if entry.nrefs and _let_go(x, i, &condemned) != FRT_OK:
+            return  # a stuck lock; the entry stays FREEING(me), recovery finds it
+        if entry.offset and arena_free(x, i + 1, &entry.offset) != FRT_OK:
+            return
+        entry.objref = 0
+        entry.flags = 0
+        for w in range(x.words):
+            frt_waits(x, i)[w] = 0
+        state = frt_state(x, i)
+        a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(state[0]) + 1))  # commit
+        pool_keep_object(x, i)
+
+
+cdef void object_maybe_delete(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Delete a sealed entry if nobody holds it."""
+    if _condemn(x, i):
+        object_free(x, i)

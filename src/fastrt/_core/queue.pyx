@@ -1,0 +1,138 @@
+# cython: language_level=3
+"""The ready queue: a ring of task indexes under one robust lock (9 ns), and who sleeps for want of work.
+
+The ring holds hints; the task words are the truth. A cell may name a task that is no longer READY (cancelled,
+or pushed twice after a death): whoever pops it skips it. Push commits by storing the tail after the cell, pop
+by storing the head after the task's word, so a death inside the lock needs no repair at all.
+
+Waking: at most one idle worker spins, the others sleep with their bit set in `idle`. A push that finds a
+spinner needs no system call. Whoever stops being idle wakes the next one if there is more to do, so a burst
+wakes as many workers as it needs, each by one call.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastrt._core.clients cimport client_wake
+from fastrt._core.layout cimport *
+from fastrt._core.segment cimport segment_commit
+
+cdef extern from * nogil:
+    """static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }"""
+    int frt_lowest(uint64_t) noexcept
+
+
+cdef int _lock(frt_ctx *x) noexcept nogil:
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_QUEUE)
+    if rc == FRT_LOCK_ORPHANED:
+        frt_lock_mend(x.locks + FRT_LOCK_QUEUE)
+        return FRT_OK
+    return rc
+
+
+cdef int queue_touch(frt_ctx *x) noexcept nogil:
+    """Take the lock once, so that a death inside it is noticed now."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+    return rc
+
+
+cdef void _drop_stale(frt_ctx *x) noexcept nogil:
+    """Keep only the cells of READY tasks. At the ring's largest size there is then room: ring_max >= 2 tasks_max."""
+    cdef uint64_t k, h = x.sb.ring_tail
+    cdef uint32_t mask = x.sb.ring_cells - 1
+    cdef uint32_t t
+    # From the newest to the oldest, moved up against the tail: a death leaves doubles, never losses.
+    for k in range(x.sb.ring_tail - x.sb.ring_head):
+        t = x.ring[(x.sb.ring_tail - 1 - k) & mask]
+        if frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_READY:
+            h -= 1
+            x.ring[h & mask] = t
+    a64_store_rel(&x.sb.ring_head, h)
+
+
+cdef int _widen(frt_ctx *x) noexcept nogil:
+    """Double the ring. The new half is committed before the lock is taken: fallocate takes long."""
+    cdef uint32_t cells = a32_load_acq(&x.sb.ring_cells)
+    cdef uint64_t k
+    cdef int rc = segment_commit(x, x.sb.ring_offset + <uint64_t>cells * 4, <uint64_t>cells * 4)
+    if rc != FRT_OK:
+        return rc
+    rc = _lock(x)
+    if rc != FRT_OK:
+        return rc
+    if x.sb.ring_cells == cells:
+        # Cells whose place changes go to the unused half, the others stay: the old ring is whole until the commit.
+        for k in range(x.sb.ring_head, x.sb.ring_tail):
+            if k & cells:
+                x.ring[k & (2 * cells - 1)] = x.ring[k & (cells - 1)]
+        a32_store_rel(&x.sb.ring_cells, 2 * cells)  # commit
+    frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+    return FRT_OK
+
+
+cdef int queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Queue a task whose word says READY, and see to it that somebody looks."""
+    cdef frt_superblock *sb = x.sb
+    cdef int rc
+    while True:
+        rc = _lock(x)
+        if rc != FRT_OK:
+            return rc
+        if sb.ring_tail - sb.ring_head < sb.ring_cells:
+            break
+        if sb.ring_cells == sb.ring_max:
+            _drop_stale(x)
+            break
+        frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+        rc = _widen(x)
+        if rc != FRT_OK:
+            return rc
+    x.ring[sb.ring_tail & (sb.ring_cells - 1)] = t
+    a64_store_sc(&sb.ring_tail, sb.ring_tail + 1)  # commit
+    frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+    queue_wake_idle(x)
+    return FRT_OK
+
+
+cdef int queue_pop(frt_ctx *x) noexcept nogil:
+    """Claim the oldest ready task: its index, now CLAIMED(me); FRT_NOT_FOUND when there is none."""
+    cdef frt_superblock *sb = x.sb
+    cdef uint32_t t
+    cdef uint64_t word
+    cdef bint claimed = False
+    cdef int rc
+    if a64_load_sc(&sb.ring_head) == a64_load_sc(&sb.ring_tail):
+        return FRT_NOT_FOUND
+    rc = _lock(x)
+    if rc != FRT_OK:
+        return rc
+    while not claimed and sb.ring_head != sb.ring_tail:
+        t = x.ring[sb.ring_head & (sb.ring_cells - 1)]
+        word = a64_load_acq(x.task_words + t)
+        claimed = frt_word_state(word) == FRT_TASK_READY and a64_cas_sc(
+            x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))
+        a64_store_rel(&sb.ring_head, sb.ring_head + 1)  # commit
+    frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+    return <int>t if claimed else FRT_NOT_FOUND
+
+
+cdef uint64_t queue_length(frt_ctx *x) noexcept nogil:
+    """Cells in the ring: the tasks that are ready, and at times a few that no longer are."""
+    cdef uint64_t head = a64_load_sc(&x.sb.ring_head)
+    return a64_load_sc(&x.sb.ring_tail) - head
+
+
+cdef void queue_wake_idle(frt_ctx *x) noexcept nogil:
+    """Wake one sleeping worker, unless one is spinning anyway."""
+    cdef uint64_t bits, bit
+    cdef uint32_t w
+    if a32_load_sc(&x.sb.spinner) != 0:
+        return
+    for w in range(x.words):
+        bits = a64_load_sc(&x.sb.idle[w])
+        while bits:
+            bit = bits & (~bits + 1)
+            if a64_and_sc(&x.sb.idle[w], ~bit) & bit:
+                client_wake(x, w * 64 + frt_lowest(bit))
+                return
+            bits = a64_load_sc(&x.sb.idle[w])

@@ -1,0 +1,231 @@
+# cython: language_level=3
+"""After a death: give back what the dead client held. Any client may do it; the daemon normally does.
+
+Every step is idempotent and the slot is freed last, so a recoverer may itself be killed: the next one sees the
+slot DYING and starts again. Only the pidfd tells that a process is gone; a lock found orphaned never does.
+The scans touch one dense word array each (32 bytes an object for up to 64 clients).
+"""
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+from fastrt._core.arena cimport arena_free, arena_owner, arena_touch
+from fastrt._core.clients cimport Client, client_wake
+from fastrt._core.errors cimport check
+from fastrt._core.layout cimport *
+from fastrt._core.links cimport links_touch, links_unwait, links_wait, task_slots
+from fastrt._core.objects cimport object_empty, object_free, object_maybe_delete, object_tell
+from fastrt._core.pool cimport pool_return, pool_touch
+from fastrt._core.queue cimport queue_push, queue_touch
+from fastrt._core.tasks cimport task_done, task_let_go, task_results_sealed
+
+
+cdef int _repair_locks(frt_ctx *x) noexcept nogil:
+    """Deaths inside locks are repaired now, not in some user's call."""
+    cdef int rc = links_touch(x)
+    rc = rc or queue_touch(x)
+    rc = rc or pool_touch(x, False)
+    rc = rc or pool_touch(x, True)
+    return rc or arena_touch(x)
+
+
+cdef int _intents(frt_ctx *x, uint32_t v) noexcept nogil:
+    """Finish what the dead client was about to tell others."""
+    cdef frt_client *slot = x.clients + v
+    cdef uint32_t t
+    cdef int state
+    cdef int rc = FRT_OK
+    if a32_cas_sc(&x.sb.spinner, v + 1, 0):
+        pass
+    a64_and_sc(&x.sb.idle[v >> 6], ~(<uint64_t>1 << (v & 63)))
+    if slot.sealing:
+        object_tell(x, slot.sealing - 1)
+        slot.sealing = 0
+    if slot.pushing:
+        t = slot.pushing - 1
+        state = frt_word_state(a64_load_sc(x.task_words + t))
+        if state == FRT_TASK_READY:
+            rc = queue_push(x, t)
+        elif state == FRT_TASK_WAITING:
+            rc = links_unwait(x, t)
+            rc = rc or links_wait(x, t)
+        slot.pushing = 0
+    return rc
+
+
+cdef int _unsubmit(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Give back a record that the dead client had in reserve, perhaps half made into a task."""
+    cdef frt_task *task = x.tasks + t
+    cdef frt_refslot *slots = task_slots(x, t)
+    cdef uint32_t k, i
+    cdef uint64_t word
+    cdef int rc = task_let_go(x, t)
+    for k in range(task.nreturns):
+        i = slots[k].index
+        if i < x.sb.objects.fresh and x.entries[i].objref == slots[k].objref and x.entries[i].task == t + 1:
+            word = a64_load_sc(frt_state(x, i))
+            if frt_word_state(word) == FRT_OBJ_PENDING:
+                # Only the dead one ever knew it: the object scan takes it from here.
+                a64_store_sc(frt_state(x, i), frt_word(FRT_OBJ_RESERVED, frt_word_client(x.task_words[t]),
+                                                       frt_word_gen(word)))
+    task.nreturns = 0
+    if task.offset:
+        rc = rc or arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
+    return rc or pool_return(x, True, &t, 1)
+
+
+cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
+    """Make a task of the dead client READY again; what its last attempt had written is dropped."""
+    cdef frt_refslot *slots = task_slots(x, t)
+    for k in range(x.tasks[t].nreturns):
+        if frt_word_state(a64_load_acq(frt_state(x, slots[k].index))) == FRT_OBJ_PENDING:
+            object_empty(x, slots[k].index)
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
+    return queue_push(x, t)
+
+
+cdef int _end_here(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
+    """Take a task over in order to end it. 1 when its results still have to be sealed with an error."""
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word)))
+    if task_results_sealed(x, t):
+        return task_done(x, t)
+    return 1
+
+
+cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
+    """One task record stamped with the dead client. 1 when the caller must end it with an error."""
+    cdef frt_task *task = x.tasks + t
+    cdef int state = frt_word_state(word)
+    if state == FRT_TASK_RESERVED:
+        return _unsubmit(x, t)
+    if state == FRT_TASK_CLAIMED:
+        return _requeue(x, t, word)
+    if state == FRT_TASK_ENDING:
+        return _end_here(x, t, word)
+    if state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED:
+        if task_results_sealed(x, t) or task.attempts > task.retries or task.flags & FRT_TASK_CANCELLED:
+            return _end_here(x, t, word)
+        return _requeue(x, t, word)
+    return FRT_OK
+
+
+cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running):
+    """What the dead client had of the task table, and with `job` also the tasks of its job."""
+    cdef uint32_t t, w
+    cdef uint64_t word
+    cdef int state, rc
+    cdef list ending = []
+    for t in range(x.sb.tasks.fresh):
+        word = a64_load_acq(x.task_words + t)
+        state = frt_word_state(word)
+        if state == FRT_TASK_EMPTY:
+            continue
+        rc = FRT_OK
+        if job and x.tasks[t].job == job and state != FRT_TASK_RESERVED and state != FRT_TASK_ENDING:
+            if state == FRT_TASK_WAITING or state == FRT_TASK_READY:
+                if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
+                    if state == FRT_TASK_WAITING:
+                        links_unwait(x, t)
+                    ending.append(t)
+                    continue
+                word = a64_load_acq(x.task_words + t)
+            w = frt_word_client(word)
+            x.tasks[t].flags |= FRT_TASK_CANCELLED
+            if w != v:
+                running.append(x.clients[w].pid)
+                continue
+        if frt_word_client(word) == v:
+            rc = check(_task_of_dead(x, t, word))
+            if rc == 1:
+                ending.append(t)
+    return ending
+
+
+cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept nogil:
+    """Entries the dead client was changing, and its bits at all the others."""
+    cdef uint64_t bit = <uint64_t>1 << (v & 63)
+    cdef uint32_t w = v >> 6
+    cdef uint32_t i
+    cdef uint64_t word
+    cdef uint64_t *state
+    cdef int what
+    cdef int rc = FRT_OK
+    for i in range(x.sb.objects.fresh):
+        state = frt_state(x, i)
+        word = a64_load_acq(state)
+        what = frt_word_state(word)
+        if what == FRT_OBJ_EMPTY:
+            continue
+        if frt_word_client(word) == v and what != FRT_OBJ_PENDING and what != FRT_OBJ_SEALED:
+            if what == FRT_OBJ_RESERVED:
+                a64_and_sc(frt_refs(x, i) + w, ~bit)
+                rc = rc or object_empty(x, i)
+                x.entries[i].objref = 0
+                rc = rc or pool_return(x, False, &i, 1)
+                continue
+            if what == FRT_OBJ_FREEING:
+                a64_store_sc(state, frt_word(FRT_OBJ_FREEING, x.me, frt_word_gen(word)))
+                object_free(x, i)
+                continue
+            a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # undecided: decide again below
+        if frt_refs(x, i)[w] & bit:
+            a64_and_sc(frt_refs(x, i) + w, ~bit)
+        if frt_pins(x, i)[w] & bit:
+            a64_and_sc(frt_pins(x, i) + w, ~bit)
+        if frt_waits(x, i)[w] & bit:
+            a64_and_sc(frt_waits(x, i) + w, ~bit)
+        if not frt_any(frt_refs(x, i), x.words):
+            object_maybe_delete(x, i)
+    return rc
+
+
+def recover(Client client, uint32_t v):
+    """Give back all that a dead client held, and free its slot.
+
+    The caller has seen the process's pidfd become readable.
+
+    Args:
+        client: the recoverer's own attachment.
+        v: the dead client's slot.
+    Returns:
+        {"ending": task indexes, "running": pids}: tasks that are now this client's to end by sealing an error
+        (their attempts are used up, they were cancelled, or their driver is gone), and processes that still run
+        tasks of a dead driver's job.
+    Raises:
+        LockStuck: a live process has held a lock for 5 s; call again.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_client *slot
+    cdef uint64_t job = 0
+    cdef int rc
+    client.ensure()
+    if v >= x.clients_max or v == x.me:
+        raise ValueError(f"client {v} cannot be recovered by client {x.me}")
+    slot = x.clients + v
+    rc = frt_lock_take(x.locks + FRT_LOCK_JANITOR)
+    if rc == FRT_LOCK_ORPHANED:
+        frt_lock_mend(x.locks + FRT_LOCK_JANITOR)
+    else:
+        check(rc)
+    try:
+        if frt_word_state(slot.word) == FRT_CLIENT_FREE:
+            return {"ending": [], "running": []}
+        x.sb.janitor_victim = v + 1
+        a64_store_sc(&slot.word, frt_word(FRT_CLIENT_DYING, 0, frt_word_gen(slot.word)))
+        check(_repair_locks(x))
+        check(_intents(x, v))
+        if slot.kind == <uint32_t>FRT_KIND_DRIVER:
+            job = (<uint64_t>frt_word_gen(slot.word) << 16) | (v + 1)
+        running = []
+        ending = _scan_tasks(x, v, job, running)
+        with nogil:
+            rc = _scan_objects(x, v)
+        check(rc)
+        a32_add_sc(&x.sb.death_epoch, 1)
+        a64_store_sc(&slot.word, frt_word(FRT_CLIENT_FREE, 0, frt_word_gen(slot.word)))
+        x.sb.janitor_victim = 0
+    finally:
+        frt_lock_give(x.locks + FRT_LOCK_JANITOR)
+    # A waker killed between its store and its wake, a sleeper killed after eating one: everybody looks again.
+    for i in range(x.clients_max):
+        if frt_word_state(x.clients[i].word) == FRT_CLIENT_LIVE:
+            client_wake(x, i)
+    return {"ending": ending, "running": running}

@@ -1,0 +1,19 @@
+from libc.stdint cimport uint64_t
+
+from fastrt._core.layout cimport frt_ctx, frt_superblock
+
+
+cdef class Segment:
+    cdef readonly str name
+    cdef readonly uint64_t total_bytes
+    cdef char *base
+    cdef const char *view
+    cdef int fd
+    cdef int pid
+
+    cdef frt_superblock *superblock(self) noexcept
+    cdef void describe(self, frt_ctx *x) noexcept
+    cdef int _map(self, int fd, uint64_t nbytes) except -1
+    cdef int _initialise(self, frt_superblock *sb, bint trace) except -1
+
+cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil

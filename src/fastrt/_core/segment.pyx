@@ -1,0 +1,416 @@
+# cython: language_level=3
+"""One POSIX shared-memory segment: create, attach, commit memory, unlink.
+
+The name carries 128 random bits, the mode is 0600, creation is exclusive. Attaching checks everything that
+could make the segment's words mean something else here: magic, layout version, the build's struct sizes, a
+checksum of the geometry, owner, boot and PID namespace (thread ids of another namespace would confuse robust
+locks). Each process has two mappings: read-write for the tables and for payloads being written (not inherited
+by fork), and read-only for the views that users get, so that a stray write ends in the writer's own crash.
+
+The size is fixed and sparse. `segment_commit` makes the kernel promise memory (fallocate) before anybody
+touches it: a full /dev/shm is an error code, never SIGBUS.
+"""
+import os
+import secrets
+import stat
+import zlib
+
+import posix_ipc
+
+from fastrt.errors import AttachError, ObjectStoreFullError
+
+from libc.errno cimport EINTR
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.string cimport memset
+
+from fastrt._core.layout cimport *
+
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int madvise(void *, size_t, int)
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_DONTFORK
+    void *MAP_FAILED
+
+cdef extern from "<fcntl.h>" nogil:
+    int posix_fallocate(int, long, long)
+
+cdef extern from *:
+    """
+    #include "layout.h"
+    #define FRT_STATIC_BYTES offsetof(frt_superblock, static_end)
+    """
+    uint32_t FRT_STATIC_BYTES
+    uint32_t sizeof_client "sizeof(frt_client)"
+    uint32_t sizeof_entry "sizeof(frt_entry)"
+    uint32_t sizeof_task "sizeof(frt_task)"
+    uint32_t sizeof_function "sizeof(frt_function)"
+    uint32_t sizeof_link "sizeof(frt_page_link)"
+    uint32_t sizeof_trace "sizeof(frt_trace_ring)"
+    uint32_t sizeof_lock "sizeof(frt_lock)"
+
+NAME_PREFIX = "/fastrt-"
+STORE_BYTES_MIN = 1 << 20
+
+
+cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil:
+    """Have the kernel promise [offset, offset + nbytes). FRT_FULL when it cannot."""
+    cdef int rc = posix_fallocate(x.fd, offset, nbytes)
+    while rc == EINTR:
+        rc = posix_fallocate(x.fd, offset, nbytes)
+    return FRT_OK if rc == 0 else FRT_FULL
+
+
+def boot_hash() -> int:
+    """64 bits that differ from boot to boot (process ids and start times repeat across boots)."""
+    with open("/proc/sys/kernel/random/boot_id", "rb") as f:
+        return int(f.read().strip().replace(b"-", b""), 16) & (2**64 - 1)
+
+
+def pid_namespace() -> int:
+    """The inode that names this process's PID namespace."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def start_time(pid: int) -> int:
+    """Start time of a process in clock ticks since boot, or 0 when there is no such process.
+
+    With the pid it names one process: pids are reused, pairs are not (field 22 of proc(5) stat).
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            fields = f.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+cdef uint64_t _place(uint64_t *end, uint64_t nbytes) noexcept:
+    """Take the next 4 KiB-aligned region of nbytes; its offset."""
+    cdef uint64_t at = (end[0] + 4095) & ~<uint64_t>4095
+    end[0] = at + nbytes
+    return at
+
+
+cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
+    """Fill in the regions' offsets and the total size from the tables' sizes."""
+    cdef uint64_t end = 4096
+    cdef uint64_t n = sb.objects_max
+    cdef uint64_t t = sb.tasks_max
+    sb.pages_max = <uint32_t>((store_bytes + FRT_PAGE_BYTES - 1) >> FRT_PAGE_SHIFT)
+    sb.ring_max = FRT_RING_CELLS
+    while sb.ring_max < 2 * t:
+        sb.ring_max *= 2
+    sb.locks_offset = _place(&end, FRT_LOCKS * sizeof_lock)
+    sb.clients_offset = _place(&end, sb.clients_max * sizeof_client)
+    sb.functions_offset = _place(&end, FRT_FUNCTIONS * sizeof_function)
+    sb.ctl_offset = _place(&end, n * 8 * (1 + 3 * sb.words))
+    sb.entries_offset = _place(&end, n * sizeof_entry)
+    sb.free_objects_offset = _place(&end, n * 4)
+    sb.task_words_offset = _place(&end, t * 8)
+    sb.tasks_offset = _place(&end, t * sizeof_task)
+    sb.free_tasks_offset = _place(&end, t * 4)
+    sb.ring_offset = _place(&end, <uint64_t>sb.ring_max * 4)
+    sb.pages_offset = _place(&end, <uint64_t>sb.pages_max * 8)
+    sb.links_offset = _place(&end, <uint64_t>sb.pages_max * sizeof_link)
+    sb.bits_offset = _place(&end, <uint64_t>sb.pages_max * 8)
+    sb.owners_offset = _place(&end, <uint64_t>sb.pages_max * 4 * FRT_BLOCKS_PER_PAGE)
+    sb.trace_offset = _place(&end, <uint64_t>sb.clients_max * sizeof_trace)
+    end = (end + FRT_PAGE_BYTES - 1) & ~<uint64_t>(FRT_PAGE_BYTES - 1)
+    sb.payload_offset = _place(&end, <uint64_t>sb.pages_max << FRT_PAGE_SHIFT)
+    sb.total_bytes = end
+
+
+cdef class Segment:
+    """A mapped segment. Use `Segment.create` or `Segment.attach`.
+
+    The mappings live as long as this object, and every view of a stored value keeps it alive: a value read
+    before `unlink` stays readable. `name` and `total_bytes` (sparse size) are fixed.
+    """
+
+    def __cinit__(self):
+        self.fd = -1
+        self.base = NULL
+        self.view = NULL
+
+    def __dealloc__(self):
+        # The read-write mapping does not exist in a forked child (MADV_DONTFORK): something else may be there.
+        if self.base != NULL and self.pid == os.getpid():
+            munmap(self.base, self.total_bytes)
+        if self.view != NULL:
+            munmap(<void *>self.view, self.total_bytes)
+        if self.fd >= 0:
+            try:
+                os.close(self.fd)
+            except OSError:
+                pass
+
+    cdef frt_superblock *superblock(self) noexcept:
+        return <frt_superblock *>self.base
+
+    cdef void describe(self, frt_ctx *x) noexcept:
+        """Fill in a process's view of the segment: mappings and geometry, no client."""
+        cdef frt_superblock *sb = self.superblock()
+        memset(x, 0, sizeof(frt_ctx))
+        x.base, x.view, x.total_bytes, x.fd, x.sb = self.base, self.view, self.total_bytes, self.fd, sb
+        x.locks = <frt_lock *>(self.base + sb.locks_offset)
+        x.clients = <frt_client *>(self.base + sb.clients_offset)
+        x.ctl = <uint64_t *>(self.base + sb.ctl_offset)
+        x.entries = <frt_entry *>(self.base + sb.entries_offset)
+        x.task_words = <uint64_t *>(self.base + sb.task_words_offset)
+        x.tasks = <frt_task *>(self.base + sb.tasks_offset)
+        x.ring = <uint32_t *>(self.base + sb.ring_offset)
+        x.functions = <frt_function *>(self.base + sb.functions_offset)
+        x.pages = <uint64_t *>(self.base + sb.pages_offset)
+        x.links = <frt_page_link *>(self.base + sb.links_offset)
+        x.owners = <uint32_t *>(self.base + sb.owners_offset)
+        x.bits = <uint64_t *>(self.base + sb.bits_offset)
+        x.traces = <frt_trace_ring *>(self.base + sb.trace_offset)
+        x.payload_offset = sb.payload_offset
+        x.words, x.stride = sb.words, 1 + 3 * sb.words
+        x.clients_max, x.objects_max, x.tasks_max = sb.clients_max, sb.objects_max, sb.tasks_max
+        x.pages_max = sb.pages_max
+        x.me = FRT_NONE
+
+    cdef int _map(self, int fd, uint64_t nbytes) except -1:
+        self.fd, self.total_bytes, self.pid = fd, nbytes, os.getpid()
+        cdef void *rw = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0)
+        if rw == MAP_FAILED:
+            raise AttachError(f"cannot map {nbytes} bytes of {self.name}: raise the address-space limit (ulimit -v)")
+        self.base = <char *>rw
+        madvise(rw, nbytes, MADV_DONTFORK)
+        cdef void *ro = mmap(NULL, nbytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0)
+        if ro == MAP_FAILED:
+            raise AttachError(f"cannot map {nbytes} bytes of {self.name}: raise the address-space limit (ulimit -v)")
+        self.view = <const char *>ro
+        return 0
+
+    @staticmethod
+    def create(store_bytes, *, clients_max=64, objects_max=1 << 17, tasks_max=1 << 17, node=1, trace=False):
+        """Make a new segment, ready for clients.
+
+        Args:
+            store_bytes: capacity for values, in bytes; rounded up to 16 KiB. Tables come on top, sparse.
+            clients_max: processes that may be attached at once, at most 256; rounded up to 64.
+            objects_max, tasks_max: capacity of the tables, in records.
+            node: the node's index, the high 16 bits of the objrefs made here.
+            trace: whether clients record what they do (`fastrt._core.trace`).
+        Returns:
+            A mapped `Segment`.
+        Raises:
+            ValueError: a size is out of range.
+            ObjectStoreFullError: /dev/shm has no room even for the tables.
+        """
+        if not STORE_BYTES_MIN <= store_bytes < 1 << 46:
+            raise ValueError(f"store_bytes is {store_bytes}; it must be from {STORE_BYTES_MIN} to 2**46")
+        if not 1 <= clients_max <= FRT_CLIENTS_MOST:
+            raise ValueError(f"clients_max is {clients_max}; it must be from 1 to {FRT_CLIENTS_MOST}")
+        for what, count in (("objects_max", objects_max), ("tasks_max", tasks_max)):
+            if not 64 <= count <= 1 << 26:
+                raise ValueError(f"{what} is {count}; it must be from 64 to 2**26")
+        cdef frt_superblock sb
+        memset(&sb, 0, sizeof(sb))
+        sb.magic, sb.version, sb.abi = FRT_MAGIC, FRT_LAYOUT_VERSION, frt_abi()
+        sb.words = (clients_max + 63) // 64
+        sb.clients_max = 64 * sb.words
+        sb.objects_max, sb.tasks_max, sb.node = objects_max, tasks_max, node
+        sb.session[0], sb.session[1] = secrets.randbits(64), secrets.randbits(64)
+        sb.boot_hash, sb.pid_namespace, sb.uid = boot_hash(), pid_namespace(), os.getuid()
+        _lay_out(&sb, store_bytes)
+        sb.static_crc = zlib.crc32((<char *>&sb)[:FRT_STATIC_BYTES])
+        cdef Segment self = Segment.__new__(Segment)
+        self.name = f"{NAME_PREFIX}{sb.session[0]:016x}{sb.session[1]:016x}"
+        shm = posix_ipc.SharedMemory(self.name, posix_ipc.O_CREX, mode=0o600, size=sb.total_bytes)
+        try:
+            self._map(shm.fd, sb.total_bytes)
+            self._initialise(&sb, trace)
+        except BaseException:
+            self.unlink()
+            raise
+        return self
+
+    cdef int _initialise(self, frt_superblock *sb, bint trace) except -1:
+        cdef frt_ctx x
+        cdef uint32_t i
+        cdef frt_superblock *there = self.superblock()
+        x.fd = self.fd
+        # The superblock, locks, clients and functions come first and whole; the tables grow as they are used.
+        cdef int rc = segment_commit(&x, 0, sb.functions_offset + FRT_FUNCTIONS * sizeof_function)
+        rc |= segment_commit(&x, sb.ring_offset, FRT_RING_CELLS * 4)
+        if trace:
+            rc |= segment_commit(&x, sb.trace_offset, sb.clients_max * sizeof_trace)
+        if rc:
+            raise ObjectStoreFullError(_shm_advice(sb.functions_offset))
+        there[0] = sb[0]
+        there.trace_on = trace
+        there.daemon_pid, there.daemon_start = os.getpid(), start_time(os.getpid())
+        there.next_objref = 1
+        there.ring_cells = FRT_RING_CELLS
+        there.objects.max, there.objects.free_offset = sb.objects_max, sb.free_objects_offset
+        there.tasks.max, there.tasks.free_offset = sb.tasks_max, sb.free_tasks_offset
+        for i in range(FRT_BINS):
+            there.bin_head[i] = FRT_NONE
+        for i in range(FRT_CLASSES):
+            there.slab_head[i] = FRT_NONE
+        for i in range(<uint32_t>FRT_LOCKS):
+            frt_lock_init(<frt_lock *>(self.base + sb.locks_offset) + i)
+        a32_store_sc(&there.state, FRT_SEG_READY)
+        return 0
+
+    @staticmethod
+    def attach(name):
+        """Map an existing segment after checking that it means the same here.
+
+        Args:
+            name: as `Segment.name`, "/fastrt-" and 32 hex digits.
+        Returns:
+            A mapped `Segment`.
+        Raises:
+            AttachError: there is no such segment, it is not ours, or another build, boot or PID namespace made it.
+        """
+        cdef Segment self = Segment.__new__(Segment)
+        self.name = name
+        try:
+            shm = posix_ipc.SharedMemory(name)
+        except posix_ipc.ExistentialError:
+            raise AttachError(f"{name} does not exist: its session has ended") from None
+        except (posix_ipc.PermissionsError, ValueError) as e:
+            raise AttachError(f"{name} cannot be opened: {e}") from None
+        info = os.fstat(shm.fd)
+        why = None
+        if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o600:
+            why = f"it belongs to uid {info.st_uid} with mode {stat.S_IMODE(info.st_mode):o}, not to you with 600"
+        elif info.st_size < 4096:
+            why = f"it has {info.st_size} bytes and no superblock"
+        if why is None:
+            self._map(shm.fd, info.st_size)
+            why = self._foreign(info.st_size)
+        else:
+            os.close(shm.fd)
+        if why is not None:
+            raise AttachError(f"{name} is refused: {why}")
+        return self
+
+    def _foreign(self, uint64_t size):
+        """Why this segment cannot be used here, or None."""
+        cdef frt_superblock *sb = self.superblock()
+        if sb.magic != FRT_MAGIC:
+            return "it is not a fastrt segment, or it is not initialised yet"
+        if sb.version != FRT_LAYOUT_VERSION or sb.abi != frt_abi():
+            return (f"it has layout {sb.version}/{sb.abi:08x}, this build has {FRT_LAYOUT_VERSION}/{frt_abi():08x}; "
+                    "run all processes of a session with the same fastrt and interpreter build")
+        if sb.static_crc != zlib.crc32((<char *>sb)[:FRT_STATIC_BYTES]) or sb.total_bytes != size:
+            return "its superblock is damaged"
+        if sb.boot_hash != boot_hash():
+            return "it was made before this boot"
+        if sb.pid_namespace != pid_namespace():
+            return "it was made in another PID namespace; share the namespace (docker run --pid=...)"
+        if sb.state == FRT_SEG_POISONED:
+            return f"it is poisoned: {sb.poison.decode('utf-8', 'replace')}"
+        if sb.state != FRT_SEG_READY:
+            return f"its state is {sb.state}, not ready"
+        return None
+
+    def unlink(self):
+        """Remove the name; the memory goes with the last mapping. Removing it twice is harmless."""
+        try:
+            posix_ipc.unlink_shared_memory(self.name)
+        except posix_ipc.ExistentialError:
+            pass
+
+    def poison(self, why):
+        """Mark the segment unusable: every later call of every client raises `ArenaCorrupt` with `why`."""
+        cdef bytes text = why.encode()[:127]
+        cdef frt_superblock *sb = self.superblock()
+        cdef uint32_t i
+        for i in range(<uint32_t>len(text)):
+            sb.poison[i] = (<char *>text)[i]
+        sb.poison[len(text)] = 0
+        a32_store_sc(&sb.state, FRT_SEG_POISONED)
+
+    @property
+    def session(self):
+        """The session's 128 random bits as 32 hex digits."""
+        return self.name[len(NAME_PREFIX):]
+
+    @property
+    def daemon(self):
+        """(pid, start time) of the process that made the segment."""
+        return self.superblock().daemon_pid, self.superblock().daemon_start
+
+
+def _shm_advice(asked):
+    free = os.statvfs("/dev/shm")
+    return (f"/dev/shm has {free.f_bavail * free.f_frsize} bytes free, {asked} more are needed for the store's "
+            "tables; remove old files there or give it more room (docker run --shm-size=...)")
+
+
+def segments():
+    """Names of all fastrt segments on this machine that belong to this user."""
+    names = []
+    for entry in os.scandir("/dev/shm"):
+        if entry.name.startswith(NAME_PREFIX[1:]):
+            try:
+                mine = entry.stat(follow_symlinks=False).st_uid == os.getuid()
+            except FileNotFoundError:
+                continue
+            if mine:
+                names.append("/" + entry.name)
+    return names
+
+
+def sweep():
+    """Unlink segments of crashed sessions: the maker is dead, and so is every process attached.
+
+    Returns:
+        The names removed. Segments that cannot be read for sure are left alone.
+    """
+    removed = []
+    for name in segments():
+        if not _in_use(name):
+            try:
+                posix_ipc.unlink_shared_memory(name)
+            except posix_ipc.ExistentialError:
+                continue
+            removed.append(name)
+    return removed
+
+
+cdef bint _in_use(name) except -1:
+    try:
+        shm = posix_ipc.SharedMemory(name)
+    except (posix_ipc.Error, OSError, ValueError):
+        return True
+    cdef frt_superblock sb
+    cdef frt_client slot
+    cdef bytes raw
+    try:
+        raw = os.pread(shm.fd, sizeof(sb), 0)
+        if len(raw) < <Py_ssize_t>sizeof(sb):
+            return True
+        sb = (<frt_superblock *><char *>raw)[0]
+        if sb.magic == 0:
+            return _young(shm.fd)
+        if sb.magic != FRT_MAGIC or sb.pid_namespace != pid_namespace():
+            return True
+        if sb.boot_hash != boot_hash():
+            return False
+        if start_time(sb.daemon_pid) == sb.daemon_start:
+            return True
+        if sb.version != FRT_LAYOUT_VERSION or sb.abi != frt_abi():
+            return False
+        for i in range(sb.clients_max):
+            raw = os.pread(shm.fd, sizeof(slot), sb.clients_offset + i * sizeof(slot))
+            slot = (<frt_client *><char *>raw)[0]
+            if frt_word_state(slot.word) != FRT_CLIENT_FREE and start_time(slot.pid) == slot.starttime:
+                return True
+        return False
+    finally:
+        os.close(shm.fd)
+
+
+cdef bint _young(int fd) except -1:
+    """An all-zero superblock is being written by its maker, or was left by one that died within a second."""
+    import time
+    return time.time() - os.fstat(fd).st_mtime < 60

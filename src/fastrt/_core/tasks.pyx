@@ -1,0 +1,488 @@
+# cython: language_level=3
+"""The task path: submit, claim, run, finish, cancel. No system call and no daemon when both sides are awake.
+
+    WAITING -> READY -> CLAIMED -> RUNNING (<-> BLOCKED) -> gone, its results sealed
+    WAITING | READY -> ENDING (cancelled)   RUNNING | BLOCKED of a dead worker -> READY again, or ENDING
+
+Commit points: submit by storing WAITING or READY, claim by the swap to CLAIMED, the end by sealing the last
+result and then giving the record back. A record names its results before they turn PENDING, so recovery finds
+the results of a submission that died half-way. What a task needs is counted (links) from before its commit
+until its end, so the submitter may drop its own references at once.
+"""
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from fastrt._core.arena cimport arena_alloc, arena_free
+from fastrt._core.clients cimport Client, client_new_objref, client_wake
+from fastrt._core.errors cimport check
+from fastrt._core.handles cimport Ref, ref_use, ref_wrap
+from fastrt._core.layout cimport *
+from fastrt._core.links cimport links_count, links_hold_function, links_uncount, links_unwait, links_wait, task_slots
+from fastrt._core.objects cimport *
+from fastrt._core.pool cimport pool_keep_task, pool_take_task
+from fastrt._core.queue cimport queue_length, queue_push
+from fastrt._core.scalar cimport args_read, args_write, scalar_size, scalar_write
+from fastrt._core.wait cimport wait_task
+
+cdef enum:
+    ARGS_SCALARS = 1    # a tuple written by scalar.args_write
+    SCALAR_ROOM = 2048  # larger argument tuples go through the store's serializer
+
+RETRY_ERRORS = FRT_TASK_RETRY_ERRORS
+NO_TASK = FRT_NOT_FOUND
+
+
+# ---- submit ----
+
+cdef int _record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nbytes) noexcept nogil:
+    """A task record with room for its body and its result entries named; its index, or a negative code."""
+    cdef int t = pool_take_task(x)
+    cdef uint64_t room = <uint64_t>(nreturns + nrefs) * sizeof(frt_refslot) + nbytes
+    cdef frt_task *task
+    cdef frt_refslot *slots
+    cdef uint32_t k
+    cdef int i
+    cdef int rc = FRT_OK
+    if t < 0:
+        return t
+    task = x.tasks + t
+    task.offset, task.nreturns, task.nrefs, task.bytes = 0, 0, nrefs, nbytes
+    task.flags, task.attempts, task.signal, task.dep, task.ndeps = 0, 0, 0, 0, 0
+    if room > FRT_TASK_INLINE_BYTES:
+        rc = arena_alloc(x, room, FRT_OWNER_TASK | (<uint32_t>t + 1), &task.offset)
+    slots = task_slots(x, t)
+    for k in range(nreturns):
+        if rc < 0:
+            break
+        i = object_new(x)
+        if i < 0:
+            rc = i
+            break
+        slots[k].objref, slots[k].index, slots[k].pad = x.entries[i].objref, i, 0
+        x.entries[i].task = t + 1
+        task.nreturns = k + 1
+    if rc < 0:
+        _forget(x, t)
+        return rc
+    return t
+
+
+cdef void _forget(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Undo _record."""
+    cdef frt_task *task = x.tasks + t
+    for k in range(task.nreturns):
+        object_discard(x, task_slots(x, t)[k].index)
+    if task.offset:
+        arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
+    pool_keep_task(x, t)
+
+
+cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
+    """Make a filled record a task."""
+    cdef frt_task *task = x.tasks + t
+    cdef frt_refslot *slots = task_slots(x, t)
+    cdef uint32_t k, i
+    cdef uint64_t *state
+    cdef int rc
+    if task.nrefs:
+        rc = links_count(x, slots + task.nreturns, task.nrefs, &task.flags, FRT_TASK_COUNTED)
+        if rc != FRT_OK:
+            return rc
+    for k in range(task.nreturns):
+        i = slots[k].index
+        state = frt_state(x, i)
+        x.refs_held[i] = 1
+        a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
+        a64_store_rel(state, frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(state[0])))
+    task.ndeps = ndeps
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING if ndeps else FRT_TASK_READY, x.me,
+                                            frt_word_gen(x.task_words[t])))  # commit
+    rc = links_wait(x, t) if ndeps else queue_push(x, t)
+    a32_store_rel(&x.clients[x.me].pushing, 0)
+    return rc
+
+
+cdef object _submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
+                    uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags):
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task
+    cdef frt_refslot *slots
+    cdef Ref ref
+    cdef uint32_t k = 0
+    cdef uint32_t t, nrefs = <uint32_t>len(refs)
+    for ref in refs:
+        ref_use(client, ref)
+    ref_use(client, function)
+    t = check(_record(x, nreturns, nrefs, nbytes))
+    task = x.tasks + t
+    task.id = client_new_objref(x)
+    task.function, task.function_index = function.objref, function.index
+    task.job = x.clients[x.me].job
+    task.kind, task.retries, task.flags = kind, retries, flags
+    slots = task_slots(x, t) + nreturns
+    for ref in refs:
+        slots[k].objref, slots[k].index, slots[k].pad = ref.objref, ref.index, 0
+        k += 1
+    memcpy(slots + nrefs, args, nbytes)
+    slots -= nreturns
+    # The results' indexes are read before the commit: a fast worker may end the task before we look again.
+    if nreturns == 1:
+        k = slots[0].index
+        check(_commit(x, t, ndeps))
+        return ref_wrap(client, k)
+    indexes = [slots[k].index for k in range(nreturns)]
+    check(_commit(x, t, ndeps))
+    return [ref_wrap(client, k) for k in indexes]
+
+
+def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, uint8_t retries, uint8_t flags):
+    """Submit a task whose arguments are scalars and references, the common case.
+
+    Args:
+        function: reference to the function's object.
+        args: positional arguments; references among them are resolved before the task runs.
+        nreturns: number of results; 1 gives one Ref, anything else a list.
+        retries: runs allowed beyond the first.
+        flags: RETRY_ERRORS or 0.
+    Returns:
+        The result's Ref or a list of them; None when an argument is of another kind (nothing happened).
+    Raises:
+        ObjectStoreFullError: no room for the task or its results.
+        StaleReferenceError: a reference of an ended session.
+    """
+    cdef char room[SCALAR_ROOM]
+    cdef list refs = []
+    cdef Py_ssize_t n = args_write(args, Ref, room, SCALAR_ROOM, refs)
+    if n < 0:
+        return None
+    client.ensure()
+    return _submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns, retries,
+                   flags)
+
+
+def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
+           uint8_t retries, uint8_t flags):
+    """Submit a task with serialized arguments.
+
+    Args:
+        kind: how `args` is written, a number >= 16 that the worker understands.
+        args: the serialized arguments.
+        refs: references that the arguments name; the first `ndeps` must be sealed before the task runs,
+            all stay alive until it has ended.
+        function, nreturns, retries, flags: as for `submit_scalars`.
+    Returns:
+        The result's Ref or a list of them.
+    Raises:
+        ObjectStoreFullError: no room for the task or its results.
+        StaleReferenceError: a reference of an ended session.
+    """
+    client.ensure()
+    if ndeps > len(refs):
+        raise ValueError(f"{ndeps} dependencies among {len(refs)} references")
+    return _submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries, flags)
+
+
+# ---- run: a worker's side ----
+
+def next_task(Client client, double timeout_s, double spin_s):
+    """Claim the next task and mark it RUNNING.
+
+    Args:
+        timeout_s: how long to wait, in seconds.
+        spin_s: how much of it to spend spinning before going to sleep.
+    Returns:
+        The task's index; NO_TASK after the timeout or a signal.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef int64_t deadline = frt_now_ns() + <int64_t>(timeout_s * 1e9)
+    cdef int64_t spin = <int64_t>(spin_s * 1e9)
+    cdef int t
+    client.ensure()
+    with nogil:
+        t = wait_task(x, deadline, spin)
+    if t == FRT_TIMEOUT or t == FRT_INTERRUPTED:
+        return NO_TASK
+    check(t)
+    x.clients[x.me].task = t + 1
+    x.clients[x.me].job = x.tasks[t].job
+    x.tasks[t].attempts += 1
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(x.task_words[t])))
+    return t
+
+
+def function_of(Client client, uint32_t t):
+    """(objref, index) of the function that a claimed task runs."""
+    return client.x.tasks[t].function, client.x.tasks[t].function_index
+
+
+def arguments(Client client, uint32_t t):
+    """The arguments of a claimed task.
+
+    Returns:
+        (kind, args, refs): for kind ARGS_SCALARS `args` is the tuple, with Refs in the places of dependencies;
+        otherwise the serialized bytes. `refs` are references to all that the arguments name.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task = x.tasks + t
+    cdef frt_refslot *slots = task_slots(x, t) + task.nreturns
+    cdef const char *data = <const char *>(slots + task.nrefs)
+    cdef list refs = []
+    cdef uint32_t k
+    for k in range(task.nrefs):
+        check(object_acquire(x, slots[k].index, slots[k].objref, False))
+        refs.append(ref_wrap(client, slots[k].index))
+    if task.kind == ARGS_SCALARS:
+        return ARGS_SCALARS, args_read(data, task.bytes, refs), refs
+    return task.kind, data[:task.bytes], refs
+
+
+cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Uncount what the task's arguments name, and delete what only they kept alive."""
+    cdef frt_task *task = x.tasks + t
+    cdef frt_refslot *slots = task_slots(x, t) + task.nreturns
+    cdef uint32_t k
+    cdef int rc = FRT_OK
+    if task.flags & FRT_TASK_COUNTED:
+        rc = links_uncount(x, slots, task.nrefs, &task.flags, FRT_TASK_COUNTED)
+        for k in range(task.nrefs if rc == FRT_OK else 0):
+            if x.entries[slots[k].index].objref == slots[k].objref:
+                object_maybe_delete(x, slots[k].index)
+    return rc
+
+
+cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Give the record of a task whose results are sealed back. The task's word must name this client."""
+    cdef frt_task *task = x.tasks + t
+    cdef int rc = FRT_OK
+    if task.nrefs:
+        rc = task_let_go(x, t)
+    if rc == FRT_OK and task.offset:
+        rc = arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
+    if rc == FRT_OK:
+        a64_store_rel(x.task_words + t, frt_word(FRT_TASK_RESERVED, x.me, frt_word_gen(x.task_words[t]) + 1))
+        pool_keep_task(x, t)
+    return rc
+
+
+cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Whether no result is left to seal."""
+    cdef frt_refslot *slots = task_slots(x, t)
+    for k in range(x.tasks[t].nreturns):
+        if x.entries[slots[k].index].task == t + 1 and x.entries[slots[k].index].objref == slots[k].objref and \
+                frt_word_state(a64_load_acq(frt_state(x, slots[k].index))) == FRT_OBJ_PENDING:
+            return False
+    return True
+
+
+def finish(Client client, uint32_t t):
+    """End a task that this client runs or ends; all its results are sealed.
+
+    Raises:
+        RuntimeError: a result is not sealed.
+    """
+    cdef frt_ctx *x = &client.x
+    client.ensure()
+    if not task_results_sealed(x, t):
+        raise RuntimeError(f"task {t} has results that are not sealed")
+    if x.clients[x.me].task == t + 1:
+        x.clients[x.me].task = 0
+        x.clients[x.me].tasks_done += 1
+    check(task_done(x, t))
+
+
+def finish_scalar(Client client, uint32_t t, value):
+    """Seal a task's only result and end the task.
+
+    Returns:
+        False when the value is not a scalar or the task has another number of results (nothing happened).
+    Raises:
+        ObjectStoreFullError: no room for the value.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint16_t kind = 0
+    cdef Py_ssize_t n
+    cdef uint32_t i
+    cdef int rc = FRT_OK
+    cdef char *room
+    if x.tasks[t].nreturns != 1:
+        return False
+    n = scalar_size(value, &kind)
+    if n < 0:
+        return False
+    i = task_slots(x, t)[0].index
+    if x.entries[i].bytes or x.entries[i].flags:
+        check(object_empty(x, i))  # an attempt that died left something
+    room = object_room(x, i, n, 0, &rc)
+    if room == NULL:
+        check(rc)
+    scalar_write(value, kind, room, n)
+    x.entries[i].kind = kind
+    x.clients[x.me].task = 0
+    x.clients[x.me].tasks_done += 1
+    object_seal_pending(x, i)
+    check(task_done(x, t))
+    return True
+
+
+def retry(Client client, uint32_t t):
+    """Queue a task that this client runs once more (its function raised and may be retried).
+
+    Returns:
+        False when its attempts are used up or it was cancelled.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task = x.tasks + t
+    client.ensure()
+    if task.attempts > task.retries or task.flags & FRT_TASK_CANCELLED:
+        return False
+    x.clients[x.me].task = 0
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
+    check(queue_push(x, t))
+    a32_store_rel(&x.clients[x.me].pushing, 0)
+    return True
+
+
+def set_blocked(Client client, uint32_t t, bint blocked):
+    """Say that the task this client runs sleeps in a get or wait, or that it goes on."""
+    cdef frt_ctx *x = &client.x
+    x.clients[x.me].blocked = 1 if blocked else 0
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_BLOCKED if blocked else FRT_TASK_RUNNING, x.me,
+                                            frt_word_gen(x.task_words[t])))
+
+
+# ---- look and cancel ----
+
+def info(Client client, uint32_t t):
+    """What a task's record says: a dict for people, the daemon and error messages."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task = x.tasks + t
+    cdef uint64_t word = a64_load_acq(x.task_words + t)
+    return {"task": t, "id": task.id, "state": frt_word_state(word), "client": frt_word_client(word),
+            "function": (task.function, task.function_index), "job": task.job, "attempts": task.attempts,
+            "retries": task.retries, "signal": task.signal, "returns": task.nreturns, "refs": task.nrefs,
+            "deps": task.ndeps, "flags": task.flags, "kind": task.kind}
+
+
+def queued(Client client):
+    """How many tasks are ready and not yet taken."""
+    return queue_length(&client.x)
+
+
+def may_retry_errors(Client client, uint32_t t):
+    """Whether an exception of the task's function makes it run again."""
+    return (client.x.tasks[t].flags & FRT_TASK_RETRY_ERRORS) != 0
+
+
+def cancelled(Client client, uint32_t t):
+    """Whether somebody asked for the task's end."""
+    return (client.x.tasks[t].flags & FRT_TASK_CANCELLED) != 0
+
+
+def cancel(Client client, Ref ref):
+    """Cancel the task that will make `ref`.
+
+    Returns:
+        (what, task, pid): what is "ending" when the task had not started: it is now this client's to end, by
+        sealing its results with an error and `finish`; "running" when process `pid` runs it: it is marked and
+        the process must be interrupted; "done" when there is nothing left to cancel.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t, w
+    cdef uint64_t word
+    cdef int state
+    client.ensure()
+    ref_use(client, ref)
+    if x.entries[ref.index].task == 0 or object_is_sealed(x, ref.index):
+        return "done", None, 0
+    t = x.entries[ref.index].task - 1
+    while True:
+        word = a64_load_sc(x.task_words + t)
+        state = frt_word_state(word)
+        if object_is_sealed(x, ref.index):
+            return "done", None, 0
+        if state == FRT_TASK_WAITING or state == FRT_TASK_READY:
+            if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
+                if state == FRT_TASK_WAITING:
+                    check(links_unwait(x, t))
+                return "ending", t, 0
+        elif state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED or state == FRT_TASK_CLAIMED:
+            w = frt_word_client(word)
+            x.tasks[t].flags |= FRT_TASK_CANCELLED
+            a64_store_sc(&x.clients[w].cancel, x.tasks[t].id)
+            client_wake(x, w)
+            return "running", t, x.clients[w].pid
+        else:
+            return "done", None, 0
+
+
+def must_stop(Client client, uint32_t t):
+    """Whether the running task is the one that somebody wants this worker to stop (asked by a signal handler)."""
+    return client.x.clients[client.x.me].cancel == client.x.tasks[t].id
+
+
+# ---- functions by content ----
+
+def find_function(Client client, bytes digest):
+    """A reference to the function object stored under a 16-byte digest of its content; None if there is none."""
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t want[2]
+    cdef uint32_t at, k
+    cdef frt_function *f
+    client.ensure()
+    if len(digest) != 16:
+        raise ValueError(f"the digest has {len(digest)} bytes, not 16")
+    memcpy(want, <char *>digest, 16)
+    at = <uint32_t>(want[0] % FRT_FUNCTIONS)
+    for k in range(FRT_FUNCTIONS):
+        f = x.functions + (at + k) % FRT_FUNCTIONS
+        if a64_load_acq(&f.objref) == 0:
+            return None
+        if f.hash[0] == want[0] and f.hash[1] == want[1]:
+            check(object_acquire(x, f.index, f.objref, False))
+            return ref_wrap(client, f.index)
+    return None
+
+
+def add_function(Client client, bytes digest, Ref ref):
+    """Store a function's object under its digest for the rest of the session.
+
+    Returns:
+        The reference to use: `ref`, or the one that another process stored first.
+    Raises:
+        ObjectStoreFullError: the table of functions is full.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t want[2]
+    cdef uint32_t at, k
+    cdef frt_function *f
+    cdef int rc
+    found = find_function(client, digest)
+    if found is not None:
+        return found
+    ref_use(client, ref)
+    memcpy(want, <char *>digest, 16)
+    rc = frt_lock_take(x.locks + FRT_LOCK_FUNCTIONS)
+    if rc == FRT_LOCK_ORPHANED:
+        frt_lock_mend(x.locks + FRT_LOCK_FUNCTIONS)  # a slot counts from the store of its objref on
+    else:
+        check(rc)
+    rc = FRT_TABLE_FULL
+    at = <uint32_t>(want[0] % FRT_FUNCTIONS)
+    for k in range(FRT_FUNCTIONS):
+        f = x.functions + (at + k) % FRT_FUNCTIONS
+        if f.objref == 0:
+            f.hash[0], f.hash[1], f.index = want[0], want[1], ref.index
+            rc = links_hold_function(x, ref.index)
+            if rc == FRT_OK:
+                a64_store_rel(&f.objref, ref.objref)  # commit
+            break
+        if f.hash[0] == want[0] and f.hash[1] == want[1]:
+            rc = FRT_NOT_FOUND
+            break
+    frt_lock_give(x.locks + FRT_LOCK_FUNCTIONS)
+    if rc == FRT_NOT_FOUND:
+        return find_function(client, digest)
+    check(rc)
+    return ref

@@ -1,0 +1,155 @@
+# cython: language_level=3
+"""The one way to wait: for an object, for several, for a task to run.
+
+Every client has one wake word, a futex. A waiter sets its bit at what it waits for, reads the wake word, looks
+again, and sleeps while the word is unchanged; whoever makes the news sees the bit and bumps the word. Sleeping
+and waking costs 6 us, spinning 0.4 us: a wait spins first, for a time the caller gives, then sleeps. No sleep
+is longer than 50 ms, so that a waker killed between its store and its wake delays nobody for long.
+
+All functions run without the GIL and return FRT_INTERRUPTED after a signal, so that Ctrl-C works in each.
+"""
+from libc.errno cimport EINTR
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from fastrt._core.layout cimport *
+from fastrt._core.queue cimport queue_length, queue_pop, queue_wake_idle
+
+cdef enum:
+    NAP_NS = 50000000
+    SPINS_PER_LOOK = 32  # a pause is some 20 to 40 cycles: look at the clock about twice a microsecond
+
+
+cdef int _nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns) noexcept nogil:
+    """Sleep until the wake word changes from `seen`, a signal, the deadline, or 50 ms."""
+    cdef frt_client *me = x.clients + x.me
+    cdef int64_t left = deadline_ns - frt_now_ns()
+    cdef int rc
+    if left <= 0:
+        return FRT_TIMEOUT
+    if a32_load_acq(&x.sb.state) == <uint32_t>FRT_SEG_POISONED:
+        return FRT_CORRUPT
+    a32_add_sc(&me.sleepers, 1)
+    rc = frt_futex_wait(&me.wake, seen, left if left < NAP_NS else NAP_NS)
+    a32_sub_sc(&me.sleepers, 1)
+    return FRT_INTERRUPTED if rc == EINTR else FRT_OK
+
+
+cdef inline bint _sealed(frt_ctx *x, uint32_t i) noexcept nogil:
+    return frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING
+
+
+cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_ns) noexcept nogil:
+    """Wait until entry i, which the caller holds, is sealed: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
+    cdef uint64_t *bits
+    cdef int64_t spin_until
+    cdef uint32_t seen, k
+    cdef int rc
+    if _sealed(x, i):
+        return FRT_OK
+    if spin_ns:
+        spin_until = frt_now_ns() + spin_ns
+        while frt_now_ns() < spin_until:
+            for k in range(SPINS_PER_LOOK):
+                if _sealed(x, i):
+                    return FRT_OK
+                a_relax()
+    bits = frt_waits(x, i) + x.me_word
+    while True:
+        seen = a32_load_sc(&x.clients[x.me].wake)
+        a64_or_sc(bits, x.me_bit)
+        if _sealed(x, i):
+            return FRT_OK
+        rc = _nap(x, seen, deadline_ns)
+        if _sealed(x, i):
+            return FRT_OK
+        if rc != FRT_OK:
+            return rc
+
+
+cdef uint32_t _count_sealed(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want, bint mark) noexcept nogil:
+    """How many of the entries are sealed, counting no further than `want`; with `mark`, ask the rest to wake us."""
+    cdef uint32_t k, ready = 0
+    cdef uint64_t *bits
+    for k in range(n):
+        if _sealed(x, entries[k]):
+            ready += 1
+            if ready == want:
+                return ready
+        elif mark:
+            bits = frt_waits(x, entries[k]) + x.me_word
+            if not a64_load_sc(bits) & x.me_bit:
+                a64_or_sc(bits, x.me_bit)
+                if _sealed(x, entries[k]):
+                    ready += 1
+                    if ready == want:
+                        return ready
+    return ready
+
+
+cdef int wait_any(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want, int64_t deadline_ns,
+                  int64_t spin_ns) noexcept nogil:
+    """Wait until `want` of n entries are sealed: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
+    cdef int64_t spin_until = 0
+    cdef uint32_t seen
+    cdef int rc
+    if _count_sealed(x, entries, n, want, False) == want:
+        return FRT_OK
+    if spin_ns:
+        spin_until = frt_now_ns() + spin_ns
+        while frt_now_ns() < spin_until:
+            if _count_sealed(x, entries, n, want, False) == want:
+                return FRT_OK
+            a_relax()
+    while True:
+        seen = a32_load_sc(&x.clients[x.me].wake)
+        if _count_sealed(x, entries, n, want, True) == want:
+            return FRT_OK
+        rc = _nap(x, seen, deadline_ns)
+        if rc != FRT_OK:
+            return FRT_OK if _count_sealed(x, entries, n, want, False) == want else rc
+
+
+cdef int _spin_for_task(frt_ctx *x, int64_t spin_ns) noexcept nogil:
+    """As the one idle worker that spins: a claimed task, or FRT_NOT_FOUND when the time is over."""
+    cdef int64_t until = frt_now_ns() + spin_ns
+    cdef uint32_t k
+    cdef int t = FRT_NOT_FOUND
+    while t == FRT_NOT_FOUND and frt_now_ns() < until:
+        for k in range(SPINS_PER_LOOK):
+            if a64_load_sc(&x.sb.ring_head) != a64_load_sc(&x.sb.ring_tail):
+                t = queue_pop(x)
+                break
+            a_relax()
+    return t
+
+
+cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept nogil:
+    """Claim a task: its index, now CLAIMED(me); FRT_TIMEOUT, FRT_INTERRUPTED."""
+    cdef uint32_t seen
+    cdef int rc = FRT_OK
+    cdef int t = queue_pop(x)
+    if t != FRT_NOT_FOUND:
+        return t
+    while True:
+        if spin_ns and a32_load_rlx(&x.sb.spinner) == 0 and a32_cas_sc(&x.sb.spinner, 0, x.me + 1):
+            t = _spin_for_task(x, spin_ns)
+            a32_store_sc(&x.sb.spinner, 0)
+            if t != FRT_NOT_FOUND:
+                # Pushes that saw us spin woke nobody: pass the word on.
+                if queue_length(x):
+                    queue_wake_idle(x)
+                return t
+        seen = a32_load_sc(&x.clients[x.me].wake)
+        a64_or_sc(&x.sb.idle[x.me_word], x.me_bit)
+        t = queue_pop(x)
+        if t == FRT_NOT_FOUND:
+            rc = _nap(x, seen, deadline_ns)
+            t = queue_pop(x)
+        a64_and_sc(&x.sb.idle[x.me_word], ~x.me_bit)
+        if t != FRT_NOT_FOUND:
+            if queue_length(x):
+                queue_wake_idle(x)
+            return t
+        if rc != FRT_OK:
+            return rc
+        spin_ns = 0  # once per call: an idle worker uses no processor
