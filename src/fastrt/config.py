@@ -1,0 +1,283 @@
+"""Every setting of a runtime: its type, its default, its environment variable and what is allowed.
+
+A setting comes from the first of: a keyword of `Config.load`, the variable `FASTRT_<NAME>`, the default. Defaults
+that depend on the machine (CPUs, memory) are measured once, in `load`; a Config never changes afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fastrt.errors import ConfigError
+
+SHM_DIR = Path("/dev/shm")  # where POSIX segments live on Linux; shm_open(3) has no other place
+_CGROUP_DIR = Path("/sys/fs/cgroup")
+_STORE_BYTES_MIN = 16 << 20
+_CLIENTS_MOST = 256  # each client has a bit of its own in every object's entry: 32 bytes of them
+_CLIENTS_BESIDE = 2  # the driver and the node daemon need slots beside the workers
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
+          "ti": 1 << 40}  # fmt: skip
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one runtime, checked. Make one with `Config.load`.
+
+    Attributes:
+        num_workers: worker processes; default: the CPUs this process may use, by affinity and cgroup quota.
+        object_store_memory: size of the store in bytes; accepts "512MiB"; default: the smallest of 30 % of
+            available memory, half of the cgroup's limit and 80 % of free /dev/shm.
+        clients_max: processes that can be attached at once, drivers and workers and the daemon together.
+        objects_max: objects that can be alive at once on the node.
+        tasks_max: tasks that can be unfinished at once on the node.
+        runtime_dir: where sockets, tokens and logs of sessions live; made with mode 0700 by its first user.
+        spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
+        log_to_driver: whether what workers print is repeated at the driver.
+        trace: whether processes record events from the start.
+        start_timeout_s: seconds until a runtime or worker that does not come up is an error.
+    """
+
+    num_workers: int
+    object_store_memory: int
+    clients_max: int
+    objects_max: int
+    tasks_max: int
+    runtime_dir: Path
+    spin_us: int
+    log_to_driver: bool
+    trace: bool
+    start_timeout_s: float
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Config:
+        """Collect the settings from `overrides`, the environment and the machine, and check them.
+
+        Args:
+            **overrides: attributes of Config by name; None means "not given". Text is read as in the environment.
+        Returns:
+            The checked settings.
+        Raises:
+            ConfigError: an unknown name, or a value that cannot be read or is out of range.
+        """
+        names = [field.name for field in fields(cls)]
+        for name in overrides:
+            if name not in names:
+                raise ConfigError(f"unknown setting {name!r}; there are: {', '.join(names)}")
+        values: dict[str, Any] = {}
+        for name in names:
+            source, value = name, overrides.get(name)
+            if value is None:
+                source, value = _variable(name), os.environ.get(_variable(name)) or None
+            setting = _SETTINGS[name]
+            values[name] = setting.default() if value is None else setting.read(source, value)
+        config = cls(**values)
+        config._check_together()
+        return config
+
+    def _check_together(self) -> None:
+        needed = self.num_workers + _CLIENTS_BESIDE
+        if self.clients_max < needed:
+            raise ConfigError(
+                f"clients_max is {self.clients_max}, but {self.num_workers} workers, a driver and the daemon need "
+                f"{needed}; raise clients_max or lower num_workers"
+            )
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size: "4096", "512MiB", "1.5 GB", "2g". KB is 1000 bytes, KiB is 1024.
+
+    Args:
+        text: a number and, with or without a space, a unit in any case.
+    Returns:
+        The size in bytes.
+    Raises:
+        ConfigError: the text is not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if match is None:
+        raise ConfigError(f"{text!r} is not a size; write for instance 536870912, 512MiB or 1.5GB")
+    return int(float(match[1]) * _UNITS[match[2] or ""]) if "." in match[1] else int(match[1]) * _UNITS[match[2] or ""]
+
+
+def cpu_count() -> int:
+    """Count the CPUs that this process may use: affinity, then the cgroup's quota rounded up.
+
+    Returns:
+        At least 1.
+    """
+    usable = len(os.sched_getaffinity(0))
+    quota = _cgroup_cpus()
+    return max(1, usable if quota is None else min(usable, quota))
+
+
+def default_store_bytes() -> int:
+    """Choose the store's size: min(30 % of available memory, half the cgroup's limit, 80 % of free /dev/shm).
+
+    Returns:
+        Bytes, a multiple of 1 MiB.
+    Raises:
+        ConfigError: so little is free in /dev/shm or in memory that no useful store fits.
+    """
+    available = _meminfo_bytes("MemAvailable")
+    shm = os.statvfs(SHM_DIR)
+    free = shm.f_bavail * shm.f_frsize
+    limit = _cgroup_memory_bytes()
+    store = min(available * 3 // 10, free * 8 // 10, *([] if limit is None else [limit // 2]))
+    store -= store % (1 << 20)
+    if store < _STORE_BYTES_MIN:
+        raise ConfigError(
+            f"no room for an object store: {available >> 20} MiB of memory available, {free >> 20} MiB free in "
+            f"{SHM_DIR}, {_STORE_BYTES_MIN >> 20} MiB needed at least; free some, or enlarge {SHM_DIR} "
+            "(docker run --shm-size=1g)"
+        )
+    return store
+
+
+def default_runtime_dir() -> Path:
+    """Say where sessions live: $XDG_RUNTIME_DIR/fastrt, or fastrt-<uid> in the temporary folder.
+
+    Returns:
+        The path; nothing is made.
+    """
+    xdg = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(xdg, "fastrt") if xdg else Path(tempfile.gettempdir(), f"fastrt-{os.getuid()}")
+
+
+def _variable(name: str) -> str:
+    return f"FASTRT_{name.upper()}"
+
+
+@dataclass(frozen=True)
+class _Setting:
+    read: Callable[[str, Any], Any]
+    default: Callable[[], Any]
+
+
+def _refuse(source: str, value: Any, wanted: str) -> ConfigError:
+    return ConfigError(f"{source}={value!r}: {wanted}")
+
+
+def _integer(low: int, high: int) -> Callable[[str, Any], int]:
+    def read(source: str, value: Any) -> int:
+        try:
+            number = int(value, 10) if isinstance(value, str) else value
+        except ValueError:
+            raise _refuse(source, value, "must be a whole number") from None
+        if isinstance(number, bool) or not hasattr(number, "__index__"):
+            raise _refuse(source, value, "must be a whole number")
+        number = int(number)
+        if not low <= number <= high:
+            raise _refuse(source, value, f"must be from {low} to {high}")
+        return number
+
+    return read
+
+
+def _size(source: str, value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            value = parse_bytes(value)
+        except ConfigError as exc:
+            raise ConfigError(f"{source}: {exc}") from None
+    return _integer(_STORE_BYTES_MIN, 1 << 46)(source, value)
+
+
+def _flag(source: str, value: Any) -> bool:
+    if isinstance(value, str):
+        value = _WORDS.get(value.strip().lower(), value)
+    if not isinstance(value, bool):
+        raise _refuse(source, value, "must be true or false")
+    return value
+
+
+def _seconds(source: str, value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else -1.0
+    except (TypeError, ValueError):
+        raise _refuse(source, value, "must be a number of seconds") from None
+    if not 0 < number <= 86400:
+        raise _refuse(source, value, "must be more than 0 and at most 86400 seconds")
+    return number
+
+
+def _path(source: str, value: Any) -> Path:
+    if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
+        raise _refuse(source, value, "must be a path")
+    path = Path(os.path.abspath(Path(value).expanduser()))
+    # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
+    if len(os.fsencode(path)) > 60:
+        raise _refuse(source, value, "must be at most 60 bytes long, or the sockets below it get too long a name")
+    return path
+
+
+_SETTINGS: Mapping[str, _Setting] = {
+    "num_workers": _Setting(_integer(1, _CLIENTS_MOST - _CLIENTS_BESIDE), lambda: min(cpu_count(), _CLIENTS_MOST - _CLIENTS_BESIDE)),
+    "object_store_memory": _Setting(_size, default_store_bytes),
+    "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: _CLIENTS_MOST),
+    "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
+    "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
+    "runtime_dir": _Setting(_path, default_runtime_dir),
+    "spin_us": _Setting(_integer(0, 100_000), lambda: 20),
+    "log_to_driver": _Setting(_flag, lambda: True),
+    "trace": _Setting(_flag, lambda: False),
+    "start_timeout_s": _Setting(_seconds, lambda: 30.0),
+}
+
+
+def _meminfo_bytes(field: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == field:
+            return int(rest.split()[0]) << 10
+    raise ConfigError(f"/proc/meminfo has no {field}; set object_store_memory")
+
+
+def _cgroup_dirs() -> list[Path]:
+    """List the folders of this process's cgroup (version 2) up to the root: any of them may hold the tightest limit."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        if line.startswith("0::"):
+            own = _CGROUP_DIR / line[3:].lstrip("/")
+            return [own, *[p for p in own.parents if p == _CGROUP_DIR or _CGROUP_DIR in p.parents]]
+    return []
+
+
+def _read_all(*paths: Path) -> list[str]:
+    """Read those of the control files that are there; the root has no limits, and a host no version 1 files."""
+    texts = []
+    for path in paths:
+        try:
+            texts.append(path.read_text().strip())
+        except OSError:
+            continue
+    return texts
+
+
+def _cgroup_cpus() -> int | None:
+    quotas = []
+    for text in _read_all(*[folder / "cpu.max" for folder in _cgroup_dirs()]):
+        quota, _, period = text.partition(" ")
+        if quota.isdigit():
+            quotas.append(-(-int(quota) // int(period or 100_000)))
+    version1 = _read_all(_CGROUP_DIR / "cpu/cpu.cfs_quota_us", _CGROUP_DIR / "cpu/cpu.cfs_period_us")
+    if len(version1) == 2 and int(version1[0]) > 0:
+        quotas.append(-(-int(version1[0]) // int(version1[1])))
+    return min(quotas, default=None)
+
+
+def _cgroup_memory_bytes() -> int | None:
+    texts = _read_all(
+        *[folder / "memory.max" for folder in _cgroup_dirs()], _CGROUP_DIR / "memory/memory.limit_in_bytes"
+    )
+    # Version 1 writes "no limit" as a number near 2^63.
+    return min((int(text) for text in texts if text.isdigit() and int(text) < 1 << 60), default=None)

@@ -1,0 +1,272 @@
+"""Every exception that fastrt raises on purpose, in one hierarchy, and the table from core codes to classes.
+
+`except FastrtError` catches whatever fastrt itself reports. Where an error is also one of Python's own kinds
+(a timeout, a wrong value, no memory), its class inherits from that too, so ordinary `except` clauses work.
+Each docstring says what happened and what to do about it. This module imports nothing of fastrt.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from functools import lru_cache
+from types import BuiltinFunctionType
+from typing import Any
+
+_PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# What compiled frames report as their file, whatever folder the wheel was built in.
+_COMPILED_DIR = os.path.join("fastrt", "_core") + os.sep
+
+
+class FastrtError(Exception):
+    """The root of everything fastrt reports. Catch it to handle any failure of the runtime itself."""
+
+
+class ConfigError(FastrtError, ValueError):
+    """A setting is malformed or out of range. The message names the setting, its value and what is allowed."""
+
+
+class NotInitializedError(FastrtError, RuntimeError):
+    """The call needs a running runtime, and it is not started or already shut down. Call `fastrt.init()` first."""
+
+
+class ForkedRuntimeError(FastrtError, RuntimeError):
+    """The call cannot work in a child made by `os.fork` from an initialised driver.
+
+    Start the child by the `spawn` or `forkserver` method of multiprocessing, or make the call in the parent.
+    """
+
+
+class AttachError(FastrtError):
+    """A process cannot join an arena: other layout version, other user, other PID namespace, or no client slot left.
+
+    Use the same fastrt version, user and container as the process that started the runtime; when the slots are
+    used up, raise `clients_max` or end processes that are attached.
+    """
+
+
+class SerializationError(FastrtError, TypeError):
+    """An argument, a result or a function cannot be pickled, or not be restored where it is needed.
+
+    The message names the offending value. Pass plain data and open files, locks or connections inside the task.
+    """
+
+
+class NotFoundError(FastrtError, LookupError):
+    """What the call names does not exist: there is no such record, function or name. Check what was passed."""
+
+
+class FunctionNotFoundError(NotFoundError):
+    """A worker was given a task whose function it cannot load.
+
+    The function's module is missing or differs in the worker's environment. Install it there, or define the
+    function in the driver's script, from where it is shipped by value.
+    """
+
+
+class GetTimeoutError(FastrtError, TimeoutError):
+    """`get` or another wait reached its timeout. The task goes on: wait again, or cancel it."""
+
+
+class TaskCancelledError(FastrtError):
+    """The task was cancelled before it had a result, by `fastrt.cancel` or because its driver ended."""
+
+
+class WorkerCrashedError(FastrtError):
+    """The worker process ended (killed, out of memory, crashed in native code) as often as the task may be retried.
+
+    Look at the worker's last output and the kernel log; raise `max_retries` when the cause passes by itself.
+    """
+
+
+class NodeDiedError(FastrtError):
+    """A node left the cluster or stopped answering while the call needed it. Run it again on the nodes that are left."""
+
+
+class ObjectStoreFullError(FastrtError, MemoryError):
+    """There is no room for an object, or an object is larger than the whole store.
+
+    Drop references and views that are no longer needed, or start with a larger `object_store_memory`.
+    """
+
+
+class StaleReferenceError(FastrtError):
+    """The reference or handle is used after what it stood for is gone: released, or of a session that has ended.
+
+    Keep the ObjectRef alive while anybody needs its object, and never carry one from one session to the next.
+    """
+
+
+class ObjectLostError(FastrtError):
+    """Every copy of the object is gone with the processes or nodes that held it, and it cannot be made again.
+
+    `put` its data again, or run the task that made it again.
+    """
+
+
+class ArenaCorrupt(FastrtError):
+    """The shared segment holds a state that no correct process writes; the runtime has stopped using it.
+
+    Restart the runtime. Native code that writes beyond its buffers is the usual cause; if there is none, report it.
+    """
+
+
+class LockStuck(FastrtError):
+    """A process has held a lock of the arena for seconds without dying: it is stopped, traced or starved.
+
+    Continue or kill that process, and call again: nothing was changed.
+    """
+
+
+class TaskError(FastrtError):
+    """The task's function raised. This is also an instance of the exception's own type where Python allows it.
+
+    So `except ValueError` around `get` catches a task's ValueError; its `args` and attributes are there too.
+    `str()` is the traceback of the worker without the frames of fastrt itself.
+
+    Args:
+        task_name: the task's name, by default its function's.
+        pid: the worker's process id.
+        traceback_text: the traceback as the worker saw it.
+        cause: the exception that the function raised, or None where it could not be sent.
+    """
+
+    task_name: str
+    pid: int
+    traceback_text: str
+    cause: BaseException | None
+
+    def __init__(self, task_name: str, pid: int, traceback_text: str, cause: BaseException | None = None) -> None:
+        super().__init__(f"task {task_name!r} failed in process {pid}")
+        self.task_name = task_name
+        self.pid = pid
+        self.traceback_text = traceback_text
+        self.cause = cause
+
+    @staticmethod
+    def wrap(
+        exc: BaseException, *, task_name: str, pid: int | None = None, traceback_text: str | None = None
+    ) -> TaskError:
+        """Make the TaskError for `exc`; what a worker seals as the task's result.
+
+        A TaskError that passes through an outer task keeps its first cause, and gains the outer frames.
+
+        Args:
+            exc: what the task's function raised.
+            task_name: the task's name.
+            pid: the worker's process id; default: this process.
+            traceback_text: default: the traceback of `exc`, formatted here.
+        Returns:
+            An instance of TaskError and of the cause's type; of TaskError alone where the cause is not an
+            `Exception` (a `SystemExit` must not end the driver) or where its class allows no second base.
+        """
+        text = format_user_traceback(exc) if traceback_text is None else traceback_text
+        cause = exc.cause if isinstance(exc, TaskError) else exc
+        return _make(cause, task_name, os.getpid() if pid is None else pid, text)
+
+    def __str__(self) -> str:
+        return f"task {self.task_name!r} failed in process {self.pid}\n{self.traceback_text.rstrip()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The cause travels as bytes of its own: an exception that cannot be pickled, or that the receiver cannot
+        # restore (an __init__ with other arguments than `args`), must cost the cause only, never the error.
+        return _unpickle, (_cause_to_bytes(self.cause), self.task_name, self.pid, self.traceback_text)
+
+
+def format_user_traceback(exc: BaseException) -> str:
+    """Format the traceback of `exc` and its chain without the frames that lie inside fastrt.
+
+    Args:
+        exc: a raised exception.
+    Returns:
+        The text as Python prints it; with all frames where nothing but fastrt's own were there.
+    """
+    shown = traceback.TracebackException.from_exception(exc)
+    chain: list[traceback.TracebackException | None] = [shown]
+    seen: set[int] = set()
+    while chain:
+        part = chain.pop()
+        if part is None or id(part) in seen:
+            continue
+        seen.add(id(part))
+        frames = [f for f in part.stack if not f.filename.startswith(_PACKAGE_DIR) and _COMPILED_DIR not in f.filename]
+        if frames:
+            part.stack = traceback.StackSummary.from_list(frames)
+        chain += [part.__cause__, part.__context__]
+    return "".join(shown.format())
+
+
+def _make(cause: BaseException | None, task_name: str, pid: int, traceback_text: str) -> TaskError:
+    """Build the instance of both types, or of TaskError alone where that is impossible or unwise."""
+    if isinstance(cause, Exception):
+        try:
+            return _make_dual(cause, task_name, pid, traceback_text)
+        except Exception:  # user classes may refuse subclassing or construction in any way they like
+            pass
+    return TaskError(task_name, pid, traceback_text, cause)
+
+
+def _make_dual(cause: Exception, task_name: str, pid: int, traceback_text: str) -> TaskError:
+    dual = _dual_class(type(cause))
+    # The user's __init__ is not run again (it may have effects, or want other arguments); its results are copied.
+    maker = next(c for c in dual.__mro__ if isinstance(vars(c).get("__new__"), BuiltinFunctionType))
+    error: TaskError = maker.__new__(dual, *cause.args)
+    for base in type(cause).__mro__:
+        for name, member in vars(base).items():
+            # errno, filename, name, value, slots: fields that C keeps outside of __dict__.
+            if hasattr(type(member), "__set__") and not name.startswith("__") and not isinstance(member, property):
+                try:
+                    setattr(error, name, getattr(cause, name))
+                except (AttributeError, TypeError):
+                    continue  # unset in the cause, or read-only
+    error.__dict__.update(cause.__dict__)
+    error.task_name = task_name
+    error.pid = pid
+    error.traceback_text = traceback_text
+    error.cause = cause
+    return error
+
+
+@lru_cache(maxsize=256)
+def _dual_class(kind: type[Exception]) -> type[TaskError]:
+    """One class per type of cause; equal types give the same class, so dual errors of one kind compare by type."""
+    if issubclass(TaskError, kind):
+        return TaskError
+    space = {"__module__": __name__, "__qualname__": f"TaskError({kind.__qualname__})", "__doc__": kind.__doc__}
+    return type(f"TaskError({kind.__name__})", (TaskError, kind), space)
+
+
+def _cause_to_bytes(cause: BaseException | None) -> bytes | None:
+    import cloudpickle  # here: only a failed task pays for the import, and this module stays light
+
+    try:
+        return bytes(cloudpickle.dumps(cause))
+    except Exception:  # whatever a user's __reduce__ raises
+        return None
+
+
+def _unpickle(cause_bytes: bytes | None, task_name: str, pid: int, traceback_text: str) -> TaskError:
+    cause: BaseException | None = None
+    if cause_bytes is not None:
+        try:
+            cause = pickle.loads(cause_bytes)
+        except Exception:  # the class is missing here, or its __init__ wants other arguments
+            cause = None
+    return _make(cause if isinstance(cause, BaseException) else None, task_name, pid, traceback_text)
+
+
+# Codes of the compiled core (FRT_* in _core/include/layout.h). Two are never seen outside of it and have no class:
+# -9 (a signal arrived: the wait goes on unless its handler raised) and -12 (grow the arena, then try again).
+ERROR_CODES: dict[int, type[FastrtError]] = {
+    -1: ObjectStoreFullError,
+    -2: StaleReferenceError,
+    -3: GetTimeoutError,
+    -4: ArenaCorrupt,
+    -5: LockStuck,
+    -6: ObjectStoreFullError,
+    -7: ObjectStoreFullError,
+    -8: NotInitializedError,
+    -10: AttachError,
+    -11: NotFoundError,
+}
