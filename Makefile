@@ -1,0 +1,46 @@
+# Everything runs in .venv, made here from python3 (3.10 to 3.13) with pip; a C compiler is all that is needed beside.
+PYTHON ?= python3
+BIN := .venv/bin
+# Folders are listed too, so that a deleted file makes a new build.
+SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell find src $(wildcard protos bench) \
+	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench wheels clean
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: .venv/.installed ## build, install and run the demo: a parallel word count over the standard library
+	$(BIN)/fastrt demo
+
+test: .venv/.tools ## build, install, check style and types, run the tests (under 5 minutes on 2 cores)
+	$(BIN)/ruff check .
+	$(BIN)/cython-lint src
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest fastrt._core
+	$(BIN)/python -m pytest
+
+bench: .venv/.tools ## run the benchmark suites; each run's figures stay in .benchmarks/ as JSON
+	$(BIN)/python -m pytest bench --benchmark-only --benchmark-autosave
+
+wheels: .venv/.tools ## one wheel for each Python from 3.10 to 3.13 found here, repaired and tested, in wheelhouse/
+	$(BIN)/python .ci/wheels.py
+
+clean: ## remove everything that was built, .venv too
+	rm -rf build dist wheelhouse .venv .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+	find src -name '*.so' -delete -o -name '*.binpb' -delete -o -name '*.c' -delete
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/pyvenv.cfg:
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14) and "Python 3.10 to 3.13 is needed, \
+	this is " + sys.version.split()[0] + "; run for instance: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: $(SOURCES) | .venv/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet .
+	touch $@
+
+.venv/.tools: $(SOURCES) | .venv/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet '.[test]'
+	touch .venv/.installed $@

@@ -1,0 +1,131 @@
+"""The two build steps that metadata cannot express: compile the Cython core, compile the protocol descriptors.
+
+Everything else is in pyproject.toml. Two switches for test builds, each with a build folder of its own so that its
+objects never end up in a wheel:
+
+    FASTRT_FAILPOINTS=1        compile in the points where tests kill the process
+    FASTRT_SANITIZE=address    compile with AddressSanitizer and UndefinedBehaviorSanitizer
+"""
+
+import os
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+CORE = Path("src/fastrt/_core")
+DESCRIPTORS = Path("fastrt/rpc/descriptors")
+FAILPOINTS = os.environ.get("FASTRT_FAILPOINTS", "0") not in ("", "0")
+SANITIZE = os.environ.get("FASTRT_SANITIZE", "")
+if SANITIZE not in ("", "address"):
+    raise SystemExit(f"FASTRT_SANITIZE={SANITIZE!r}: only 'address' is known")
+
+VARIANT = "".join(["-failpoints" * FAILPOINTS, f"-{SANITIZE}" * bool(SANITIZE)])
+SANITIZER_FLAGS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"] if SANITIZE else []
+# No -march=native: a wheel runs on every CPU of its architecture. The segment's words are read through several
+# types, hence no-strict-aliasing.
+COMPILE_FLAGS = ["-O2", "-std=gnu11", "-fno-strict-aliasing", "-pthread", *SANITIZER_FLAGS]
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "initializedcheck": False,
+    "cdivision": True,
+    "embedsignature": True,
+}
+
+
+def extensions() -> list[Extension]:
+    """One extension for each .pyx; all depend on all headers and .pxd files, which are shared by inlining."""
+    depends = [str(path) for pattern in ("*.pxd", "include/*.h") for path in sorted(CORE.glob(pattern))]
+    return [
+        Extension(
+            f"fastrt._core.{path.stem}",
+            [str(path)],
+            include_dirs=[str(CORE / "include")],
+            define_macros=[("FRT_FAILPOINTS", "1")] if FAILPOINTS else [],
+            libraries=["rt"],  # shm_open before glibc 2.34
+            depends=depends,
+            extra_compile_args=COMPILE_FLAGS,
+            extra_link_args=["-pthread", *SANITIZER_FLAGS],
+        )
+        for path in sorted(CORE.glob("*.pyx"))
+    ]
+
+
+def packages() -> list[str]:
+    """The packages below src/, and bench/ under the name fastrt.bench."""
+    bench = ["bench", *[f"bench.{name}" for name in find_packages("bench")]] if Path("bench/__init__.py").exists() else []
+    return find_packages("src") + [f"fastrt.{name}" for name in bench]
+
+
+class BuildCore(build_ext):
+    """Cythonizes into the build folder, all files at once, then compiles on all CPUs."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
+    def build_extensions(self) -> None:
+        from Cython.Build import cythonize
+
+        made = cythonize(
+            [Extension(ext.name, list(ext.sources), depends=list(ext.depends)) for ext in self.extensions],
+            nthreads=os.cpu_count() or 1,
+            build_dir=str(Path(self.build_temp).parent / "cython"),
+            compiler_directives=DIRECTIVES,
+            force=self.force,
+        )
+        sources = {ext.name: ext.sources for ext in made}
+        for ext in self.extensions:
+            ext.sources = sources[ext.name]
+        super().build_extensions()
+
+
+class BuildPython(build_py):
+    """Also writes one descriptor set for each folder of protos/, and leaves nothing of an earlier build behind."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            self.remove_leftovers()
+        super().run()
+        for folder, target in self.descriptor_sets():
+            compile_descriptors(folder, target)
+
+    def remove_leftovers(self) -> None:
+        """Drop what an earlier build left, or a file deleted since would be in the next wheel; objects stay."""
+        build = self.get_finalized_command("build_ext")
+        keep = {Path(build.build_lib, build.get_ext_filename(ext.name)) for ext in build.extensions or []}
+        for path in Path(self.build_lib).rglob("*"):
+            if path.is_file() and path not in keep:
+                path.unlink()
+
+    def descriptor_sets(self) -> list[tuple[Path, Path]]:
+        root = Path("src" if self.editable_mode else self.build_lib) / DESCRIPTORS
+        folders = sorted({path.parent for path in Path("protos").glob("*/*.proto")})
+        return [(folder, root / f"{folder.name}.binpb") for folder in folders]
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        return super().get_outputs(include_bytecode) + [str(target) for _, target in self.descriptor_sets()]
+
+
+def compile_descriptors(folder: Path, target: Path) -> None:
+    """Compile the .proto files of one folder, with everything they import, into one file."""
+    import grpc_tools
+    from grpc_tools import protoc
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    well_known = Path(grpc_tools.__file__).parent / "_proto"
+    files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.proto"))]
+    options = ["--include_imports", f"--descriptor_set_out={target}", f"-I{folder}", f"-I{well_known}"]
+    if protoc.main(["protoc", *options, *files]) != 0:
+        raise SystemExit(f"protoc refused a file of {folder}; its message is above")
+
+
+setup(
+    packages=packages(),
+    ext_modules=extensions(),
+    cmdclass={"build_ext": BuildCore, "build_py": BuildPython},
+    options={"build": {"build_base": f"build/variant{VARIANT}"}} if VARIANT else {},
+)
