@@ -1,6 +1,8 @@
 # Everything runs in .venv, made here from python3 (3.10 to 3.13) with pip; a C compiler is all that is needed beside.
 PYTHON ?= python3
 BIN := .venv/bin
+# cython-lint calls pycodestyle by name, and tests call fastrt by name.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Folders are listed too, so that a deleted file makes a new build.
 SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell find src $(wildcard protos bench) \
 	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)

@@ -56,8 +56,8 @@ def extensions() -> list[Extension]:
 
 def packages() -> list[str]:
     """The packages below src/, and bench/ under the name fastrt.bench."""
-    bench = ["bench", *[f"bench.{name}" for name in find_packages("bench")]] if Path("bench/__init__.py").exists() else []
-    return find_packages("src") + [f"fastrt.{name}" for name in bench]
+    bench = ["fastrt.bench"] if Path("bench/__init__.py").exists() else []
+    return find_packages("src") + bench + [f"fastrt.bench.{name}" for name in find_packages("bench")]
 
 
 class BuildCore(build_ext):

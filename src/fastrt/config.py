@@ -21,6 +21,7 @@ _CGROUP_DIR = Path("/sys/fs/cgroup")
 _STORE_BYTES_MIN = 16 << 20
 _CLIENTS_MOST = 256  # each client has a bit of its own in every object's entry: 32 bytes of them
 _CLIENTS_BESIDE = 2  # the driver and the node daemon need slots beside the workers
+_WORKERS_MOST = _CLIENTS_MOST - _CLIENTS_BESIDE
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
           "ti": 1 << 40}  # fmt: skip
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -218,7 +219,7 @@ def _path(source: str, value: Any) -> Path:
 
 
 _SETTINGS: Mapping[str, _Setting] = {
-    "num_workers": _Setting(_integer(1, _CLIENTS_MOST - _CLIENTS_BESIDE), lambda: min(cpu_count(), _CLIENTS_MOST - _CLIENTS_BESIDE)),
+    "num_workers": _Setting(_integer(1, _WORKERS_MOST), lambda: min(cpu_count(), _WORKERS_MOST)),
     "object_store_memory": _Setting(_size, default_store_bytes),
     "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: _CLIENTS_MOST),
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),

@@ -11,12 +11,12 @@ import os
 import pickle
 import traceback
 from functools import lru_cache
-from types import BuiltinFunctionType
 from typing import Any
 
 _PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # What compiled frames report as their file, whatever folder the wheel was built in.
 _COMPILED_DIR = os.path.join("fastrt", "_core") + os.sep
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement, not a built-in
 
 
 class FastrtError(Exception):
@@ -81,7 +81,7 @@ class WorkerCrashedError(FastrtError):
 
 
 class NodeDiedError(FastrtError):
-    """A node left the cluster or stopped answering while the call needed it. Run it again on the nodes that are left."""
+    """A node left the cluster or stopped answering while the call needed it. Run it again on those that are left."""
 
 
 class ObjectStoreFullError(FastrtError, MemoryError):
@@ -208,9 +208,13 @@ def _make(cause: BaseException | None, task_name: str, pid: int, traceback_text:
 
 
 def _make_dual(cause: Exception, task_name: str, pid: int, traceback_text: str) -> TaskError:
-    dual = _dual_class(type(cause))
+    kind: Any = type(cause)
+    dual = _dual_class(kind)
     # The user's __init__ is not run again (it may have effects, or want other arguments); its results are copied.
-    maker = next(c for c in dual.__mro__ if isinstance(vars(c).get("__new__"), BuiltinFunctionType))
+    # Python demands the __new__ of the class that laid out the instance: the first built-in along __base__.
+    maker: type = dual
+    while maker.__flags__ & _HEAP_TYPE and maker.__base__ is not None:
+        maker = maker.__base__
     error: TaskError = maker.__new__(dual, *cause.args)
     for base in type(cause).__mro__:
         for name, member in vars(base).items():

@@ -1,0 +1,150 @@
+"""Fixtures for every test; above all: whoever runs leaves nothing behind.
+
+What a test, a module or the session leaves (a process, a segment in /dev/shm, a listening port, an open file
+descriptor) fails it. A function's check is skipped where the test shares a runtime with others (a fixture named
+`rt` or `runtime` of module scope, which may grow workers at any moment); the module's check then sees the end.
+"""
+
+import contextlib
+import gc
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+SHARED_RUNTIMES = {"rt", "runtime"}
+PATIENCE_S = 5.0  # between the end of a test and the last of its processes being gone
+SHM = Path("/dev/shm")
+# Descriptors that Python or a library opens once and keeps for good.
+PERMANENT_FDS = ("/dev/urandom", "/dev/random", "/dev/null")
+
+# Every process that descends from this one by exec carries the token, also after its parents are dead.
+TOKEN = f"FASTRT_TEST_TOKEN={secrets.token_hex(8)}"
+os.environ.update([TOKEN.split("=")])
+
+REPORTED: set[str] = set()  # so that the module and the session do not fail again for what a test has left
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
+    """Wait until `condition()` is true, looking every few milliseconds; fail naming `what` after `timeout_s`."""
+    pause = threading.Event()
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, f"waited {timeout_s} s in vain for: {what}"
+        pause.wait(0.005)
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., None]:
+    """The way to wait for a state in a test; see `wait_for`."""
+    return wait_for
+
+
+def is_ours(pid: int) -> bool:
+    try:
+        return TOKEN.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # ended, or another user's
+        return False
+
+
+def processes() -> dict[str, int]:
+    """The processes that this one started, directly or not, each described by its id and command."""
+    ours = {p.pid for p in psutil.Process().children(recursive=True)} | {p for p in psutil.pids() if is_ours(p)}
+    found = {}
+    for pid in ours - {os.getpid()}:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            found[f"process {pid} ({process.status()}): {' '.join(process.cmdline()) or process.name()}"] = pid
+    return found
+
+
+def is_foreign(segment: Path) -> bool:
+    """Whether a segment belongs to somebody else on this machine: other user, or mapped by a process not of ours."""
+    try:
+        if segment.stat().st_uid != os.getuid():
+            return True
+    except FileNotFoundError:
+        return True
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if str(segment) in Path(f"/proc/{pid}/maps").read_text() and not is_ours(pid) and pid != os.getpid():
+                return True
+    return False
+
+
+def descriptors() -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own descriptor
+            target = os.readlink(f"/proc/self/fd/{fd}")
+            if not target.startswith(PERMANENT_FDS):
+                found.append(f"fd {fd}: {target}")
+    return found
+
+
+class Footprint:
+    """What exists now that a test could leave."""
+
+    def __init__(self) -> None:
+        self.fds = descriptors()
+        self.things = {f"segment {path}" for path in SHM.glob("fastrt-*")} | set(processes())
+        for connection in psutil.Process().net_connections(kind="inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                self.things.add(f"listening port {connection.laddr.port}")
+
+    def left_since(self, before: "Footprint") -> list[str]:
+        left = [t for t in self.things - before.things if not t.startswith("segment ") or not is_foreign(Path(t[8:]))]
+        if len(self.fds) > len(before.fds):
+            left += sorted(set(self.fds) - set(before.fds))
+        return sorted(set(left) - REPORTED)
+
+
+@contextlib.contextmanager
+def leaves_nothing(what: str) -> Iterator[None]:
+    """Fail unless everything that came into being inside is gone soon after."""
+    before = Footprint()
+    yield
+    left: list[str] = []
+
+    def clean() -> bool:
+        left[:] = Footprint().left_since(before)
+        if left:
+            gc.collect()  # a descriptor may hang on a cycle
+        return not left
+
+    with contextlib.suppress(AssertionError):
+        wait_for(clean, "a clean end", PATIENCE_S)
+    if left:
+        REPORTED.update(left)
+        pytest.fail(f"{what} left behind after {PATIENCE_S} s:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_leaves_nothing() -> Iterator[None]:
+    try:
+        with leaves_nothing("the session"):
+            yield
+    finally:
+        for pid in processes().values():  # the failure is reported; do not leave the machine with it
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    with leaves_nothing(f"the module {request.node.name}"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def test_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    if SHARED_RUNTIMES & set(request.fixturenames):
+        yield
+        return
+    with leaves_nothing(f"the test {request.node.name}"):
+        yield

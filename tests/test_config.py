@@ -1,0 +1,204 @@
+"""Where settings come from, what is refused, and what the machine's limits make of the defaults."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from fastrt import config
+from fastrt.config import Config, parse_bytes
+from fastrt.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch):
+    for field in dataclasses.fields(Config):
+        monkeypatch.delenv(f"FASTRT_{field.name.upper()}", raising=False)
+
+
+@pytest.fixture
+def cgroup(tmp_path, monkeypatch):
+    """An empty cgroup hierarchy with the process in /a/b; a function that writes a control file into it."""
+    monkeypatch.setattr(config, "_CGROUP_DIR", tmp_path)
+    monkeypatch.setattr(config, "_cgroup_dirs", lambda: [tmp_path / "a/b", tmp_path / "a", tmp_path])
+
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("512MiB", 512 << 20),
+        ("512 mib", 512 << 20),
+        ("1.5GB", 1_500_000_000),
+        ("2g", 2_000_000_000),
+        ("1KiB", 1024),
+        ("3tib", 3 << 40),
+        ("10 B", 10),
+    ],
+)
+def test_sizes_are_read_with_units(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1 MiB extra", "1e9", "0x10", "ten", "1..5g"])
+def test_what_is_not_a_size_is_refused(text):
+    with pytest.raises(ConfigError, match="is not a size"):
+        parse_bytes(text)
+
+
+def test_defaults_are_what_the_documentation_says():
+    settings = Config.load(object_store_memory="64MiB")
+    assert settings.num_workers == min(config.cpu_count(), 254)
+    assert settings.object_store_memory == 64 << 20
+    assert (settings.clients_max, settings.objects_max, settings.tasks_max) == (256, 1 << 22, 1 << 21)
+    assert (settings.spin_us, settings.log_to_driver, settings.trace) == (20, True, False)
+
+
+def test_settings_never_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config.load().num_workers = 3
+
+
+def test_keyword_beats_environment_beats_default(monkeypatch):
+    monkeypatch.setenv("FASTRT_NUM_WORKERS", "7")
+    assert Config.load().num_workers == 7
+    assert Config.load(num_workers=3).num_workers == 3
+    assert Config.load(num_workers=None).num_workers == 7
+    monkeypatch.setenv("FASTRT_NUM_WORKERS", "")
+    assert Config.load().num_workers == min(config.cpu_count(), 254)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("no", False), ("TRUE", True), (" off ", False)])
+def test_flags_are_words(monkeypatch, text, value):
+    monkeypatch.setenv("FASTRT_TRACE", text)
+    assert Config.load().trace is value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_workers", 0, "from 1 to"),
+        ("num_workers", -(2**70), "from 1 to"),
+        ("num_workers", "two", "whole number"),
+        ("num_workers", 2.0, "whole number"),
+        ("num_workers", True, "whole number"),
+        ("object_store_memory", "lots", "is not a size"),
+        ("object_store_memory", 1, "must be from"),
+        ("object_store_memory", 1 << 60, "must be from"),
+        ("clients_max", 257, "from 3 to 256"),
+        ("objects_max", 1, "must be from"),
+        ("tasks_max", [], "whole number"),
+        ("spin_us", -1, "from 0 to"),
+        ("trace", "maybe", "true or false"),
+        ("log_to_driver", 1, "true or false"),
+        ("start_timeout_s", 0, "more than 0"),
+        ("start_timeout_s", "nan", "more than 0"),
+        ("start_timeout_s", "soon", "number of seconds"),
+        ("runtime_dir", 7, "must be a path"),
+        ("runtime_dir", "/" + "x" * 60, "60 bytes"),
+    ],
+)
+def test_bad_value_is_refused_by_name(name, value, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        Config.load(**{name: value})
+    assert name in str(caught.value)
+
+
+def test_bad_environment_names_the_variable(monkeypatch):
+    monkeypatch.setenv("FASTRT_SPIN_US", "fast")
+    with pytest.raises(ConfigError, match="FASTRT_SPIN_US='fast'"):
+        Config.load()
+
+
+def test_unknown_setting_lists_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'workers'.*num_workers"):
+        Config.load(workers=2)
+
+
+def test_more_workers_than_client_slots_is_refused():
+    with pytest.raises(ConfigError, match="raise clients_max or lower num_workers"):
+        Config.load(num_workers=8, clients_max=9)
+
+
+def test_runtime_dir_follows_xdg_then_the_temporary_folder(monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/5")
+    assert Config.load().runtime_dir == Path("/run/user/5/fastrt")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(config.tempfile, "gettempdir", lambda: "/tmp")
+    assert Config.load().runtime_dir == Path(f"/tmp/fastrt-{os.getuid()}")
+
+
+def test_cpus_are_the_affinity_without_a_quota(cgroup, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert config.cpu_count() == 6
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({"a/b/cpu.max": "max 100000"}, 6),
+        ({"a/b/cpu.max": "150000 100000"}, 2),
+        ({"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"}, 3),
+        ({"a/b/cpu.max": "1000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 6),
+    ],
+)
+def test_cpus_follow_the_tightest_quota(cgroup, monkeypatch, files, cpus):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    for name, text in files.items():
+        cgroup(name, text)
+    assert config.cpu_count() == cpus
+
+
+def machine(monkeypatch, available, free):
+    monkeypatch.setattr(config, "_meminfo_bytes", lambda field: available)
+
+    class Shm:
+        f_bavail, f_frsize = free // 4096, 4096
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Shm)
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("available", "free", "limit", "store"),
+    [
+        (10 * GIB, 100 * GIB, None, 3 * GIB),
+        (100 * GIB, 10 * GIB, None, 8 * GIB),
+        (100 * GIB, 100 * GIB, 2 * GIB, 1 * GIB),
+    ],
+)
+def test_store_is_the_smallest_of_the_three_shares(cgroup, monkeypatch, available, free, limit, store):
+    machine(monkeypatch, available, free)
+    if limit:
+        cgroup("a/memory.max", str(limit))
+        cgroup("a/b/memory.max", "max")
+    assert config.default_store_bytes() == store
+
+
+def test_version_1_cgroup_without_limit_is_no_limit(cgroup, monkeypatch):
+    machine(monkeypatch, 10 * GIB, 100 * GIB)
+    cgroup("memory/memory.limit_in_bytes", "9223372036854771712")
+    assert config.default_store_bytes() == 3 * GIB
+
+
+def test_full_shm_says_how_to_enlarge_it(cgroup, monkeypatch):
+    machine(monkeypatch, 10 * GIB, 1 << 20)
+    with pytest.raises(ConfigError, match="shm-size"):
+        config.default_store_bytes()
+
+
+def test_own_cgroup_and_all_above_it_are_looked_at():
+    folders = config._cgroup_dirs()
+    assert not folders or folders[-1] == Path("/sys/fs/cgroup")

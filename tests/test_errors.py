@@ -1,0 +1,174 @@
+"""The hierarchy, the code table, and what a TaskError keeps of its cause on the way to the driver."""
+
+import copy
+import pickle
+
+import pytest
+
+from fastrt import errors
+from fastrt.errors import ERROR_CODES, FastrtError, TaskError
+
+
+class Custom(Exception):
+    """Its __init__ wants other arguments than `args` holds, so pickle cannot restore it."""
+
+    def __init__(self, code, *, detail):
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class Slotted(ValueError):
+    __slots__ = ("line",)
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise RuntimeError("never")
+
+
+def raised(exc):
+    try:
+        raise exc
+    except BaseException as caught:
+        return caught
+
+
+def wrapped(exc):
+    return TaskError.wrap(raised(exc), task_name="parse", pid=812)
+
+
+def classes():
+    return [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, FastrtError)]
+
+
+def test_every_class_says_what_to_do():
+    assert len(classes()) > 15
+    for kind in classes():
+        assert kind.__doc__, kind
+        assert len(kind.__doc__.split()) > 8, kind
+
+
+def test_every_code_of_the_core_has_its_class():
+    assert set(ERROR_CODES) == {-1, -2, -3, -4, -5, -6, -7, -8, -10, -11}
+    assert all(issubclass(kind, FastrtError) for kind in ERROR_CODES.values())
+    assert ERROR_CODES[-3] is errors.GetTimeoutError
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (errors.GetTimeoutError, TimeoutError),
+        (errors.ObjectStoreFullError, MemoryError),
+        (errors.SerializationError, TypeError),
+        (errors.ConfigError, ValueError),
+        (errors.NotInitializedError, RuntimeError),
+        (errors.NotFoundError, LookupError),
+    ],
+)
+def test_errors_are_also_of_pythons_own_kind(kind, builtin):
+    error = pickle.loads(pickle.dumps(kind("why")))
+    assert isinstance(error, builtin)
+    assert isinstance(error, FastrtError)
+    assert str(error) == "why"
+
+
+def test_task_error_is_an_instance_of_its_causes_type():
+    with pytest.raises(ValueError, match="bad line") as caught:
+        raise wrapped(ValueError("bad line", 7))
+    error = caught.value
+    assert isinstance(error, TaskError)
+    assert error.args == ("bad line", 7)
+    assert type(error).__name__ == "TaskError(ValueError)"
+    assert type(error) is type(wrapped(ValueError("other")))
+
+
+def test_task_error_keeps_the_fields_that_c_holds():
+    error = pickle.loads(pickle.dumps(wrapped(FileNotFoundError(2, "No such file", "/nowhere"))))
+    assert isinstance(error, FileNotFoundError)
+    assert (error.errno, error.strerror, error.filename) == (2, "No such file", "/nowhere")
+    decode = wrapped(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"))
+    assert (decode.encoding, decode.object, decode.reason) == ("utf-8", b"\xff", "invalid")
+    assert wrapped(StopIteration(5)).value == 5
+
+
+def test_task_error_keeps_attributes_of_user_classes():
+    error = wrapped(Custom(3, detail="x"))
+    assert isinstance(error, Custom)
+    assert (error.code, error.detail) == (3, "x")
+    slotted = Slotted("s")
+    slotted.line = 9
+    assert wrapped(slotted).line == 9
+
+
+def test_task_error_crosses_pickle_and_copy_unchanged():
+    error = wrapped(ValueError("bad"))
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(other) is type(error)
+        assert (other.task_name, other.pid, other.traceback_text) == ("parse", 812, error.traceback_text)
+        assert repr(other.cause) == "ValueError('bad')"
+        assert str(other) == str(error)
+
+
+@pytest.mark.parametrize("cause", [Unpicklable("text"), Custom(3, detail="text")])
+def test_cause_that_cannot_be_restored_costs_only_the_cause(cause):
+    error = pickle.loads(pickle.dumps(wrapped(cause)))
+    assert type(error) is TaskError
+    assert error.cause is None
+    assert "text" in str(error)
+
+
+def test_cause_that_would_end_the_driver_is_not_inherited():
+    error = wrapped(SystemExit(3))
+    assert type(error) is TaskError
+    assert isinstance(error.cause, SystemExit)
+
+
+def test_class_that_refuses_a_subclass_gives_a_plain_task_error():
+    class Final(Exception):
+        def __init_subclass__(cls):
+            raise TypeError("final")
+
+    assert type(wrapped(Final("no"))) is TaskError
+
+
+def test_task_error_through_an_outer_task_keeps_the_first_cause():
+    inner = wrapped(KeyError("k"))
+    outer = TaskError.wrap(raised(inner), task_name="outer", pid=9)
+    assert isinstance(outer, KeyError)
+    assert outer.cause is inner.cause
+    assert outer.task_name == "outer"
+    assert "task 'parse' failed in process 812" in str(outer)
+
+
+def test_fastrt_error_in_a_task_is_both():
+    error = wrapped(errors.ObjectStoreFullError("64 MiB wanted"))
+    assert isinstance(error, (TaskError, MemoryError))
+    assert isinstance(error, errors.ObjectStoreFullError)
+
+
+def test_text_shows_the_users_frames_only():
+    namespace = {}
+    path = errors._PACKAGE_DIR + "worker/main.py"
+    exec(compile("def run(f):\n    return f()", path, "exec"), namespace)  # noqa: S102  a frame inside fastrt
+
+    def users():
+        raise ValueError("bad")
+
+    try:
+        namespace["run"](users)
+    except ValueError as exc:
+        text = str(TaskError.wrap(exc, task_name="users", pid=1))
+    assert text.startswith("task 'users' failed in process 1\nTraceback (most recent call last):")
+    assert "in users" in text
+    assert "worker/main.py" not in text
+    assert text.endswith("ValueError: bad")
+
+
+def test_text_keeps_the_frames_when_there_are_no_others():
+    namespace = {}
+    exec(compile("def run():\n    1 / 0", errors._PACKAGE_DIR + "x.py", "exec"), namespace)  # noqa: S102
+    with pytest.raises(ZeroDivisionError) as caught:
+        namespace["run"]()
+    caught.value.__traceback__ = caught.tb.tb_next
+    assert "in run" in errors.format_user_traceback(caught.value)
