@@ -1,0 +1,294 @@
+"""The rules of the tree, held by a test: who may import whom, sizes, documentation, and words that must not appear.
+
+Each check takes files as {path: text} and returns complaints, so that a bad example proves it can fail.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE_LINES, FUNCTION_LINES, LINE_CHARS = 600, 70, 120
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+Files = dict[str, str]
+Complaints = Iterator[str]
+
+# Left may import right; names joined by | never import each other.
+LAYERS = (
+    "cli > runtime > observe > worker|node|ps > tasks|transfer|collective > scheduler|coordination|cluster "
+    "> store|rpc|durable > config > _core > errors"
+)
+RANK = {name: -i for i, names in enumerate(LAYERS.split(" > ")) for name in names.split("|")}
+TOP = {"", "bench", "testing", "__main__"}  # `import fastrt` itself, and what stands above everything
+STATE_MAY_IMPORT = ("fastrt.errors", "fastrt._core.refcount")
+
+
+@functools.cache
+def tree() -> Files:
+    folders = ("src", "tests", "bench", "examples", ".ci")
+    paths = [p for f in folders for p in (ROOT / f).rglob("*") if p.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h")]
+    paths += [ROOT / "setup.py", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in sorted(paths)}
+
+
+def is_core(path: str) -> bool:
+    return path.startswith("src/fastrt/")
+
+
+def module_of(path: str) -> str:
+    return path.removeprefix("src/").rsplit(".", 1)[0].removesuffix("/__init__").replace("/", ".")
+
+
+def part_of(module: str) -> str:
+    """The layer's name: 'store' for fastrt.store.ref, '' for fastrt itself."""
+    return [*module.split("."), ""][1]
+
+
+def imports_of(path: str, text: str) -> Iterator[str]:
+    """Every module of fastrt that a file imports, also inside functions; not those for type checkers only."""
+    if path.endswith((".pyx", ".pxd")):
+        package = module_of(path).rpartition(".")[0]
+        for match in re.finditer(r"^\s*from\s+([\w.]+)\s+c?import\s+([^#\n]+)", text, re.M):
+            base = package + match[1] if match[1].startswith(".") else match[1]
+            yield from names_below(base.rstrip("."), re.findall(r"(\w+)(?:\s+as\s+\w+)?", match[2]))
+        for match in re.finditer(r"^\s*c?import\s+([\w., ]+)", text, re.M):
+            yield from (name.split(" as ")[0].strip() for name in match[1].split(","))
+        yield from (f"fastrt._core.{name}" for name in re.findall(r"^\s*include\s+[\"'](\w+)\.px", text, re.M))
+    if not path.endswith((".py", ".pyi")):
+        return
+    todo: list[ast.AST] = [ast.parse(text, path)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo += node.orelse
+            continue
+        todo += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            folder = [*module_of(path).split("."), ""] if path.endswith("__init__.py") else module_of(path).split(".")
+            base = ".".join([*folder[: -node.level], *filter(None, [node.module])]) if node.level else node.module or ""
+            yield from names_below(base, [alias.name for alias in node.names])
+
+
+def names_below(base: str, names: list[str]) -> list[str]:
+    """`from fastrt import config` imports fastrt.config; `from fastrt.config import Config` imports fastrt.config."""
+    modules = {module_of(path) for path in tree() if is_core(path)}
+    return [f"{base}.{name}" if f"{base}.{name}" in modules or base == "fastrt" else base for name in names]
+
+
+def check_layers(files: Files) -> Complaints:
+    for path, text in files.items():
+        mine = part_of(module_of(path))
+        if not is_core(path) or mine in TOP:
+            continue
+        if mine not in RANK:
+            yield f"{path}: {mine!r} has no layer; the layers are {LAYERS}"
+            continue
+        for name in set(imports_of(path, text)):
+            other = part_of(name) if name.split(".")[0] == "fastrt" else mine
+            if other in TOP and mine == "cli":
+                continue  # commands are programs that use the public names, as a user's are
+            if other != mine and (other in TOP or RANK.get(other, 1) >= RANK[mine]):
+                yield f"{path}: imports {name}, but {mine} may only import what is right of it in: {LAYERS}"
+
+
+def check_states_are_pure(files: Files) -> Complaints:
+    for path, text in files.items():
+        if is_core(path) and path.endswith("/state.py"):
+            for name in imports_of(path, text):
+                if name.startswith("fastrt") and not name.startswith(STATE_MAY_IMPORT):
+                    yield f"{path}: imports {name}; a state machine imports only {STATE_MAY_IMPORT}"
+
+
+def functions_of(path: str, text: str) -> Iterator[tuple[str, int, int]]:
+    """Name, first line and count of lines of each function; Cython's by their indentation."""
+    if path.endswith(".py"):
+        for node in ast.walk(ast.parse(text, path)):
+            if isinstance(node, FUNCTIONS):
+                yield node.name, node.lineno, (node.end_lineno or 0) - node.lineno + 1
+        return
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
+        match = re.match(r"(\s*)(?:def|cpdef|cdef(?!\s+(?:extern|class|struct|enum)\b))\b[^=]*?(\w+)\s*\(", line)
+        if not match:
+            continue
+        body = i + 1
+        while body < len(lines) and not lines[body - 1].split("#")[0].rstrip().endswith(":"):
+            body += 1
+        end = body
+        while end < len(lines) and (not lines[end].strip() or lines[end].startswith(match[1] + " ")):
+            end += 1
+        while end > i and not lines[end - 1].strip():
+            end -= 1
+        yield match[2], i + 1, end - i
+
+
+def check_sizes(files: Files) -> Complaints:
+    for path, text in files.items():
+        if path.endswith(".md"):
+            continue
+        lines = text.splitlines()
+        if len(lines) > FILE_LINES:
+            yield f"{path}: {len(lines)} lines; at most {FILE_LINES}"
+        yield from (f"{path}:{i}: line longer than {LINE_CHARS}" for i, s in enumerate(lines, 1) if len(s) > LINE_CHARS)
+        if path.endswith((".py", ".pyx")):
+            for name, line, count in functions_of(path, text):
+                if count > FUNCTION_LINES:
+                    yield f"{path}:{line}: {name} has {count} lines; at most {FUNCTION_LINES}"
+
+
+def check_headers_hold_no_state(files: Files) -> Complaints:
+    for path, text in files.items():
+        if path.endswith(".h"):
+            for i, line in enumerate(text.splitlines(), 1):
+                if re.match(r"\s*(?:_Thread_local\s+|__thread\s+)?static\b(?!.*\b(?:inline|const)\b)", line):
+                    yield f"{path}:{i}: each extension would get its own copy of this; keep it in the segment"
+
+
+def check_compiled_modules_are_described(files: Files) -> Complaints:
+    for path in files:
+        if path.endswith(".pyx"):
+            yield from (f"{path}: has no {end}" for end in (".pxd", ".pyi") if path[:-4] + end not in files)
+
+
+def check_every_module_is_used(files: Files) -> Complaints:
+    used = {name for path, text in files.items() if not path.endswith((".md", ".h")) for name in imports_of(path, text)}
+    used |= {name for text in files.values() for name in re.findall(r"[\"' ](fastrt(?:\.\w+)+)[\"':]", text)}
+    for path in files:
+        name = module_of(path)
+        code = path.endswith((".py", ".pyx")) and not path.endswith(("__init__.py", "__main__.py"))
+        if is_core(path) and code and name not in used | {"fastrt.cli.main"}:  # the console script's
+            yield f"{path}: nobody imports {name}"
+
+
+def check_public_docstrings(files: Files) -> Complaints:
+    for path, text in files.items():
+        if not is_core(path) or not path.endswith(".py"):
+            continue
+        module = ast.parse(text, path)
+        if text.strip() and not ast.get_docstring(module):
+            yield f"{path}: does not open with its idea"
+        owners: list[ast.Module | ast.ClassDef] = [module]
+        owners += [node for node in module.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+        for node in (node for owner in owners for node in owner.body):
+            if isinstance(node, DEFINITIONS) and not node.name.startswith("_"):
+                doc = ast.get_docstring(node) or ""
+                overload = any("overload" in ast.unparse(d) or "setter" in ast.unparse(d) for d in node.decorator_list)
+                if not doc and not overload:
+                    yield f"{path}:{node.lineno}: {node.name} is public and has no docstring"
+                elif not isinstance(node, ast.ClassDef) and raises_itself(node) and "Raises:" not in doc:
+                    yield f"{path}:{node.lineno}: {node.name} raises, and its docstring has no 'Raises:'"
+
+
+def raises_itself(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether the function's own statements raise something new; a bare `raise` passes on what came."""
+    todo: list[ast.AST] = list(function.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            return True
+        if not isinstance(node, (*DEFINITIONS, ast.Lambda)):
+            todo += ast.iter_child_nodes(node)
+    return False
+
+
+# What must not appear, where it is looked for, and what to do instead. [x] keeps a pattern from matching itself.
+SAYS = r"^src/fastrt/(?!cli/)"
+BANNED = [
+    (r"\b(?:FIXM[E]|TOD[O]|XX[X])\b", r"", "open an issue, or do it"),
+    (r"(?<![\w.])print\(", SAYS + r".*\.(?:py|pyx)$", "raise, log or return it"),
+    (r"\bexcept\s*:", r"\.(?:py|pyx)$", "name what is expected"),
+    (r"\btime\.(?:time|monotonic)\(|\bdatetime\.", r"/state\.py$", "a state machine gets `now` in its events"),
+    (r"(?<!\w)slee[p]\(", r"^tests/.*\.py$", "wait for a state: the fixture wait_until"),
+    (r"mark\.(?:skip|xfail)(?!if)\b(?!\(.*reason)", r"^tests/.*\.py$", "say the reason"),
+    (r"\bpickl[e]\b.*\bimport|\bimport\s+pickl[e]", r"^src/fastrt/_core/", "the core knows no pickle"),
+]
+
+
+def check_banned_words(files: Files) -> Complaints:
+    for path, text in files.items():
+        for pattern, where, instead in BANNED:
+            if re.search(where, path) and not path.endswith("test_tidy.py"):
+                for i, line in enumerate(text.splitlines(), 1):
+                    if re.search(pattern, line):
+                        yield f"{path}:{i}: {line.strip()!r}: {instead}"
+
+
+def check_commands_are_tested(files: Files) -> Complaints:
+    """Each fenced python or console block of the pages appears, by its first line, in tests/test_docs.py."""
+    tested = files.get("tests/test_docs.py", "")
+    for path, text in files.items():
+        if path == "README.md" or path.startswith("docs/"):
+            for block in re.findall(r"^```(?:python|console)\n(.*?)^```", text, re.M | re.S):
+                first = block.strip().splitlines()[0].removeprefix("$ ")
+                if first not in tested and f'"{path}"' not in tested:
+                    yield f"{path}: nothing in tests/test_docs.py runs the block that begins with {first!r}"
+
+
+CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_tree_keeps_the_rule(check: Callable[[Files], Complaints]) -> None:
+    complaints = list(check(tree()))
+    assert not complaints, "\n" + "\n".join(complaints)
+
+
+LONG = "def f():\n" + "    x = 1\n" * FUNCTION_LINES
+BAD = [
+    (check_layers, {"src/fastrt/store/a.py": "from fastrt.tasks import submit"}),
+    (check_layers, {"src/fastrt/store/a.py": "def f():\n    from fastrt import config, node"}),
+    (check_layers, {"src/fastrt/worker/a.py": "import fastrt.node.daemon"}),
+    (check_layers, {"src/fastrt/worker/a.py": "from ..node import daemon"}),
+    (check_layers, {"src/fastrt/store/a.py": "import fastrt"}),
+    (check_layers, {"src/fastrt/_core/a.pyx": "from fastrt.config import Config"}),
+    (check_layers, {"src/fastrt/_core/a.pxd": "from fastrt.store.ref cimport Ref"}),
+    (check_layers, {"src/fastrt/misc/a.py": ""}),
+    (check_states_are_pure, {"src/fastrt/scheduler/state.py": "from fastrt.config import Config"}),
+    (check_sizes, {"src/fastrt/a.py": "x = 1\n" * (FILE_LINES + 1)}),
+    (check_sizes, {"src/fastrt/a.py": "x = '" + "x" * LINE_CHARS + "'"}),
+    (check_sizes, {"src/fastrt/a.py": LONG}),
+    (check_sizes, {"src/fastrt/_core/a.pyx": LONG.replace("def f():", "cdef int f(\n        int a) except -1:")}),
+    (check_headers_hold_no_state, {"src/fastrt/_core/include/a.h": "static int armed = 0;"}),
+    (check_headers_hold_no_state, {"src/fastrt/_core/include/a.h": "static _Thread_local int depth;"}),
+    (check_compiled_modules_are_described, {"src/fastrt/_core/a.pyx": "", "src/fastrt/_core/a.pxd": ""}),
+    (check_every_module_is_used, {"src/fastrt/store/a.py": "import os", "tests/test_a.py": "import os"}),
+    (check_public_docstrings, {"src/fastrt/a.py": "x = 1"}),
+    (check_public_docstrings, {"src/fastrt/a.py": '"""A."""\ndef f():\n    return 1'}),
+    (check_public_docstrings, {"src/fastrt/a.py": '"""A."""\ndef f():\n    """F."""\n    raise ValueError("x")'}),
+    (check_banned_words, {"src/fastrt/a.py": "# TOD" + "O: later"}),
+    (check_banned_words, {"src/fastrt/store/a.py": "print(1)"}),
+    (check_banned_words, {"bench/a.py": "try:\n    pass\nexcept:\n    pass"}),
+    (check_banned_words, {"src/fastrt/cluster/state.py": "now = time.time()"}),
+    (check_banned_words, {"tests/test_a.py": "time.sleep" + "(1)"}),
+    (check_banned_words, {"tests/test_a.py": "@pytest.mark.skip" + "()"}),
+    (check_banned_words, {"src/fastrt/_core/a.pyx": "import pickle"}),
+    (check_commands_are_tested, {"README.md": "```console\n$ fastrt fly\n```\n", "tests/test_docs.py": ""}),
+]
+GOOD = {
+    "src/fastrt/store/a.py": '"""A."""\nfrom fastrt.errors import FastrtError\nfrom fastrt.config import Config\n',
+    "src/fastrt/store/b.py": '"""B."""\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import fastrt.node\n'
+    "from . import a\n",
+    "tests/test_b.py": "from fastrt.store import a\nimport fastrt.store.b\nimport fastrt.store.a\n",
+    "src/fastrt/_core/include/a.h": "static inline int f(void) { return 1; }\nstatic const int K = 2;\n",
+}
+
+
+@pytest.mark.parametrize(("check", "files"), BAD, ids=lambda value: getattr(value, "__name__", ""))
+def test_bad_example_is_noticed(check: Callable[[Files], Complaints], files: Files) -> None:
+    assert len(list(check(files))) == 1
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_good_example_passes(check: Callable[[Files], Complaints]) -> None:
+    assert not list(check(GOOD))
+
+
+def test_every_check_has_a_bad_example() -> None:
+    assert {check for check, _ in BAD} == set(CHECKS)
