@@ -11,6 +11,8 @@ a fresh page costs twelve times a copy into a warm one.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
+from fastrt._core.clients cimport Client
+from fastrt._core.errors cimport check
 from fastrt._core.layout cimport *
 from fastrt._core.segment cimport segment_commit
 
@@ -422,3 +424,23 @@ cdef uint32_t arena_owner(frt_ctx *x, uint64_t offset) noexcept nogil:
         return a32_load_acq(_owner(x, page, <uint32_t>((offset & (FRT_PAGE_BYTES - 1)) //
                                                        FRT_CLASS_BYTES((word >> 48) & 255))))
     return a32_load_acq(_owner(x, page, 0))
+
+
+def room(Client client):
+    """(used, committed, most) bytes of the payload region, in whole pages; without a lock."""
+    cdef frt_ctx *x = &client.x
+    return (x.sb.used_pages << FRT_PAGE_SHIFT, <uint64_t>a32_load_acq(&x.sb.pages_committed) << FRT_PAGE_SHIFT,
+            <uint64_t>x.pages_max << FRT_PAGE_SHIFT)
+
+
+def grow(Client client):
+    """Commit up to 64 MiB more of the payload region. False when there is no more to be had."""
+    cdef frt_ctx *x = &client.x
+    cdef int rc
+    client.ensure()
+    with nogil:
+        rc = arena_grow(x, FRT_COMMIT_BYTES >> FRT_PAGE_SHIFT)
+    if rc == FRT_FULL:
+        return False
+    check(rc)
+    return True

@@ -197,6 +197,11 @@ cdef class Client:
         self.closed = True
 
     @property
+    def forked(self):
+        """Whether this handle belongs to the process that forked us."""
+        return self.forks != _forks
+
+    @property
     def index(self):
         """The slot's index in the client table."""
         return self.x.me

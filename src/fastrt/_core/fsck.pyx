@@ -4,10 +4,9 @@
 Some can only be judged while nobody works (`quiet`): derived structures and counts are changed a moment after
 the words that they are derived from.
 """
-import zlib
-
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 from fastrt._core.arena cimport arena_block_bytes, arena_owner
 from fastrt._core.clients cimport Client
@@ -184,6 +183,33 @@ def fsck(Client client, bint quiet=False):
     finally:
         free(counted)
     return bad
+
+
+def holders(Client client):
+    """Who keeps memory of the store in use.
+
+    Returns:
+        A list of dicts {client, pid, kind, bytes, objects}, one per live client that holds anything in a block.
+        What several hold counts for each.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i, c
+    cdef uint64_t room
+    cdef uint64_t bytes_held[256]
+    cdef uint64_t objects_held[256]
+    client.ensure()
+    memset(bytes_held, 0, sizeof(bytes_held))
+    memset(objects_held, 0, sizeof(objects_held))
+    for i in range(x.sb.objects.fresh):
+        room = arena_block_bytes(x, x.entries[i].offset)
+        if room == 0:
+            continue
+        for c in range(x.clients_max):
+            if (frt_refs(x, i)[c >> 6] | frt_pins(x, i)[c >> 6]) >> (c & 63) & 1:
+                bytes_held[c] += room
+                objects_held[c] += 1
+    return [{"client": c, "pid": x.clients[c].pid, "kind": x.clients[c].kind, "bytes": bytes_held[c],
+             "objects": objects_held[c]} for c in range(x.clients_max) if objects_held[c]]
 
 
 def usage(Client client):

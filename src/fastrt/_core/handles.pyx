@@ -11,7 +11,8 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 
 from fastrt.errors import FastrtError, StaleReferenceError
 
-from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from fastrt._core.clients cimport Client
@@ -20,6 +21,10 @@ from fastrt._core.layout cimport *
 from fastrt._core.links cimport entry_slots, task_slots
 from fastrt._core.objects cimport *
 from fastrt._core.scalar cimport KIND_SCALARS_END, scalar_read, scalar_size, scalar_write
+from fastrt._core.wait cimport wait_any, wait_sealed
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
 
 cdef extern from *:
     """
@@ -123,6 +128,135 @@ def is_ready(Client client, Ref ref):
     return object_is_sealed(&client.x, ref.index)
 
 
+# ---- waiting ----
+
+cdef int64_t _deadline(object timeout_s) except -1:
+    return (1 << 62) if timeout_s is None else frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
+
+
+def wait_all(Client client, list refs, timeout_s, double spin_s):
+    """Wait until every one of `refs` is ready.
+
+    The last one that is not ready is waited for first: results come roughly in the order of submission, so
+    most waits of a long list sleep once. A failed result ends the wait early, within 50 ms.
+
+    Args:
+        refs: a list of Refs; duplicates are allowed.
+        timeout_s: seconds, or None for ever.
+        spin_s: how much of it to spend spinning before sleeping.
+    Returns:
+        True when all are ready or a ready one is an error; False after the timeout.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef Py_ssize_t k
+    cdef Ref ref
+    cdef int rc
+    cdef int64_t now, deadline = _deadline(timeout_s)
+    cdef int64_t spin = <int64_t>(spin_s * 1e9)
+    client.ensure()
+    for k in range(len(refs) - 1, -1, -1):
+        ref = refs[k]
+        ref_use(client, ref)
+        while not object_is_sealed(x, ref.index):
+            now = frt_now_ns() + 50000000
+            with nogil:
+                rc = wait_sealed(x, ref.index, now if now < deadline else deadline, spin)
+            spin = 0
+            if rc == FRT_INTERRUPTED:
+                PyErr_CheckSignals()
+            elif rc == FRT_TIMEOUT:
+                client.ensure()
+                if frt_now_ns() >= deadline:
+                    return object_is_sealed(x, ref.index)
+                if _any_failed(client, refs):
+                    return True
+            else:
+                check(rc)
+    return True
+
+
+cdef bint _any_failed(Client client, list refs) except -1:
+    cdef Ref ref
+    for ref in refs:
+        ref_use(client, ref)
+        if object_is_sealed(&client.x, ref.index) and client.x.entries[ref.index].flags & FRT_ENTRY_ERROR:
+            return True
+    return False
+
+
+def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, double spin_s):
+    """Wait until `num_returns` of `refs` are ready, or until the timeout.
+
+    Args:
+        refs, timeout_s, spin_s: as for `wait_all`.
+        num_returns: from 1 to len(refs).
+    Returns:
+        (ready, others): two lists in the order of `refs`; at most `num_returns` in the first.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef Py_ssize_t n = len(refs)
+    cdef Py_ssize_t k
+    cdef uint32_t *entries
+    cdef int64_t deadline, spin
+    cdef int rc
+    client.ensure()
+    if _count_ready(client, refs, num_returns) < num_returns and timeout_s != 0:
+        deadline, spin = _deadline(timeout_s), <int64_t>(spin_s * 1e9)
+        entries = <uint32_t *>malloc(n * sizeof(uint32_t))
+        if entries == NULL:
+            raise MemoryError()
+        try:
+            for k in range(n):
+                entries[k] = (<Ref>refs[k]).index
+            rc = FRT_INTERRUPTED
+            while rc == FRT_INTERRUPTED:
+                with nogil:
+                    rc = wait_any(x, entries, <uint32_t>n, <uint32_t>num_returns, deadline, spin)
+                spin = 0
+                if rc == FRT_INTERRUPTED:
+                    PyErr_CheckSignals()
+            if rc != FRT_TIMEOUT:
+                check(rc)
+            client.ensure()
+        finally:
+            free(entries)
+    return _split(client, refs, num_returns)
+
+
+cdef Py_ssize_t _count_ready(Client client, list refs, Py_ssize_t enough) except -1:
+    """How many are ready, counting no further than `enough`; every ref looked at is checked."""
+    cdef Py_ssize_t ready = 0
+    cdef Ref ref
+    for ref in refs:
+        ref_use(client, ref)
+        if object_is_sealed(&client.x, ref.index):
+            ready += 1
+            if ready == enough:
+                break
+    return ready
+
+
+cdef tuple _split(Client client, list refs, Py_ssize_t most):
+    """The first `most` ready ones, and the rest: a slice when the ready ones come first, as they mostly do."""
+    cdef list ready = []
+    cdef list others
+    cdef Py_ssize_t k = 0
+    cdef Py_ssize_t n = len(refs)
+    for k in range(n):
+        if len(ready) == most or not object_is_sealed(&client.x, (<Ref>refs[k]).index):
+            break
+        ready.append(refs[k])
+    if len(ready) == most:
+        return ready, refs[most:]
+    others = []
+    for k in range(k, n):
+        if len(ready) < most and object_is_sealed(&client.x, (<Ref>refs[k]).index):
+            ready.append(refs[k])
+        else:
+            others.append(refs[k])
+    return ready, others
+
+
 # ---- reading ----
 
 @cython.no_gc
@@ -173,7 +307,7 @@ def read(Client client, Ref ref):
     return entry.kind, error, pin
 
 
-def read_scalar(Client client, Ref ref, missing):
+cpdef object read_scalar(Client client, Ref ref, missing):
     """The value when it is sealed, no error and a scalar; otherwise `missing`. The fast path of `get`."""
     cdef frt_entry *entry
     if ref.client is not client or not client.usable():
@@ -182,6 +316,14 @@ def read_scalar(Client client, Ref ref, missing):
     if not object_is_sealed(&client.x, ref.index) or entry.kind >= KIND_SCALARS_END or entry.flags & FRT_ENTRY_ERROR:
         return missing
     return scalar_read(entry.kind, object_view(&client.x, ref.index), entry.bytes)
+
+
+def read_scalars(Client client, list refs, missing):
+    """`read_scalar` of each of a list of ready references."""
+    cdef list values = []
+    for ref in refs:
+        values.append(read_scalar(client, ref, missing))
+    return values
 
 
 def contained(Client client, Ref ref):

@@ -15,3 +15,4 @@ cdef int scalar_write(object value, uint16_t kind, char *to, Py_ssize_t nbytes) 
 cdef object scalar_read(uint16_t kind, const char *data, Py_ssize_t nbytes)
 cdef Py_ssize_t args_write(tuple args, type ref_type, char *to, Py_ssize_t room, list refs) except -2
 cdef tuple args_read(const char *data, Py_ssize_t nbytes, list refs)
+cpdef bint is_plain(object value, int depth=*) except -1

@@ -133,3 +133,31 @@ cdef tuple args_read(const char *data, Py_ssize_t nbytes, list refs):
             at += (head[1] + 7) & ~7
         at += HEADER
     return tuple(values)
+
+
+cpdef bint is_plain(object value, int depth=8) except -1:
+    """Whether a value consists of None, bool, int, float, str, bytes and tuples, lists and dicts of these only.
+
+    Such a value means the same under plain pickle everywhere: no function or class of the sender is named.
+    Deep or long containers count as not plain, so that the question stays cheap.
+    """
+    cdef type t = type(value)
+    if value is None or t is int or t is str or t is float or t is bool or t is bytes:
+        return True
+    if depth == 0:
+        return False
+    if t is list or t is tuple:
+        if len(value) > 10000:
+            return False
+        for item in value:
+            if not is_plain(item, depth - 1):
+                return False
+        return True
+    if t is dict:
+        if len(value) > 10000:
+            return False
+        for key, item in value.items():
+            if not is_plain(key, depth - 1) or not is_plain(item, depth - 1):
+                return False
+        return True
+    return False

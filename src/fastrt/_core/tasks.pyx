@@ -203,7 +203,11 @@ def next_task(Client client, double timeout_s, double spin_s):
         t = wait_task(x, deadline, spin)
     if t == FRT_TIMEOUT or t == FRT_INTERRUPTED:
         return NO_TASK
-    check(t)
+    return _start(x, check(t))
+
+
+cdef uint32_t _start(frt_ctx *x, uint32_t t) noexcept nogil:
+    """A claimed task's user code is about to run."""
     x.clients[x.me].task = t + 1
     x.clients[x.me].job = x.tasks[t].job
     x.tasks[t].attempts += 1
@@ -350,6 +354,40 @@ def set_blocked(Client client, uint32_t t, bint blocked):
     x.clients[x.me].blocked = 1 if blocked else 0
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_BLOCKED if blocked else FRT_TASK_RUNNING, x.me,
                                             frt_word_gen(x.task_words[t])))
+
+
+def claim_for(Client client, Ref ref):
+    """Claim the task that `ref` waits for, or one that it in turn waits for, if nobody has started it.
+
+    For a worker that must wait while no other worker can be had: running just these tasks cannot deadlock,
+    because the waiting task cannot go on without them.
+
+    Returns:
+        The task's index, now RUNNING here; NO_TASK when others run what is needed.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i, t
+    cdef uint64_t word
+    client.ensure()
+    ref_use(client, ref)
+    i = ref.index
+    while x.entries[i].task and not object_is_sealed(x, i):
+        t = x.entries[i].task - 1
+        word = a64_load_sc(x.task_words + t)
+        if frt_word_state(word) == FRT_TASK_READY:
+            if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word))):
+                return _start(x, t)
+        elif frt_word_state(word) == FRT_TASK_WAITING and x.tasks[t].dep < x.tasks[t].ndeps:
+            i = task_slots(x, t)[x.tasks[t].nreturns + x.tasks[t].dep].index
+        else:
+            break
+    return NO_TASK
+
+
+def resume(Client client, uint32_t t):
+    """Say that this client is back at task `t` after it ran another on top of it."""
+    client.x.clients[client.x.me].task = t + 1
+    client.x.clients[client.x.me].job = client.x.tasks[t].job
 
 
 # ---- look and cancel ----

@@ -1,0 +1,61 @@
+"""fastrt: a distributed runtime for Python whose hot paths are compiled."""
+
+from fastrt.errors import (
+    ArenaCorrupt,
+    AttachError,
+    ConfigError,
+    FastrtError,
+    ForkedRuntimeError,
+    FunctionNotFoundError,
+    GetTimeoutError,
+    LockStuck,
+    NodeDiedError,
+    NotFoundError,
+    NotInitializedError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    SerializationError,
+    StaleReferenceError,
+    TaskCancelledError,
+    TaskError,
+    WorkerCrashedError,
+)
+from fastrt.runtime.driver import Runtime, init, is_initialized, shutdown
+from fastrt.store.client import get, put, wait
+from fastrt.store.ref import ObjectRef
+from fastrt.tasks.cancel import cancel
+from fastrt.tasks.remote import RemoteFunction, remote
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArenaCorrupt",
+    "AttachError",
+    "ConfigError",
+    "FastrtError",
+    "ForkedRuntimeError",
+    "FunctionNotFoundError",
+    "GetTimeoutError",
+    "LockStuck",
+    "NodeDiedError",
+    "NotFoundError",
+    "NotInitializedError",
+    "ObjectLostError",
+    "ObjectRef",
+    "ObjectStoreFullError",
+    "RemoteFunction",
+    "Runtime",
+    "SerializationError",
+    "StaleReferenceError",
+    "TaskCancelledError",
+    "TaskError",
+    "WorkerCrashedError",
+    "cancel",
+    "get",
+    "init",
+    "is_initialized",
+    "put",
+    "remote",
+    "shutdown",
+    "wait",
+]

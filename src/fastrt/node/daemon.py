@@ -1,0 +1,258 @@
+"""The node daemon: makes the segment, admits clients, keeps the worker pool, buries the dead.
+
+One thread, one selector. It is on no hot path: tasks and objects never pass through it. When the last driver is
+gone it ends every worker and removes all that the session had.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from fastrt._core import arena
+from fastrt._core.clients import KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKER, Client, admit
+from fastrt._core.segment import Segment, sweep
+from fastrt.config import Config
+from fastrt.errors import FastrtError
+from fastrt.node.janitor import Janitor
+from fastrt.node.logs import LogPipe
+from fastrt.node.pool import Pool
+from fastrt.store.attach import Link, listen
+from fastrt.store.client import Store
+
+_KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL}
+_TICK_S = 0.1  # how often the daemon looks whether the arena should grow and workers should leave
+_AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
+_STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
+_SURPLUS_PATIENCE_S = 2.0
+
+
+class Member:
+    """A process that has joined: its slot, its pidfd, its connection."""
+
+    def __init__(self, pid: int, index: int, kind: str, pidfd: int, link: Link) -> None:
+        self.pid = pid
+        self.index = index
+        self.kind = kind
+        self.pidfd = pidfd
+        self.link = link
+        self.left = False
+        self.gone_at = 0.0
+
+
+class Daemon:
+    """A node's daemon.
+
+    Args:
+        config: the session's settings.
+        pool: the worker pool; its zygote is starting already.
+        session: what workers are told besides where the session is: sys_path, preload.
+    """
+
+    def __init__(self, config: Config, pool: Pool, session: dict[str, Any]) -> None:
+        self._config = config
+        self._pool = pool
+        sweep_sessions(config.runtime_dir)
+        self._segment = Segment.create(
+            config.object_store_memory,
+            clients_max=config.clients_max,
+            objects_max=min(config.objects_max, max(1 << 16, config.object_store_memory // 512)),
+            tasks_max=config.tasks_max,
+            trace=config.trace,
+        )
+        self._dir = config.runtime_dir / self._segment.session
+        self._dir.mkdir(mode=0o700)
+        self.socket_path = str(self._dir / "node.sock")
+        index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon")
+        self._client = Client(self._segment, index, gen)
+        self._janitor = Janitor(Store(self._client, 0.0))
+        self._members: dict[int, Member] = {}  # by pid
+        self._statuses: dict[int, int] = {}
+        self._had_driver = False
+        self._surplus_since = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._listener = listen(self.socket_path)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(pool.control, selectors.EVENT_READ, self._on_zygote)
+        self._unclaimed: list[LogPipe] = []  # of workers that the zygote has not named yet, in order
+        self._pipes: dict[int, list[LogPipe]] = {}
+        pool.configure({**session, "socket": self.socket_path, "spin_s": config.spin_us / 1e6})
+
+    def run(self, starter: socket.socket) -> None:
+        """Serve until the last driver has left, or until the process at `starter` dies before one has joined."""
+        self._selector.register(starter, selectors.EVENT_READ, self._on_starter)
+        self._staff()
+        while not self._finished():
+            for key, _ in self._selector.select(_TICK_S):
+                key.data(key.fileobj)
+            self._bury_dead()
+            self._staff()
+            self._tend()
+
+    def close(self) -> None:
+        """End the workers and remove everything the session had."""
+        self._pool.kill()
+        for pipes in [*self._pipes.values(), self._unclaimed]:
+            for pipe in pipes:
+                pipe.drain()
+        for member in self._members.values():
+            member.link.close()
+        self._segment.unlink()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def _finished(self) -> bool:
+        return self._had_driver and not any(m.kind == "driver" and not m.left for m in self._members.values())
+
+    def _on_starter(self, starter: socket.socket) -> None:
+        self._selector.unregister(starter)  # it only ever closes
+        self._had_driver = True
+
+    # ---- joining and leaving ----
+
+    def _accept(self, listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        link = Link(sock)
+        pid, uid = link.peer()
+        if uid != os.getuid():
+            link.send(error=f"this session belongs to uid {os.getuid()}, not to {uid}")
+            link.close()
+            return
+        self._selector.register(link, selectors.EVENT_READ, self._on_message)
+
+    def _on_message(self, link: Link) -> None:
+        try:
+            message = link.receive(0)
+            while message is not None:
+                self._handle(link, message)
+                message = link.receive(0) if link.waiting() else None
+        except EOFError:
+            self._selector.unregister(link)
+            link.close()
+
+    def _handle(self, link: Link, message: dict[str, Any]) -> None:
+        pid, _ = link.peer()
+        op = message.get("op")
+        if op == "join":
+            self._join(link, pid, str(message.get("kind")), str(message.get("name", "")))
+        elif op == "bye" and pid in self._members:
+            self._members[pid].left = True
+        elif op == "blocked":
+            self._pool.blocked.add(pid)
+        elif op == "unblocked":
+            self._pool.blocked.discard(pid)
+        elif op == "may_wait":
+            link.send(answer=self._pool.may_grow())
+        else:
+            link.send(error=f"there is no operation {op!r}")
+
+    def _join(self, link: Link, pid: int, kind: str, name: str) -> None:
+        if kind not in _KINDS or pid in self._members:
+            link.send(error=f"process {pid} cannot join as {kind!r}" + (" twice" if pid in self._members else ""))
+            return
+        try:
+            # The pidfd first: from here on the process cannot be mistaken for another with its number.
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            index, gen = admit(self._segment, pid, _KINDS[kind], name)
+        except FastrtError as exc:
+            os.close(pidfd)
+            link.send(error=str(exc))
+            return
+        self._members[pid] = Member(pid, index, kind, pidfd, link)
+        self._had_driver |= kind == "driver"
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda fd, pid=pid: self._on_death(pid))
+        link.send(segment=self._segment.name, index=index, gen=gen)
+
+    def _on_death(self, pid: int) -> None:
+        member = self._members[pid]
+        self._selector.unregister(member.pidfd)
+        member.gone_at = time.monotonic()
+
+    def _bury_dead(self) -> None:
+        """Recover the slots of dead processes; a worker's once the zygote has said how it ended, if it does."""
+        now = time.monotonic()
+        for member in [m for m in self._members.values() if m.gone_at]:
+            if member.kind == "worker" and member.pid not in self._statuses:
+                if now - member.gone_at < _STATUS_PATIENCE_S:
+                    continue
+            self._janitor.bury(member.index, member.pid, self._statuses.pop(member.pid, None))
+            os.close(member.pidfd)
+            del self._members[member.pid]
+
+    # ---- workers ----
+
+    def _on_zygote(self, control: socket.socket) -> None:
+        message = self._pool.receive()
+        if message is None:
+            raise FastrtError("the zygote died: no worker can be started any more")
+        if "started" in message:
+            pid = message["started"]
+            self._pipes[pid], self._unclaimed = self._unclaimed[:2], self._unclaimed[2:]
+            for pipe in self._pipes[pid]:
+                pipe.pid = pid
+                self._selector.register(pipe, selectors.EVENT_READ, self._on_log)
+        elif "ended" in message:
+            pid = message["ended"]
+            if pid in self._members:
+                self._statuses[pid] = message["status"]
+            for pipe in self._pipes.pop(pid, []):
+                if pipe.fd in self._selector.get_map():
+                    self._selector.unregister(pipe)
+                pipe.drain()
+
+    def _staff(self) -> None:
+        for _ in range(self._pool.missing()):
+            out, err = self._pool.fork()
+            self._unclaimed += [LogPipe(out, False, self._log), LogPipe(err, True, self._log)]
+
+    def _on_log(self, pipe: LogPipe) -> None:
+        if not pipe.read():
+            self._selector.unregister(pipe)
+
+    def _log(self, text: str, is_error: bool) -> None:
+        if self._config.log_to_driver:
+            for member in self._members.values():
+                if member.kind == "driver":
+                    member.link.post(op="log", text=text, error=is_error)
+
+    # ---- now and then ----
+
+    def _tend(self) -> None:
+        """Keep memory ready ahead of need, and let workers go that were only needed while others waited."""
+        for member in self._members.values():
+            member.link.flush()
+        used, committed, most = arena.room(self._client)
+        if committed < most and committed - used < _AHEAD_BYTES:
+            arena.grow(self._client)
+        if self._pool.surplus() <= 0:
+            self._surplus_since = 0.0
+        elif not self._surplus_since:
+            self._surplus_since = time.monotonic()
+        elif time.monotonic() - self._surplus_since > _SURPLUS_PATIENCE_S:
+            self._surplus_since = 0.0
+            idle = [m for m in self._members.values() if m.kind == "worker" and m.pid not in self._pool.blocked]
+            if idle:
+                idle[-1].link.send(op="stop")  # taken up when it is idle; until then it goes on working
+
+
+def sweep_sessions(runtime_dir: Path) -> None:
+    """Remove segments and folders of crashed sessions; make the runtime folder, for this user only.
+
+    Raises:
+        FastrtError: the folder belongs to somebody else or others may enter it.
+    """
+    runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = os.lstat(runtime_dir)
+    if info.st_uid != os.getuid() or info.st_mode & 0o077 or not runtime_dir.is_dir() or runtime_dir.is_symlink():
+        raise FastrtError(
+            f"{runtime_dir} is not a folder of uid {os.getuid()} with mode 700; remove it, or set FASTRT_RUNTIME_DIR"
+        )
+    for name in sweep():
+        shutil.rmtree(runtime_dir / name.removeprefix("/fastrt-"), ignore_errors=True)

@@ -1,0 +1,72 @@
+"""After a client's death: have the core give back what it held, and end the tasks that cannot go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from fastrt._core import handles
+from fastrt._core import tasks as core
+from fastrt._core.recovery import recover
+from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
+from fastrt.store.client import Store
+from fastrt.store.serialize import serialize
+
+
+class Janitor:
+    """Recovers dead clients through the daemon's own attachment."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def bury(self, client: int, pid: int, status: int | None) -> None:
+        """Recover the client slot of a process that has ended.
+
+        Args:
+            client: its slot.
+            pid: its process id.
+            status: its wait status where known: it names the signal in `WorkerCrashedError`.
+        """
+        result = recover(self._store.client, client)
+        for task in result["ending"]:
+            self._end(task, pid, status)
+        for other in set(result["running"]):
+            # A dead driver's task: nobody wants its result, so its worker is not worth waiting for.
+            try:
+                os.kill(other, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def _end(self, task: int, pid: int, status: int | None) -> None:
+        store = self._store
+        info = core.info(store.client, task)
+        name = self._name(info["function"])
+        error: FastrtError
+        if core.cancelled(store.client, task) or info["attempts"] == 0:
+            error = TaskCancelledError(f"task {name!r} was cancelled")
+        else:
+            error = WorkerCrashedError(
+                f"task {name!r} was given up after {info['attempts']} attempts: its worker, process {pid}, "
+                f"{explain(status)}; raise max_retries if the cause may pass by itself"
+            )
+        parts = serialize(error)
+        for k in range(info["returns"]):
+            store.put_result(task, k, parts, error=True)
+        core.finish(store.client, task)
+
+    def _name(self, function: tuple[int, int]) -> str:
+        try:
+            name, _ = self._store.load(handles.acquire(self._store.client, *function))
+        except Exception:  # it may need a module that only workers have; the name is a courtesy
+            return "?"
+        return str(name)
+
+
+def explain(status: int | None) -> str:
+    """Say in words how a process ended, from its wait status."""
+    if status is None:
+        return "ended"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return f"was killed by signal {number} ({signal.Signals(number).name})"
+    return f"exited with code {os.waitstatus_to_exitcode(status)}"

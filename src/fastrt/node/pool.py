@@ -1,0 +1,90 @@
+"""The pool of workers: how many there should be, and the zygote that makes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from typing import Any
+
+_MESSAGE_BYTES_MAX = 1 << 16
+
+
+class Pool:
+    """Keeps `size` workers able to run: one more for each that sleeps inside a task, up to `spare` more.
+
+    Args:
+        zygote_argv: the command of the zygote; the number of its control descriptor is appended.
+        size: workers that should be able to run tasks.
+        spare: how many more there may be because others wait; beyond it, waiting workers help themselves.
+    """
+
+    def __init__(self, zygote_argv: list[str], size: int, spare: int) -> None:
+        self.size = size
+        self.spare = spare
+        self.pids: set[int] = set()
+        self.blocked: set[int] = set()
+        self.starting = 0
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._zygote = subprocess.Popen(
+            [*zygote_argv, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+
+    def configure(self, session: dict[str, Any]) -> None:
+        """Tell the zygote which session its workers join."""
+        self.control.send(json.dumps(session).encode())
+
+    def missing(self) -> int:
+        """How many workers should be started now."""
+        able = len(self.pids) + self.starting - len(self.blocked)
+        room = self.size + self.spare - len(self.pids) - self.starting
+        return max(0, min(self.size - able, room))
+
+    def may_grow(self) -> bool:
+        """Whether a worker that is about to sleep will be replaced."""
+        return len(self.pids) + self.starting < self.size + self.spare
+
+    def surplus(self) -> int:
+        """How many workers are there beyond what is needed now."""
+        return len(self.pids) - len(self.blocked) - self.size
+
+    def fork(self) -> tuple[int, int]:
+        """Order one worker; the read ends of its stdout and stderr."""
+        out_read, out_write = os.pipe2(os.O_CLOEXEC)
+        err_read, err_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            socket.send_fds(self.control, [b"fork"], [out_write, err_write])
+        finally:
+            os.close(out_write)
+            os.close(err_write)
+        self.starting += 1
+        return out_read, err_read
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return the zygote's next report; None when the zygote is gone."""
+        data = self.control.recv(_MESSAGE_BYTES_MAX)
+        if not data:
+            return None
+        message: dict[str, Any] = json.loads(data)
+        if "started" in message:
+            self.starting -= 1
+            self.pids.add(message["started"])
+        elif "ended" in message:
+            self.pids.discard(message["ended"])
+            self.blocked.discard(message["ended"])
+        return message
+
+    def kill(self) -> None:
+        """End every worker with all that its tasks have started, then the zygote."""
+        for pid in self.pids:
+            for send in (os.killpg, os.kill):
+                try:
+                    send(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    continue
+        self._zygote.kill()
+        self._zygote.wait()
+        self.control.close()

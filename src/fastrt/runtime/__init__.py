@@ -1,0 +1,1 @@
+"""Starting and ending sessions: the only place that wires processes together."""

@@ -1,0 +1,245 @@
+"""init and shutdown: the one runtime that this process uses."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from fastrt._core.segment import Segment
+from fastrt.config import Config
+from fastrt.errors import FastrtError, NodeDiedError
+from fastrt.store import attach
+from fastrt.store import client as store_client
+from fastrt.store.attach import Link
+from fastrt.store.client import Store
+
+_SHUTDOWN_S = 10.0
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Modules that workers get ready-made in the zygote when the driver uses them: importing NumPy takes 80 ms.
+_PRELOAD = ("numpy",)
+
+
+class Runtime:
+    """A running session, as `init` returns it. Usable in a `with` statement, which shuts it down at its end.
+
+    Attributes:
+        session: 32 hex digits that name the session.
+        num_workers: worker processes that can run at once.
+        object_store_memory: the store's size in bytes.
+        socket_path: where other processes join.
+    """
+
+    def __init__(self, config: Config, socket_path: str, daemon: subprocess.Popen[bytes]) -> None:
+        self.num_workers = config.num_workers
+        self.object_store_memory = config.object_store_memory
+        self.socket_path = socket_path
+        self._config = config
+        self._daemon = daemon
+        self._pid = os.getpid()
+        self._store, self._link = self._join()
+        self._segment: Segment = self._store.client.segment
+        self.session: str = self._segment.session
+        self._leaving = False
+        self._listener = threading.Thread(target=self._listen, name="fastrt-logs", daemon=True)
+        self._listener.start()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        shutdown()
+
+    def __repr__(self) -> str:
+        return f"Runtime(session={self.session[:8]}, num_workers={self.num_workers})"
+
+    def _join(self) -> tuple[Store, Link]:
+        kind = "driver"
+        client, link = attach.join(self.socket_path, kind, os.path.basename(sys.argv[0] or "python"))
+        client.adopt_job(client.job)
+        return Store(client, self._config.spin_us / 1e6), link
+
+    def reattach(self) -> Store:
+        """In a forked child: join the session as a client of its own."""
+        self._store, self._link = self._join()
+        return self._store
+
+    def _listen(self) -> None:
+        """Print what workers print, until the daemon closes the connection."""
+        while True:
+            try:
+                message = self._link.receive()
+            except EOFError:
+                break
+            if message is not None and message.get("op") == "log":
+                stream = sys.stderr if message["error"] else sys.stdout
+                try:
+                    stream.write(message["text"])
+                    stream.flush()
+                except (OSError, ValueError):
+                    continue  # the program closed its output; its workers go on
+        if not self._leaving:
+            # Without the daemon nobody would notice a worker's death: waits must end, not hang.
+            self._segment.poison(f"the node daemon (process {self._daemon.pid}) died; call fastrt.init() again")
+            self._segment.unlink()
+
+    def close(self) -> None:
+        """Leave; the daemon ends the workers and removes the session when no other driver is left."""
+        if os.getpid() != self._pid:
+            # A forked child leaves only for itself.
+            self._store.client.abandon() if self._store.client.forked else self._store.client.close()
+            return
+        self._leaving = True
+        self._store.client.close()
+        self._link.send(op="bye")
+        self._listener.join(_SHUTDOWN_S)
+        try:
+            self._daemon.wait(_SHUTDOWN_S)
+        except subprocess.TimeoutExpired:
+            self._daemon.kill()
+            self._daemon.wait()
+        self._link.close()
+        self._segment.unlink()
+
+
+_runtime: Runtime | None = None
+_lock = threading.RLock()
+
+
+def init(
+    num_workers: int | None = None,
+    object_store_memory: int | str | None = None,
+    *,
+    num_cpus: int | None = None,
+    ignore_reinit_error: bool = False,
+    **settings: Any,
+) -> Runtime:
+    """Start the embedded runtime: a node daemon, an object store, and workers.
+
+    Args:
+        num_workers: worker processes; default: the CPUs that this process may use.
+        object_store_memory: size of the store in bytes, or text such as "512MiB"; default: the smallest of 30 %
+            of available memory, half of the cgroup's limit, and 80 % of free /dev/shm.
+        num_cpus: another name for num_workers.
+        ignore_reinit_error: return the running runtime instead of raising.
+        **settings: any field of `fastrt.config.Config`; each also has a variable FASTRT_<NAME>.
+    Returns:
+        The `Runtime`; a `with` statement shuts it down at its end.
+    Raises:
+        ConfigError: a setting is wrong.
+        FastrtError: it is running already, or it cannot start; the message says why.
+    """
+    global _runtime
+    with _lock:
+        if _runtime is not None and not _gone(_runtime):
+            if ignore_reinit_error:
+                return _runtime
+            raise FastrtError("fastrt is initialised already; call fastrt.shutdown() first, or ignore_reinit_error")
+        if num_workers is not None and num_cpus is not None and num_workers != num_cpus:
+            raise FastrtError(f"num_workers={num_workers} and num_cpus={num_cpus} are two names for one setting")
+        config = Config.load(
+            num_workers=num_cpus if num_workers is None else num_workers,
+            object_store_memory=object_store_memory,
+            **settings,
+        )
+        _runtime = _start(config)
+        store_client.set_store(_runtime._store)
+        return _runtime
+
+
+def shutdown() -> None:
+    """End the session: queued tasks are dropped, running ones killed, the store removed.
+
+    Views of values that are still in use stay readable. Does nothing when no session runs.
+    """
+    global _runtime
+    with _lock:
+        runtime, _runtime = _runtime, None
+        store_client.set_store(None)
+        if runtime is not None:
+            runtime.close()
+
+
+def is_initialized() -> bool:
+    """Whether a runtime is running in this process."""
+    return _runtime is not None and not _gone(_runtime)
+
+
+def _gone(runtime: Runtime) -> bool:
+    return runtime._pid != os.getpid() and store_client.current() is None
+
+
+def _start(config: Config) -> Runtime:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    settings = {
+        "config": {
+            "num_workers": config.num_workers,
+            "object_store_memory": config.object_store_memory,
+            "clients_max": config.clients_max,
+            "objects_max": config.objects_max,
+            "tasks_max": config.tasks_max,
+            "runtime_dir": str(config.runtime_dir),
+            "spin_us": config.spin_us,
+            "log_to_driver": config.log_to_driver,
+            "trace": config.trace,
+            "start_timeout_s": config.start_timeout_s,
+        },
+        "zygote_argv": _command("fastrt.worker.zygote", "main(int(sys.argv[1]))"),
+        "bootstrap_fd": theirs.fileno(),
+        "session": {"sys_path": sys.path, "preload": [name for name in _PRELOAD if name in sys.modules]},
+    }
+    # A session of its own: Ctrl-C at the terminal is the driver's to handle.
+    daemon = subprocess.Popen(
+        [*_command("fastrt.node.__main__", "main()"), json.dumps(settings)],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    theirs.close()
+    try:
+        ours.settimeout(config.start_timeout_s)
+        answer = json.loads(ours.recv(1 << 16) or b'{"error": "it ended without a word; see its error output"}')
+        if "error" in answer:
+            raise FastrtError(f"the runtime cannot start: {answer['error']}")
+        return Runtime(config, answer["socket"], daemon)
+    except TimeoutError:
+        daemon.kill()
+        daemon.wait()
+        raise NodeDiedError(f"the node daemon did not start within {config.start_timeout_s} s") from None
+    except FastrtError:
+        daemon.wait(_SHUTDOWN_S)
+        raise
+    finally:
+        ours.close()
+
+
+def _command(module: str, call: str) -> list[str]:
+    """A Python command that runs `call` of a module of this very package, wherever it was imported from."""
+    code = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; {call}"
+    return [sys.executable, "-c", code]
+
+
+def _start_default() -> Store:
+    return init()._store
+
+
+def _reattach() -> Store:
+    runtime = _runtime
+    if runtime is None:
+        return _start_default()
+    return runtime.reattach()
+
+
+def _forget_lock_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+store_client.install(start=_start_default, reattach=_reattach)
+os.register_at_fork(after_in_child=_forget_lock_after_fork)
+atexit.register(shutdown)

@@ -1,0 +1,323 @@
+"""This process's attachment to its node's object store: put, get, wait.
+
+A process has at most one Store. `require()` returns it, starts the embedded runtime if nobody did, and attaches
+anew in a forked child. The layers above register how (`install`), so that nothing here knows about processes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fastrt._core import fsck, handles
+from fastrt._core.clients import Client, ForkedHandle
+from fastrt.errors import GetTimeoutError, NotInitializedError, ObjectStoreFullError, StaleReferenceError
+from fastrt.store import ref as ref_module
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import Serialized, deserialize, serialize
+
+_MISSING = object()
+
+
+class Store:
+    """Put, get and wait through one client of the arena.
+
+    Args:
+        client: the core's attachment.
+        spin_s: how long a wait spins before it sleeps, in seconds.
+    """
+
+    def __init__(self, client: Client, spin_s: float) -> None:
+        self.client = client
+        self.spin_s = spin_s
+        # A worker sets these: what to do around a sleep inside a task, and instead of one when workers run out.
+        self.on_block: Callable[[bool], None] | None = None
+        self.help_with: Callable[[ObjectRef], bool] | None = None
+
+    # ---- put ----
+
+    def put(self, value: object) -> ObjectRef:
+        """Store a value; see `fastrt.put`."""
+        ref: ObjectRef | None = handles.put_scalar(self.client, value)
+        if ref is None:
+            ref = self.put_serialized(serialize(value))
+        return ref
+
+    def put_serialized(self, parts: Serialized, error: bool = False) -> ObjectRef:
+        """Store a value that is serialized already; with `error`, `get` raises it."""
+        try:
+            writer = handles.create(self.client, parts.nbytes, parts.kind, len(parts.refs), error)
+        except ObjectStoreFullError as exc:
+            raise self.full(parts.nbytes, exc) from None
+        parts.write(writer)
+        ref: ObjectRef = writer.seal(parts.refs)
+        return ref
+
+    def put_result(self, task: int, index: int, parts: Serialized, error: bool = False) -> None:
+        """Seal result `index` of a task that this process runs or ends; nothing if it is sealed already."""
+        try:
+            writer = handles.result(self.client, task, index, parts.nbytes, parts.kind, len(parts.refs), error)
+        except ObjectStoreFullError as exc:
+            raise self.full(parts.nbytes, exc) from None
+        if writer is not None:
+            parts.write(writer)
+            writer.seal(parts.refs)
+
+    def full(self, wanted: int, exc: ObjectStoreFullError) -> ObjectStoreFullError:
+        """Say who holds what: the error to raise when `wanted` bytes did not fit."""
+        usage = fsck.usage(self.client)
+        free = usage["bytes_max"] - usage["bytes_used"]
+        holders = sorted(fsck.holders(self.client), key=lambda row: -row["bytes"])[:3]
+        who = ", ".join(f"pid {row['pid']} ({_mib(row['bytes'])})" for row in holders if row["bytes"])
+        return ObjectStoreFullError(
+            f"{_mib(wanted)} wanted, {_mib(free)} free of {_mib(usage['bytes_max'])} ({exc})"
+            + (f"; held by {who}" if who else "")
+            + ". Drop references and views, or raise object_store_memory."
+        )
+
+    # ---- get ----
+
+    def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None) -> Any:
+        """Return the value of a reference or of each of a list; see `fastrt.get`."""
+        if isinstance(refs, ObjectRef):
+            value = handles.read_scalar(self.client, refs, _MISSING)
+            if value is not _MISSING:
+                return value
+            self.wait_ready([refs], timeout)
+            return self.load(refs)
+        if not isinstance(refs, (list, tuple)):
+            raise TypeError(f"get takes an ObjectRef or a list of them, not {type(refs).__name__}")
+        listed = list(refs)
+        for ref in listed:
+            if not isinstance(ref, ObjectRef):
+                raise TypeError(f"get takes ObjectRefs; the list has a {type(ref).__name__}")
+        self.wait_ready(listed, timeout)
+        values = handles.read_scalars(self.client, listed, _MISSING)
+        for k, value in enumerate(values):
+            if value is _MISSING:
+                values[k] = self.load(listed[k])
+        return values
+
+    def load(self, ref: ObjectRef) -> Any:
+        """Return the value of a ready reference, or raise the error it holds."""
+        kind, is_error, data = handles.read(self.client, ref)
+        if kind < 16:
+            value = data
+        else:
+            value = deserialize(kind, data, handles.contained(self.client, ref))
+        if is_error:
+            raise value
+        return value
+
+    # ---- wait ----
+
+    def wait_ready(self, refs: list[ObjectRef], timeout: float | None) -> None:
+        """Wait until all are ready, or one of them is an error.
+
+        Raises:
+            GetTimeoutError: the timeout passed.
+        """
+        if handles.wait_all(self.client, refs, 0.0, self.spin_s):
+            return
+        if timeout is None and self.help_with is not None:
+            for ref in refs:
+                while self.help_with(ref):
+                    pass
+        with self._blocked():
+            if not handles.wait_all(self.client, refs, timeout, 0.0):
+                waiting = [ref for ref in refs if not handles.is_ready(self.client, ref)]
+                raise GetTimeoutError(
+                    f"{len(waiting)} of {len(refs)} objects were not ready after {timeout} s, the first is "
+                    f"{waiting[0] if waiting else refs[0]}; wait again, or cancel the task"
+                )
+
+    def wait(
+        self, refs: list[ObjectRef], num_returns: int, timeout: float | None
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        """Return (ready, not ready) once `num_returns` are ready or the timeout has passed; see `fastrt.wait`."""
+        if self.on_block is None:
+            return handles.wait_some(self.client, refs, num_returns, timeout, self.spin_s)
+        ready, others = handles.wait_some(self.client, refs, num_returns, 0, 0.0)
+        if len(ready) == num_returns or timeout == 0:
+            return ready, others
+        with self._blocked():
+            return handles.wait_some(self.client, refs, num_returns, timeout, 0.0)
+
+    @contextmanager
+    def _blocked(self) -> Iterator[None]:
+        """Around a sleep: a worker gives its place to another meanwhile."""
+        on_block = self.on_block
+        if on_block is None:
+            yield
+            return
+        on_block(True)
+        try:
+            yield
+        finally:
+            on_block(False)
+
+
+def _mib(n: int) -> str:
+    return f"{n / (1 << 20):.1f} MiB" if n >= 1 << 17 else f"{n} bytes"
+
+
+# ---- the one store of this process ----
+
+_store: Store | None = None
+_start: Callable[[], Store] | None = None  # starts the embedded runtime
+_reattach: Callable[[], Store] | None = None  # joins the session again in a forked child
+_lock = threading.RLock()
+
+
+def install(start: Callable[[], Store] | None = None, reattach: Callable[[], Store] | None = None) -> None:
+    """Say how a missing store is started and how a forked child gets one of its own."""
+    global _start, _reattach
+    _start = start or _start
+    _reattach = reattach or _reattach
+
+
+def set_store(store: Store | None) -> None:
+    """Make `store` this process's store; None when the runtime shuts down."""
+    global _store
+    _store = store
+
+
+def current() -> Store | None:
+    """Return this process's store, or None; starts nothing."""
+    return _store
+
+
+def require() -> Store:
+    """Return a usable store: the current one, one attached anew after a fork, or the embedded default.
+
+    Raises:
+        NotInitializedError: there is none and nobody said how to start one.
+    """
+    global _store
+    store = _store
+    if store is not None and not store.client.forked:
+        return store
+    with _lock:
+        if _store is not None and _store.client.forked:
+            if _reattach is None:
+                raise NotInitializedError("this process was forked from one that used fastrt; call fastrt.init() here")
+            _store = _reattach()
+        if _store is None:
+            if _start is None:
+                raise NotInitializedError("fastrt is not initialised; call fastrt.init()")
+            _store = _start()
+        return _store
+
+
+def _forget_lock_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+def put(value: object) -> ObjectRef:
+    """Store a value in shared memory.
+
+    Args:
+        value: anything that can be pickled. Arrays, `bytes`-like buffers, frames and tensors are copied once,
+            into memory that every process of the node can map.
+    Returns:
+        A reference; the value lives as long as any reference to it or view of it.
+    Raises:
+        ObjectStoreFullError: there is no room; the message says who holds what.
+        SerializationError: a part of the value cannot be pickled; the message names it.
+        TypeError: the value is an ObjectRef (pass it on as it is, or put a list around it).
+    Source:
+        The semantics of `ray.put`; out-of-band buffers as in PEP 574.
+    """
+    if isinstance(value, ObjectRef):
+        raise TypeError("the value is an ObjectRef already; pass it on as it is, or put it inside a list")
+    try:
+        return require().put(value)
+    except ForkedHandle:
+        return require().put(value)
+
+
+def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) -> Any:
+    """Wait for a value, or for a list of values.
+
+    Args:
+        refs: one ObjectRef or a list or tuple of them.
+        timeout: seconds to wait at most; None waits for ever, 0 only looks.
+    Returns:
+        The value, or a list of values in the order of `refs`. Arrays and buffers are read-only views of shared
+        memory, whatever their size; they stay valid as long as they are used, also after the reference is gone.
+    Raises:
+        GetTimeoutError: the timeout passed.
+        TaskError: the task that should have made the value raised; also an instance of what it raised.
+        WorkerCrashedError, TaskCancelledError: its worker died too often, or it was cancelled.
+        StaleReferenceError: a reference belongs to a session that has ended.
+        TypeError: something is not an ObjectRef.
+    Source:
+        The semantics of `ray.get`.
+    """
+    _check_timeout(timeout)
+    try:
+        return require().get(refs, timeout)
+    except ForkedHandle:
+        return require().get(refs, timeout)
+
+
+def wait(
+    refs: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None
+) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    """Wait until some of several references are ready.
+
+    Args:
+        refs: a list or tuple of ObjectRefs; one that stands there twice counts twice.
+        num_returns: how many to wait for, from 1 to len(refs).
+        timeout: seconds to wait at most; None waits for ever, 0 only looks.
+    Returns:
+        (ready, not_ready): at most `num_returns` ready ones, and all others, both in the order of `refs`.
+    Raises:
+        ValueError: `num_returns` is out of range.
+        TypeError: something is not an ObjectRef.
+        StaleReferenceError: a reference belongs to a session that has ended.
+    Source:
+        The semantics of `ray.wait`.
+    """
+    _check_timeout(timeout)
+    if type(refs) is not list:
+        if isinstance(refs, ObjectRef) or not isinstance(refs, (list, tuple)):
+            raise TypeError(f"wait takes a list of ObjectRefs, not {type(refs).__name__}")
+        refs = list(refs)
+    if not isinstance(num_returns, int) or not 1 <= num_returns <= len(refs):
+        raise ValueError(f"num_returns is {num_returns!r}; it must be from 1 to the {len(refs)} references given")
+    try:
+        return require().wait(refs, num_returns, timeout)
+    except ForkedHandle:
+        return require().wait(refs, num_returns, timeout)
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds from 0 on, or None")
+
+
+def _restore(session: str, objref: int, index: int) -> ObjectRef:
+    """Unpickle a reference that travelled outside of the store: its object must still be alive here."""
+    store = require()
+    if store.client.segment.session != session:
+        raise StaleReferenceError(
+            f"ObjectRef({objref:016x}) was pickled in session {session[:8]}, this is {store.client.segment.session[:8]}"
+        )
+    ref: ObjectRef = handles.acquire(store.client, objref, index)
+    return ref
+
+
+os.register_at_fork(after_in_child=_forget_lock_after_fork)
+ref_module.install_hooks(
+    restore=_restore,
+    get=get,
+    wait_some=lambda refs, timeout: wait(refs, timeout=timeout),
+    is_ready=lambda ref: handles.is_ready(require().client, ref),
+)

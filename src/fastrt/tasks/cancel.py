@@ -1,0 +1,49 @@
+"""`fastrt.cancel`: end a task before it has a result."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from fastrt._core import tasks as core
+from fastrt.errors import TaskCancelledError
+from fastrt.store import client as store_client
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
+
+
+def cancel(ref: ObjectRef, *, force: bool = False) -> None:
+    """Cancel the task that makes `ref`; nothing happens when the value is there already.
+
+    A task that has not started never runs. One that runs gets a KeyboardInterrupt; with `force` its worker is
+    killed. `get` on its results raises `TaskCancelledError`; it is not retried.
+
+    Args:
+        ref: a result of the task. A reference made by `put` has no task and is left alone.
+        force: kill the worker process instead of interrupting it.
+    Raises:
+        TypeError: `ref` is not an ObjectRef.
+        StaleReferenceError: `ref` belongs to a session that has ended.
+    Source:
+        The semantics of `ray.cancel`.
+    """
+    if not isinstance(ref, ObjectRef):
+        raise TypeError(f"cancel takes an ObjectRef, not {type(ref).__name__}")
+    store = store_client.require()
+    what, task, pid = core.cancel(store.client, ref)
+    if what == "ending":
+        end_with_error(store, task, TaskCancelledError(f"the task that makes {ref!r} was cancelled before it started"))
+    elif what == "running":
+        try:
+            os.kill(pid, signal.SIGKILL if force else signal.SIGINT)
+        except ProcessLookupError:
+            pass  # it died by itself; recovery sees that the task is cancelled
+
+
+def end_with_error(store: Store, task: int, error: Exception) -> None:
+    """Seal every result of a task that this client is ending with an error, and end it."""
+    parts = serialize(error)
+    for k in range(core.info(store.client, task)["returns"]):
+        store.put_result(task, k, parts, error=True)
+    core.finish(store.client, task)

@@ -1,0 +1,76 @@
+"""Functions in the object store: shipped once per node, found by the hash of their content.
+
+The stored value is the pair (name, function). Functions of importable modules are pickled by reference and
+imported where they run; those of `__main__`, closures and lambdas travel by value (cloudpickle).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from fastrt._core import handles
+from fastrt._core import tasks as core
+from fastrt.errors import FunctionNotFoundError, SerializationError
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
+
+# A closure above this size is sent with every new worker: most likely an array that should be put instead.
+WARN_BYTES = 10 << 20
+
+
+def export(store: Store, name: str, function: Callable[..., Any]) -> ObjectRef:
+    """Store a function unless this node has it already.
+
+    Args:
+        name: for people: error messages and listings.
+        function: any callable that cloudpickle can take.
+    Returns:
+        The reference that tasks name their function by.
+    Raises:
+        SerializationError: it captures something that cannot be pickled.
+    """
+    try:
+        parts = serialize((name, function))
+    except SerializationError as exc:
+        raise SerializationError(f"function {name!r} cannot be sent to workers: {exc}") from exc
+    if parts.nbytes > WARN_BYTES:
+        import warnings
+
+        warnings.warn(
+            f"function {name!r} captures {parts.nbytes >> 20} MiB; put large values once with fastrt.put and pass "
+            "the reference",
+            stacklevel=4,
+        )
+    digest = hashlib.blake2b(parts.to_bytes(), digest_size=16).digest()
+    found: ObjectRef | None = core.find_function(store.client, digest)
+    if found is None:
+        found = core.add_function(store.client, digest, store.put_serialized(parts))
+    return found
+
+
+class FunctionCache:
+    """The functions that this process has loaded, by objref."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loaded: dict[int, tuple[str, Callable[..., Any]]] = {}
+
+    def get(self, task: int) -> tuple[str, Callable[..., Any]]:
+        """Return (name, function) for a task that this process has claimed.
+
+        Raises:
+            FunctionNotFoundError: it cannot be rebuilt here; the message says what is missing.
+        """
+        objref, index = core.function_of(self._store.client, task)
+        found = self._loaded.get(objref)
+        if found is None:
+            ref = handles.acquire(self._store.client, objref, index)
+            try:
+                found = self._store.load(ref)
+            except SerializationError as exc:
+                raise FunctionNotFoundError(f"this worker cannot load the task's function: {exc}") from exc
+            self._loaded[objref] = found
+        return found

@@ -1,0 +1,207 @@
+"""`@fastrt.remote`: functions that run as tasks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, overload
+
+from fastrt._core import tasks as core
+from fastrt._core.clients import ForkedHandle
+from fastrt.errors import ObjectStoreFullError
+from fastrt.store import client as store_client
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.tasks import arguments, functions
+
+_RETURNS_MAX = 10_000
+_RETRIES_MAX = 255  # one byte in the task's record
+
+
+class RemoteFunction:
+    """A function that runs in a worker process when called as `f.remote(...)`. Made by `fastrt.remote`."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        num_returns: int = 1,
+        max_retries: int = 3,
+        retry_exceptions: bool = False,
+        name: str | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"remote takes a function, not {type(function).__name__}")
+        if inspect.isclass(function):
+            raise TypeError("remote classes (actors) are not supported by this version; use remote functions")
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            raise TypeError(f"{_name_of(function)} is a generator or coroutine function; use a plain function")
+        self._function = function
+        self._num_returns = _checked_int("num_returns", num_returns, 0, _RETURNS_MAX)
+        self._max_retries = _checked_int("max_retries", max_retries, 0, _RETRIES_MAX)
+        if not isinstance(retry_exceptions, bool):
+            raise TypeError(f"retry_exceptions is {retry_exceptions!r}; it must be True or False")
+        self._flags = core.RETRY_ERRORS if retry_exceptions else 0
+        self._name = name or _name_of(function)
+        self._arity = _positional_arity(function)
+        self._store: Store | None = None
+        self._function_ref: ObjectRef | None = None
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{self._name} is a remote function: call {self._name}.remote(...), or .function(...) here")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By parts, so that a function that calls itself remotely can be pickled inside its own globals.
+        return _empty, (), self._settings(), None, None, _fill
+
+    def __repr__(self) -> str:
+        return f"RemoteFunction({self._name})"
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The plain function, to call it here."""
+        return self._function
+
+    def options(self, **options: Any) -> RemoteFunction:
+        """Return the same function with other settings.
+
+        Args:
+            **options: num_returns, max_retries, retry_exceptions, name, as for `fastrt.remote`.
+        Raises:
+            TypeError: an unknown option.
+        """
+        settings = self._settings()
+        _check_options(options)
+        return RemoteFunction(**{**settings, **options})
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Submit a task that calls the function.
+
+        Args:
+            *args, **kwargs: its arguments. ObjectRefs among them are replaced by their values before it runs;
+                references inside containers are passed on as they are.
+        Returns:
+            An ObjectRef to the result; a list of them when num_returns is not 1; None when it is 0.
+        Raises:
+            TypeError: the arguments do not fit the function's signature.
+            SerializationError: an argument cannot be pickled.
+            ObjectStoreFullError: there is no room for the arguments or for another task.
+        """
+        store = store_client.current()
+        if store is None or store is not self._store:
+            store = self._bind()
+        if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
+            inspect.signature(self._function).bind(*args, **kwargs)
+        try:
+            if not kwargs:
+                refs = core.submit_scalars(
+                    store.client, self._function_ref, args, self._num_returns, self._max_retries, self._flags
+                )
+                if refs is not None:
+                    return refs if self._num_returns else None
+            return self._submit(store, args, kwargs)
+        except ForkedHandle:
+            self._store = None
+            return self.remote(*args, **kwargs)
+        except ObjectStoreFullError as exc:
+            raise store.full(0, exc) from None
+
+    def _submit(self, store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        refs = None
+        args = arguments.put_large_arrays(store, args)
+        settings = (self._num_returns, self._max_retries, self._flags)
+        if not kwargs:
+            refs = core.submit_scalars(store.client, self._function_ref, args, *settings)
+        if refs is None:
+            kind, data, named, ndeps = arguments.pack(store, args, kwargs)
+            refs = core.submit(store.client, self._function_ref, kind, data, named, ndeps, *settings)
+        return refs if self._num_returns else None
+
+    def _bind(self) -> Store:
+        """Ship the function to this process's current session."""
+        store = store_client.require()
+        if store is not self._store:
+            self._function_ref = functions.export(store, self._name, self._function)
+            self._store = store
+        return store
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "function": self._function,
+            "num_returns": self._num_returns,
+            "max_retries": self._max_retries,
+            "retry_exceptions": bool(self._flags & core.RETRY_ERRORS),
+            "name": self._name,
+        }
+
+
+@overload
+def remote(function: Callable[..., Any], /) -> RemoteFunction: ...
+@overload
+def remote(**options: Any) -> Callable[[Callable[..., Any]], RemoteFunction]: ...
+def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Turn a function into one that runs as tasks: `@remote` or `@remote(num_returns=2)`.
+
+    Args:
+        function: the function, when used without options.
+        num_returns: how many results a call has; the function returns a tuple or list of that many.
+        max_retries: how often the task runs again after its worker died; default 3.
+        retry_exceptions: whether it also runs again after an exception of its own; default False.
+        name: for error messages and listings; default: the function's qualified name.
+    Returns:
+        A `RemoteFunction`, or a decorator that makes one.
+    Raises:
+        TypeError: not a function, or an unknown option.
+        ValueError: an option is out of range.
+    Source:
+        The semantics of `ray.remote`.
+    """
+    _check_options(options)
+    if function is None:
+        return lambda function: RemoteFunction(function, **options)
+    if options:
+        raise TypeError("use @remote or @remote(option=...), not both at once")
+    return RemoteFunction(function)
+
+
+_OPTIONS = ("num_returns", "max_retries", "retry_exceptions", "name")
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"{name!r} is not an option of remote functions; there are: {', '.join(_OPTIONS)}")
+
+
+def _checked_int(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; it must be a whole number")
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}; it must be from {low} to {high}")
+    return value
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def _positional_arity(function: Callable[..., Any]) -> tuple[int, float]:
+    """How many positional arguments a call without keywords may have; checked before anything is sent."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):  # some builtins have no signature
+        return 0, float("inf")
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
+        return 1, 0  # never right without keywords: the full check says which is missing
+    return required, float("inf") if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
+
+
+def _empty() -> RemoteFunction:
+    return RemoteFunction.__new__(RemoteFunction)
+
+
+def _fill(remote_function: RemoteFunction, settings: dict[str, Any]) -> None:
+    remote_function.__init__(**settings)  # type: ignore[misc]  # deferred on purpose, see __reduce__

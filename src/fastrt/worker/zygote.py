@@ -1,0 +1,143 @@
+"""The zygote: a process with one thread that has imported what workers need and forks them in milliseconds.
+
+It never touches gRPC and never joins the arena. Orders come over a SEQPACKET socket: first the session, then
+"fork" with the descriptors of the new worker's stdout and stderr. It reports each start and each end, with the
+wait status: it is the workers' parent, and only a parent learns the signal that ended a process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_MESSAGE_BYTES_MAX = 1 << 16
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends: no orphan outlives a killed daemon."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(control_fd: int) -> None:
+    """Serve fork orders on the socket `control_fd` until the daemon closes it."""
+    die_with_parent()
+    control = socket.socket(fileno=control_fd)
+    session = json.loads(control.recv(_MESSAGE_BYTES_MAX))
+    sys.path[:] = session["sys_path"]
+    for name in session["preload"]:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue  # the worker that needs it says so
+    from fastrt.worker import main as worker_main  # noqa: F401  (imported here so that every worker has it)
+
+    gc.collect()
+    gc.freeze()  # what is here now stays shared between all workers: no collection ever writes to it
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control.send(json.dumps({"ready": os.getpid()}).encode())
+    while True:
+        readable = select.select([control, woken], [], [])[0]
+        if woken in readable:
+            os.read(woken, 4096)
+            _reap(control)
+        if control in readable and not _serve(control, session, (woken, wake)):
+            return
+
+
+def _reap(control: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        control.send(json.dumps({"ended": pid, "status": status}).encode())
+
+
+def _serve(control: socket.socket, session: dict[str, Any], own: tuple[int, int]) -> bool:
+    """Carry out one order; False when the daemon is gone."""
+    data, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES_MAX, 2)
+    if not data:
+        return False
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            for fd in own:
+                os.close(fd)
+            control.close()
+            _become_worker(session, *fds)
+            code = 0
+        except BaseException:  # the last frame of a process: whatever it is, it must be seen
+            traceback.print_exc()
+        finally:
+            _flush()
+            os._exit(code)
+    for fd in fds:
+        os.close(fd)
+    control.send(json.dumps({"started": pid}).encode())
+    return True
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+
+
+def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int) -> None:
+    """In the forked child: join the session and run tasks."""
+    from fastrt.store import attach, client
+    from fastrt.worker.main import Worker
+
+    die_with_parent()
+    os.setpgid(0, 0)  # so that the daemon can end the worker together with what its tasks have started
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    gc.enable()
+    os.dup2(out_fd, 1)
+    os.dup2(err_fd, 2)
+    os.close(out_fd)
+    os.close(err_fd)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    core_client, link = attach.join(session["socket"], "worker", f"worker-{os.getpid()}")
+    store = client.Store(core_client, session["spin_s"])
+    client.set_store(store)
+
+    def told_to_stop() -> bool:
+        try:
+            message = link.receive(0)
+        except EOFError:
+            return True
+        return message is not None and message.get("op") == "stop"
+
+    def may_wait() -> bool:
+        link.send(op="may_wait")
+        answer = link.receive(5.0)
+        return answer is None or bool(answer.get("answer", True))
+
+    worker = Worker(store, say=lambda word: None if link.send(op=word) else None, told_to_stop=told_to_stop,
+                    may_wait=may_wait)  # fmt: skip
+    worker.run()
+    core_client.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
