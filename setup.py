@@ -32,7 +32,8 @@ DIRECTIVES = {
     "wraparound": False,
     "initializedcheck": False,
     "cdivision": True,
-    "embedsignature": True,
+    "allow_none_for_extension_args": False,  # None would be taken for a client, and crash
+    "binding": True,  # signatures that the stubs are checked against
 }
 
 

@@ -338,7 +338,7 @@ cdef int arena_alloc(frt_ctx *x, uint64_t nbytes, uint32_t owner, uint64_t *home
     """
     cdef uint64_t pages = (nbytes + FRT_PAGE_BYTES - 1) >> FRT_PAGE_SHIFT
     cdef int rc
-    if pages > x.pages_max:
+    if nbytes > x.total_bytes or pages > x.pages_max:
         return FRT_TOO_LARGE
     while True:
         if nbytes <= FRT_CLASS_BYTES(FRT_CLASSES - 1):

@@ -218,9 +218,11 @@ cdef class Client:
 
     def adopt_job(self, uint64_t job):
         """Work on behalf of a driver: tasks submitted from here on belong to its job."""
+        self.ensure()
         self.x.clients[self.x.me].job = job
 
     def wake(self, uint32_t client):
         """Make another client look again at what it waits for."""
+        self.ensure()
         if client < self.x.clients_max:
             client_wake(&self.x, client)

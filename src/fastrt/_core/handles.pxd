@@ -13,7 +13,6 @@ cdef class Pin:
     cdef uint32_t index
     cdef const char *data
     cdef Py_ssize_t nbytes
-    cdef Py_ssize_t shape
 
 cdef class Writer:
     cdef Client client
@@ -22,7 +21,8 @@ cdef class Writer:
     cdef bint done
     cdef char *data
     cdef Py_ssize_t nbytes
-    cdef Py_ssize_t shape
+
+    cdef int _check_open(self) except -1
 
 cdef Ref ref_wrap(Client client, uint32_t index)
 cdef int ref_use(Client client, Ref ref) except -1

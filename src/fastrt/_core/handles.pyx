@@ -56,6 +56,16 @@ cdef class Ref:
     def __eq__(self, other):
         return isinstance(other, Ref) and self.objref == (<Ref>other).objref
 
+    # Without these, Cython would make a copy that shares this one's hold.
+    def __reduce__(self):
+        raise TypeError("a reference is pickled by the store only")
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
     @property
     def owner(self):
         """The `Client` that this reference belongs to."""
@@ -85,6 +95,8 @@ cdef Ref ref_wrap(Client client, uint32_t index):
 
 cdef int ref_use(Client client, Ref ref) except -1:
     """See to it that `ref` belongs to `client`: a reference inherited by fork takes a hold of its own now."""
+    if ref is None:
+        raise TypeError("None is not a reference")
     if ref.client is client:
         return 0
     if ref.client is None or ref.client.segment is not client.segment and \
@@ -154,6 +166,7 @@ def wait_all(Client client, list refs, timeout_s, double spin_s):
     cdef int64_t now, deadline = _deadline(timeout_s)
     cdef int64_t spin = <int64_t>(spin_s * 1e9)
     client.ensure()
+    refs = refs[:]  # another thread may change the caller's list while we sleep
     for k in range(len(refs) - 1, -1, -1):
         ref = refs[k]
         ref_use(client, ref)
@@ -202,6 +215,7 @@ def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, doubl
     client.ensure()
     if _count_ready(client, refs, num_returns) < num_returns and timeout_s != 0:
         deadline, spin = _deadline(timeout_s), <int64_t>(spin_s * 1e9)
+        refs = refs[:]  # another thread may change the caller's list while we sleep
         entries = <uint32_t *>malloc(n * sizeof(uint32_t))
         if entries == NULL:
             raise MemoryError()
@@ -379,19 +393,24 @@ def put_scalar(Client client, value):
 cdef class Writer:
     """The memory of a value being written. Write through the buffer protocol, then `seal`.
 
-    Dropped without a seal, its memory goes back.
+    Dropped without a seal, its memory goes back; that of a task's result when the result is written again, as
+    somebody else may have written it by the time the last traceback lets go of this one.
     """
 
     def __dealloc__(self):
-        if self.client is not None and not self.done and self.client.usable():
-            if self.task < 0:
-                object_discard(&self.client.x, self.index)
-            else:
-                object_empty(&self.client.x, self.index)
+        if self.client is not None and not self.done and self.task < 0 and self.client.usable():
+            object_discard(&self.client.x, self.index)
 
-    def __getbuffer__(self, Py_buffer *view, int flags):
+    cdef int _check_open(self) except -1:
+        if self.client is None:
+            raise TypeError("a Writer is made by create and result only")
+        self.client.ensure()
         if self.done:
             raise BufferError("the value is sealed; nothing may change it any more")
+        return 0
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        self._check_open()
         PyBuffer_FillInfo(view, self, self.data, self.nbytes, 0, flags)
 
     def __len__(self):
@@ -404,6 +423,7 @@ cdef class Writer:
             ValueError: they do not fit.
         """
         cdef Py_buffer view
+        self._check_open()
         PyObject_GetBuffer(source, &view, PyBUF_SIMPLE)
         try:
             if offset < 0 or view.len > self.nbytes - offset:
@@ -425,12 +445,11 @@ cdef class Writer:
             A Ref to it; None for the result of a task.
         """
         cdef frt_ctx *x = &self.client.x
-        cdef frt_refslot *slots = entry_slots(x, self.index)
+        cdef frt_refslot *slots
         cdef uint32_t k = 0
         cdef Ref ref
-        self.client.ensure()
-        if self.done:
-            raise FastrtError("this value is sealed already")
+        self._check_open()
+        slots = entry_slots(x, self.index)
         if len(refs) != x.entries[self.index].nrefs:
             raise ValueError(f"{len(refs)} contained references given, {x.entries[self.index].nrefs} were announced")
         for ref in refs:

@@ -12,7 +12,7 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t
 from libc.string cimport memcpy
 
 cdef extern from "Python.h":
-    const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *)
+    const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *) except NULL
 
 cdef enum:
     TAG_REF = 15  # an argument that is a reference: its number among the task's refs

@@ -11,8 +11,8 @@ cdef class Segment:
     cdef int fd
     cdef int pid
 
-    cdef frt_superblock *superblock(self) noexcept
-    cdef void describe(self, frt_ctx *x) noexcept
+    cdef frt_superblock *superblock(self) except NULL
+    cdef int describe(self, frt_ctx *x) except -1
     cdef int _map(self, int fd, uint64_t nbytes) except -1
     cdef int _initialise(self, frt_superblock *sb, bint trace) except -1
 

@@ -146,10 +146,12 @@ cdef class Segment:
             except OSError:
                 pass
 
-    cdef frt_superblock *superblock(self) noexcept:
+    cdef frt_superblock *superblock(self) except NULL:
+        if self.base == NULL or self.pid != os.getpid():
+            raise AttachError(f"segment {self.name} is not mapped in process {os.getpid()}; attach to it here")
         return <frt_superblock *>self.base
 
-    cdef void describe(self, frt_ctx *x) noexcept:
+    cdef int describe(self, frt_ctx *x) except -1:
         """Fill in a process's view of the segment: mappings and geometry, no client."""
         cdef frt_superblock *sb = self.superblock()
         memset(x, 0, sizeof(frt_ctx))
@@ -172,6 +174,7 @@ cdef class Segment:
         x.clients_max, x.objects_max, x.tasks_max = sb.clients_max, sb.objects_max, sb.tasks_max
         x.pages_max = sb.pages_max
         x.me = FRT_NONE
+        return 0
 
     cdef int _map(self, int fd, uint64_t nbytes) except -1:
         self.fd, self.total_bytes, self.pid = fd, nbytes, os.getpid()

@@ -16,6 +16,7 @@ NAMES = {TASK_START: "start", TASK_END: "end", PUT: "put", GET: "get"}
 
 def enabled(Client client):
     """Whether this session records."""
+    client.ensure()
     return client.x.sb.trace_on != 0
 
 
