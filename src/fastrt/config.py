@@ -78,6 +78,10 @@ class Config:
                 source, value = _variable(name), os.environ.get(_variable(name)) or None
             setting = _SETTINGS[name]
             values[name] = setting.default() if value is None else setting.read(source, value)
+            if value is None and name == "clients_max":
+                # Room for twice the workers (others sleep inside tasks), drivers and tools; a multiple of 64,
+                # because each 64 clients cost every object 24 bytes and every release another word to read.
+                values[name] = min(_CLIENTS_MOST, 64 * ((2 * values["num_workers"] + 32 + 63) // 64))
         config = cls(**values)
         config._check_together()
         return config
@@ -221,7 +225,7 @@ def _path(source: str, value: Any) -> Path:
 _SETTINGS: Mapping[str, _Setting] = {
     "num_workers": _Setting(_integer(1, _WORKERS_MOST), lambda: min(cpu_count(), _WORKERS_MOST)),
     "object_store_memory": _Setting(_size, default_store_bytes),
-    "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: _CLIENTS_MOST),
+    "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: 64),
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
     "runtime_dir": _Setting(_path, default_runtime_dir),

@@ -26,7 +26,8 @@ from fastrt.store.attach import Link, listen
 from fastrt.store.client import Store
 
 _KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL}
-_TICK_S = 0.1  # how often the daemon looks whether the arena should grow and workers should leave
+_TICK_S = 0.5  # how often the daemon looks whether the arena should grow and workers should leave
+_HURRY_S = 0.005  # while a death waits for the zygote's word
 _AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
 _SURPLUS_PATIENCE_S = 2.0
@@ -50,7 +51,7 @@ class Daemon:
 
     Args:
         config: the session's settings.
-        pool: the worker pool; its zygote is starting already.
+        pool: the worker pool; its zygote is starting at the same time.
         session: what workers are told besides where the session is: sys_path, preload.
     """
 
@@ -88,7 +89,7 @@ class Daemon:
         self._selector.register(starter, selectors.EVENT_READ, self._on_starter)
         self._staff()
         while not self._finished():
-            for key, _ in self._selector.select(_TICK_S):
+            for key, _ in self._selector.select(self._patience_s()):
                 key.data(key.fileobj)
             self._bury_dead()
             self._staff()
@@ -111,6 +112,9 @@ class Daemon:
     def _on_starter(self, starter: socket.socket) -> None:
         self._selector.unregister(starter)  # it only ever closes
         self._had_driver = True
+
+    def _patience_s(self) -> float:
+        return _HURRY_S if any(member.gone_at for member in self._members.values()) else _TICK_S
 
     # ---- joining and leaving ----
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from typing import Any
 
 _MESSAGE_BYTES_MAX = 1 << 16
@@ -16,22 +15,18 @@ class Pool:
     """Keeps `size` workers able to run: one more for each that sleeps inside a task, up to `spare` more.
 
     Args:
-        zygote_argv: the command of the zygote; the number of its control descriptor is appended.
+        control: this end of the zygote's SEQPACKET socket.
         size: workers that should be able to run tasks.
         spare: how many more there may be because others wait; beyond it, waiting workers help themselves.
     """
 
-    def __init__(self, zygote_argv: list[str], size: int, spare: int) -> None:
+    def __init__(self, control: socket.socket, size: int, spare: int) -> None:
+        self.control = control
         self.size = size
         self.spare = spare
         self.pids: set[int] = set()
         self.blocked: set[int] = set()
         self.starting = 0
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._zygote = subprocess.Popen(
-            [*zygote_argv, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-        )
-        theirs.close()
 
     def configure(self, session: dict[str, Any]) -> None:
         """Tell the zygote which session its workers join."""
@@ -78,13 +73,12 @@ class Pool:
         return message
 
     def kill(self) -> None:
-        """End every worker with all that its tasks have started, then the zygote."""
+        """End every worker with all that its tasks have started; the zygote ends when the socket is closed."""
         for pid in self.pids:
             for send in (os.killpg, os.kill):
                 try:
                     send(pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
                     continue
-        self._zygote.kill()
-        self._zygote.wait()
+        self.pids.clear()
         self.control.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import json
 import os
 import socket
@@ -35,12 +36,12 @@ class Runtime:
         socket_path: where other processes join.
     """
 
-    def __init__(self, config: Config, socket_path: str, daemon: subprocess.Popen[bytes]) -> None:
+    def __init__(self, config: Config, socket_path: str, processes: list[subprocess.Popen[bytes]]) -> None:
         self.num_workers = config.num_workers
         self.object_store_memory = config.object_store_memory
         self.socket_path = socket_path
         self._config = config
-        self._daemon = daemon
+        self._processes = processes
         self._pid = os.getpid()
         self._store, self._link = self._join()
         self._segment: Segment = self._store.client.segment
@@ -85,7 +86,7 @@ class Runtime:
                     continue  # the program closed its output; its workers go on
         if not self._leaving:
             # Without the daemon nobody would notice a worker's death: waits must end, not hang.
-            self._segment.poison(f"the node daemon (process {self._daemon.pid}) died; call fastrt.init() again")
+            self._segment.poison(f"the node daemon (process {self._processes[0].pid}) died; call fastrt.init() again")
             self._segment.unlink()
 
     def close(self) -> None:
@@ -98,11 +99,7 @@ class Runtime:
         self._store.client.close()
         self._link.send(op="bye")
         self._listener.join(_SHUTDOWN_S)
-        try:
-            self._daemon.wait(_SHUTDOWN_S)
-        except subprocess.TimeoutExpired:
-            self._daemon.kill()
-            self._daemon.wait()
+        _end(self._processes)
         self._link.close()
         self._segment.unlink()
 
@@ -175,53 +172,57 @@ def _gone(runtime: Runtime) -> bool:
 
 
 def _start(config: Config) -> Runtime:
+    """Start daemon and zygote side by side, and join once the daemon listens."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    daemon_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     settings = {
-        "config": {
-            "num_workers": config.num_workers,
-            "object_store_memory": config.object_store_memory,
-            "clients_max": config.clients_max,
-            "objects_max": config.objects_max,
-            "tasks_max": config.tasks_max,
-            "runtime_dir": str(config.runtime_dir),
-            "spin_us": config.spin_us,
-            "log_to_driver": config.log_to_driver,
-            "trace": config.trace,
-            "start_timeout_s": config.start_timeout_s,
-        },
-        "zygote_argv": _command("fastrt.worker.zygote", "main(int(sys.argv[1]))"),
+        "config": {**dataclasses.asdict(config), "runtime_dir": str(config.runtime_dir)},
         "bootstrap_fd": theirs.fileno(),
+        "zygote_fd": daemon_end.fileno(),
         "session": {"sys_path": sys.path, "preload": [name for name in _PRELOAD if name in sys.modules]},
     }
-    # A session of its own: Ctrl-C at the terminal is the driver's to handle.
-    daemon = subprocess.Popen(
-        [*_command("fastrt.node.__main__", "main()"), json.dumps(settings)],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    theirs.close()
+    processes = [
+        _spawn("fastrt.node.__main__", "main()", json.dumps(settings), theirs, daemon_end),
+        _spawn("fastrt.worker.zygote", "main(int(sys.argv[1]))", str(zygote_end.fileno()), zygote_end),
+    ]
+    for end in (theirs, daemon_end, zygote_end):
+        end.close()
     try:
         ours.settimeout(config.start_timeout_s)
         answer = json.loads(ours.recv(1 << 16) or b'{"error": "it ended without a word; see its error output"}')
         if "error" in answer:
             raise FastrtError(f"the runtime cannot start: {answer['error']}")
-        return Runtime(config, answer["socket"], daemon)
-    except TimeoutError:
-        daemon.kill()
-        daemon.wait()
-        raise NodeDiedError(f"the node daemon did not start within {config.start_timeout_s} s") from None
-    except FastrtError:
-        daemon.wait(_SHUTDOWN_S)
+        return Runtime(config, answer["socket"], processes)
+    except BaseException as exc:
+        ours.close()
+        _end(processes, patience_s=0.0 if isinstance(exc, TimeoutError) else 1.0)
+        if isinstance(exc, TimeoutError):
+            raise NodeDiedError(f"the node daemon did not start within {config.start_timeout_s} s") from None
         raise
     finally:
         ours.close()
 
 
-def _command(module: str, call: str) -> list[str]:
-    """A Python command that runs `call` of a module of this very package, wherever it was imported from."""
+def _spawn(module: str, call: str, argument: str, *ends: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
     code = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; {call}"
-    return [sys.executable, "-c", code]
+    # A session of its own: Ctrl-C at the terminal is the driver's to handle.
+    return subprocess.Popen(
+        [sys.executable, "-c", code, argument],
+        pass_fds=[end.fileno() for end in ends],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _end(processes: list[subprocess.Popen[bytes]], patience_s: float = _SHUTDOWN_S) -> None:
+    """Wait for processes that have been told to end; kill those that do not."""
+    for process in processes:
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _start_default() -> Store:

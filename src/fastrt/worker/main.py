@@ -32,7 +32,7 @@ class Worker:
     """
 
     def __init__(
-        self, store: Store, say: Callable[[str], None], told_to_stop: Callable[[], bool], may_wait: Callable[[], bool]
+        self, store: Store, say: Callable[[str], object], told_to_stop: Callable[[], bool], may_wait: Callable[[], bool]
     ) -> None:
         self._store = store
         self._client = store.client
@@ -106,9 +106,13 @@ class Worker:
         """Seal the error as every result that is not sealed yet, or run the task again."""
         if core.cancelled(self._client, task):
             exc = TaskCancelledError(f"the task was cancelled while it ran in process {os.getpid()}")
-        elif isinstance(exc, Exception) and core.may_retry_errors(self._client, task):
-            if not isinstance(exc, FastrtError) and core.retry(self._client, task):
-                return
+        elif (
+            isinstance(exc, Exception)
+            and not isinstance(exc, FastrtError)
+            and core.may_retry_errors(self._client, task)
+            and core.retry(self._client, task)
+        ):
+            return
         if not isinstance(exc, (TaskCancelledError, SerializationError, ObjectStoreFullError)):
             exc = TaskError.wrap(exc, task_name=self._name(task))
         parts = serialize(exc)

@@ -24,15 +24,20 @@ _MESSAGE_BYTES_MAX = 1 << 16
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends: no orphan outlives a killed daemon."""
+    """Have the kernel kill this worker when the zygote ends: no orphan outlives a killed daemon."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(control_fd: int) -> None:
-    """Serve fork orders on the socket `control_fd` until the daemon closes it."""
-    die_with_parent()
+    """Serve fork orders on the socket `control_fd` until the daemon closes it or dies.
+
+    Not tied to the starter by a death signal: that fires when the starting *thread* ends.
+    """
     control = socket.socket(fileno=control_fd)
-    session = json.loads(control.recv(_MESSAGE_BYTES_MAX))
+    data = control.recv(_MESSAGE_BYTES_MAX)
+    if not data:
+        return  # the daemon could not start
+    session = json.loads(data)
     sys.path[:] = session["sys_path"]
     for name in session["preload"]:
         try:
@@ -43,17 +48,17 @@ def main(control_fd: int) -> None:
 
     gc.collect()
     gc.freeze()  # what is here now stays shared between all workers: no collection ever writes to it
-    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # a signal handler's only way into the select below
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control.send(json.dumps({"ready": os.getpid()}).encode())
     while True:
-        readable = select.select([control, woken], [], [])[0]
+        readable: list[int] = select.select([control.fileno(), woken], [], [])[0]
         if woken in readable:
             os.read(woken, 4096)
             _reap(control)
-        if control in readable and not _serve(control, session, (woken, wake)):
+        if control.fileno() in readable and not _serve(control, session, (woken, wake)):
             return
 
 
@@ -133,8 +138,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int) -> None:
         answer = link.receive(5.0)
         return answer is None or bool(answer.get("answer", True))
 
-    worker = Worker(store, say=lambda word: None if link.send(op=word) else None, told_to_stop=told_to_stop,
-                    may_wait=may_wait)  # fmt: skip
+    worker = Worker(store, say=lambda word: link.send(op=word), told_to_stop=told_to_stop, may_wait=may_wait)
     worker.run()
     core_client.close()
 
