@@ -1,0 +1,64 @@
+"""Every command and program that the pages show is run, or at least exists as it is written."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ["README.md"]
+# Commands that take minutes or change the machine: their first words, and the call that shows they exist.
+INSTEAD = {
+    "fastrt bench": ["fastrt", "bench", "--help"],
+    "pip install": [sys.executable, "-m", "pip", "install", "--help"],
+}
+
+
+def blocks(language):
+    fence = rf"^```{language}\n(.*?)^```"
+    for page in PAGES:
+        for number, block in enumerate(re.findall(fence, (ROOT / page).read_text(), re.M | re.S)):
+            yield pytest.param(block, id=f"{page}-{number}")
+
+
+def commands():
+    for param in blocks("console"):
+        for line in param.values[0].splitlines():
+            if line.startswith("$ "):
+                yield pytest.param(line[2:].split("#")[0].strip(), id=line[2:])
+
+
+@pytest.mark.parametrize("program", blocks("python"))
+def test_program_of_the_pages_runs(program, tmp_path):
+    path = tmp_path / "example.py"
+    path.write_text(program)
+    result = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert result.returncode == 0, result.stderr
+    # A comment behind a print is what it prints.
+    expected = re.findall(r"^ *print\(.*\)\s+#\s+(.+)$", program, re.M)
+    assert [line for line in result.stdout.splitlines() if line in expected] == expected
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("command", commands())
+def test_command_of_the_pages_works(command, tmp_path):
+    words = command.split()
+    if words[0] == "make":
+        words = ["make", "-n", "-C", str(ROOT), *words[1:]]  # the target exists; running it here would not end
+        cwd = ROOT
+    else:
+        words = next((call for start, call in INSTEAD.items() if command.startswith(start)), words)
+        cwd = tmp_path
+    assert shutil.which(words[0]), f"{words[0]} is not a command here"
+    result = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=140)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_make_alone_lists_every_target():
+    listed = subprocess.run(["make", "-s", "-C", str(ROOT)], capture_output=True, text=True, check=True).stdout
+    targets = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    assert len(targets) <= 8
+    assert re.findall(r"make (\w+) ", listed) == targets

@@ -1,0 +1,99 @@
+"""What a user gets by `pip install`: complete, quick to import, and helpful when it was not built."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import fastrt
+
+ROOT = Path(__file__).resolve().parents[1]
+IMPORT_SECONDS = 0.150
+GENERATED = (".c", ".so", ".binpb", ".pyc")
+
+
+def python(code, **env):
+    """Run `code` in a fresh interpreter; return what it printed and its errors."""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, env={**os.environ, **env}
+    )
+    return result.stdout.strip(), result.stderr
+
+
+@pytest.fixture
+def unbuilt(tmp_path):
+    """A copy of the sources without anything compiled."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns(*(f"*{end}" for end in GENERATED)))
+    return tmp_path / "src"
+
+
+def test_tests_run_on_the_installed_package():
+    assert ROOT / "src" not in Path(fastrt.__file__).parents
+
+
+def test_import_takes_less_than_150_ms():
+    code = "import time; t = time.perf_counter(); import fastrt; print(time.perf_counter() - t)"
+    # The best of some: the machine may be busy, the package cannot be quicker than it is.
+    assert min(float(python(code)[0]) for _ in range(7)) < IMPORT_SECONDS
+
+
+def test_import_leaves_heavy_modules_alone():
+    heavy = ("grpc", "google.protobuf", "rich", "click", "asyncio")
+    code = f"import sys, fastrt; print([name for name in {heavy} if name in sys.modules])"
+    assert python(code) == ("[]", "")
+
+
+def test_version_is_the_same_everywhere():
+    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    assert fastrt.__version__ == importlib.metadata.version("fastrt") == declared
+
+
+def test_installed_files_are_complete():
+    installed = {str(path) for path in importlib.metadata.files("fastrt")}
+    for source in (ROOT / "src/fastrt").rglob("*"):
+        if source.suffix in (".py", ".pyi", ".pxd", ".h", ".typed") or source.name == "py.typed":
+            assert source.relative_to(ROOT / "src").as_posix() in installed
+        elif source.suffix == ".pyx":
+            assert any(name.startswith(f"fastrt/_core/{source.stem}.cpython-") for name in installed)
+    for folder in {path.parent.name for path in (ROOT / "protos").glob("*/*.proto")}:
+        assert f"fastrt/rpc/descriptors/{folder}.binpb" in installed
+    for module in (ROOT / "bench").rglob("*.py"):
+        assert f"fastrt/bench/{module.relative_to(ROOT / 'bench').as_posix()}" in installed
+    assert not [name for name in installed if name.endswith((".c", ".pyx"))]
+
+
+def test_unbuilt_tree_says_what_to_do(unbuilt):
+    _, errors = python("import fastrt", PYTHONPATH=str(unbuilt))
+    assert "ImportError" in errors
+    assert "it is not built" in errors
+    assert "pip install ." in errors
+
+
+def test_tree_built_for_another_python_says_so(unbuilt):
+    (unbuilt / "fastrt/_core/errors.cpython-39-x86_64-linux-gnu.so").write_bytes(b"")
+    _, errors = python("import fastrt", PYTHONPATH=str(unbuilt))
+    assert "built for another Python (cpython-39-x86_64-linux-gnu.so)" in errors
+    assert "pip install ." in errors
+
+
+@pytest.mark.timeout(120)
+def test_sdist_holds_what_a_build_needs(tmp_path):
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "wheelhouse", "*.egg-info", *(f"*{e}" for e in GENERATED))
+    tree = Path(shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored))
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--skip-dependency-check", str(tree)]
+    subprocess.run(build, check=True, capture_output=True, timeout=100)
+    (archive,) = (tree / "dist").iterdir()
+    with tarfile.open(archive) as tar:
+        packed = {name.partition("/")[2] for name in tar.getnames()}
+    needed = {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile"}
+    for folder in ("src", "protos", "bench", "tests"):
+        needed |= {str(p.relative_to(ROOT)) for p in (ROOT / folder).rglob("*") if p.is_file()}
+    needed = {name for name in needed if not name.endswith(GENERATED) and ".egg-info" not in name}
+    assert not needed - packed
+    assert not [name for name in packed if name.endswith(GENERATED)]
