@@ -36,7 +36,8 @@ ALIGNMENT = 64
 _OUT_OF_BAND_MIN = 1024
 _HEAD = struct.Struct("<II")
 _SPAN = struct.Struct("<QQ")
-_ARRAY_HEAD = struct.Struct("<BBH")  # dimensions, Fortran order, length of the dtype's text
+# Dimensions, Fortran order, length of the dtype's text, shape; NumPy has at most 64 dimensions.
+_ARRAY_HEADS = [struct.Struct(f"<BBH{ndim}Q") for ndim in range(65)]
 
 _reading = threading.local()
 
@@ -68,7 +69,7 @@ class Serialized:
         return bytes(out)
 
 
-def serialize(value: object) -> Serialized:
+def serialize(value: Any) -> Serialized:
     """Serialize a value of any picklable type.
 
     Args:
@@ -80,7 +81,7 @@ def serialize(value: object) -> Serialized:
         SerializationError: a part of the value cannot be pickled; the message says which.
     """
     numpy = sys.modules.get("numpy")
-    if numpy is not None and type(value) is numpy.ndarray and _plain_dtype(value.dtype):
+    if numpy is not None and type(value) is numpy.ndarray and _dtype_text(value.dtype):
         return _serialize_array(value, numpy)
     if scalar.is_plain(value):
         data = pickle.dumps(value, 5)
@@ -120,28 +121,45 @@ def deserialize(kind: int, data: Any, refs: Sequence[ObjectRef]) -> Any:
 # ---- arrays ----
 
 
-def _plain_dtype(dtype: Any) -> bool:
-    return not dtype.hasobject and dtype.names is None and dtype.subdtype is None and dtype.kind != "V"
+def _dtype_text(dtype: Any) -> bytes:
+    """What names a plain dtype anywhere, or nothing for one that needs pickle (objects, records)."""
+    text = _texts.get(dtype)
+    if text is None:
+        plain = not dtype.hasobject and dtype.names is None and dtype.subdtype is None and dtype.kind != "V"
+        text = _texts[dtype] = dtype.str.encode() if plain else b""
+    return text
 
 
-def is_large_array(value: object, least: int) -> bool:
+_texts: dict[Any, bytes] = {}
+
+
+def is_large_array(value: Any, least: int) -> bool:
     """Tell whether `value` is a plain NumPy array of at least `least` bytes, without importing NumPy."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray and value.nbytes >= least and _plain_dtype(value.dtype)
+    return (
+        numpy is not None
+        and type(value) is numpy.ndarray
+        and value.nbytes >= least
+        and bool(_dtype_text(value.dtype))
+    )
 
 
 def _serialize_array(array: Any, numpy: Any) -> Serialized:
-    text = array.dtype.str.encode()
-    fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-    if not fortran and not array.flags.c_contiguous:
-        array = numpy.ascontiguousarray(array)
-    head = _ARRAY_HEAD.pack(array.ndim, fortran, len(text)) + struct.pack(f"<{array.ndim}Q", *array.shape) + text
+    text = _dtype_text(array.dtype)
+    fortran = False
+    flags = array.flags
+    if not flags.c_contiguous:
+        fortran = flags.f_contiguous
+        if not fortran:
+            array = numpy.ascontiguousarray(array)
+    head = _ARRAY_HEADS[array.ndim].pack(array.ndim, fortran, len(text), *array.shape) + text
     start = _aligned(len(head))
     parts: list[tuple[int, Any]] = [(0, head)]
     if array.nbytes:
-        # A flat byte view: also for dtypes (datetime64, float16) that the buffer protocol does not know.
-        flat = array.reshape(-1, order="F" if fortran else "C").view(numpy.uint8)
-        parts.append((start, flat))
+        if fortran or array.dtype.kind not in "biufc":
+            # A flat byte view: for what the buffer protocol does not know (datetime64) or not in this order.
+            array = array.reshape(-1, order="F" if fortran else "C").view(numpy.uint8)
+        parts.append((start, array))
     return Serialized(NDARRAY, start + array.nbytes, parts, [])
 
 
@@ -152,9 +170,8 @@ def _read_array(data: Any) -> Any:
     import numpy
 
     view = memoryview(data)
-    ndim, fortran, length = _ARRAY_HEAD.unpack_from(view)
-    at = _ARRAY_HEAD.size + 8 * ndim
-    shape = struct.unpack_from(f"<{ndim}Q", view, _ARRAY_HEAD.size)
+    _, fortran, length, *shape = _ARRAY_HEADS[view[0]].unpack_from(view)
+    at = _ARRAY_HEADS[len(shape)].size
     text = bytes(view[at : at + length])
     dtype = _dtypes.get(text)
     if dtype is None:
