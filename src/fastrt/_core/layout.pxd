@@ -21,7 +21,7 @@ cdef extern from "layout.h" nogil:
     int FRT_LOCK_JANITOR, FRT_LOCK_SLOTS, FRT_LOCK_FUNCTIONS, FRT_LOCK_LINKS, FRT_LOCK_QUEUE, FRT_LOCK_OBJECTS
     int FRT_LOCK_TASKS, FRT_LOCK_CLASS0, FRT_LOCK_EXTENT, FRT_LOCK_GROW, FRT_LOCKS
     uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR
-    uint8_t FRT_TASK_COUNTED, FRT_TASK_CANCELLED, FRT_TASK_RETRY_ERRORS
+    uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS
 
     uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
     int frt_word_state(uint64_t word) noexcept
@@ -86,16 +86,17 @@ cdef extern from "layout.h" nogil:
         uint32_t index, pad
 
     ctypedef struct frt_task:
-        uint64_t id, function, job, offset
+        uint64_t id, function, job, cancelled, offset
         uint32_t function_index, bytes, nreturns, nrefs, ndeps, waiter, dep
         uint16_t kind
         uint8_t flags, attempts, retries, signal
-        char inlined[184]
+        char inlined[176]
 
     ctypedef struct frt_function:
         uint64_t hash[2]
         uint64_t objref
         uint32_t index
+        char name[64]
 
     ctypedef struct frt_page_link:
         uint32_t next, prev, back, listed

@@ -11,4 +11,4 @@ cdef int links_unwait(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int links_sealed(frt_ctx *x, uint32_t i) noexcept nogil
 cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil
 cdef int links_touch(frt_ctx *x) noexcept nogil
-cdef int links_rebuild(frt_ctx *x) noexcept nogil
+cdef int links_recount(frt_ctx *x) noexcept nogil

@@ -30,7 +30,7 @@ cdef frt_refslot *entry_slots(frt_ctx *x, uint32_t i) noexcept nogil:
 cdef int _lock(frt_ctx *x) noexcept nogil:
     cdef int rc = frt_lock_take(x.locks + FRT_LOCK_LINKS)
     if rc == FRT_LOCK_ORPHANED:
-        rc = links_rebuild(x)
+        rc = _rebuild(x)
         if rc == FRT_OK:
             frt_lock_mend(x.locks + FRT_LOCK_LINKS)
         else:
@@ -46,6 +46,15 @@ cdef int links_touch(frt_ctx *x) noexcept nogil:
     """Take the lock once, so that a death inside it is repaired now."""
     cdef int rc = _lock(x)
     if rc == FRT_OK:
+        _unlock(x)
+    return rc
+
+
+cdef int links_recount(frt_ctx *x) noexcept nogil:
+    """Rebuild everything although nobody died inside this lock (somebody did next to it)."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        rc = _rebuild(x)
         _unlock(x)
     return rc
 
@@ -163,7 +172,7 @@ cdef int links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     return FRT_OK
 
 
-cdef int links_rebuild(frt_ctx *x) noexcept nogil:
+cdef int _rebuild(frt_ctx *x) noexcept nogil:
     """All counts and waiter lists again, from the records. Under the lock, after a death inside it."""
     cdef uint32_t i, t, k
     cdef int state

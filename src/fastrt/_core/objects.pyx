@@ -43,7 +43,9 @@ cdef char *object_room(frt_ctx *x, uint32_t i, uint64_t nbytes, uint32_t nrefs, 
     NULL with rc set when there is no room.
     """
     cdef frt_entry *entry = x.entries + i
-    cdef uint64_t total = nbytes if nrefs == 0 else ((nbytes + 7) & ~<uint64_t>7) + <uint64_t>nrefs * sizeof(frt_refslot)
+    cdef uint64_t total = nbytes
+    if nrefs:
+        total = ((nbytes + 7) & ~<uint64_t>7) + <uint64_t>nrefs * sizeof(frt_refslot)
     rc[0] = FRT_OK if nbytes <= x.total_bytes else FRT_TOO_LARGE  # also keeps `total` from wrapping around
     if rc[0] != FRT_OK:
         return NULL

@@ -101,7 +101,7 @@ cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     if state == FRT_TASK_ENDING:
         return _end_here(x, t, word)
     if state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED:
-        if task_results_sealed(x, t) or task.attempts > task.retries or task.flags & FRT_TASK_CANCELLED:
+        if task_results_sealed(x, t) or task.attempts > task.retries or task.cancelled == task.id:
             return _end_here(x, t, word)
         return _requeue(x, t, word)
     return FRT_OK
@@ -128,7 +128,7 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running):
                     continue
                 word = a64_load_acq(x.task_words + t)
             w = frt_word_client(word)
-            x.tasks[t].flags |= FRT_TASK_CANCELLED
+            a64_store_sc(&x.tasks[t].cancelled, x.tasks[t].id)
             if w != v:
                 running.append(x.clients[w].pid)
                 continue
@@ -216,9 +216,7 @@ def recover(Client client, uint32_t v):
             job = (<uint64_t>frt_word_gen(slot.word) << 16) | (v + 1)
         running = []
         ending = _scan_tasks(x, v, job, running)
-        with nogil:
-            rc = _scan_objects(x, v)
-        check(rc)
+        check(_scan_objects(x, v))
         a32_add_sc(&x.sb.death_epoch, 1)
         a64_store_sc(&slot.word, frt_word(FRT_CLIENT_FREE, 0, frt_word_gen(slot.word)))
         x.sb.janitor_victim = 0

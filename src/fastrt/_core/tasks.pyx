@@ -10,14 +10,15 @@ the results of a submission that died half-way. What a task needs is counted (li
 until its end, so the submitter may drop its own references at once.
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, strlen
 
 from fastrt._core.arena cimport arena_alloc, arena_free
 from fastrt._core.clients cimport Client, client_new_objref, client_wake
 from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport links_count, links_hold_function, links_uncount, links_unwait, links_wait, task_slots
+from fastrt._core.links cimport (
+    links_count, links_hold_function, links_recount, links_uncount, links_unwait, links_wait, task_slots)
 from fastrt._core.objects cimport *
 from fastrt._core.pool cimport pool_keep_task, pool_take_task
 from fastrt._core.queue cimport queue_length, queue_push
@@ -119,6 +120,7 @@ cdef object _submit(Client client, Ref function, uint16_t kind, const char *args
     task.id = client_new_objref(x)
     task.function, task.function_index = function.objref, function.index
     task.job = x.clients[x.me].job
+    task.cancelled = 0
     task.kind, task.retries, task.flags = kind, retries, flags
     slots = task_slots(x, t) + nreturns
     for ref in refs:
@@ -338,7 +340,7 @@ def retry(Client client, uint32_t t):
     cdef frt_ctx *x = &client.x
     cdef frt_task *task = x.tasks + t
     client.ensure()
-    if task.attempts > task.retries or task.flags & FRT_TASK_CANCELLED:
+    if task.attempts > task.retries or task.cancelled == task.id:
         return False
     x.clients[x.me].task = 0
     a32_store_rel(&x.clients[x.me].pushing, t + 1)
@@ -415,7 +417,7 @@ def may_retry_errors(Client client, uint32_t t):
 
 def cancelled(Client client, uint32_t t):
     """Whether somebody asked for the task's end."""
-    return (client.x.tasks[t].flags & FRT_TASK_CANCELLED) != 0
+    return client.x.tasks[t].cancelled == client.x.tasks[t].id
 
 
 def cancel(Client client, Ref ref):
@@ -428,13 +430,14 @@ def cancel(Client client, Ref ref):
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t t, w
-    cdef uint64_t word
+    cdef uint64_t word, task_id
     cdef int state
     client.ensure()
     ref_use(client, ref)
     if x.entries[ref.index].task == 0 or object_is_sealed(x, ref.index):
         return "done", None, 0
     t = x.entries[ref.index].task - 1
+    task_id = x.tasks[t].id
     while True:
         word = a64_load_sc(x.task_words + t)
         state = frt_word_state(word)
@@ -447,8 +450,8 @@ def cancel(Client client, Ref ref):
                 return "ending", t, 0
         elif state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED or state == FRT_TASK_CLAIMED:
             w = frt_word_client(word)
-            x.tasks[t].flags |= FRT_TASK_CANCELLED
-            a64_store_sc(&x.clients[w].cancel, x.tasks[t].id)
+            a64_store_sc(&x.tasks[t].cancelled, task_id)
+            a64_store_sc(&x.clients[w].cancel, task_id)
             client_wake(x, w)
             return "running", t, x.clients[w].pid
         else:
@@ -483,9 +486,25 @@ def find_function(Client client, bytes digest):
     return None
 
 
-def add_function(Client client, bytes digest, Ref ref):
+def function_name(Client client, uint64_t objref):
+    """The name of the function whose object is `objref`; "?" when it is not in the table."""
+    cdef frt_function *f
+    cdef uint32_t k
+    client.ensure()
+    for k in range(FRT_FUNCTIONS):
+        f = client.x.functions + k
+        if objref and f.objref == objref:
+            return f.name[:strlen(f.name)].decode("utf-8", "replace")
+    return "?"
+
+
+def add_function(Client client, bytes digest, Ref ref, str name):
     """Store a function's object under its digest for the rest of the session.
 
+    Args:
+        digest: 16 bytes that stand for its content.
+        ref: the object.
+        name: for listings and messages; 63 bytes of it are kept.
     Returns:
         The reference to use: `ref`, or the one that another process stored first.
     Raises:
@@ -495,6 +514,7 @@ def add_function(Client client, bytes digest, Ref ref):
     cdef uint64_t want[2]
     cdef uint32_t at, k
     cdef frt_function *f
+    cdef bytes text = name.encode("utf-8", "replace")[:63] + b"\0"
     cdef int rc
     found = find_function(client, digest)
     if found is not None:
@@ -503,7 +523,12 @@ def add_function(Client client, bytes digest, Ref ref):
     memcpy(want, <char *>digest, 16)
     rc = frt_lock_take(x.locks + FRT_LOCK_FUNCTIONS)
     if rc == FRT_LOCK_ORPHANED:
-        frt_lock_mend(x.locks + FRT_LOCK_FUNCTIONS)  # a slot counts from the store of its objref on
+        # A slot counts from the store of its objref on; a hold taken just before may be one too many.
+        rc = links_recount(x)
+        frt_lock_mend(x.locks + FRT_LOCK_FUNCTIONS)
+        if rc != FRT_OK:
+            frt_lock_give(x.locks + FRT_LOCK_FUNCTIONS)
+            check(rc)
     else:
         check(rc)
     rc = FRT_TABLE_FULL
@@ -512,6 +537,7 @@ def add_function(Client client, bytes digest, Ref ref):
         f = x.functions + (at + k) % FRT_FUNCTIONS
         if f.objref == 0:
             f.hash[0], f.hash[1], f.index = want[0], want[1], ref.index
+            memcpy(f.name, <char *>text, len(text))
             rc = links_hold_function(x, ref.index)
             if rc == FRT_OK:
                 a64_store_rel(&f.objref, ref.objref)  # commit

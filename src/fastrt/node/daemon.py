@@ -31,6 +31,7 @@ _HURRY_S = 0.005  # while a death waits for the zygote's word
 _AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
 _SURPLUS_PATIENCE_S = 2.0
+_STILLBORN_MAX = 5
 
 
 class Member:
@@ -80,6 +81,7 @@ class Daemon:
         self._listener = listen(self.socket_path)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(pool.control, selectors.EVENT_READ, self._on_zygote)
+        self._stillborn = 0  # workers in a row that ended before they joined
         self._unclaimed: list[LogPipe] = []  # of workers that the zygote has not named yet, in order
         self._pipes: dict[int, list[LogPipe]] = {}
         pool.configure({**session, "socket": self.socket_path, "spin_s": config.spin_us / 1e6})
@@ -206,12 +208,18 @@ class Daemon:
             pid = message["ended"]
             if pid in self._members:
                 self._statuses[pid] = message["status"]
+                self._stillborn = 0
+            else:
+                self._stillborn += 1
             for pipe in self._pipes.pop(pid, []):
                 if pipe.fd in self._selector.get_map():
                     self._selector.unregister(pipe)
                 pipe.drain()
 
     def _staff(self) -> None:
+        if self._stillborn >= _STILLBORN_MAX:
+            self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
+            return
         for _ in range(self._pool.missing()):
             out, err = self._pool.fork()
             self._unclaimed += [LogPipe(out, False, self._log), LogPipe(err, True, self._log)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-from fastrt._core import handles
 from fastrt._core import tasks as core
 from fastrt._core.recovery import recover
 from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
@@ -40,7 +39,7 @@ class Janitor:
     def _end(self, task: int, pid: int, status: int | None) -> None:
         store = self._store
         info = core.info(store.client, task)
-        name = self._name(info["function"])
+        name = core.function_name(store.client, info["function"][0])
         error: FastrtError
         if core.cancelled(store.client, task) or info["attempts"] == 0:
             error = TaskCancelledError(f"task {name!r} was cancelled")
@@ -53,13 +52,6 @@ class Janitor:
         for k in range(info["returns"]):
             store.put_result(task, k, parts, error=True)
         core.finish(store.client, task)
-
-    def _name(self, function: tuple[int, int]) -> str:
-        try:
-            name, _ = self._store.load(handles.acquire(self._store.client, *function))
-        except Exception:  # it may need a module that only workers have; the name is a courtesy
-            return "?"
-        return str(name)
 
 
 def explain(status: int | None) -> str:

@@ -272,8 +272,8 @@ def _first_unpicklable(value: Any) -> tuple[str, Any] | None:
     elif isinstance(value, (list, tuple, set, frozenset)):
         items = [(f"[{k}]", item) for k, item in enumerate(value)]
     elif hasattr(value, "__closure__") and value.__closure__:
-        names = value.__code__.co_freevars
-        items = [(f".<closure {name}>", cell.cell_contents) for name, cell in zip(names, value.__closure__, strict=False)]
+        cells = zip(value.__code__.co_freevars, value.__closure__, strict=False)
+        items = [(f".<closure {name}>", cell.cell_contents) for name, cell in cells]
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         items = [(f".{name}", item) for name, item in vars(value).items()]
     else:

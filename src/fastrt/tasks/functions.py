@@ -47,7 +47,7 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> ObjectRef:
     digest = hashlib.blake2b(parts.to_bytes(), digest_size=16).digest()
     found: ObjectRef | None = core.find_function(store.client, digest)
     if found is None:
-        found = core.add_function(store.client, digest, store.put_serialized(parts))
+        found = core.add_function(store.client, digest, store.put_serialized(parts), name)
     return found
 
 

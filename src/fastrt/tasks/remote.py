@@ -16,7 +16,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments, functions
 
 _RETURNS_MAX = 10_000
-_RETRIES_MAX = 255  # one byte in the task's record
+_RETRIES_MAX = 250  # attempts are counted in one byte of the task's record
 
 
 class RemoteFunction:

@@ -91,7 +91,7 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #define FRT_BINS 32              /* free runs by the logarithm of their length */
 #define FRT_OWNER_TASK 0x80000000u /* owner words: entry index + 1, or this | task index + 1 */
 #define FRT_INLINE_BYTES 72      /* values up to here live in the entry itself */
-#define FRT_TASK_INLINE_BYTES 184
+#define FRT_TASK_INLINE_BYTES 176
 #define FRT_COMMIT_RECORDS 8192 /* records whose memory is committed in one step; about 1.5 MiB */
 #define FRT_COMMIT_BYTES (64u << 20)
 #define FRT_CLIENTS_MOST 256
@@ -228,6 +228,8 @@ typedef struct {
     uint64_t id; /* an objref of its own: unique, and grows with submission */
     uint64_t function; /* objref of the function's object */
     uint64_t job;      /* {gen, client} of the driver it belongs to */
+    uint64_t cancelled; /* * its own id once somebody wants it to end; any other value says nothing. Not a flag:
+                         * a canceller that comes too late must not hit the record's next tenant */
     uint64_t offset;   /* of the body; 0: inlined */
     uint32_t function_index;
     uint32_t bytes; /* of the arguments */
@@ -243,13 +245,14 @@ typedef struct {
     char inlined[FRT_TASK_INLINE_BYTES];
 } frt_task;
 
-enum { FRT_TASK_COUNTED = 1, FRT_TASK_CANCELLED = 2, FRT_TASK_RETRY_ERRORS = 4 };
+enum { FRT_TASK_COUNTED = 1, FRT_TASK_RETRY_ERRORS = 2 };
 
 typedef struct {
     uint64_t hash[2];
     uint64_t objref; /* committed last; 0: free */
     uint32_t index;
     uint32_t pad;
+    char name[64]; /* for people: messages must not need the function's own modules */
 } frt_function;
 
 /* Per page, derived, under the lock of whoever owns the page: neighbours in a bin or slab list. */
@@ -277,7 +280,7 @@ _Static_assert(sizeof(frt_client) == 256, "frt_client");
 _Static_assert(sizeof(frt_entry) == 128, "frt_entry");
 _Static_assert(offsetof(frt_entry, inlined) == 56, "an entry and its small value are two cache lines");
 _Static_assert(sizeof(frt_task) == 256, "frt_task");
-_Static_assert(sizeof(frt_function) == 32, "frt_function");
+_Static_assert(sizeof(frt_function) == 96, "frt_function");
 _Static_assert(sizeof(frt_superblock) <= 4096, "the superblock is one page");
 
 /* Not a secret and not a checksum of contents: two builds that disagree on any size get different values. */
