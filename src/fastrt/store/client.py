@@ -47,7 +47,11 @@ class Store:
         return ref
 
     def put_serialized(self, parts: Serialized, error: bool = False) -> ObjectRef:
-        """Store a value that is serialized already; with `error`, `get` raises it."""
+        """Store a value that is serialized already; with `error`, `get` raises it.
+
+        Raises:
+            ObjectStoreFullError: there is no room.
+        """
         try:
             writer = handles.create(self.client, parts.nbytes, parts.kind, len(parts.refs), error)
         except ObjectStoreFullError as exc:
@@ -57,7 +61,11 @@ class Store:
         return ref
 
     def put_result(self, task: int, index: int, parts: Serialized, error: bool = False) -> None:
-        """Seal result `index` of a task that this process runs or ends; nothing if it is sealed already."""
+        """Seal result `index` of a task that this process runs or ends; nothing if it is sealed already.
+
+        Raises:
+            ObjectStoreFullError: there is no room.
+        """
         try:
             writer = handles.result(self.client, task, index, parts.nbytes, parts.kind, len(parts.refs), error)
         except ObjectStoreFullError as exc:
@@ -81,7 +89,11 @@ class Store:
     # ---- get ----
 
     def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None) -> Any:
-        """Return the value of a reference or of each of a list; see `fastrt.get`."""
+        """Return the value of a reference or of each of a list.
+
+        Raises:
+            Exception: as for `fastrt.get`.
+        """
         if isinstance(refs, ObjectRef):
             value = handles.read_scalar(self.client, refs, _MISSING)
             if value is not _MISSING:
@@ -102,7 +114,11 @@ class Store:
         return values
 
     def load(self, ref: ObjectRef) -> Any:
-        """Return the value of a ready reference, or raise the error it holds."""
+        """Return the value of a ready reference.
+
+        Raises:
+            Exception: the error that it holds.
+        """
         kind, is_error, data = handles.read(self.client, ref)
         if kind < 16:
             value = data
