@@ -31,7 +31,7 @@ def commands():
                 yield pytest.param(line[2:].split("#")[0].strip(), id=line[2:])
 
 
-@pytest.mark.parametrize("program", blocks("python"))
+@pytest.mark.parametrize("program", list(blocks("python")))
 def test_program_of_the_pages_runs(program, tmp_path):
     path = tmp_path / "example.py"
     path.write_text(program)
@@ -43,7 +43,7 @@ def test_program_of_the_pages_runs(program, tmp_path):
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", list(commands()))
 def test_command_of_the_pages_works(command, tmp_path):
     words = command.split()
     if words[0] == "make":

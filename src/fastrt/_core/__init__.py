@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 try:
-    from fastrt._core import errors as _errors  # noqa: F401  (the probe: any compiled module would do)
+    import fastrt._core.errors as _errors  # noqa: F401  (the probe: any compiled module would do)
 except ModuleNotFoundError as exc:
     if not (exc.name or "").startswith("fastrt._core"):
         raise  # something else is missing, and Python's own message names it
