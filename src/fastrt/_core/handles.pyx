@@ -18,7 +18,7 @@ from libc.string cimport memcpy
 from fastrt._core.clients cimport Client
 from fastrt._core.errors cimport check
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport entry_slots, task_slots
+from fastrt._core.links cimport entry_slots, task_is_mine, task_result
 from fastrt._core.objects cimport *
 from fastrt._core.scalar cimport KIND_SCALARS_END, scalar_read, scalar_size, scalar_write
 from fastrt._core.wait cimport wait_any, wait_sealed
@@ -178,6 +178,7 @@ def wait_all(Client client, list refs, timeout_s, double spin_s):
             if rc == FRT_INTERRUPTED:
                 PyErr_CheckSignals()
             elif rc == FRT_TIMEOUT:
+                PyErr_CheckSignals()  # one that came before the sleep did not end it
                 client.ensure()
                 if frt_now_ns() >= deadline:
                     return object_is_sealed(x, ref.index)
@@ -210,7 +211,7 @@ def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, doubl
     cdef Py_ssize_t n = len(refs)
     cdef Py_ssize_t k
     cdef uint32_t *entries
-    cdef int64_t deadline, spin
+    cdef int64_t look, deadline, spin
     cdef int rc
     client.ensure()
     if _count_ready(client, refs, num_returns) < num_returns and timeout_s != 0:
@@ -223,15 +224,16 @@ def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, doubl
             for k in range(n):
                 entries[k] = (<Ref>refs[k]).index
             rc = FRT_INTERRUPTED
-            while rc == FRT_INTERRUPTED:
+            while rc == FRT_INTERRUPTED or rc == FRT_TIMEOUT and frt_now_ns() < deadline:
+                look = frt_now_ns() + spin + 50000000
                 with nogil:
-                    rc = wait_any(x, entries, <uint32_t>n, <uint32_t>num_returns, deadline, spin)
+                    rc = wait_any(x, entries, <uint32_t>n, <uint32_t>num_returns, look if look < deadline else deadline,
+                                  spin)
                 spin = 0
-                if rc == FRT_INTERRUPTED:
-                    PyErr_CheckSignals()
+                PyErr_CheckSignals()  # also those that came before the sleep, which did not end it
+                client.ensure()
             if rc != FRT_TIMEOUT:
                 check(rc)
-            client.ensure()
         finally:
             free(entries)
     return _split(client, refs, num_returns)
@@ -504,12 +506,14 @@ def result(Client client, uint32_t t, uint32_t k, uint64_t nbytes, uint16_t kind
     Raises:
         ObjectStoreFullError: there is no room.
     """
-    cdef uint32_t i
+    cdef int i
     client.ensure()
+    if not task_is_mine(&client.x, t):
+        raise FastrtError(f"task {t} is not this client's to run or to end")
     if k >= client.x.tasks[t].nreturns:
         raise IndexError(f"task {t} has {client.x.tasks[t].nreturns} results")
-    i = task_slots(&client.x, t)[k].index
-    if frt_word_state(a64_load_acq(frt_state(&client.x, i))) != FRT_OBJ_PENDING:
+    i = task_result(&client.x, t, k)
+    if i < 0:
         return None
     check(object_empty(&client.x, i))
     return _writer(client, i, <int>t, nbytes, nrefs, kind, error)

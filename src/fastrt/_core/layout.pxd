@@ -22,7 +22,7 @@ cdef extern from "layout.h" nogil:
     int FRT_LOCK_JANITOR, FRT_LOCK_SLOTS, FRT_LOCK_FUNCTIONS, FRT_LOCK_LINKS, FRT_LOCK_QUEUE, FRT_LOCK_OBJECTS
     int FRT_LOCK_TASKS, FRT_LOCK_CLASS0, FRT_LOCK_EXTENT, FRT_LOCK_GROW, FRT_LOCKS
     uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR
-    uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS
+    uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED
 
     uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
     int frt_word_state(uint64_t word) noexcept

@@ -4,11 +4,13 @@ from fastrt._core.layout cimport frt_ctx, frt_refslot
 
 cdef frt_refslot *task_slots(frt_ctx *x, uint32_t t) noexcept nogil
 cdef frt_refslot *entry_slots(frt_ctx *x, uint32_t i) noexcept nogil
+cdef int task_result(frt_ctx *x, uint32_t t, uint32_t k) noexcept nogil
+cdef bint task_is_mine(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int links_count(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil
 cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil
-cdef int links_wait(frt_ctx *x, uint32_t t) noexcept nogil
-cdef int links_unwait(frt_ctx *x, uint32_t t) noexcept nogil
-cdef int links_sealed(frt_ctx *x, uint32_t i) noexcept nogil
+cdef void links_wait(frt_ctx *x, uint32_t t) noexcept nogil
+cdef void links_unwait(frt_ctx *x, uint32_t t) noexcept nogil
+cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil
 cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil
 cdef int links_touch(frt_ctx *x) noexcept nogil
-cdef int links_recount(frt_ctx *x) noexcept nogil
+cdef void links_recount(frt_ctx *x) noexcept nogil

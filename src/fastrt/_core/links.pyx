@@ -7,13 +7,16 @@ Two derived things under one robust lock:
              from the flagged records.
   waiters    per unsealed entry the list of tasks that wait for it. A task waits for one argument at a time:
              when that is sealed, its arguments are read again, and it either waits for the next unsealed one
-             or becomes READY by one compare-and-swap. No counter can disagree with the truth.
+             or becomes READY by one compare-and-swap. No counter can disagree with the truth. A task's LINKED
+             flag says that it is in a list, so that linking may be asked for by several.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from fastrt._core.layout cimport *
 from fastrt._core.queue cimport queue_push
 
+cdef enum:
+    BIAS = 0x80000000  # on every count while they are rebuilt: deleters look without the lock
 
 cdef frt_refslot *task_slots(frt_ctx *x, uint32_t t) noexcept nogil:
     """The task's results, followed by its refs, followed by the bytes of its arguments."""
@@ -27,15 +30,38 @@ cdef frt_refslot *entry_slots(frt_ctx *x, uint32_t i) noexcept nogil:
     return <frt_refslot *>((x.base + entry.offset if entry.offset else entry.inlined) + ((entry.bytes + 7) & ~7))
 
 
+cdef int task_result(frt_ctx *x, uint32_t t, uint32_t k) noexcept nogil:
+    """The entry of result k if it is still to be sealed; FRT_NOT_FOUND otherwise (it may be a stranger's by now)."""
+    cdef frt_refslot *slot = task_slots(x, t) + k
+    if slot.index >= x.objects_max or x.entries[slot.index].objref != slot.objref or \
+            x.entries[slot.index].task != t + 1 or \
+            frt_word_state(a64_load_acq(frt_state(x, slot.index))) != FRT_OBJ_PENDING:
+        return FRT_NOT_FOUND
+    return <int>slot.index
+
+
+cdef bint task_is_mine(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Whether there is such a task and this client runs or ends it."""
+    cdef uint64_t word
+    if t >= a32_load_rlx(&x.sb.tasks.fresh):
+        return False
+    word = a64_load_acq(x.task_words + t)
+    return frt_word_state(word) >= FRT_TASK_CLAIMED and frt_word_client(word) == x.me
+
+
 cdef int _lock(frt_ctx *x) noexcept nogil:
     cdef int rc = frt_lock_take(x.locks + FRT_LOCK_LINKS)
     if rc == FRT_LOCK_ORPHANED:
-        rc = _rebuild(x)
-        if rc == FRT_OK:
-            frt_lock_mend(x.locks + FRT_LOCK_LINKS)
-        else:
-            frt_lock_give(x.locks + FRT_LOCK_LINKS)
+        _rebuild(x)
+        frt_lock_mend(x.locks + FRT_LOCK_LINKS)
+        return FRT_OK
     return rc
+
+
+cdef void _lock_surely(frt_ctx *x) noexcept nogil:
+    """For what must be told: however long a stopped process holds the lock."""
+    while _lock(x) != FRT_OK:
+        pass
 
 
 cdef inline void _unlock(frt_ctx *x) noexcept nogil:
@@ -50,13 +76,11 @@ cdef int links_touch(frt_ctx *x) noexcept nogil:
     return rc
 
 
-cdef int links_recount(frt_ctx *x) noexcept nogil:
+cdef void links_recount(frt_ctx *x) noexcept nogil:
     """Rebuild everything although nobody died inside this lock (somebody did next to it)."""
-    cdef int rc = _lock(x)
-    if rc == FRT_OK:
-        rc = _rebuild(x)
-        _unlock(x)
-    return rc
+    _lock_surely(x)
+    _rebuild(x)
+    _unlock(x)
 
 
 cdef inline bint _names(frt_ctx *x, const frt_refslot *slot) noexcept nogil:
@@ -84,7 +108,9 @@ cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t
         return rc
     if flags[0] & flag:
         for k in range(n):
-            a32_sub_sc(&x.entries[slots[k].index].counted, 1)
+            # After a death half-way some may be gone already, and their entries be others'.
+            if _names(x, slots + k):
+                a32_sub_sc(&x.entries[slots[k].index].counted, 1)
         flags[0] &= ~flag
     _unlock(x)
     return FRT_OK
@@ -99,67 +125,66 @@ cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil:
     return rc
 
 
-cdef int _advance(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Under the lock: make a WAITING task wait for its next unsealed argument, or READY and queued."""
+cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Under the lock: make a task that waits wait for its next unsealed argument, or READY and queued."""
     cdef frt_task *task = x.tasks + t
-    cdef const frt_refslot *deps = task_slots(x, t) + task.nreturns
+    cdef const frt_refslot *deps
     cdef uint64_t word = a64_load_acq(x.task_words + t)
     cdef uint32_t i
+    if frt_word_state(word) != FRT_TASK_WAITING or task.flags & FRT_TASK_LINKED:
+        return
+    deps = task_slots(x, t) + task.nreturns
     while task.dep < task.ndeps:
         i = deps[task.dep].index
         if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:
             task.waiter = x.entries[i].waiter
+            task.flags |= FRT_TASK_LINKED
             a32_store_sc(&x.entries[i].waiter, t + 1)
             # A sealer stores the state and then looks for waiters; we do it the other way round.
             if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:
-                return FRT_OK
+                return
             a32_store_sc(&x.entries[i].waiter, task.waiter)
+            task.flags &= ~FRT_TASK_LINKED
         task.dep += 1
-    if frt_word_state(word) != FRT_TASK_WAITING:
-        return FRT_OK
-    # A death from here to the end of the push leaves READY outside the ring: the rebuild of this lock's data,
-    # which follows, queues every READY task that may be missing.
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if we do not come that far
     if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word))):
-        return queue_push(x, t)
-    return FRT_OK
+        queue_push(x, t)
+    a32_store_rel(&x.clients[x.me].pushing, 0)
 
 
-cdef int links_wait(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Let a task whose word says WAITING wait for its arguments; it is queued at once if all are sealed."""
-    cdef int rc = _lock(x)
-    if rc == FRT_OK:
+cdef void links_wait(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Let a task whose word says WAITING wait for its arguments; it is queued at once if all are sealed.
+
+    A rebuild, or the recovery of the submitter, may have done so already.
+    """
+    _lock_surely(x)
+    if frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_WAITING and not x.tasks[t].flags & FRT_TASK_LINKED:
         x.tasks[t].dep = 0
-        rc = _advance(x, t)
-        _unlock(x)
-    return rc
+        _advance(x, t)
+    _unlock(x)
 
 
-cdef int links_unwait(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Take a task that is being cancelled out of the list it waits in."""
+cdef void links_unwait(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Take a task that is being cancelled out of the list it waits in, if it is in one."""
     cdef frt_task *task = x.tasks + t
     cdef uint32_t *at
-    cdef int rc = _lock(x)
-    if rc != FRT_OK:
-        return rc
-    if task.dep < task.ndeps:
+    _lock_surely(x)
+    if task.flags & FRT_TASK_LINKED:
         at = &x.entries[task_slots(x, t)[task.nreturns + task.dep].index].waiter
         while at[0] != 0 and at[0] != t + 1:
             at = &x.tasks[at[0] - 1].waiter
         if at[0] == t + 1:
             at[0] = task.waiter
+        task.flags &= ~FRT_TASK_LINKED
     _unlock(x)
-    return FRT_OK
 
 
-cdef int links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
+cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     """Tell the tasks that wait for entry i, which was just sealed."""
     cdef uint32_t t, waiter
-    cdef int rc
     if a32_load_sc(&x.entries[i].waiter) == 0:
-        return FRT_OK
-    rc = _lock(x)
-    if rc != FRT_OK:
-        return rc
+        return
+    _lock_surely(x)
     # Detached first: the entry may have been freed and taken by a new tenant meanwhile, and then a task of
     # the old list that waits for the new tenant links itself again.
     waiter = x.entries[i].waiter
@@ -167,45 +192,46 @@ cdef int links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     while waiter:
         t = waiter - 1
         waiter = x.tasks[t].waiter
+        x.tasks[t].flags &= ~FRT_TASK_LINKED
         _advance(x, t)
     _unlock(x)
-    return FRT_OK
 
 
-cdef int _rebuild(frt_ctx *x) noexcept nogil:
-    """All counts and waiter lists again, from the records. Under the lock, after a death inside it."""
+cdef void _count(frt_ctx *x, const frt_refslot *slots, uint32_t n) noexcept nogil:
+    cdef uint32_t k
+    for k in range(n):
+        if _names(x, slots + k):
+            a32_add_sc(&x.entries[slots[k].index].counted, 1)
+
+
+cdef void _rebuild(frt_ctx *x) noexcept nogil:
+    """All counts and waiter lists again, from the records. Under the lock, after a death inside it.
+
+    Objects that others could not delete because of the bias are found by the recovery that follows the death.
+    """
     cdef uint32_t i, t, k
-    cdef int state
-    cdef frt_refslot *slots
     cdef uint32_t objects = x.sb.objects.fresh
     cdef uint32_t tasks = x.sb.tasks.fresh
     for i in range(objects):
-        a32_store_rlx(&x.entries[i].counted, 0)
-        if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_PENDING:
-            a32_store_rlx(&x.entries[i].waiter, 0)
+        a32_store_sc(&x.entries[i].counted, BIAS)
+        a32_store_sc(&x.entries[i].waiter, 0)
     for i in range(objects):
         if x.entries[i].flags & FRT_ENTRY_COUNTED and \
                 frt_word_state(a64_load_acq(frt_state(x, i))) != FRT_OBJ_EMPTY:
-            slots = entry_slots(x, i)
-            for k in range(x.entries[i].nrefs):
-                if _names(x, slots + k):
-                    a32_add_sc(&x.entries[slots[k].index].counted, 1)
+            _count(x, entry_slots(x, i), x.entries[i].nrefs)
     for k in range(FRT_FUNCTIONS):
-        if x.functions[k].objref and x.functions[k].index < objects:
-            a32_add_sc(&x.entries[x.functions[k].index].counted, 1)
+        i = x.functions[k].index
+        if x.functions[k].objref and i < objects and x.entries[i].objref == x.functions[k].objref:
+            a32_add_sc(&x.entries[i].counted, 1)
     for t in range(tasks):
-        state = frt_word_state(a64_load_acq(x.task_words + t))
-        if state != FRT_TASK_EMPTY and x.tasks[t].flags & FRT_TASK_COUNTED:
-            slots = task_slots(x, t) + x.tasks[t].nreturns
-            for k in range(x.tasks[t].nrefs):
-                if _names(x, slots + k):
-                    a32_add_sc(&x.entries[slots[k].index].counted, 1)
+        if x.tasks[t].flags & FRT_TASK_LINKED:
+            x.tasks[t].flags &= ~FRT_TASK_LINKED
+        if x.tasks[t].flags & FRT_TASK_COUNTED and \
+                frt_word_state(a64_load_acq(x.task_words + t)) != FRT_TASK_EMPTY:
+            _count(x, task_slots(x, t) + x.tasks[t].nreturns, x.tasks[t].nrefs)
+    for i in range(objects):
+        a32_sub_sc(&x.entries[i].counted, BIAS)
     for t in range(tasks):
-        state = frt_word_state(a64_load_acq(x.task_words + t))
-        if state == FRT_TASK_WAITING:
+        if frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_WAITING:
             x.tasks[t].dep = 0
             _advance(x, t)
-        elif state == FRT_TASK_READY and x.tasks[t].ndeps:
-            queue_push(x, t)  # perhaps a second time, which is harmless
-    a_fence_sc()
-    return FRT_OK

@@ -15,9 +15,6 @@ from fastrt._core.layout cimport *
 from fastrt._core.links cimport entry_slots, links_count, links_sealed, links_uncount
 from fastrt._core.pool cimport pool_keep_object, pool_take_object
 
-cdef extern from "<sched.h>" nogil:
-    int sched_yield()
-
 cdef extern from * nogil:
     """static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }"""
     int frt_lowest(uint64_t) noexcept
@@ -149,24 +146,21 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
     """
     cdef uint32_t *held = (x.pins_held if pin else x.refs_held) + i
     cdef uint64_t *bits = (frt_pins(x, i) if pin else frt_refs(x, i)) + x.me_word
-    cdef int state
-    cdef uint32_t spins = 0
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word
     if held[0]:
         if x.entries[i].objref != objref:
             return FRT_STALE
         held[0] += 1
         return FRT_OK
     a64_or_sc(bits, x.me_bit)
-    state = frt_word_state(a64_load_sc(frt_state(x, i)))
-    while state == FRT_OBJ_DELETING:
-        # Undecided: the deleter either sees our bit and turns back, or has not looked yet.
-        spins += 1
-        if spins > 100:
-            sched_yield()
-        else:
-            a_relax()
-        state = frt_word_state(a64_load_sc(frt_state(x, i)))
-    if (state == FRT_OBJ_SEALED or state == FRT_OBJ_PENDING) and x.entries[i].objref == objref:
+    word = a64_load_sc(state)
+    while frt_word_state(word) == FRT_OBJ_DELETING:
+        # Undecided, and our bit decides: the deleter, who may be dead, finds the word changed and looks again.
+        a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+        word = a64_load_sc(state)
+    if (frt_word_state(word) == FRT_OBJ_SEALED or frt_word_state(word) == FRT_OBJ_PENDING) and \
+            x.entries[i].objref == objref:
         held[0] = 1
         return FRT_OK
     a64_and_sc(bits, ~x.me_bit)
@@ -191,25 +185,27 @@ cdef inline bint _held(frt_ctx *x, uint32_t i) noexcept nogil:
 cdef bint _condemn(frt_ctx *x, uint32_t i) noexcept nogil:
     """SEALED and held by nobody: make it FREEING(me). False when somebody holds it or another deletes it."""
     cdef uint64_t *state = frt_state(x, i)
-    cdef uint64_t word
+    cdef uint64_t word, deleting
     while True:
         word = a64_load_sc(state)
         if frt_word_state(word) != FRT_OBJ_SEALED or _held(x, i):
             return False
-        if not a64_cas_sc(state, word, frt_word(FRT_OBJ_DELETING, x.me, frt_word_gen(word))):
+        deleting = frt_word(FRT_OBJ_DELETING, x.me, frt_word_gen(word))
+        if not a64_cas_sc(state, word, deleting):
             continue
         if not _held(x, i):
-            a64_store_sc(state, frt_word(FRT_OBJ_FREEING, x.me, frt_word_gen(word)))
-            return True
-        a64_store_sc(state, word)
-        # Decide again: the holder whom we saw may have let go while it could not delete.
+            if a64_cas_sc(state, deleting, frt_word(FRT_OBJ_FREEING, x.me, frt_word_gen(word))):
+                return True
+        else:
+            a64_cas_sc(state, deleting, word)
+        # Decide again: the holder who stopped us may have let go while it could not delete.
 
 
 cdef int _let_go(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
     """Uncount what entry i contains; children that nobody holds now are condemned and listed.
 
-    The list runs through the children's `waiter` fields (nobody waits for a sealed entry), so a chain of any
-    length is deleted without recursion and without memory.
+    The list runs through the children's `task` fields (nobody asks who will seal a sealed entry), so a chain of
+    any length is deleted without recursion and without memory.
     """
     cdef frt_refslot *slots = entry_slots(x, i)
     cdef frt_entry *entry = x.entries + i
@@ -223,7 +219,7 @@ cdef int _let_go(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
             if condemned == NULL:
                 object_maybe_delete(x, child)
             elif _condemn(x, child):
-                x.entries[child].waiter = condemned[0]
+                x.entries[child].task = condemned[0]
                 condemned[0] = child + 1
     return FRT_OK
 
@@ -234,11 +230,11 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
     cdef frt_entry *entry
     cdef uint64_t *state
     cdef uint32_t w
-    x.entries[i].waiter = 0
+    x.entries[i].task = 0
     while condemned:
         i = condemned - 1
         entry = x.entries + i
-        condemned = entry.waiter
+        condemned = entry.task
         if entry.nrefs and _let_go(x, i, &condemned) != FRT_OK:
             return  # a stuck lock; the entry stays FREEING(me), recovery finds it
         if entry.offset and arena_free(x, i + 1, &entry.offset) != FRT_OK:

@@ -2,7 +2,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.layout cimport frt_ctx
 
-cdef int queue_push(frt_ctx *x, uint32_t t) noexcept nogil
+cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil
+cdef uint64_t queue_cells(uint64_t tasks) noexcept nogil
 cdef int queue_pop(frt_ctx *x) noexcept nogil
 cdef uint64_t queue_length(frt_ctx *x) noexcept nogil
 cdef void queue_wake_idle(frt_ctx *x) noexcept nogil

@@ -3,7 +3,8 @@
 
 The ring holds hints; the task words are the truth. A cell may name a task that is no longer READY (cancelled,
 or pushed twice after a death): whoever pops it skips it. Push commits by storing the tail after the cell, pop
-by storing the head after the task's word, so a death inside the lock needs no repair at all.
+by storing the head after the task's word, so a death inside the lock needs no repair at all. The ring's memory
+is committed together with the task records', two cells for each, so that a push cannot fail.
 
 Waking: at most one idle worker spins, the others sleep with their bit set in `idle`. A push that finds a
 spinner needs no system call. Whoever stops being idle wakes the next one if there is more to do, so a burst
@@ -13,7 +14,6 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.clients cimport client_wake
 from fastrt._core.layout cimport *
-from fastrt._core.segment cimport segment_commit
 
 cdef extern from * nogil:
     """static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }"""
@@ -37,7 +37,7 @@ cdef int queue_touch(frt_ctx *x) noexcept nogil:
 
 
 cdef void _drop_stale(frt_ctx *x) noexcept nogil:
-    """Keep only the cells of READY tasks. At the ring's largest size there is then room: ring_max >= 2 tasks_max."""
+    """Keep only the cells of READY tasks. There is then room: the ring has two cells for each task there can be."""
     cdef uint64_t k, h = x.sb.ring_tail
     cdef uint32_t mask = x.sb.ring_cells - 1
     cdef uint32_t t
@@ -50,48 +50,42 @@ cdef void _drop_stale(frt_ctx *x) noexcept nogil:
     a64_store_rel(&x.sb.ring_head, h)
 
 
-cdef int _widen(frt_ctx *x) noexcept nogil:
-    """Double the ring. The new half is committed before the lock is taken: fallocate takes long."""
-    cdef uint32_t cells = a32_load_acq(&x.sb.ring_cells)
+cdef uint64_t queue_cells(uint64_t tasks) noexcept nogil:
+    """How many cells the ring may have, and has memory for, when so many task records are committed."""
+    cdef uint64_t cells = FRT_RING_CELLS
+    while cells < 2 * tasks:
+        cells *= 2
+    return cells
+
+
+cdef void _widen(frt_ctx *x) noexcept nogil:
+    """Double the ring."""
+    cdef uint32_t cells = x.sb.ring_cells
     cdef uint64_t k
-    cdef int rc = segment_commit(x, x.sb.ring_offset + <uint64_t>cells * 4, <uint64_t>cells * 4)
-    if rc != FRT_OK:
-        return rc
-    rc = _lock(x)
-    if rc != FRT_OK:
-        return rc
-    if x.sb.ring_cells == cells:
-        # Cells whose place changes go to the unused half, the others stay: the old ring is whole until the commit.
-        for k in range(x.sb.ring_head, x.sb.ring_tail):
-            if k & cells:
-                x.ring[k & (2 * cells - 1)] = x.ring[k & (cells - 1)]
-        a32_store_rel(&x.sb.ring_cells, 2 * cells)  # commit
-    frt_lock_give(x.locks + FRT_LOCK_QUEUE)
-    return FRT_OK
+    # Cells whose place changes go to the unused half, the others stay: the old ring is whole until the commit.
+    for k in range(x.sb.ring_head, x.sb.ring_tail):
+        if k & cells:
+            x.ring[k & (2 * cells - 1)] = x.ring[k & (cells - 1)]
+    a32_store_rel(&x.sb.ring_cells, 2 * cells)  # commit
 
 
-cdef int queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Queue a task whose word says READY, and see to it that somebody looks."""
+cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Queue a task whose word says READY, and see to it that somebody looks.
+
+    It does not give up while a stopped process holds the lock: the task is committed and would be forgotten.
+    """
     cdef frt_superblock *sb = x.sb
-    cdef int rc
-    while True:
-        rc = _lock(x)
-        if rc != FRT_OK:
-            return rc
-        if sb.ring_tail - sb.ring_head < sb.ring_cells:
-            break
-        if sb.ring_cells == sb.ring_max:
+    while _lock(x) != FRT_OK:
+        pass
+    if sb.ring_tail - sb.ring_head == sb.ring_cells:
+        if sb.ring_cells < queue_cells(a32_load_acq(&sb.tasks.committed)):
+            _widen(x)
+        else:
             _drop_stale(x)
-            break
-        frt_lock_give(x.locks + FRT_LOCK_QUEUE)
-        rc = _widen(x)
-        if rc != FRT_OK:
-            return rc
     x.ring[sb.ring_tail & (sb.ring_cells - 1)] = t
     a64_store_sc(&sb.ring_tail, sb.ring_tail + 1)  # commit
     frt_lock_give(x.locks + FRT_LOCK_QUEUE)
     queue_wake_idle(x)
-    return FRT_OK
 
 
 cdef int queue_pop(frt_ctx *x) noexcept nogil:

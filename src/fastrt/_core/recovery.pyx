@@ -3,7 +3,8 @@
 
 Every step is idempotent and the slot is freed last, so a recoverer may itself be killed: the next one sees the
 slot DYING and starts again. Only the pidfd tells that a process is gone; a lock found orphaned never does.
-The scans touch one dense word array each (32 bytes an object for up to 64 clients).
+The scans touch one dense word array each (32 bytes an object for up to 64 clients). They keep the GIL: threads of
+this process share the client's magazines and its stamp.
 """
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 
@@ -11,28 +12,32 @@ from fastrt._core.arena cimport arena_free, arena_owner, arena_touch
 from fastrt._core.clients cimport Client, client_wake
 from fastrt._core.errors cimport check
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport links_touch, links_unwait, links_wait, task_slots
+from fastrt._core.links cimport links_touch, links_unwait, links_wait, task_result, task_slots
 from fastrt._core.objects cimport object_empty, object_free, object_maybe_delete, object_tell
 from fastrt._core.pool cimport pool_return, pool_touch
 from fastrt._core.queue cimport queue_push, queue_touch
-from fastrt._core.tasks cimport task_done, task_let_go, task_results_sealed
+from fastrt._core.tasks cimport (
+    functions_touch, task_done, task_is_cancelled, task_let_go, task_mark_cancelled, task_results_sealed)
 
 
 cdef int _repair_locks(frt_ctx *x) noexcept nogil:
     """Deaths inside locks are repaired now, not in some user's call."""
-    cdef int rc = links_touch(x)
+    cdef int rc = functions_touch(x)
+    rc = rc or links_touch(x)
     rc = rc or queue_touch(x)
     rc = rc or pool_touch(x, False)
     rc = rc or pool_touch(x, True)
     return rc or arena_touch(x)
 
 
-cdef int _intents(frt_ctx *x, uint32_t v) noexcept nogil:
-    """Finish what the dead client was about to tell others."""
+cdef void _intents(frt_ctx *x, uint32_t v) noexcept nogil:
+    """Finish what the dead client was about to tell others.
+
+    The record may have another tenant by now: telling too much is harmless.
+    """
     cdef frt_client *slot = x.clients + v
     cdef uint32_t t
     cdef int state
-    cdef int rc = FRT_OK
     if a32_cas_sc(&x.sb.spinner, v + 1, 0):
         pass
     a64_and_sc(&x.sb.idle[v >> 6], ~(<uint64_t>1 << (v & 63)))
@@ -43,12 +48,10 @@ cdef int _intents(frt_ctx *x, uint32_t v) noexcept nogil:
         t = slot.pushing - 1
         state = frt_word_state(a64_load_sc(x.task_words + t))
         if state == FRT_TASK_READY:
-            rc = queue_push(x, t)
+            queue_push(x, t)
         elif state == FRT_TASK_WAITING:
-            rc = links_unwait(x, t)
-            rc = rc or links_wait(x, t)
+            links_wait(x, t)
         slot.pushing = 0
-    return rc
 
 
 cdef int _unsubmit(frt_ctx *x, uint32_t t) noexcept nogil:
@@ -74,17 +77,24 @@ cdef int _unsubmit(frt_ctx *x, uint32_t t) noexcept nogil:
 
 cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     """Make a task of the dead client READY again; what its last attempt had written is dropped."""
-    cdef frt_refslot *slots = task_slots(x, t)
+    cdef int i, rc
     for k in range(x.tasks[t].nreturns):
-        if frt_word_state(a64_load_acq(frt_state(x, slots[k].index))) == FRT_OBJ_PENDING:
-            object_empty(x, slots[k].index)
+        i = task_result(x, t, k)
+        if i >= 0:
+            rc = object_empty(x, i)
+            if rc != FRT_OK:
+                return rc
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # we may die, too
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
-    return queue_push(x, t)
+    queue_push(x, t)
+    a32_store_rel(&x.clients[x.me].pushing, 0)
+    return FRT_OK
 
 
 cdef int _end_here(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     """Take a task over in order to end it. 1 when its results still have to be sealed with an error."""
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word)))
+    links_unwait(x, t)  # it was waiting when a canceller took it, who died before he came to this
     if task_results_sealed(x, t):
         return task_done(x, t)
     return 1
@@ -96,12 +106,12 @@ cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     cdef int state = frt_word_state(word)
     if state == FRT_TASK_RESERVED:
         return _unsubmit(x, t)
+    if state == FRT_TASK_ENDING or state >= FRT_TASK_CLAIMED and task_is_cancelled(x, t):
+        return _end_here(x, t, word)
     if state == FRT_TASK_CLAIMED:
         return _requeue(x, t, word)
-    if state == FRT_TASK_ENDING:
-        return _end_here(x, t, word)
     if state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED:
-        if task_results_sealed(x, t) or task.attempts > task.retries or task.cancelled == task.id:
+        if task_results_sealed(x, t) or task.attempts > task.retries:
             return _end_here(x, t, word)
         return _requeue(x, t, word)
     return FRT_OK
@@ -109,9 +119,9 @@ cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
 
 cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running):
     """What the dead client had of the task table, and with `job` also the tasks of its job."""
-    cdef uint32_t t, w
+    cdef uint32_t t
     cdef uint64_t word
-    cdef int state, rc
+    cdef int state, rc, pid
     cdef list ending = []
     for t in range(x.sb.tasks.fresh):
         word = a64_load_acq(x.task_words + t)
@@ -122,16 +132,16 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running):
         if job and x.tasks[t].job == job and state != FRT_TASK_RESERVED and state != FRT_TASK_ENDING:
             if state == FRT_TASK_WAITING or state == FRT_TASK_READY:
                 if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
-                    if state == FRT_TASK_WAITING:
-                        links_unwait(x, t)
+                    links_unwait(x, t)
                     ending.append(t)
                     continue
                 word = a64_load_acq(x.task_words + t)
-            w = frt_word_client(word)
-            a64_store_sc(&x.tasks[t].cancelled, x.tasks[t].id)
-            if w != v:
-                running.append(x.clients[w].pid)
-                continue
+            if frt_word_state(word) >= FRT_TASK_CLAIMED:
+                pid = task_mark_cancelled(x, t, word)
+                if frt_word_client(word) != v:
+                    if pid > 0:
+                        running.append(pid)
+                    continue
         if frt_word_client(word) == v:
             rc = check(_task_of_dead(x, t, word))
             if rc == 1:
@@ -139,7 +149,7 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running):
     return ending
 
 
-cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept nogil:
+cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
     """Entries the dead client was changing, and its bits at all the others."""
     cdef uint64_t bit = <uint64_t>1 << (v & 63)
     cdef uint32_t w = v >> 6
@@ -165,7 +175,8 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept nogil:
                 a64_store_sc(state, frt_word(FRT_OBJ_FREEING, x.me, frt_word_gen(word)))
                 object_free(x, i)
                 continue
-            a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # undecided: decide again below
+            # Undecided: decide again below. A holder may have put it back already.
+            a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
         if frt_refs(x, i)[w] & bit:
             a64_and_sc(frt_refs(x, i) + w, ~bit)
         if frt_pins(x, i)[w] & bit:
@@ -211,7 +222,7 @@ def recover(Client client, uint32_t v):
         x.sb.janitor_victim = v + 1
         a64_store_sc(&slot.word, frt_word(FRT_CLIENT_DYING, 0, frt_word_gen(slot.word)))
         check(_repair_locks(x))
-        check(_intents(x, v))
+        _intents(x, v)
         if slot.kind == <uint32_t>FRT_KIND_DRIVER:
             job = (<uint64_t>frt_word_gen(slot.word) << 16) | (v + 1)
         running = []

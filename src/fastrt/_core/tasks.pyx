@@ -18,14 +18,20 @@ from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport (
-    links_count, links_hold_function, links_recount, links_uncount, links_unwait, links_wait, task_slots)
+    links_count, links_hold_function, links_recount, links_uncount, links_unwait, links_wait, task_is_mine, task_result,
+    task_slots)
 from fastrt._core.objects cimport *
 from fastrt._core.pool cimport pool_keep_task, pool_take_task
 from fastrt._core.queue cimport queue_length, queue_push
 from fastrt._core.scalar cimport args_read, args_write, scalar_size, scalar_write
 from fastrt._core.wait cimport wait_task
+from fastrt.errors import FastrtError
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
 
 cdef enum:
+    SIGNALS_NS = 50000000  # a signal that came before the sleep does not end it: look this often
     ARGS_SCALARS = 1    # a tuple written by scalar.args_write
     SCALAR_ROOM = 2048  # larger argument tuples go through the store's serializer
 
@@ -38,7 +44,7 @@ NO_TASK = FRT_NOT_FOUND
 cdef int _record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nbytes) noexcept nogil:
     """A task record with room for its body and its result entries named; its index, or a negative code."""
     cdef int t = pool_take_task(x)
-    cdef uint64_t room = <uint64_t>(nreturns + nrefs) * sizeof(frt_refslot) + nbytes
+    cdef uint64_t room = (<uint64_t>nreturns + nrefs) * sizeof(frt_refslot) + nbytes
     cdef frt_task *task
     cdef frt_refslot *slots
     cdef uint32_t k
@@ -73,6 +79,7 @@ cdef void _forget(frt_ctx *x, uint32_t t) noexcept nogil:
     cdef frt_task *task = x.tasks + t
     for k in range(task.nreturns):
         object_discard(x, task_slots(x, t)[k].index)
+    task.nreturns = 0  # before the slots go: recovery reads as many as this says
     if task.offset:
         arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
     pool_keep_task(x, t)
@@ -88,6 +95,7 @@ cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
     if task.nrefs:
         rc = links_count(x, slots + task.nreturns, task.nrefs, &task.flags, FRT_TASK_COUNTED)
         if rc != FRT_OK:
+            _forget(x, t)
             return rc
     for k in range(task.nreturns):
         i = slots[k].index
@@ -99,9 +107,12 @@ cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING if ndeps else FRT_TASK_READY, x.me,
                                             frt_word_gen(x.task_words[t])))  # commit
-    rc = links_wait(x, t) if ndeps else queue_push(x, t)
+    if ndeps:
+        links_wait(x, t)
+    else:
+        queue_push(x, t)
     a32_store_rel(&x.clients[x.me].pushing, 0)
-    return rc
+    return FRT_OK
 
 
 cdef object _submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
@@ -121,7 +132,7 @@ cdef object _submit(Client client, Ref function, uint16_t kind, const char *args
     task.function, task.function_index = function.objref, function.index
     task.job = x.clients[x.me].job
     task.cancelled = 0
-    task.kind, task.retries, task.flags = kind, retries, flags
+    task.kind, task.retries, task.flags = kind, retries, flags & FRT_TASK_RETRY_ERRORS
     slots = task_slots(x, t) + nreturns
     for ref in refs:
         slots[k].objref, slots[k].index, slots[k].pad = ref.objref, ref.index, 0
@@ -182,6 +193,8 @@ def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, ui
     client.ensure()
     if ndeps > len(refs):
         raise ValueError(f"{ndeps} dependencies among {len(refs)} references")
+    if len(args) >= 1 << 32:
+        raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
     return _submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries, flags)
 
 
@@ -197,14 +210,21 @@ def next_task(Client client, double timeout_s, double spin_s):
         The task's index; NO_TASK after the timeout or a signal.
     """
     cdef frt_ctx *x = &client.x
-    cdef int64_t deadline = frt_now_ns() + <int64_t>(timeout_s * 1e9)
-    cdef int64_t spin = <int64_t>(spin_s * 1e9)
-    cdef int t
+    cdef int64_t deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
+    cdef int64_t spin = <int64_t>(min(max(spin_s, 0.0), 1e9) * 1e9)
+    cdef int64_t look
+    cdef int t = FRT_TIMEOUT
     client.ensure()
-    with nogil:
-        t = wait_task(x, deadline, spin)
-    if t == FRT_TIMEOUT or t == FRT_INTERRUPTED:
-        return NO_TASK
+    while t == FRT_TIMEOUT:
+        look = frt_now_ns() + spin + SIGNALS_NS
+        with nogil:
+            t = wait_task(x, look if look < deadline else deadline, spin)
+        spin = 0
+        if t < 0:
+            PyErr_CheckSignals()
+            client.ensure()
+            if t == FRT_INTERRUPTED or t == FRT_TIMEOUT and frt_now_ns() >= deadline:
+                return NO_TASK
     return _start(x, check(t))
 
 
@@ -212,13 +232,15 @@ cdef uint32_t _start(frt_ctx *x, uint32_t t) noexcept nogil:
     """A claimed task's user code is about to run."""
     x.clients[x.me].task = t + 1
     x.clients[x.me].job = x.tasks[t].job
-    x.tasks[t].attempts += 1
+    if x.tasks[t].attempts < 255:
+        x.tasks[t].attempts += 1
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(x.task_words[t])))
     return t
 
 
 def function_of(Client client, uint32_t t):
     """(objref, index) of the function that a claimed task runs."""
+    _check_task(client, t)
     return client.x.tasks[t].function, client.x.tasks[t].function_index
 
 
@@ -229,6 +251,7 @@ def arguments(Client client, uint32_t t):
         (kind, args, refs): for kind ARGS_SCALARS `args` is the tuple, with Refs in the places of dependencies;
         otherwise the serialized bytes. `refs` are references to all that the arguments name.
     """
+    _check_mine(client, t)
     cdef frt_ctx *x = &client.x
     cdef frt_task *task = x.tasks + t
     cdef frt_refslot *slots = task_slots(x, t) + task.nreturns
@@ -264,6 +287,7 @@ cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil:
     if task.nrefs:
         rc = task_let_go(x, t)
     if rc == FRT_OK and task.offset:
+        task.nreturns, task.nrefs = 0, 0  # before the slots go: recovery reads as many as these say
         rc = arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
     if rc == FRT_OK:
         a64_store_rel(x.task_words + t, frt_word(FRT_TASK_RESERVED, x.me, frt_word_gen(x.task_words[t]) + 1))
@@ -273,12 +297,24 @@ cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil:
 
 cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil:
     """Whether no result is left to seal."""
-    cdef frt_refslot *slots = task_slots(x, t)
     for k in range(x.tasks[t].nreturns):
-        if x.entries[slots[k].index].task == t + 1 and x.entries[slots[k].index].objref == slots[k].objref and \
-                frt_word_state(a64_load_acq(frt_state(x, slots[k].index))) == FRT_OBJ_PENDING:
+        if task_result(x, t, k) >= 0:
             return False
     return True
+
+
+cdef int _check_task(Client client, uint32_t t) except -1:
+    client.ensure()
+    if t >= client.x.sb.tasks.fresh:
+        raise IndexError(f"there is no task {t}")
+    return 0
+
+
+cdef int _check_mine(Client client, uint32_t t) except -1:
+    client.ensure()
+    if not task_is_mine(&client.x, t):
+        raise FastrtError(f"task {t} is not this client's to run or to end")
+    return 0
 
 
 def finish(Client client, uint32_t t):
@@ -288,7 +324,7 @@ def finish(Client client, uint32_t t):
         RuntimeError: a result is not sealed.
     """
     cdef frt_ctx *x = &client.x
-    client.ensure()
+    _check_mine(client, t)
     if not task_results_sealed(x, t):
         raise RuntimeError(f"task {t} has results that are not sealed")
     if x.clients[x.me].task == t + 1:
@@ -301,23 +337,27 @@ def finish_scalar(Client client, uint32_t t, value):
     """Seal a task's only result and end the task.
 
     Returns:
-        False when the value is not a scalar or the task has another number of results (nothing happened).
+        False when the value is not a scalar, the task has another number of results, or its result is sealed
+        already (nothing happened).
     Raises:
         ObjectStoreFullError: no room for the value.
     """
     cdef frt_ctx *x = &client.x
     cdef uint16_t kind = 0
     cdef Py_ssize_t n
-    cdef uint32_t i
+    cdef int i
     cdef int rc = FRT_OK
     cdef char *room
+    _check_mine(client, t)
     if x.tasks[t].nreturns != 1:
         return False
     n = scalar_size(value, &kind)
     if n < 0:
         return False
-    i = task_slots(x, t)[0].index
-    if x.entries[i].bytes or x.entries[i].flags:
+    i = task_result(x, t, 0)
+    if i < 0:
+        return False
+    if x.entries[i].offset or x.entries[i].flags:
         check(object_empty(x, i))  # an attempt that died left something
     room = object_room(x, i, n, 0, &rc)
     if room == NULL:
@@ -339,13 +379,13 @@ def retry(Client client, uint32_t t):
     """
     cdef frt_ctx *x = &client.x
     cdef frt_task *task = x.tasks + t
-    client.ensure()
-    if task.attempts > task.retries or task.cancelled == task.id:
+    _check_mine(client, t)
+    if task.attempts > task.retries or task_is_cancelled(x, t):
         return False
     x.clients[x.me].task = 0
     a32_store_rel(&x.clients[x.me].pushing, t + 1)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
-    check(queue_push(x, t))
+    queue_push(x, t)
     a32_store_rel(&x.clients[x.me].pushing, 0)
     return True
 
@@ -353,6 +393,7 @@ def retry(Client client, uint32_t t):
 def set_blocked(Client client, uint32_t t, bint blocked):
     """Say that the task this client runs sleeps in a get or wait, or that it goes on."""
     cdef frt_ctx *x = &client.x
+    _check_mine(client, t)
     x.clients[x.me].blocked = 1 if blocked else 0
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_BLOCKED if blocked else FRT_TASK_RUNNING, x.me,
                                             frt_word_gen(x.task_words[t])))
@@ -375,12 +416,16 @@ def claim_for(Client client, Ref ref):
     i = ref.index
     while x.entries[i].task and not object_is_sealed(x, i):
         t = x.entries[i].task - 1
+        if t >= x.sb.tasks.fresh:
+            break  # we hold only the first of these objects: this one went while we looked
         word = a64_load_sc(x.task_words + t)
         if frt_word_state(word) == FRT_TASK_READY:
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word))):
                 return _start(x, t)
         elif frt_word_state(word) == FRT_TASK_WAITING and x.tasks[t].dep < x.tasks[t].ndeps:
             i = task_slots(x, t)[x.tasks[t].nreturns + x.tasks[t].dep].index
+            if i >= x.sb.objects.fresh:
+                break
         else:
             break
     return NO_TASK
@@ -388,6 +433,7 @@ def claim_for(Client client, Ref ref):
 
 def resume(Client client, uint32_t t):
     """Say that this client is back at task `t` after it ran another on top of it."""
+    _check_mine(client, t)
     client.x.clients[client.x.me].task = t + 1
     client.x.clients[client.x.me].job = client.x.tasks[t].job
 
@@ -396,28 +442,51 @@ def resume(Client client, uint32_t t):
 
 def info(Client client, uint32_t t):
     """What a task's record says: a dict for people, the daemon and error messages."""
+    _check_task(client, t)
     cdef frt_ctx *x = &client.x
     cdef frt_task *task = x.tasks + t
     cdef uint64_t word = a64_load_acq(x.task_words + t)
     return {"task": t, "id": task.id, "state": frt_word_state(word), "client": frt_word_client(word),
             "function": (task.function, task.function_index), "job": task.job, "attempts": task.attempts,
             "retries": task.retries, "signal": task.signal, "returns": task.nreturns, "refs": task.nrefs,
-            "deps": task.ndeps, "flags": task.flags, "kind": task.kind}
+            "deps": task.ndeps, "flags": task.flags, "kind": task.kind, "cancelled": task_is_cancelled(x, t)}
 
 
 def queued(Client client):
     """How many tasks are ready and not yet taken."""
+    client.ensure()
     return queue_length(&client.x)
 
 
 def may_retry_errors(Client client, uint32_t t):
     """Whether an exception of the task's function makes it run again."""
+    _check_task(client, t)
     return (client.x.tasks[t].flags & FRT_TASK_RETRY_ERRORS) != 0
 
 
 def cancelled(Client client, uint32_t t):
     """Whether somebody asked for the task's end."""
-    return client.x.tasks[t].cancelled == client.x.tasks[t].id
+    _check_task(client, t)
+    return task_is_cancelled(&client.x, t)
+
+
+cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Whether the record's present tenant shall end."""
+    return a64_load_sc(&x.tasks[t].cancelled) == x.tasks[t].id
+
+
+cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
+    """Mark a task that a client was running when its word said `word`; the pid of that client, 0 if it ended."""
+    cdef uint32_t w = frt_word_client(word)
+    cdef uint64_t id = a64_load_acq(&x.tasks[t].id)
+    cdef int pid = x.clients[w].pid
+    # The id and the pid are the task's and its worker's if the word still says so.
+    if a64_load_sc(x.task_words + t) != word:
+        return 0
+    a64_store_sc(&x.tasks[t].cancelled, id)
+    a64_store_sc(&x.clients[w].cancel, id)
+    client_wake(x, w)
+    return pid
 
 
 def cancel(Client client, Ref ref):
@@ -429,15 +498,14 @@ def cancel(Client client, Ref ref):
         the process must be interrupted; "done" when there is nothing left to cancel.
     """
     cdef frt_ctx *x = &client.x
-    cdef uint32_t t, w
-    cdef uint64_t word, task_id
-    cdef int state
+    cdef uint32_t t
+    cdef uint64_t word
+    cdef int state, pid
     client.ensure()
     ref_use(client, ref)
     if x.entries[ref.index].task == 0 or object_is_sealed(x, ref.index):
         return "done", None, 0
     t = x.entries[ref.index].task - 1
-    task_id = x.tasks[t].id
     while True:
         word = a64_load_sc(x.task_words + t)
         state = frt_word_state(word)
@@ -445,21 +513,19 @@ def cancel(Client client, Ref ref):
             return "done", None, 0
         if state == FRT_TASK_WAITING or state == FRT_TASK_READY:
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
-                if state == FRT_TASK_WAITING:
-                    check(links_unwait(x, t))
+                links_unwait(x, t)
                 return "ending", t, 0
         elif state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED or state == FRT_TASK_CLAIMED:
-            w = frt_word_client(word)
-            a64_store_sc(&x.tasks[t].cancelled, task_id)
-            a64_store_sc(&x.clients[w].cancel, task_id)
-            client_wake(x, w)
-            return "running", t, x.clients[w].pid
+            pid = task_mark_cancelled(x, t, word)
+            if pid > 0:
+                return "running", t, pid
         else:
             return "done", None, 0
 
 
 def must_stop(Client client, uint32_t t):
     """Whether the running task is the one that somebody wants this worker to stop (asked by a signal handler)."""
+    _check_task(client, t)
     return client.x.clients[client.x.me].cancel == client.x.tasks[t].id
 
 
@@ -498,6 +564,24 @@ def function_name(Client client, uint64_t objref):
     return "?"
 
 
+cdef int _lock_functions(frt_ctx *x) noexcept nogil:
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_FUNCTIONS)
+    if rc == FRT_LOCK_ORPHANED:
+        # A slot counts from the store of its objref on; its object may have been counted before that.
+        links_recount(x)
+        frt_lock_mend(x.locks + FRT_LOCK_FUNCTIONS)
+        return FRT_OK
+    return rc
+
+
+cdef int functions_touch(frt_ctx *x) noexcept nogil:
+    """Take the lock once, so that a death inside it is repaired now."""
+    cdef int rc = _lock_functions(x)
+    if rc == FRT_OK:
+        frt_lock_give(x.locks + FRT_LOCK_FUNCTIONS)
+    return rc
+
+
 def add_function(Client client, bytes digest, Ref ref, str name):
     """Store a function's object under its digest for the rest of the session.
 
@@ -521,16 +605,7 @@ def add_function(Client client, bytes digest, Ref ref, str name):
         return found
     ref_use(client, ref)
     memcpy(want, <char *>digest, 16)
-    rc = frt_lock_take(x.locks + FRT_LOCK_FUNCTIONS)
-    if rc == FRT_LOCK_ORPHANED:
-        # A slot counts from the store of its objref on; a hold taken just before may be one too many.
-        rc = links_recount(x)
-        frt_lock_mend(x.locks + FRT_LOCK_FUNCTIONS)
-        if rc != FRT_OK:
-            frt_lock_give(x.locks + FRT_LOCK_FUNCTIONS)
-            check(rc)
-    else:
-        check(rc)
+    check(_lock_functions(x))
     rc = FRT_TABLE_FULL
     at = <uint32_t>(want[0] % FRT_FUNCTIONS)
     for k in range(FRT_FUNCTIONS):

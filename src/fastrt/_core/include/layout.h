@@ -46,7 +46,7 @@ enum { /* objects */
     FRT_OBJ_RESERVED = 1, /* client: in its private magazine, or being filled */
     FRT_OBJ_PENDING = 2,  /* a task will seal it; entry.task names the task */
     FRT_OBJ_SEALED = 3,
-    FRT_OBJ_DELETING = 4, /* client: sealed, will go unless a holder shows up; whoever comes waits */
+    FRT_OBJ_DELETING = 4, /* client: sealed, will go unless a holder shows up, who puts it back */
     FRT_OBJ_FREEING = 5   /* client: no way back; whoever comes is too late */
 };
 enum { /* tasks */
@@ -195,7 +195,7 @@ typedef struct {
     uint64_t bytes;
     uint64_t offset;  /* of the payload from the segment's start; 0: the value is in `inlined` */
     uint32_t counted; /* contained-in and argument-of holds; derived, under the links lock */
-    uint32_t task;    /* index + 1 of the task that will seal it */
+    uint32_t task;    /* index + 1 of the task that will seal it; when FREEING: of the next one to free */
     uint32_t waiter;  /* first task that waits for it, index + 1; derived, under the links lock */
     uint32_t nrefs;   /* contained refs: frt_refslot[nrefs] at the end of the payload */
     uint16_t kind;    /* how the value is written; the store's business */
@@ -219,7 +219,7 @@ typedef struct {
  * A holder sets its bit first and looks at the state second; a deleter sets DELETING first and looks at refs,
  * pins and `counted` second, in this order. So one of the two always sees the other, and a hold that moves from
  * one kind to the next (ref -> counted when a task takes it, counted -> ref when a worker reads it) is never
- * missed: taking a bit waits while the state is DELETING. */
+ * missed: whoever takes a bit and sees DELETING swaps it back to SEALED, and the deleter's swap to FREEING fails. */
 
 /* A task. body: results[nreturns], then refs[nrefs] (the first ndeps must be sealed before it runs), then
  * the arguments' bytes; in `inlined` or in a block of the arena. Immutable from READY/WAITING on, but for the
@@ -237,7 +237,7 @@ typedef struct {
     uint32_t waiter;  /* * next in the waiter list of the object it waits for, index + 1 */
     uint32_t dep;     /* * the dependency that it waits for */
     uint16_t kind;    /* how the arguments are written */
-    uint8_t flags;    /* * FRT_TASK_COUNTED */
+    uint8_t flags;    /* * FRT_TASK_COUNTED, FRT_TASK_LINKED */
     uint8_t attempts; /* * runs started */
     uint8_t retries;  /* runs allowed beyond the first */
     uint8_t signal;   /* * that ended the last attempt */
@@ -245,7 +245,7 @@ typedef struct {
     char inlined[FRT_TASK_INLINE_BYTES];
 } frt_task;
 
-enum { FRT_TASK_COUNTED = 1, FRT_TASK_RETRY_ERRORS = 2 };
+enum { FRT_TASK_COUNTED = 1, FRT_TASK_RETRY_ERRORS = 2, FRT_TASK_LINKED = 4 /* in a waiter list */ };
 
 typedef struct {
     uint64_t hash[2];
