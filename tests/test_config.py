@@ -58,8 +58,13 @@ def test_defaults_are_what_the_documentation_says():
     settings = Config.load(object_store_memory="64MiB")
     assert settings.num_workers == min(config.cpu_count(), 254)
     assert settings.object_store_memory == 64 << 20
-    assert (settings.clients_max, settings.objects_max, settings.tasks_max) == (256, 1 << 22, 1 << 21)
+    assert (settings.objects_max, settings.tasks_max) == (1 << 22, 1 << 21)
     assert (settings.spin_us, settings.log_to_driver, settings.trace) == (20, True, False)
+
+
+@pytest.mark.parametrize(("workers", "slots"), [(1, 64), (16, 64), (17, 128), (254, 256)])
+def test_client_table_has_room_for_twice_the_workers(workers, slots):
+    assert Config.load(num_workers=workers).clients_max == slots
 
 
 def test_settings_never_change():
