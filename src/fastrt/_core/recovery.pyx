@@ -11,13 +11,14 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 from fastrt._core.arena cimport arena_free, arena_owner, arena_touch
 from fastrt._core.clients cimport Client, client_wake
 from fastrt._core.errors cimport check
+from fastrt._core.functions cimport functions_touch
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_touch, links_unwait, links_wait, task_result, task_slots
 from fastrt._core.objects cimport object_empty, object_free, object_maybe_delete, object_tell
 from fastrt._core.pool cimport pool_return, pool_touch
 from fastrt._core.queue cimport queue_push, queue_touch
 from fastrt._core.tasks cimport (
-    functions_touch, task_done, task_is_cancelled, task_let_go, task_mark_cancelled, task_results_sealed)
+    task_done, task_is_cancelled, task_let_go, task_mark_cancelled, task_results_sealed)
 
 
 cdef int _repair_locks(frt_ctx *x) noexcept nogil:

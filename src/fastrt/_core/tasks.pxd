@@ -7,4 +7,3 @@ cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil
 cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil
 cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil
-cdef int functions_touch(frt_ctx *x) noexcept nogil

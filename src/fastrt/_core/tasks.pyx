@@ -10,7 +10,7 @@ the results of a submission that died half-way. What a task needs is counted (li
 until its end, so the submitter may drop its own references at once.
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, strlen
+from libc.string cimport memcpy
 
 from fastrt._core.arena cimport arena_alloc, arena_free
 from fastrt._core.clients cimport Client, client_new_objref, client_wake
@@ -18,8 +18,7 @@ from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport (
-    links_count, links_hold_function, links_recount, links_uncount, links_unwait, links_wait, task_is_mine, task_result,
-    task_slots)
+    links_count, links_uncount, links_unwait, links_wait, task_is_mine, task_result, task_slots)
 from fastrt._core.objects cimport *
 from fastrt._core.pool cimport pool_keep_task, pool_take_task
 from fastrt._core.queue cimport queue_length, queue_push
@@ -527,101 +526,3 @@ def must_stop(Client client, uint32_t t):
     """Whether the running task is the one that somebody wants this worker to stop (asked by a signal handler)."""
     _check_task(client, t)
     return client.x.clients[client.x.me].cancel == client.x.tasks[t].id
-
-
-# ---- functions by content ----
-
-def find_function(Client client, bytes digest):
-    """A reference to the function object stored under a 16-byte digest of its content; None if there is none."""
-    cdef frt_ctx *x = &client.x
-    cdef uint64_t want[2]
-    cdef uint32_t at, k
-    cdef frt_function *f
-    client.ensure()
-    if len(digest) != 16:
-        raise ValueError(f"the digest has {len(digest)} bytes, not 16")
-    memcpy(want, <char *>digest, 16)
-    at = <uint32_t>(want[0] % FRT_FUNCTIONS)
-    for k in range(FRT_FUNCTIONS):
-        f = x.functions + (at + k) % FRT_FUNCTIONS
-        if a64_load_acq(&f.objref) == 0:
-            return None
-        if f.hash[0] == want[0] and f.hash[1] == want[1]:
-            check(object_acquire(x, f.index, f.objref, False))
-            return ref_wrap(client, f.index)
-    return None
-
-
-def function_name(Client client, uint64_t objref):
-    """The name of the function whose object is `objref`; "?" when it is not in the table."""
-    cdef frt_function *f
-    cdef uint32_t k
-    client.ensure()
-    for k in range(FRT_FUNCTIONS):
-        f = client.x.functions + k
-        if objref and f.objref == objref:
-            return f.name[:strlen(f.name)].decode("utf-8", "replace")
-    return "?"
-
-
-cdef int _lock_functions(frt_ctx *x) noexcept nogil:
-    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_FUNCTIONS)
-    if rc == FRT_LOCK_ORPHANED:
-        # A slot counts from the store of its objref on; its object may have been counted before that.
-        links_recount(x)
-        frt_lock_mend(x.locks + FRT_LOCK_FUNCTIONS)
-        return FRT_OK
-    return rc
-
-
-cdef int functions_touch(frt_ctx *x) noexcept nogil:
-    """Take the lock once, so that a death inside it is repaired now."""
-    cdef int rc = _lock_functions(x)
-    if rc == FRT_OK:
-        frt_lock_give(x.locks + FRT_LOCK_FUNCTIONS)
-    return rc
-
-
-def add_function(Client client, bytes digest, Ref ref, str name):
-    """Store a function's object under its digest for the rest of the session.
-
-    Args:
-        digest: 16 bytes that stand for its content.
-        ref: the object.
-        name: for listings and messages; 63 bytes of it are kept.
-    Returns:
-        The reference to use: `ref`, or the one that another process stored first.
-    Raises:
-        ObjectStoreFullError: the table of functions is full.
-    """
-    cdef frt_ctx *x = &client.x
-    cdef uint64_t want[2]
-    cdef uint32_t at, k
-    cdef frt_function *f
-    cdef bytes text = name.encode("utf-8", "replace")[:63] + b"\0"
-    cdef int rc
-    found = find_function(client, digest)
-    if found is not None:
-        return found
-    ref_use(client, ref)
-    memcpy(want, <char *>digest, 16)
-    check(_lock_functions(x))
-    rc = FRT_TABLE_FULL
-    at = <uint32_t>(want[0] % FRT_FUNCTIONS)
-    for k in range(FRT_FUNCTIONS):
-        f = x.functions + (at + k) % FRT_FUNCTIONS
-        if f.objref == 0:
-            f.hash[0], f.hash[1], f.index = want[0], want[1], ref.index
-            memcpy(f.name, <char *>text, len(text))
-            rc = links_hold_function(x, ref.index)
-            if rc == FRT_OK:
-                a64_store_rel(&f.objref, ref.objref)  # commit
-            break
-        if f.hash[0] == want[0] and f.hash[1] == want[1]:
-            rc = FRT_NOT_FOUND
-            break
-    frt_lock_give(x.locks + FRT_LOCK_FUNCTIONS)
-    if rc == FRT_NOT_FOUND:
-        return find_function(client, digest)
-    check(rc)
-    return ref

@@ -6,6 +6,7 @@ import os
 import signal
 
 from fastrt._core import tasks as core
+from fastrt._core.functions import function_name
 from fastrt._core.recovery import recover
 from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
 from fastrt.store.client import Store
@@ -39,7 +40,7 @@ class Janitor:
     def _end(self, task: int, pid: int, status: int | None) -> None:
         store = self._store
         info = core.info(store.client, task)
-        name = core.function_name(store.client, info["function"][0])
+        name = function_name(store.client, info["function"][0])
         error: FastrtError
         if core.cancelled(store.client, task) or info["attempts"] == 0:
             error = TaskCancelledError(f"task {name!r} was cancelled")

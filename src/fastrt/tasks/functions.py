@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from fastrt._core import handles
+from fastrt._core import functions, handles
 from fastrt._core import tasks as core
 from fastrt.errors import FunctionNotFoundError, SerializationError
 from fastrt.store.client import Store
@@ -45,9 +45,9 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> ObjectRef:
             stacklevel=4,
         )
     digest = hashlib.blake2b(parts.to_bytes(), digest_size=16).digest()
-    found: ObjectRef | None = core.find_function(store.client, digest)
+    found: ObjectRef | None = functions.find_function(store.client, digest)
     if found is None:
-        found = core.add_function(store.client, digest, store.put_serialized(parts), name)
+        found = functions.add_function(store.client, digest, store.put_serialized(parts), name)
     return found
 
 

@@ -1,0 +1,111 @@
+# cython: language_level=3
+"""The function table: objects that hold functions, by a digest of their content, for the rest of the session.
+
+A slot of the open hash table counts from the store of its objref on, its last field; slots are never taken back.
+The table holds its objects: each is counted once (links), just before its slot commits.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy, strlen
+
+from fastrt._core.clients cimport Client
+from fastrt._core.errors cimport check
+from fastrt._core.handles cimport Ref, ref_use, ref_wrap
+from fastrt._core.layout cimport *
+from fastrt._core.links cimport links_hold_function, links_recount
+from fastrt._core.objects cimport object_acquire
+
+
+def find_function(Client client, bytes digest):
+    """A reference to the function object stored under a 16-byte digest of its content; None if there is none."""
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t want[2]
+    cdef uint32_t at, k
+    cdef frt_function *f
+    client.ensure()
+    if len(digest) != 16:
+        raise ValueError(f"the digest has {len(digest)} bytes, not 16")
+    memcpy(want, <char *>digest, 16)
+    at = <uint32_t>(want[0] % FRT_FUNCTIONS)
+    for k in range(FRT_FUNCTIONS):
+        f = x.functions + (at + k) % FRT_FUNCTIONS
+        if a64_load_acq(&f.objref) == 0:
+            return None
+        if f.hash[0] == want[0] and f.hash[1] == want[1]:
+            check(object_acquire(x, f.index, f.objref, False))
+            return ref_wrap(client, f.index)
+    return None
+
+
+def function_name(Client client, uint64_t objref):
+    """The name of the function whose object is `objref`; "?" when it is not in the table."""
+    cdef frt_function *f
+    cdef uint32_t k
+    client.ensure()
+    for k in range(FRT_FUNCTIONS):
+        f = client.x.functions + k
+        if objref and f.objref == objref:
+            return f.name[:strlen(f.name)].decode("utf-8", "replace")
+    return "?"
+
+
+def add_function(Client client, bytes digest, Ref ref, str name):
+    """Store a function's object under its digest for the rest of the session.
+
+    Args:
+        digest: 16 bytes that stand for its content.
+        ref: the object.
+        name: for listings and messages; 63 bytes of it are kept.
+    Returns:
+        The reference to use: `ref`, or the one that another process stored first.
+    Raises:
+        ObjectStoreFullError: the table of functions is full.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t want[2]
+    cdef uint32_t at, k
+    cdef frt_function *f
+    cdef bytes text = name.encode("utf-8", "replace")[:63] + b"\0"
+    cdef int rc
+    found = find_function(client, digest)
+    if found is not None:
+        return found
+    ref_use(client, ref)
+    memcpy(want, <char *>digest, 16)
+    check(_lock_functions(x))
+    rc = FRT_TABLE_FULL
+    at = <uint32_t>(want[0] % FRT_FUNCTIONS)
+    for k in range(FRT_FUNCTIONS):
+        f = x.functions + (at + k) % FRT_FUNCTIONS
+        if f.objref == 0:
+            f.hash[0], f.hash[1], f.index = want[0], want[1], ref.index
+            memcpy(f.name, <char *>text, len(text))
+            rc = links_hold_function(x, ref.index)
+            if rc == FRT_OK:
+                a64_store_rel(&f.objref, ref.objref)  # commit
+            break
+        if f.hash[0] == want[0] and f.hash[1] == want[1]:
+            rc = FRT_NOT_FOUND
+            break
+    frt_lock_give(x.locks + FRT_LOCK_FUNCTIONS)
+    if rc == FRT_NOT_FOUND:
+        return find_function(client, digest)
+    check(rc)
+    return ref
+
+
+cdef int _lock_functions(frt_ctx *x) noexcept nogil:
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_FUNCTIONS)
+    if rc == FRT_LOCK_ORPHANED:
+        # A slot counts from the store of its objref on; its object may have been counted before that.
+        links_recount(x)
+        frt_lock_mend(x.locks + FRT_LOCK_FUNCTIONS)
+        return FRT_OK
+    return rc
+
+
+cdef int functions_touch(frt_ctx *x) noexcept nogil:
+    """Take the lock once, so that a death inside it is repaired now."""
+    cdef int rc = _lock_functions(x)
+    if rc == FRT_OK:
+        frt_lock_give(x.locks + FRT_LOCK_FUNCTIONS)
+    return rc
