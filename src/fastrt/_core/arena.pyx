@@ -74,7 +74,8 @@ cdef void _bin_remove(frt_ctx *x, uint32_t page) noexcept nogil:
 cdef void _rebuild_bins(frt_ctx *x) noexcept nogil:
     """Walk the runs by their lengths; valid after a death at any instruction, as each step commits one word.
 
-    A run in use whose owner word is 0 was on its way to freedom: ownership is given up before the page word.
+    A run in use whose owner word is 0 was on its way to freedom or from there: ownership is given up before the
+    page word, and taken after it.
     """
     cdef uint32_t page = 0
     cdef uint32_t last_free = FRT_NONE
@@ -153,10 +154,11 @@ cdef int _take_run(frt_ctx *x, uint32_t n, int kind, uint32_t cls, uint32_t owne
     if have > n:
         # Invisible until the first run is shortened.
         a64_store_rel(x.pages + page + n, frt_page_word(FRT_PAGE_FREE, 0, have - n))
+    a64_store_rel(x.pages + page, frt_page_word(kind, cls, n))
     if home != NULL:
+        # A run in use without an owner is as good as free: no owner word ever stands on a free page.
         home[0] = x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT)
-        a32_store_rel(_owner(x, page, 0), owner)
-    a64_store_rel(x.pages + page, frt_page_word(kind, cls, n))  # commit
+        a32_store_rel(_owner(x, page, 0), owner)  # commit
     if have > n:
         _bin_add(x, page + n, have - n)
     x.sb.used_pages += n
@@ -189,10 +191,10 @@ cdef void _free_run_locked(frt_ctx *x, uint32_t page) noexcept nogil:
 
 
 cdef int arena_grow(frt_ctx *x, uint64_t pages) noexcept nogil:
-    """Commit at least FRT_COMMIT_BYTES more payload (less at the end). FRT_FULL when there is no more.
+    """Commit up to FRT_COMMIT_BYTES more payload: less at the end, or if /dev/shm has less. FRT_FULL if it has none.
 
-    One step at a time, so that the lock is never held for longer than one fallocate: fresh shared pages come
-    at about 1 GB/s.
+    One step at a time, so that the lock is never held for longer than one step: fresh shared pages come at about
+    1 GB/s.
     """
     cdef frt_superblock *sb = x.sb
     cdef uint64_t first, n, o
@@ -211,11 +213,15 @@ cdef int arena_grow(frt_ctx *x, uint64_t pages) noexcept nogil:
         frt_lock_give(x.locks + FRT_LOCK_GROW)
         return FRT_FULL
     o = FRT_BLOCKS_PER_PAGE * 4
-    rc = segment_commit(x, x.payload_offset + (first << FRT_PAGE_SHIFT), n << FRT_PAGE_SHIFT)
-    rc |= segment_commit(x, sb.pages_offset + first * 8, n * 8)
-    rc |= segment_commit(x, sb.links_offset + first * sizeof(frt_page_link), n * sizeof(frt_page_link))
-    rc |= segment_commit(x, sb.bits_offset + first * 8, n * 8)
-    rc |= segment_commit(x, sb.owners_offset + first * o, n * o)
+    rc = FRT_FULL
+    while rc != FRT_OK and n:
+        rc = segment_commit(x, sb.pages_offset + first * 8, n * 8)
+        rc = rc or segment_commit(x, sb.links_offset + first * sizeof(frt_page_link), n * sizeof(frt_page_link))
+        rc = rc or segment_commit(x, sb.bits_offset + first * 8, n * 8)
+        rc = rc or segment_commit(x, sb.owners_offset + first * o, n * o)
+        rc = rc or segment_commit(x, x.payload_offset + (first << FRT_PAGE_SHIFT), n << FRT_PAGE_SHIFT)
+        if rc != FRT_OK:
+            n //= 2
     if rc == FRT_OK:
         rc = _lock_extent(x)
         if rc == FRT_OK:

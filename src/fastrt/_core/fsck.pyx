@@ -21,7 +21,7 @@ cdef bint _stamped_by_living(frt_ctx *x, uint64_t word) noexcept:
 
 cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
     cdef list bad = []
-    cdef uint32_t i, k, c, empty = 0
+    cdef uint32_t i, c, empty = 0
     cdef int state
     cdef uint64_t word
     cdef frt_entry *entry
@@ -147,7 +147,7 @@ cdef list _check_pages(frt_ctx *x, bint quiet):
                     bad.append(problem)
             else:
                 bits |= <uint64_t>1 << b
-                if kind == FRT_PAGE_RUN:
+                if quiet and kind == FRT_PAGE_RUN:
                     bad.append(f"run {page} of {n} pages belongs to nobody")
         if quiet and kind == FRT_PAGE_SLAB and bits != x.bits[page]:
             bad.append(f"slab page {page} has bitmap {x.bits[page]:#x}, its owner words say {bits:#x}")

@@ -6,9 +6,9 @@ slot DYING and starts again. Only the pidfd tells that a process is gone; a lock
 The scans touch one dense word array each (32 bytes an object for up to 64 clients). They keep the GIL: threads of
 this process share the client's magazines and its stamp.
 """
-from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
-from fastrt._core.arena cimport arena_free, arena_owner, arena_touch
+from fastrt._core.arena cimport arena_free, arena_touch
 from fastrt._core.clients cimport Client, client_wake
 from fastrt._core.errors cimport check
 from fastrt._core.functions cimport functions_touch

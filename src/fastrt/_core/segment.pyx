@@ -21,8 +21,8 @@ from fastrt.errors import AttachError, ObjectStoreFullError
 
 from libc.errno cimport EINTR
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.string cimport memset
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy, memset
 
 from fastrt._core.layout cimport *
 
@@ -52,14 +52,24 @@ cdef extern from *:
 
 NAME_PREFIX = "/fastrt-"
 STORE_BYTES_MIN = 1 << 20
+STORE_BYTES_MAX = 1 << 44  # page indexes stay below 2**30
+cdef enum:
+    COMMIT_STEP = 1 << 18  # a quarter of a millisecond: fallocate starts again after each signal, timers' too
 
 
 cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil:
     """Have the kernel promise [offset, offset + nbytes). FRT_FULL when it cannot."""
-    cdef int rc = posix_fallocate(x.fd, offset, nbytes)
-    while rc == EINTR:
-        rc = posix_fallocate(x.fd, offset, nbytes)
-    return FRT_OK if rc == 0 else FRT_FULL
+    cdef uint64_t step
+    cdef int rc
+    while nbytes:
+        step = nbytes if nbytes < COMMIT_STEP else COMMIT_STEP
+        rc = posix_fallocate(x.fd, offset, step)
+        if rc == 0:
+            offset += step
+            nbytes -= step
+        elif rc != EINTR:
+            return FRT_FULL
+    return FRT_OK
 
 
 def boot_hash() -> int:
@@ -205,8 +215,10 @@ cdef class Segment:
             ValueError: a size is out of range.
             ObjectStoreFullError: /dev/shm has no room even for the tables.
         """
-        if not STORE_BYTES_MIN <= store_bytes < 1 << 46:
-            raise ValueError(f"store_bytes is {store_bytes}; it must be from {STORE_BYTES_MIN} to 2**46")
+        if not STORE_BYTES_MIN <= store_bytes <= STORE_BYTES_MAX:
+            raise ValueError(f"store_bytes is {store_bytes}; it must be from {STORE_BYTES_MIN} to {STORE_BYTES_MAX}")
+        if not 0 <= node < 1 << 16:
+            raise ValueError(f"node is {node}; it must be from 0 to 65535")
         if not 1 <= clients_max <= FRT_CLIENTS_MOST:
             raise ValueError(f"clients_max is {clients_max}; it must be from 1 to {FRT_CLIENTS_MOST}")
         for what, count in (("objects_max", objects_max), ("tasks_max", tasks_max)):
@@ -278,8 +290,9 @@ cdef class Segment:
             shm = posix_ipc.SharedMemory(name)
         except posix_ipc.ExistentialError:
             raise AttachError(f"{name} does not exist: its session has ended") from None
-        except (posix_ipc.PermissionsError, ValueError) as e:
+        except (posix_ipc.Error, OSError, ValueError) as e:
             raise AttachError(f"{name} cannot be opened: {e}") from None
+        self.fd, self.pid = shm.fd, os.getpid()
         info = os.fstat(shm.fd)
         why = None
         if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o600:
@@ -287,17 +300,18 @@ cdef class Segment:
         elif info.st_size < 4096:
             why = f"it has {info.st_size} bytes and no superblock"
         if why is None:
-            self._map(shm.fd, info.st_size)
             why = self._foreign(info.st_size)
-        else:
-            os.close(shm.fd)
         if why is not None:
             raise AttachError(f"{name} is refused: {why}")
+        self._map(shm.fd, info.st_size)
         return self
 
     def _foreign(self, uint64_t size):
-        """Why this segment cannot be used here, or None."""
-        cdef frt_superblock *sb = self.superblock()
+        """Why this segment cannot be used here, or None. Read, not mapped: a hole may have no memory behind it."""
+        cdef frt_superblock copy
+        cdef frt_superblock *sb = &copy
+        cdef bytes raw = os.pread(self.fd, sizeof(copy), 0)
+        memcpy(sb, <char *>raw, sizeof(copy))
         if sb.magic != FRT_MAGIC:
             return "it is not a fastrt segment, or it is not initialised yet"
         if sb.version != FRT_LAYOUT_VERSION or sb.abi != frt_abi():
@@ -391,7 +405,7 @@ cdef bint _in_use(name) except -1:
     try:
         raw = os.pread(shm.fd, sizeof(sb), 0)
         if len(raw) < <Py_ssize_t>sizeof(sb):
-            return True
+            return _young(shm.fd)
         sb = (<frt_superblock *><char *>raw)[0]
         if sb.magic == 0:
             return _young(shm.fd)
@@ -414,6 +428,6 @@ cdef bint _in_use(name) except -1:
 
 
 cdef bint _young(int fd) except -1:
-    """An all-zero superblock is being written by its maker, or was left by one that died within a second."""
+    """Without a superblock it is being made, which takes no minute, or its maker died while making it."""
     import time
     return time.time() - os.fstat(fd).st_mtime < 60

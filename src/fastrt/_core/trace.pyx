@@ -5,7 +5,7 @@ A ring has room for the last 4,096 records. The writer fills a record and then s
 copies, reads the count again, and drops what may have been overwritten meanwhile. A death leaves at most one
 record unwritten. Off unless the segment was created with `trace`: then a record costs one clock reading.
 """
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.clients cimport Client
 from fastrt._core.layout cimport *
@@ -55,6 +55,7 @@ def drain(Client client, uint32_t of, uint64_t since=0):
         r = ring.records + k % FRT_TRACE_RECORDS
         rows.append((r.time_ns, r.kind, r.id, r.value))
     # The writer may have gone round while we copied: what lies that far back is not what was asked for.
+    a_fence_sc()
     overwritten = a64_load_acq(&ring.count) + 1
     if overwritten > first + FRT_TRACE_RECORDS:
         rows = rows[overwritten - FRT_TRACE_RECORDS - first:]

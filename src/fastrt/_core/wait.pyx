@@ -42,14 +42,14 @@ cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_n
     """Wait until entry i, which the caller holds, is sealed: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
     cdef uint64_t *bits
     cdef int64_t spin_until
-    cdef uint32_t seen, k
-    cdef int rc
+    cdef uint32_t seen
+    cdef int _k, rc
     if _sealed(x, i):
         return FRT_OK
     if spin_ns:
         spin_until = frt_now_ns() + spin_ns
         while frt_now_ns() < spin_until:
-            for k in range(SPINS_PER_LOOK):
+            for _k in range(SPINS_PER_LOOK):
                 if _sealed(x, i):
                     return FRT_OK
                 a_relax()
@@ -112,10 +112,10 @@ cdef int wait_any(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want
 cdef int _spin_for_task(frt_ctx *x, int64_t spin_ns) noexcept nogil:
     """As the one idle worker that spins: a claimed task, or FRT_NOT_FOUND when the time is over."""
     cdef int64_t until = frt_now_ns() + spin_ns
-    cdef uint32_t k
+    cdef int _k
     cdef int t = FRT_NOT_FOUND
     while t == FRT_NOT_FOUND and frt_now_ns() < until:
-        for k in range(SPINS_PER_LOOK):
+        for _k in range(SPINS_PER_LOOK):
             if a64_load_sc(&x.sb.ring_head) != a64_load_sc(&x.sb.ring_tail):
                 t = queue_pop(x)
                 break
