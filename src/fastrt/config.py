@@ -229,7 +229,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
     "runtime_dir": _Setting(_path, default_runtime_dir),
-    "spin_us": _Setting(_integer(0, 100_000), lambda: 20),
+    "spin_us": _Setting(_integer(0, 100_000), lambda: 100),
     "log_to_driver": _Setting(_flag, lambda: True),
     "trace": _Setting(_flag, lambda: False),
     "start_timeout_s": _Setting(_seconds, lambda: 30.0),

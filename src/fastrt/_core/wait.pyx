@@ -14,8 +14,12 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from fastrt._core.layout cimport *
 from fastrt._core.queue cimport queue_length, queue_pop, queue_wake_idle
 
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
 cdef enum:
     NAP_NS = 50000000
+    SELFISH_NS = 4000  # a round trip between two spinning processes takes 1 to 2 us
     SPINS_PER_LOOK = 32  # a pause is some 20 to 40 cycles: look at the clock about twice a microsecond
 
 
@@ -34,6 +38,18 @@ cdef int _nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns) noexcept nogil:
     return FRT_INTERRUPTED if rc == EINTR else FRT_OK
 
 
+cdef bint _spin_on(int64_t started, int64_t spin_ns) noexcept nogil:
+    """Between two looks of a spin: whether its time is not over.
+
+    After a few microseconds the processor is offered to others at each look: on a busy machine the process that
+    we wait for may be queued behind us on this very processor (an idle round trip then lasts as long as the spin).
+    """
+    cdef int64_t elapsed = frt_now_ns() - started
+    if elapsed > SELFISH_NS:
+        sched_yield()
+    return elapsed < spin_ns
+
+
 cdef inline bint _sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     return frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING
 
@@ -41,14 +57,14 @@ cdef inline bint _sealed(frt_ctx *x, uint32_t i) noexcept nogil:
 cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_ns) noexcept nogil:
     """Wait until entry i, which the caller holds, is sealed: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
     cdef uint64_t *bits
-    cdef int64_t spin_until
+    cdef int64_t started
     cdef uint32_t seen
     cdef int _k, rc
     if _sealed(x, i):
         return FRT_OK
     if spin_ns:
-        spin_until = frt_now_ns() + spin_ns
-        while frt_now_ns() < spin_until:
+        started = frt_now_ns()
+        while _spin_on(started, spin_ns):
             for _k in range(SPINS_PER_LOOK):
                 if _sealed(x, i):
                     return FRT_OK
@@ -89,14 +105,14 @@ cdef uint32_t _count_sealed(frt_ctx *x, const uint32_t *entries, uint32_t n, uin
 cdef int wait_any(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want, int64_t deadline_ns,
                   int64_t spin_ns) noexcept nogil:
     """Wait until `want` of n entries are sealed: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
-    cdef int64_t spin_until = 0
+    cdef int64_t started
     cdef uint32_t seen
     cdef int rc
     if _count_sealed(x, entries, n, want, False) == want:
         return FRT_OK
     if spin_ns:
-        spin_until = frt_now_ns() + spin_ns
-        while frt_now_ns() < spin_until:
+        started = frt_now_ns()
+        while _spin_on(started, spin_ns):
             if _count_sealed(x, entries, n, want, False) == want:
                 return FRT_OK
             a_relax()
@@ -111,10 +127,10 @@ cdef int wait_any(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want
 
 cdef int _spin_for_task(frt_ctx *x, int64_t spin_ns) noexcept nogil:
     """As the one idle worker that spins: a claimed task, or FRT_NOT_FOUND when the time is over."""
-    cdef int64_t until = frt_now_ns() + spin_ns
+    cdef int64_t started = frt_now_ns()
     cdef int _k
     cdef int t = FRT_NOT_FOUND
-    while t == FRT_NOT_FOUND and frt_now_ns() < until:
+    while t == FRT_NOT_FOUND and _spin_on(started, spin_ns):
         for _k in range(SPINS_PER_LOOK):
             if a64_load_sc(&x.sb.ring_head) != a64_load_sc(&x.sb.ring_tail):
                 t = queue_pop(x)

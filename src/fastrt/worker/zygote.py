@@ -55,11 +55,14 @@ def main(control_fd: int) -> None:
     control.send(json.dumps({"ready": os.getpid()}).encode())
     while True:
         readable: list[int] = select.select([control.fileno(), woken], [], [])[0]
-        if woken in readable:
-            os.read(woken, 4096)
-            _reap(control)
-        if control.fileno() in readable and not _serve(control, session, (woken, wake)):
-            return
+        try:
+            if woken in readable:
+                os.read(woken, 4096)
+                _reap(control)
+            if control.fileno() in readable and not _serve(control, session, (woken, wake)):
+                return
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the daemon is gone; the workers go with this process
 
 
 def _reap(control: socket.socket) -> None:
