@@ -1,0 +1,1 @@
+"""The `fastrt` command: programs that use the public API as a user's would, and look into running sessions."""

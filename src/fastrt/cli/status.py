@@ -1,0 +1,121 @@
+"""`fastrt status`: this user's sessions on this machine, seen from inside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+_JOIN_S = 3.0
+_STORE_BYTES_ANY = 64 << 20
+
+
+@click.command(short_help="Show the sessions that run on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def status(as_json: bool) -> None:
+    """Show every session of this user on this machine: its processes, objects, memory and queue."""
+    from fastrt.config import Config
+
+    # Sizes are given so that a machine with no room for another store can still be looked at.
+    folder = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY).runtime_dir
+    sessions = [look(path) for path in sorted(folder.glob("*/node.sock"))]
+    if as_json:
+        click.echo(json.dumps(sessions, indent=2))
+    elif not sessions:
+        click.echo(f"no session is running here (looked in {folder})")
+    else:
+        _show(sessions)
+
+
+def look(socket_path: Path) -> dict[str, Any]:
+    """Join a session as a tool, read its tables, and leave.
+
+    Args:
+        socket_path: of its node daemon.
+    Returns:
+        session, socket, and either error, or processes (the client table) and the counts of
+        `fastrt._core.fsck.usage`: objects, tasks, queued, bytes_used, bytes_committed, bytes_max.
+    """
+    from fastrt._core import fsck
+    from fastrt._core.clients import table
+    from fastrt.errors import FastrtError
+    from fastrt.store import attach
+
+    found: dict[str, Any] = {"session": socket_path.parent.name, "socket": str(socket_path)}
+    try:
+        client, link = attach.join(str(socket_path), "tool", "fastrt status", _JOIN_S)
+    except FastrtError as exc:
+        return {**found, "error": str(exc)}
+    try:
+        held = {row["client"]: row["bytes"] for row in fsck.holders(client)}
+        rows = [row for row in table(client.segment) if row["client"] != client.index]
+        processes = [
+            {
+                "pid": row["pid"],
+                "kind": _kind(row["kind"]),
+                "name": row["name"],
+                "doing": _doing(row),
+                "tasks_done": row["tasks_done"],
+                "bytes_held": held.get(row["client"], 0),
+            }
+            for row in rows
+        ]
+        return {**found, "processes": processes, **fsck.usage(client)}
+    except FastrtError as exc:  # the session ended while we looked
+        return {**found, "error": str(exc)}
+    finally:
+        client.close()
+        link.send(op="bye")
+        link.close()
+
+
+def _kind(number: int) -> str:
+    from fastrt._core import clients
+
+    names = {clients.KIND_DAEMON: "daemon", clients.KIND_DRIVER: "driver", clients.KIND_WORKER: "worker"}
+    return names.get(number, "tool")
+
+
+def _doing(row: dict[str, Any]) -> str:
+    from fastrt._core import clients
+
+    if row["kind"] != clients.KIND_WORKER:
+        return ""
+    if row["task"] is None:
+        return "idle"
+    return "waiting inside a task" if row["blocked"] else "running a task"
+
+
+def _show(sessions: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    for session in sessions:
+        if "error" in session:
+            console.print(f"session {session['session'][:8]}: {session['error']}", markup=False)
+            continue
+        console.print(
+            f"[bold]session {session['session'][:8]}[/]: {session['objects']:,} objects, {session['tasks']:,} tasks, "
+            f"{session['queued']:,} queued, {_mib(session['bytes_used'])} used of {_mib(session['bytes_max'])} "
+            f"({_mib(session['bytes_committed'])} committed)"
+        )
+        processes = Table(box=box.SIMPLE)
+        for name in ("pid", "kind", "name", "doing"):
+            processes.add_column(name)
+        for name in ("tasks done", "holds"):
+            processes.add_column(name, justify="right")
+        for row in session["processes"]:
+            done = f"{row['tasks_done']:,}" if row["kind"] == "worker" else ""
+            processes.add_row(
+                str(row["pid"]), row["kind"], escape(row["name"]), row["doing"], done, _mib(row["bytes_held"])
+            )
+        console.print(processes)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):,.1f} MiB"
