@@ -10,7 +10,9 @@ by fork), and read-only for the views that users get, so that a stray write ends
 The size is fixed and sparse. `segment_commit` makes the kernel promise memory (fallocate) before anybody
 touches it: a full /dev/shm is an error code, never SIGBUS.
 """
+import operator
 import os
+import re
 import secrets
 import stat
 import zlib
@@ -215,6 +217,7 @@ cdef class Segment:
             ValueError: a size is out of range.
             ObjectStoreFullError: /dev/shm has no room even for the tables.
         """
+        store_bytes = operator.index(store_bytes)
         if not STORE_BYTES_MIN <= store_bytes <= STORE_BYTES_MAX:
             raise ValueError(f"store_bytes is {store_bytes}; it must be from {STORE_BYTES_MIN} to {STORE_BYTES_MAX}")
         if not 0 <= node < 1 << 16:
@@ -286,6 +289,8 @@ cdef class Segment:
         """
         cdef Segment self = Segment.__new__(Segment)
         self.name = name
+        if not re.fullmatch(NAME_PREFIX + "[0-9a-f]{32}", name):
+            raise AttachError(f"{name!r} is not the name of a fastrt segment")
         try:
             shm = posix_ipc.SharedMemory(name)
         except posix_ipc.ExistentialError:
