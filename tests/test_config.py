@@ -59,7 +59,7 @@ def test_defaults_are_what_the_documentation_says():
     assert settings.num_workers == min(config.cpu_count(), 254)
     assert settings.object_store_memory == 64 << 20
     assert (settings.objects_max, settings.tasks_max) == (1 << 22, 1 << 21)
-    assert (settings.spin_us, settings.log_to_driver, settings.trace) == (20, True, False)
+    assert (settings.spin_us, settings.log_to_driver, settings.trace) == (100, True, False)
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(1, 64), (16, 64), (17, 128), (254, 256)])
