@@ -435,6 +435,7 @@ cdef uint32_t arena_owner(frt_ctx *x, uint64_t offset) noexcept nogil:
 def room(Client client):
     """(used, committed, most) bytes of the payload region, in whole pages; without a lock."""
     cdef frt_ctx *x = &client.x
+    client.ensure()
     return (x.sb.used_pages << FRT_PAGE_SHIFT, <uint64_t>a32_load_acq(&x.sb.pages_committed) << FRT_PAGE_SHIFT,
             <uint64_t>x.pages_max << FRT_PAGE_SHIFT)
 
