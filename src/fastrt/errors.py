@@ -159,7 +159,8 @@ class TaskError(FastrtError):
             traceback_text: default: the traceback of `exc`, formatted here.
         Returns:
             An instance of TaskError and of the cause's type; of TaskError alone where the cause is not an
-            `Exception` (a `SystemExit` must not end the driver) or where its class allows no second base.
+            `Exception` (a `SystemExit` must not end the driver), is a `StopIteration` (it must not end the
+            driver's loop), or where its class allows no second base.
         """
         text = format_user_traceback(exc) if traceback_text is None else traceback_text
         cause = exc.cause if isinstance(exc, TaskError) else exc
@@ -199,7 +200,8 @@ def format_user_traceback(exc: BaseException) -> str:
 
 def _make(cause: BaseException | None, task_name: str, pid: int, traceback_text: str) -> TaskError:
     """Build the instance of both types, or of TaskError alone where that is impossible or unwise."""
-    if isinstance(cause, Exception):
+    # A StopIteration would end the caller's loop over `map(get, refs)` as if there were no more values.
+    if isinstance(cause, Exception) and not isinstance(cause, (StopIteration, StopAsyncIteration)):
         try:
             return _make_dual(cause, task_name, pid, traceback_text)
         except Exception:  # user classes may refuse subclassing or construction in any way they like
@@ -246,7 +248,7 @@ def _cause_to_bytes(cause: BaseException | None) -> bytes | None:
 
     try:
         return bytes(cloudpickle.dumps(cause))
-    except Exception:  # whatever a user's __reduce__ raises
+    except BaseException:  # whatever a user's __reduce__ raises: the worker that reports it must live on
         return None
 
 
