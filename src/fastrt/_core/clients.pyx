@@ -10,7 +10,7 @@ its pid: after a fork the child's first call raises `ForkedHandle` and the store
 """
 import os
 
-from fastrt.errors import ArenaCorrupt, AttachError, NotInitializedError
+from fastrt.errors import ArenaCorrupt, AttachError, NodeDiedError, NotInitializedError
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
@@ -177,8 +177,10 @@ cdef class Client:
             raise NotInitializedError("the runtime was shut down; call fastrt.init() again")
         if self.forks != _forks:
             raise ForkedHandle()
-        if a32_load_acq(&self.x.sb.state) == <uint32_t>FRT_SEG_POISONED:
-            raise ArenaCorrupt(self.x.sb.poison[:strlen(self.x.sb.poison)].decode("utf-8", "replace"))
+        cdef uint32_t state = a32_load_acq(&self.x.sb.state)
+        if state != <uint32_t>FRT_SEG_READY:
+            why = self.x.sb.poison[:strlen(self.x.sb.poison)].decode("utf-8", "replace")
+            raise NodeDiedError(why) if state == <uint32_t>FRT_SEG_CLOSED else ArenaCorrupt(why)
         return 0
 
     def close(self):

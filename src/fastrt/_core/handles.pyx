@@ -54,7 +54,11 @@ cdef class Ref:
         return <Py_ssize_t>(self.objref ^ (self.objref >> 17))
 
     def __eq__(self, other):
-        return isinstance(other, Ref) and self.objref == (<Ref>other).objref
+        # Sessions begin to count anew: the same number of another session is another object.
+        if not isinstance(other, Ref) or self.objref != (<Ref>other).objref:
+            return False
+        mine, theirs = self.client, (<Ref>other).client
+        return mine is theirs or mine is not None and theirs is not None and mine.segment.name == theirs.segment.name
 
     # Without these, Cython would make a copy that shares this one's hold.
     def __reduce__(self):
@@ -180,11 +184,12 @@ def wait_all(Client client, list refs, timeout_s, double spin_s):
             elif rc == FRT_TIMEOUT:
                 PyErr_CheckSignals()  # one that came before the sleep did not end it
                 client.ensure()
-                if frt_now_ns() >= deadline:
-                    return object_is_sealed(x, ref.index)
                 if _any_failed(client, refs):
                     return True
+                if frt_now_ns() >= deadline and not object_is_sealed(x, ref.index):
+                    return False
             else:
+                client.ensure()  # says it better, where the session is broken
                 check(rc)
     return True
 
@@ -214,6 +219,9 @@ def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, doubl
     cdef int64_t look, deadline, spin
     cdef int rc
     client.ensure()
+    for ref in refs:
+        if not isinstance(ref, Ref):
+            raise TypeError(f"wait takes a list of ObjectRefs; this one has a {type(ref).__name__}")
     if _count_ready(client, refs, num_returns) < num_returns and timeout_s != 0:
         deadline, spin = _deadline(timeout_s), <int64_t>(spin_s * 1e9)
         refs = refs[:]  # another thread may change the caller's list while we sleep

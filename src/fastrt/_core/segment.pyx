@@ -341,15 +341,20 @@ cdef class Segment:
         except posix_ipc.ExistentialError:
             pass
 
-    def poison(self, why):
-        """Mark the segment unusable: every later call of every client raises `ArenaCorrupt` with `why`."""
+    def poison(self, why, *, closed=False):
+        """Mark the segment unusable: every later call of every client raises `ArenaCorrupt` with `why`.
+
+        Args:
+            why: at most 127 bytes are kept.
+            closed: nothing is corrupt, but nobody looks after the session any more: `NodeDiedError` is raised.
+        """
         cdef bytes text = why.encode()[:127]
         cdef frt_superblock *sb = self.superblock()
         cdef uint32_t i
         for i in range(<uint32_t>len(text)):
             sb.poison[i] = (<char *>text)[i]
         sb.poison[len(text)] = 0
-        a32_store_sc(&sb.state, FRT_SEG_POISONED)
+        a32_store_sc(&sb.state, FRT_SEG_CLOSED if closed else FRT_SEG_POISONED)
 
     @property
     def session(self):

@@ -30,7 +30,7 @@ cdef int _nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns) noexcept nogil:
     cdef int rc
     if left <= 0:
         return FRT_TIMEOUT
-    if a32_load_acq(&x.sb.state) == <uint32_t>FRT_SEG_POISONED:
+    if a32_load_acq(&x.sb.state) != <uint32_t>FRT_SEG_READY:
         return FRT_CORRUPT
     a32_add_sc(&me.sleepers, 1)
     rc = frt_futex_wait(&me.wake, seen, left if left < NAP_NS else NAP_NS)
