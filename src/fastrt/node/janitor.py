@@ -10,7 +10,6 @@ from fastrt._core.functions import function_name
 from fastrt._core.recovery import recover
 from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
 from fastrt.store.client import Store
-from fastrt.store.serialize import serialize
 
 
 class Janitor:
@@ -49,9 +48,7 @@ class Janitor:
                 f"task {name!r} was given up after {info['attempts']} attempts: its worker, process {pid}, "
                 f"{explain(status)}; raise max_retries if the cause may pass by itself"
             )
-        parts = serialize(error)
-        for k in range(info["returns"]):
-            store.put_result(task, k, parts, error=True)
+        store.put_error(task, error)
         core.finish(store.client, task)
 
 
@@ -61,5 +58,5 @@ def explain(status: int | None) -> str:
         return "ended"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return f"was killed by signal {number} ({signal.Signals(number).name})"
+        return f"was killed by signal {number} ({signal.strsignal(number) or 'unknown'})"
     return f"exited with code {os.waitstatus_to_exitcode(status)}"

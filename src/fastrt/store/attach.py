@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import struct
+import time
 from typing import Any
 
 from fastrt._core.clients import Client
@@ -45,20 +46,27 @@ class Link:
         """Send without ever waiting for the reader: what it does not take now goes with `flush`.
 
         Returns:
-            False when the message was dropped, because the reader is gone or more than 1 MiB behind.
+            False when the reader is gone.
         """
-        if len(self._outgoing) > _MESSAGE_BYTES_MAX:
-            return False
         self._outgoing += json.dumps(message).encode() + b"\n"
         return self.flush()
 
-    def flush(self) -> bool:
-        """Send what `post` has left over, as far as the reader takes it; False when the reader is gone."""
+    @property
+    def backlog(self) -> int:
+        """How many bytes `post` has left over: who posts to a slow reader must look at this and pause."""
+        return len(self._outgoing)
+
+    def flush(self, timeout_s: float = 0.0) -> bool:
+        """Send what `post` has left over, as far as the reader takes it in time; False when the reader is gone."""
+        until = time.monotonic() + timeout_s
         while self._outgoing:
             try:
                 sent = self._sock.send(self._outgoing, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return True
+                left = until - time.monotonic()
+                if left <= 0 or not select.select([], [self._sock], [], left)[1]:
+                    return True
+                continue
             except OSError:
                 self._outgoing.clear()
                 return False
@@ -110,7 +118,7 @@ class Link:
         return message
 
 
-def join(path: str, kind: str, name: str, timeout_s: float = 30.0) -> tuple[Client, Link]:
+def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = False) -> tuple[Client, Link]:
     """Join the session whose daemon listens at `path`.
 
     Args:
@@ -118,6 +126,7 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0) -> tuple[Clie
         kind: "driver", "worker" or "tool".
         name: for listings.
         timeout_s: how long to wait for the daemon's answer.
+        logs: whether to send what workers print; the caller must then go on reading from the connection.
     Returns:
         The core's attachment and the connection, which stays open.
     Raises:
@@ -130,7 +139,7 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0) -> tuple[Clie
         sock.close()
         raise AttachError(f"no node daemon answers at {path}: {exc}; start one with fastrt.init()") from None
     link = Link(sock)
-    link.send(op="join", kind=kind, name=name)
+    link.send(op="join", kind=kind, name=name, logs=logs)
     try:
         answer = link.receive(timeout_s)
     except EOFError as exc:
@@ -142,6 +151,12 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0) -> tuple[Clie
         raise AttachError(answer["error"])
     client = Client(Segment.attach(answer["segment"]), answer["index"], answer["gen"])
     return client, link
+
+
+def answers(path: str) -> bool:
+    """Whether somebody listens at `path`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        return sock.connect_ex(path) == 0
 
 
 def listen(path: str) -> socket.socket:

@@ -1,7 +1,8 @@
 """This process's attachment to its node's object store: put, get, wait.
 
 A process has at most one Store. `require()` returns it, starts the embedded runtime if nobody did, and attaches
-anew in a forked child. The layers above register how (`install`), so that nothing here knows about processes.
+anew in a forked child. The layers above say how (`install`, `Store.rejoin`), so that nothing here knows about
+processes.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from fastrt._core import fsck, handles
+from fastrt._core import tasks as core_tasks
 from fastrt._core.clients import Client, ForkedHandle
 from fastrt.errors import GetTimeoutError, NotInitializedError, ObjectStoreFullError, StaleReferenceError
 from fastrt.store import ref as ref_module
 from fastrt.store.ref import ObjectRef
-from fastrt.store.serialize import Serialized, deserialize, serialize
+from fastrt.store.serialize import PICKLE, Serialized, deserialize, serialize
 
 _MISSING = object()
+# What a result becomes when the store has no room to say what went wrong: small enough to lie in the table itself.
+_NO_ROOM_PICKLE = b"cfastrt.errors\nObjectStoreFullError\n(Vno room for an error\ntR."
+_NO_ROOM = Serialized(PICKLE, len(_NO_ROOM_PICKLE), [(0, _NO_ROOM_PICKLE)], [])
 
 
 class Store:
@@ -28,11 +33,13 @@ class Store:
     Args:
         client: the core's attachment.
         spin_s: how long a wait spins before it sleeps, in seconds.
+        rejoin: makes the store of a child that this process forks.
     """
 
-    def __init__(self, client: Client, spin_s: float) -> None:
+    def __init__(self, client: Client, spin_s: float, rejoin: Callable[[], Store] | None = None) -> None:
         self.client = client
         self.spin_s = spin_s
+        self.rejoin = rejoin
         # A worker sets these: what to do around a sleep inside a task, and instead of one when workers run out.
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None
@@ -40,8 +47,15 @@ class Store:
     # ---- put ----
 
     def put(self, value: object) -> ObjectRef:
-        """Store a value; see `fastrt.put`."""
-        ref: ObjectRef | None = handles.put_scalar(self.client, value)
+        """Store a value; see `fastrt.put`.
+
+        Raises:
+            ObjectStoreFullError: there is no room.
+        """
+        try:
+            ref: ObjectRef | None = handles.put_scalar(self.client, value)
+        except ObjectStoreFullError as exc:
+            raise self.full(len(value) if isinstance(value, (str, bytes)) else 8, exc) from None
         if ref is None:
             ref = self.put_serialized(serialize(value))
         return ref
@@ -73,6 +87,19 @@ class Store:
         if writer is not None:
             parts.write(writer)
             writer.seal(parts.refs)
+
+    def put_error(self, task: int, error: BaseException) -> None:
+        """Seal every result of a task that is not sealed yet with an error; never fails for want of room.
+
+        Raises:
+            SerializationError: the error cannot be pickled.
+        """
+        parts = serialize(error)
+        for k in range(core_tasks.info(self.client, task)["returns"]):
+            try:
+                self.put_result(task, k, parts, error=True)
+            except ObjectStoreFullError:
+                self.put_result(task, k, _NO_ROOM, error=True)
 
     def full(self, wanted: int, exc: ObjectStoreFullError) -> ObjectStoreFullError:
         """Say who holds what: the error to raise when `wanted` bytes did not fit."""
@@ -108,9 +135,11 @@ class Store:
                 raise TypeError(f"get takes ObjectRefs; the list has a {type(ref).__name__}")
         self.wait_ready(listed, timeout)
         values = handles.read_scalars(self.client, listed, _MISSING)
-        for k, value in enumerate(values):
-            if value is _MISSING:
-                values[k] = self.load(listed[k])
+        others = [k for k, value in enumerate(values) if value is _MISSING]
+        # An error ends the wait early: it may stand behind values that are not there yet.
+        others.sort(key=lambda k: not handles.is_ready(self.client, listed[k]))
+        for k in others:
+            values[k] = self.load(listed[k])
         return values
 
     def load(self, ref: ObjectRef) -> Any:
@@ -157,6 +186,11 @@ class Store:
         if self.on_block is None:
             return handles.wait_some(self.client, refs, num_returns, timeout, self.spin_s)
         ready, others = handles.wait_some(self.client, refs, num_returns, 0, 0.0)
+        if timeout is None and self.help_with is not None:
+            for ref in others:
+                while len(ready) < num_returns and self.help_with(ref):
+                    ready, _ = handles.wait_some(self.client, refs, num_returns, 0, 0.0)
+            ready, others = handles.wait_some(self.client, refs, num_returns, 0, 0.0)
         if len(ready) == num_returns or timeout == 0:
             return ready, others
         with self._blocked():
@@ -169,8 +203,8 @@ class Store:
         if on_block is None:
             yield
             return
-        on_block(True)
         try:
+            on_block(True)  # inside: an interrupt may come at once
             yield
         finally:
             on_block(False)
@@ -184,15 +218,13 @@ def _mib(n: int) -> str:
 
 _store: Store | None = None
 _start: Callable[[], Store] | None = None  # starts the embedded runtime
-_reattach: Callable[[], Store] | None = None  # joins the session again in a forked child
 _lock = threading.RLock()
 
 
-def install(start: Callable[[], Store] | None = None, reattach: Callable[[], Store] | None = None) -> None:
-    """Say how a missing store is started and how a forked child gets one of its own."""
-    global _start, _reattach
-    _start = start or _start
-    _reattach = reattach or _reattach
+def install(start: Callable[[], Store]) -> None:
+    """Say how a missing store is started."""
+    global _start
+    _start = start
 
 
 def set_store(store: Store | None) -> None:
@@ -218,14 +250,25 @@ def require() -> Store:
         return store
     with _lock:
         if _store is not None and _store.client.forked:
-            if _reattach is None:
+            if _store.rejoin is None:
                 raise NotInitializedError("this process was forked from one that used fastrt; call fastrt.init() here")
-            _store = _reattach()
+            _store = _store.rejoin()
         if _store is None:
             if _start is None:
                 raise NotInitializedError("fastrt is not initialised; call fastrt.init()")
             _store = _start()
         return _store
+
+
+def refuse_stale(refs: object) -> None:
+    """Say that a reference is stale when no session runs, rather than start another one to find that out.
+
+    Raises:
+        StaleReferenceError: no session runs, so the one of the reference has ended.
+    """
+    first = refs[0] if isinstance(refs, (list, tuple)) and refs else refs
+    if _store is None and isinstance(first, ObjectRef):
+        raise StaleReferenceError(f"{first!r} belongs to a session that has ended; its value went with it")
 
 
 def _forget_lock_after_fork() -> None:
@@ -275,6 +318,8 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
         The semantics of `ray.get`.
     """
     _check_timeout(timeout)
+    if _store is None:
+        refuse_stale(refs)
     try:
         return require().get(refs, timeout)
     except ForkedHandle:
@@ -304,7 +349,9 @@ def wait(
         if isinstance(refs, ObjectRef) or not isinstance(refs, (list, tuple)):
             raise TypeError(f"wait takes a list of ObjectRefs, not {type(refs).__name__}")
         refs = list(refs)
-    if not isinstance(num_returns, int) or not 1 <= num_returns <= len(refs):
+    if _store is None:
+        refuse_stale(refs)
+    if type(num_returns) is not int or not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns is {num_returns!r}; it must be from 1 to the {len(refs)} references given")
     try:
         return require().wait(refs, num_returns, timeout)

@@ -13,6 +13,7 @@ object table keeps, so that the store can count them.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import struct
@@ -126,11 +127,14 @@ def _dtype_text(dtype: Any) -> bytes:
     text = _texts.get(dtype)
     if text is None:
         plain = not dtype.hasobject and dtype.names is None and dtype.subdtype is None and dtype.kind != "V"
+        # NumPy makes an array over a buffer with items of at least one byte; other packages' types have no text.
+        plain = plain and dtype.itemsize > 0 and dtype.num < _FOREIGN_TYPES
         text = _texts[dtype] = dtype.str.encode() if plain else b""
     return text
 
 
 _texts: dict[Any, bytes] = {}
+_FOREIGN_TYPES = 256  # NPY_USERDEF: type numbers of other packages begin here
 
 
 def is_large_array(value: Any, least: int) -> bool:
@@ -205,6 +209,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             self._refs.append(obj)
             return _contained_ref, (len(self._refs) - 1,)
         module = kind.__module__
+        if type(module) is not str:  # a class may call itself anything
+            return super().reducer_override(obj)
         if module == "numpy" and kind.__name__ == "ndarray" and not obj.flags.forc and not obj.dtype.hasobject:
             # NumPy pickles strided arrays in band: two copies more than a contiguous one made first.
             return sys.modules["numpy"].ascontiguousarray(obj).__reduce_ex__(5)
@@ -221,7 +227,9 @@ def _serialize_any(value: object) -> Serialized:
     file = io.BytesIO()
     try:
         _Pickler(file, buffers, refs).dump(value)
-    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError, BufferError) as exc:
+    except MemoryError:
+        raise
+    except Exception as exc:  # whatever the value's own methods raise
         raise SerializationError(_explain(value, exc)) from exc
     data = file.getbuffer()
     if not buffers:
@@ -253,7 +261,10 @@ def _explain(value: object, exc: BaseException) -> str:
     """Name the innermost part of a container that cannot be pickled: users must know what to remove."""
     path, part = "", value
     for _ in range(20):
-        inner = _first_unpicklable(part)
+        try:
+            inner = _first_unpicklable(part)
+        except Exception:  # the value's own methods again; then the path ends here
+            break
         if inner is None:
             break
         step, part = inner
@@ -272,8 +283,10 @@ def _first_unpicklable(value: Any) -> tuple[str, Any] | None:
     elif isinstance(value, (list, tuple, set, frozenset)):
         items = [(f"[{k}]", item) for k, item in enumerate(value)]
     elif hasattr(value, "__closure__") and value.__closure__:
-        cells = zip(value.__code__.co_freevars, value.__closure__, strict=False)
-        items = [(f".<closure {name}>", cell.cell_contents) for name, cell in cells]
+        items = []
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=False):
+            with contextlib.suppress(ValueError):  # the cell is still empty
+                items.append((f".<closure {name}>", cell.cell_contents))
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         items = [(f".{name}", item) for name, item in vars(value).items()]
     else:

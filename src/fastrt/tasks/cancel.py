@@ -8,9 +8,7 @@ import signal
 from fastrt._core import tasks as core
 from fastrt.errors import TaskCancelledError
 from fastrt.store import client as store_client
-from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.store.serialize import serialize
 
 
 def cancel(ref: ObjectRef, *, force: bool = False) -> None:
@@ -30,20 +28,14 @@ def cancel(ref: ObjectRef, *, force: bool = False) -> None:
     """
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"cancel takes an ObjectRef, not {type(ref).__name__}")
+    store_client.refuse_stale(ref)
     store = store_client.require()
     what, task, pid = core.cancel(store.client, ref)
     if what == "ending":
-        end_with_error(store, task, TaskCancelledError(f"the task that makes {ref!r} was cancelled before it started"))
+        store.put_error(task, TaskCancelledError(f"the task that makes {ref!r} was cancelled before it started"))
+        core.finish(store.client, task)
     elif what == "running":
         try:
             os.kill(pid, signal.SIGKILL if force else signal.SIGINT)
         except ProcessLookupError:
             pass  # it died by itself; recovery sees that the task is cancelled
-
-
-def end_with_error(store: Store, task: int, error: Exception) -> None:
-    """Seal every result of a task that this client is ending with an error, and end it."""
-    parts = serialize(error)
-    for k in range(core.info(store.client, task)["returns"]):
-        store.put_result(task, k, parts, error=True)
-    core.finish(store.client, task)
