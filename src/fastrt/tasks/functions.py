@@ -70,7 +70,13 @@ class FunctionCache:
             ref = handles.acquire(self._store.client, objref, index)
             try:
                 found = self._store.load(ref)
-            except SerializationError as exc:
+            except (Exception, SystemExit) as exc:  # its module's own code runs here, and may raise anything
                 raise FunctionNotFoundError(f"this worker cannot load the task's function: {exc}") from exc
             self._loaded[objref] = found
         return found
+
+    def name(self, task: int) -> str:
+        """Return the name of a task's function, also of one that cannot be loaded."""
+        objref, _ = core.function_of(self._store.client, task)
+        found = self._loaded.get(objref)
+        return functions.function_name(self._store.client, objref) if found is None else found[0]

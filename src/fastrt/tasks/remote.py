@@ -30,6 +30,8 @@ class RemoteFunction:
         retry_exceptions: bool = False,
         name: str | None = None,
     ) -> None:
+        if isinstance(function, RemoteFunction):
+            raise TypeError(f"{function!r} is remote already; its settings are changed by .options(...)")
         if not callable(function):
             raise TypeError(f"remote takes a function, not {type(function).__name__}")
         if inspect.isclass(function):
@@ -42,11 +44,13 @@ class RemoteFunction:
         if not isinstance(retry_exceptions, bool):
             raise TypeError(f"retry_exceptions is {retry_exceptions!r}; it must be True or False")
         self._flags = core.RETRY_ERRORS if retry_exceptions else 0
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name is {name!r}; it must be text")
         self._name = name or _name_of(function)
         self._arity = _positional_arity(function)
         self._store: Store | None = None
         self._function_ref: ObjectRef | None = None
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())  # its attributes might be called like ours
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"{self._name} is a remote function: call {self._name}.remote(...), or .function(...) here")
