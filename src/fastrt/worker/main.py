@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
+import threading
+import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -19,6 +23,7 @@ from fastrt.tasks.functions import FunctionCache
 
 _SCALARS = 1  # the kind of arguments that the core reads by itself
 _IDLE_S = 1.0
+_HELP_DEPTH_MAX = 32  # about eight frames each of the thousand that Python allows
 
 
 class Worker:
@@ -42,6 +47,9 @@ class Worker:
         self._functions = FunctionCache(store)
         self._trace = trace.enabled(store.client)
         self._stack: list[int] = []  # tasks under way here, the innermost last
+        self._thread = threading.get_ident()  # the one that runs them
+        self._sleepers: set[int] = set()  # threads that sleep in a get or wait
+        self._sleepers_lock = threading.Lock()
         self._interruptible = False
         store.on_block = self._on_block
         store.help_with = self._help_with
@@ -64,9 +72,13 @@ class Worker:
             trace.record(self._client, trace.TASK_START, core.info(self._client, task)["id"])
         try:
             value = self._call(task)
+            if self._client.forked:
+                _end_child(None)
             if not core.finish_scalar(self._client, task, value):
                 self._seal(task, value)
         except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
+            if self._client.forked:
+                _end_child(exc)
             self._fail(task, exc)
         finally:
             self._stack.pop()
@@ -107,39 +119,47 @@ class Worker:
         if core.cancelled(self._client, task):
             exc = TaskCancelledError(f"the task was cancelled while it ran in process {os.getpid()}")
         elif (
-            isinstance(exc, Exception)
-            and not isinstance(exc, FastrtError)
+            issubclass(type(exc), Exception)  # isinstance would ask the exception, which may say anything
+            and not issubclass(type(exc), FastrtError)
             and core.may_retry_errors(self._client, task)
             and core.retry(self._client, task)
         ):
             return
-        if not isinstance(exc, (TaskCancelledError, SerializationError, ObjectStoreFullError)):
-            exc = TaskError.wrap(exc, task_name=self._name(task))
-        parts = serialize(exc)
-        for k in range(core.info(self._client, task)["returns"]):
-            self._store.put_result(task, k, parts, error=True)
-        core.finish(self._client, task)
-
-    def _name(self, task: int) -> str:
         try:
-            return self._functions.get(task)[0]
-        except FastrtError:
-            return "?"
+            if type(exc) not in (TaskCancelledError, SerializationError, ObjectStoreFullError):
+                exc = TaskError.wrap(exc, task_name=self._functions.name(task))
+            self._store.put_error(task, exc)
+        except BaseException as why:  # user code again: the exception's own methods, and they may raise anything
+            text = f"{type(exc).__name__}, which cannot be reported: {type(why).__name__}"
+            self._store.put_error(task, TaskError(self._functions.name(task), os.getpid(), text))
+        core.finish(self._client, task)
 
     # ---- waiting inside a task ----
 
     def _on_block(self, blocked: bool) -> None:
-        """A sleep inside a task begins or ends: the daemon keeps as many workers able to run as there should be."""
-        if self._stack:
+        """A sleep inside a task begins or ends: the daemon keeps as many workers able to run as there should be.
+
+        Threads that the task has started sleep for it too: it may be waiting for them.
+        """
+        if not self._stack:
+            return
+        thread = threading.get_ident()
+        with self._sleepers_lock:
+            before = bool(self._sleepers)
+            (self._sleepers.add if blocked else self._sleepers.discard)(thread)
+            if before != bool(self._sleepers):
+                self._say("blocked" if blocked else "unblocked")
+        if thread == self._thread:
             core.set_blocked(self._client, self._stack[-1], blocked)
-            self._say("blocked" if blocked else "unblocked")
 
     def _help_with(self, ref: ObjectRef) -> bool:
         """Instead of sleeping while no further worker can be started: run what `ref` waits for, here and now.
 
-        Only then, because the task runs on top of the one that waits: if it crashes, both go.
+        Only then, because the task runs on top of the one that waits: if it crashes, both go. Not for ever: each
+        takes some of the stack, and the daemon starts one more worker when all sleep while tasks are queued.
         """
-        if not self._stack or self._may_wait():
+        depth = len(self._stack)
+        if not 0 < depth < _HELP_DEPTH_MAX or threading.get_ident() != self._thread or self._may_wait():
             return False
         task = core.claim_for(self._client, ref)
         if task < 0:
@@ -154,3 +174,17 @@ class Worker:
         """SIGINT: somebody cancels the task that runs here; one that came too late is ignored."""
         if self._interruptible and self._stack and core.must_stop(self._client, self._stack[-1]):
             raise KeyboardInterrupt
+
+
+def _end_child(exc: BaseException | None) -> None:
+    """Leave a process that a task has forked and that came back into this loop, which is its parent's."""
+    code = 0
+    if isinstance(exc, SystemExit):
+        code = exc.code if isinstance(exc.code, int) else 0 if exc.code is None else 1
+    elif exc is not None:
+        traceback.print_exception(exc)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 255)

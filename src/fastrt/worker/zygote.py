@@ -7,6 +7,7 @@ wait status: it is the workers' parent, and only a parent learns the signal that
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -52,7 +53,8 @@ def main(control_fd: int) -> None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control.send(json.dumps({"ready": os.getpid()}).encode())
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the loop below sees that the daemon is gone
+        control.send(json.dumps({"ready": os.getpid()}).encode())
     while True:
         readable: list[int] = select.select([control.fileno(), woken], [], [])[0]
         try:
@@ -66,13 +68,17 @@ def main(control_fd: int) -> None:
 
 
 def _reap(control: socket.socket) -> None:
+    """Report ended workers; what their tasks have started and left behind ends with them."""
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if pid == 0:
+        if ended is None:
             return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(ended.si_pid, signal.SIGKILL)  # before it is reaped: its number cannot be anybody else's yet
+        pid, status = os.waitpid(ended.si_pid, 0)
         control.send(json.dumps({"ended": pid, "status": status}).encode())
 
 
@@ -125,21 +131,34 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int) -> None:
     os.close(err_fd)
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
     core_client, link = attach.join(session["socket"], "worker", f"worker-{os.getpid()}")
-    store = client.Store(core_client, session["spin_s"])
+
+    def rejoin() -> client.Store:
+        # The connection stays open as long as the core's attachment: the daemon watches the process, not the socket.
+        tool, _ = attach.join(session["socket"], "tool", f"child of worker {os.getppid()}")
+        return client.Store(tool, session["spin_s"], rejoin)
+
+    store = client.Store(core_client, session["spin_s"], rejoin)
     client.set_store(store)
 
     def told_to_stop() -> bool:
         try:
             message = link.receive(0)
-        except EOFError:
+        except (EOFError, OSError):  # a task may have closed any descriptor
             return True
         return message is not None and message.get("op") == "stop"
 
     def may_wait() -> bool:
         link.send(op="may_wait")
-        answer = link.receive(5.0)
-        return answer is None or bool(answer.get("answer", True))
+        while True:
+            try:
+                answer = link.receive(5.0)
+            except (EOFError, OSError):
+                return True
+            if answer is None or "answer" in answer:  # an order to leave that comes now will come again
+                return answer is None or bool(answer["answer"])
 
     worker = Worker(store, say=lambda word: link.send(op=word), told_to_stop=told_to_stop, may_wait=may_wait)
     worker.run()
