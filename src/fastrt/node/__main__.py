@@ -23,7 +23,8 @@ def main() -> None:
     zygote = socket.socket(fileno=settings["zygote_fd"])
     try:
         config = Config.load(**settings["config"])
-        daemon = Daemon(config, Pool(zygote, config.num_workers, _SPARE_WORKERS), settings["session"])
+        pool = Pool(zygote, config.num_workers, _SPARE_WORKERS, config.clients_max - 2)  # this process and a driver
+        daemon = Daemon(config, pool, settings["session"])
     except Exception as exc:  # the starter reports it to the user
         starter.send(json.dumps({"error": f"{type(exc).__name__}: {exc}"}).encode())
         sys.exit(1)

@@ -7,22 +7,24 @@ gone it ends every worker and removes all that the session had.
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import shutil
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from fastrt._core import arena
+from fastrt._core import arena, tasks
 from fastrt._core.clients import KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKER, Client, admit
 from fastrt._core.segment import Segment, sweep
-from fastrt.config import Config
-from fastrt.errors import FastrtError
+from fastrt.config import SHM_DIR, Config
+from fastrt.errors import FastrtError, LockStuck
 from fastrt.node.janitor import Janitor
 from fastrt.node.logs import LogPipe
 from fastrt.node.pool import Pool
-from fastrt.store.attach import Link, listen
+from fastrt.store.attach import Link, answers, listen
 from fastrt.store.client import Store
 
 _KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL}
@@ -31,6 +33,8 @@ _HURRY_S = 0.005  # while a death waits for the zygote's word
 _AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
 _SURPLUS_PATIENCE_S = 2.0
+_BACKLOG_BYTES = 1 << 20  # of output that a driver has not read yet
+_LAST_WORDS_S = 1.0
 _STILLBORN_MAX = 5
 
 
@@ -43,6 +47,7 @@ class Member:
         self.kind = kind
         self.pidfd = pidfd
         self.link = link
+        self.logs = False  # whether it reads what workers print
         self.left = False
         self.gone_at = 0.0
 
@@ -75,6 +80,7 @@ class Daemon:
         self._janitor = Janitor(Store(self._client, 0.0))
         self._members: dict[int, Member] = {}  # by pid
         self._statuses: dict[int, int] = {}
+        self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
         self._had_driver = False
         self._surplus_since = 0.0
         self._selector = selectors.DefaultSelector()
@@ -84,6 +90,7 @@ class Daemon:
         self._stillborn = 0  # workers in a row that ended before they joined
         self._unclaimed: list[LogPipe] = []  # of workers that the zygote has not named yet, in order
         self._pipes: dict[int, list[LogPipe]] = {}
+        self._muted: list[LogPipe] = []  # not read while a driver is far behind
         pool.configure({**session, "socket": self.socket_path, "spin_s": config.spin_us / 1e6})
 
     def run(self, starter: socket.socket) -> None:
@@ -92,7 +99,8 @@ class Daemon:
         self._staff()
         while not self._finished():
             for key, _ in self._selector.select(self._patience_s()):
-                key.data(key.fileobj)
+                if self._selector.get_map().get(key.fd) is key:  # not closed by one that came before it
+                    key.data(key.fileobj)
             self._bury_dead()
             self._staff()
             self._tend()
@@ -104,6 +112,8 @@ class Daemon:
             for pipe in pipes:
                 pipe.drain()
         for member in self._members.values():
+            if member.logs:
+                member.link.flush(_LAST_WORDS_S)
             member.link.close()
         self._segment.unlink()
         shutil.rmtree(self._dir, ignore_errors=True)
@@ -123,7 +133,7 @@ class Daemon:
     def _accept(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()
         link = Link(sock)
-        pid, uid = link.peer()
+        _, uid = link.peer()
         if uid != os.getuid():
             link.send(error=f"this session belongs to uid {os.getuid()}, not to {uid}")
             link.close()
@@ -144,7 +154,7 @@ class Daemon:
         pid, _ = link.peer()
         op = message.get("op")
         if op == "join":
-            self._join(link, pid, str(message.get("kind")), str(message.get("name", "")))
+            self._join(link, pid, message)
         elif op == "bye" and pid in self._members:
             self._members[pid].left = True
         elif op == "blocked":
@@ -156,7 +166,8 @@ class Daemon:
         else:
             link.send(error=f"there is no operation {op!r}")
 
-    def _join(self, link: Link, pid: int, kind: str, name: str) -> None:
+    def _join(self, link: Link, pid: int, message: dict[str, Any]) -> None:
+        kind, name = str(message.get("kind")), str(message.get("name", ""))
         if kind not in _KINDS or pid in self._members:
             link.send(error=f"process {pid} cannot join as {kind!r}" + (" twice" if pid in self._members else ""))
             return
@@ -172,6 +183,7 @@ class Daemon:
             link.send(error=str(exc))
             return
         self._members[pid] = Member(pid, index, kind, pidfd, link)
+        self._members[pid].logs = self._config.log_to_driver and message.get("logs") is True
         self._had_driver |= kind == "driver"
         self._selector.register(pidfd, selectors.EVENT_READ, lambda fd, pid=pid: self._on_death(pid))
         link.send(segment=self._segment.name, index=index, gen=gen)
@@ -185,10 +197,16 @@ class Daemon:
         """Recover the slots of dead processes; a worker's once the zygote has said how it ended, if it does."""
         now = time.monotonic()
         for member in [m for m in self._members.values() if m.gone_at]:
-            if member.kind == "worker" and member.pid not in self._statuses:
-                if now - member.gone_at < _STATUS_PATIENCE_S:
-                    continue
-            self._janitor.bury(member.index, member.pid, self._statuses.pop(member.pid, None))
+            reported = member.kind != "worker" or member.pid in self._statuses
+            if not reported and now - member.gone_at < _STATUS_PATIENCE_S:
+                continue
+            try:
+                self._janitor.bury(member.index, member.pid, self._statuses.get(member.pid))
+            except LockStuck:
+                continue  # by a stopped process; the next look tries again
+            self._statuses.pop(member.pid, None)
+            if not reported:
+                self._unreported.add(member.pid)
             os.close(member.pidfd)
             del self._members[member.pid]
 
@@ -197,7 +215,7 @@ class Daemon:
     def _on_zygote(self, control: socket.socket) -> None:
         message = self._pool.receive()
         if message is None:
-            raise FastrtError("the zygote died: no worker can be started any more")
+            sys.exit("fastrt: the zygote ended, so no worker can be started any more: the session ends")
         if "started" in message:
             pid = message["started"]
             self._pipes[pid], self._unclaimed = self._unclaimed[:2], self._unclaimed[2:]
@@ -209,10 +227,14 @@ class Daemon:
             if pid in self._members:
                 self._statuses[pid] = message["status"]
                 self._stillborn = 0
+            elif pid in self._unreported:
+                self._unreported.remove(pid)
             else:
                 self._stillborn += 1
             for pipe in self._pipes.pop(pid, []):
-                if pipe.fd in self._selector.get_map():
+                if pipe in self._muted:
+                    self._muted.remove(pipe)
+                elif pipe.fd in self._selector.get_map():
                     self._selector.unregister(pipe)
                 pipe.drain()
 
@@ -220,19 +242,25 @@ class Daemon:
         if self._stillborn >= _STILLBORN_MAX:
             self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
             return
-        for _ in range(self._pool.missing()):
+        for _ in range(self._pool.missing(tasks.queued(self._client) > 0)):
             out, err = self._pool.fork()
             self._unclaimed += [LogPipe(out, False, self._log), LogPipe(err, True, self._log)]
 
     def _on_log(self, pipe: LogPipe) -> None:
-        if not pipe.read():
+        if self._drivers_lag():
+            # The worker that prints waits, as it would for any slow reader of its output; nothing is lost.
+            self._selector.unregister(pipe)
+            self._muted.append(pipe)
+        elif not pipe.read():
             self._selector.unregister(pipe)
 
     def _log(self, text: str, is_error: bool) -> None:
-        if self._config.log_to_driver:
-            for member in self._members.values():
-                if member.kind == "driver":
-                    member.link.post(op="log", text=text, error=is_error)
+        for member in self._members.values():
+            if member.logs:
+                member.link.post(op="log", text=text, error=is_error)
+
+    def _drivers_lag(self) -> bool:
+        return any(member.logs and member.link.backlog > _BACKLOG_BYTES for member in self._members.values())
 
     # ---- now and then ----
 
@@ -240,6 +268,10 @@ class Daemon:
         """Keep memory ready ahead of need, and let workers go that were only needed while others waited."""
         for member in self._members.values():
             member.link.flush()
+        if self._muted and not self._drivers_lag():
+            for pipe in self._muted:
+                self._selector.register(pipe, selectors.EVENT_READ, self._on_log)
+            self._muted.clear()
         used, committed, most = arena.room(self._client)
         if committed < most and committed - used < _AHEAD_BYTES:
             arena.grow(self._client)
@@ -249,9 +281,9 @@ class Daemon:
             self._surplus_since = time.monotonic()
         elif time.monotonic() - self._surplus_since > _SURPLUS_PATIENCE_S:
             self._surplus_since = 0.0
-            idle = [m for m in self._members.values() if m.kind == "worker" and m.pid not in self._pool.blocked]
-            if idle:
-                idle[-1].link.send(op="stop")  # taken up when it is idle; until then it goes on working
+            able = [m for m in self._members.values() if m.kind == "worker" and m.pid not in self._pool.blocked]
+            for member in able[-self._pool.surplus() :]:
+                member.link.post(op="stop")  # taken up when it is idle; until then it goes on working
 
 
 def sweep_sessions(runtime_dir: Path) -> None:
@@ -268,3 +300,8 @@ def sweep_sessions(runtime_dir: Path) -> None:
         )
     for name in sweep():
         shutil.rmtree(runtime_dir / name.removeprefix("/fastrt-"), ignore_errors=True)
+    for folder in runtime_dir.iterdir():
+        # The daemon was killed and the driver removed the segment, but not more: nobody answers there.
+        gone = re.fullmatch("[0-9a-f]{32}", folder.name) and not (SHM_DIR / f"fastrt-{folder.name}").exists()
+        if gone and not answers(str(folder / "node.sock")):
+            shutil.rmtree(folder, ignore_errors=True)

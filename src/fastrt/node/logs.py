@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 _LINE_BYTES_MAX = 65536
 _READ_BYTES = 65536
+_LINES_MAX = 1000
 
 
 class LogPipe:
@@ -37,14 +38,13 @@ class LogPipe:
         except BlockingIOError:
             return True
         if not data:
-            self._pass_on(self._rest)
-            self._rest = b""
+            self._pass_on_rest()
             return False
-        whole, newline, rest = (self._rest + data).rpartition(b"\n")
-        if not newline and len(rest) > _LINE_BYTES_MAX:
-            whole, rest = rest, b""
-        self._rest = rest
-        self._pass_on(whole)
+        whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
+        if newline:
+            self._pass_on(whole)
+        elif len(self._rest) > _LINE_BYTES_MAX:
+            self._pass_on_rest()
         return True
 
     def drain(self) -> None:
@@ -53,11 +53,16 @@ class LogPipe:
             before = self._rest
             if not self.read() or self._rest == before:
                 break
-        self._pass_on(self._rest)
+        self._pass_on_rest()
         os.close(self.fd)
 
+    def _pass_on_rest(self) -> None:
+        if self._rest:
+            self._pass_on(self._rest)
+        self._rest = b""
+
     def _pass_on(self, data: bytes) -> None:
-        if data:
-            lines = data.decode("utf-8", "replace").split("\n")
-            prefix = f"(pid={self.pid}) "
-            self._emit("".join(f"{prefix}{line}\n" for line in lines), self.is_error)
+        lines = data.decode("utf-8", "replace").split("\n")
+        prefix = f"(pid={self.pid}) "
+        for k in range(0, len(lines), _LINES_MAX):  # a prefix for each of 64 Ki empty lines makes a message too long
+            self._emit("".join(f"{prefix}{line}\n" for line in lines[k : k + _LINES_MAX]), self.is_error)

@@ -18,10 +18,12 @@ class Pool:
         control: this end of the zygote's SEQPACKET socket.
         size: workers that should be able to run tasks.
         spare: how many more there may be because others wait; beyond it, waiting workers help themselves.
+        most: how many there can be at all.
     """
 
-    def __init__(self, control: socket.socket, size: int, spare: int) -> None:
+    def __init__(self, control: socket.socket, size: int, spare: int, most: int) -> None:
         self.control = control
+        self.most = most
         self.size = size
         self.spare = spare
         self.pids: set[int] = set()
@@ -32,11 +34,18 @@ class Pool:
         """Tell the zygote which session its workers join."""
         self.control.send(json.dumps(session).encode())
 
-    def missing(self) -> int:
-        """How many workers should be started now."""
-        able = len(self.pids) + self.starting - len(self.blocked)
-        room = self.size + self.spare - len(self.pids) - self.starting
-        return max(0, min(self.size - able, room))
+    def missing(self, tasks_wait: bool) -> int:
+        """How many workers should be started now.
+
+        Args:
+            tasks_wait: whether tasks are queued. When every worker sleeps they may be what the sleepers need, so
+                one more is started then, whatever `spare` says.
+        """
+        there = len(self.pids) + self.starting
+        able = there - len(self.blocked)
+        if tasks_wait and able <= 0 and there < self.most:
+            return max(1, min(self.size, self.size + self.spare - there))
+        return max(0, min(self.size - able, self.size + self.spare - there))
 
     def may_grow(self) -> bool:
         """Whether a worker that is about to sleep will be replaced."""
