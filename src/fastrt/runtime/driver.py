@@ -6,6 +6,7 @@ import atexit
 import dataclasses
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -43,10 +44,11 @@ class Runtime:
         self._config = config
         self._processes = processes
         self._pid = os.getpid()
-        self._store, self._link = self._join()
+        self._store, self._link = self._join(logs=True)
         self._segment: Segment = self._store.client.segment
         self.session: str = self._segment.session
         self._leaving = False
+        self._died = False
         self._listener = threading.Thread(target=self._listen, name="fastrt-logs", daemon=True)
         self._listener.start()
 
@@ -59,13 +61,13 @@ class Runtime:
     def __repr__(self) -> str:
         return f"Runtime(session={self.session[:8]}, num_workers={self.num_workers})"
 
-    def _join(self) -> tuple[Store, Link]:
-        kind = "driver"
-        client, link = attach.join(self.socket_path, kind, os.path.basename(sys.argv[0] or "python"))
+    def _join(self, logs: bool = False) -> tuple[Store, Link]:
+        name = os.path.basename(sys.argv[0] or "python")
+        client, link = attach.join(self.socket_path, "driver", name, logs=logs)
         client.adopt_job(client.job)
-        return Store(client, self._config.spin_us / 1e6), link
+        return Store(client, self._config.spin_us / 1e6, self._rejoin), link
 
-    def reattach(self) -> Store:
+    def _rejoin(self) -> Store:
         """In a forked child: join the session as a client of its own."""
         self._store, self._link = self._join()
         return self._store
@@ -82,12 +84,21 @@ class Runtime:
                 try:
                     stream.write(message["text"])
                     stream.flush()
-                except (OSError, ValueError):
-                    continue  # the program closed its output; its workers go on
+                except Exception:  # the program closed its output, or put something strange there; its workers go on
+                    continue
         if not self._leaving:
             # Without the daemon nobody would notice a worker's death: waits must end, not hang.
-            self._segment.poison(f"the node daemon (process {self._processes[0].pid}) died; call fastrt.init() again")
-            self._segment.unlink()
+            self._died = True
+            self._segment.poison(
+                f"the node daemon (process {self._processes[0].pid}) died; call fastrt.init() to start another",
+                closed=True,
+            )
+            self._remove()
+
+    def _remove(self) -> None:
+        """Remove what the session has outside of processes; the daemon does, if it can."""
+        self._segment.unlink()
+        shutil.rmtree(os.path.dirname(self.socket_path), ignore_errors=True)
 
     def close(self) -> None:
         """Leave; the daemon ends the workers and removes the session when no other driver is left."""
@@ -101,7 +112,7 @@ class Runtime:
         self._listener.join(_SHUTDOWN_S)
         _end(self._processes)
         self._link.close()
-        self._segment.unlink()
+        self._remove()
 
 
 _runtime: Runtime | None = None
@@ -133,10 +144,13 @@ def init(
     """
     global _runtime
     with _lock:
-        if _runtime is not None and not _gone(_runtime):
-            if ignore_reinit_error:
+        if is_initialized():
+            if ignore_reinit_error and _runtime is not None:
                 return _runtime
+            if _runtime is None:
+                raise FastrtError("this process runs tasks of a session: use that, without init")
             raise FastrtError("fastrt is initialised already; call fastrt.shutdown() first, or ignore_reinit_error")
+        shutdown()  # of one whose daemon died
         if num_workers is not None and num_cpus is not None and num_workers != num_cpus:
             raise FastrtError(f"num_workers={num_workers} and num_cpus={num_cpus} are two names for one setting")
         config = Config.load(
@@ -152,23 +166,19 @@ def init(
 def shutdown() -> None:
     """End the session: queued tasks are dropped, running ones killed, the store removed.
 
-    Views of values that are still in use stay readable. Does nothing when no session runs.
+    Views of values that are still in use stay readable. Does nothing when no session runs, or inside a task.
     """
     global _runtime
     with _lock:
         runtime, _runtime = _runtime, None
-        store_client.set_store(None)
         if runtime is not None:
+            store_client.set_store(None)
             runtime.close()
 
 
 def is_initialized() -> bool:
-    """Whether a runtime is running in this process."""
-    return _runtime is not None and not _gone(_runtime)
-
-
-def _gone(runtime: Runtime) -> bool:
-    return runtime._pid != os.getpid() and store_client.current() is None
+    """Whether a session runs that this process uses; always true inside a task."""
+    return store_client.current() is not None and not (_runtime is not None and _runtime._died)
 
 
 def _start(config: Config) -> Runtime:
@@ -179,7 +189,10 @@ def _start(config: Config) -> Runtime:
         "config": {**dataclasses.asdict(config), "runtime_dir": str(config.runtime_dir)},
         "bootstrap_fd": theirs.fileno(),
         "zygote_fd": daemon_end.fileno(),
-        "session": {"sys_path": sys.path, "preload": [name for name in _PRELOAD if name in sys.modules]},
+        "session": {
+            "sys_path": [path for path in sys.path if isinstance(path, str)],  # others Python ignores, and JSON refuses
+            "preload": [name for name in _PRELOAD if name in sys.modules],
+        },
     }
     processes = [
         _spawn("fastrt.node.__main__", "main()", json.dumps(settings), theirs, daemon_end),
@@ -226,14 +239,7 @@ def _end(processes: list[subprocess.Popen[bytes]], patience_s: float = _SHUTDOWN
 
 
 def _start_default() -> Store:
-    return init()._store
-
-
-def _reattach() -> Store:
-    runtime = _runtime
-    if runtime is None:
-        return _start_default()
-    return runtime.reattach()
+    return init(ignore_reinit_error=True)._store  # another thread may have been quicker
 
 
 def _forget_lock_after_fork() -> None:
@@ -241,6 +247,6 @@ def _forget_lock_after_fork() -> None:
     _lock = threading.RLock()
 
 
-store_client.install(start=_start_default, reattach=_reattach)
+store_client.install(start=_start_default)
 os.register_at_fork(after_in_child=_forget_lock_after_fork)
 atexit.register(shutdown)
