@@ -190,9 +190,10 @@ cdef void _free_run_locked(frt_ctx *x, uint32_t page) noexcept nogil:
     _bin_add(x, page, n)
 
 
-cdef int arena_grow(frt_ctx *x, uint64_t pages) noexcept nogil:
+cdef int arena_grow(frt_ctx *x, uint32_t seen) noexcept nogil:
     """Commit up to FRT_COMMIT_BYTES more payload: less at the end, or if /dev/shm has less. FRT_FULL if it has none.
 
+    Nothing happens when more than the `seen` pages are committed by now: somebody else had the same idea.
     One step at a time, so that the lock is never held for longer than one step: fresh shared pages come at about
     1 GB/s.
     """
@@ -205,13 +206,11 @@ cdef int arena_grow(frt_ctx *x, uint64_t pages) noexcept nogil:
         return rc
     first = sb.pages_committed
     n = FRT_COMMIT_BYTES >> FRT_PAGE_SHIFT
-    if pages < n:
-        n = pages
     if n > x.pages_max - first:
         n = x.pages_max - first
-    if n == 0:
+    if n == 0 or first != seen:
         frt_lock_give(x.locks + FRT_LOCK_GROW)
-        return FRT_FULL
+        return FRT_FULL if first == seen else FRT_OK
     o = FRT_BLOCKS_PER_PAGE * 4
     rc = FRT_FULL
     while rc != FRT_OK and n:
@@ -343,17 +342,19 @@ cdef int arena_alloc(frt_ctx *x, uint64_t nbytes, uint32_t owner, uint64_t *home
     FRT_TOO_LARGE: it can never fit. FRT_FULL: not now. Alignment is 64 bytes or better.
     """
     cdef uint64_t pages = (nbytes + FRT_PAGE_BYTES - 1) >> FRT_PAGE_SHIFT
+    cdef uint32_t seen
     cdef int rc
     if nbytes > x.total_bytes or pages > x.pages_max:
         return FRT_TOO_LARGE
     while True:
+        seen = a32_load_acq(&x.sb.pages_committed)
         if nbytes <= FRT_CLASS_BYTES(FRT_CLASSES - 1):
             rc = _alloc_block(x, _class_for(nbytes), owner, home)
         else:
             rc = _take_run(x, <uint32_t>pages, FRT_PAGE_RUN, 0, owner, home)
         if rc != FRT_GROW:
             return rc if rc < 0 else FRT_OK
-        rc = arena_grow(x, FRT_COMMIT_BYTES >> FRT_PAGE_SHIFT)
+        rc = arena_grow(x, seen)
         if rc != FRT_OK:
             return rc
 
@@ -446,7 +447,7 @@ def grow(Client client):
     cdef int rc
     client.ensure()
     with nogil:
-        rc = arena_grow(x, FRT_COMMIT_BYTES >> FRT_PAGE_SHIFT)
+        rc = arena_grow(x, a32_load_acq(&x.sb.pages_committed))
     if rc == FRT_FULL:
         return False
     check(rc)
