@@ -1,0 +1,40 @@
+"""A process of its own for tests that need two: it executes what it is told, line by line.
+
+See the class Peer in conftest.py. A line in is JSON with Python code; a line out is JSON with the value of the
+code's last expression, or with what it raised.
+"""
+
+import ast
+import json
+import os
+import signal
+import sys
+
+from fastrt._core import arena, clients, fsck, functions, handles, recovery, segment, tasks, trace
+
+SPACE = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (arena, clients, fsck, functions, handles, json, os, recovery, segment, signal, sys, tasks, trace)
+}
+
+
+def execute(code: str) -> object:
+    tree = ast.parse(code)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<peer>", "exec"), SPACE)  # noqa: S102 - it is told by the test that started it
+    return eval(compile(ast.Expression(last.value), "<peer>", "eval"), SPACE) if last else None  # noqa: S307
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        try:
+            reply = {"value": execute(json.loads(line))}
+        except BaseException as exc:
+            reply = {"error": type(exc).__name__, "text": str(exc)}
+        answers.write(json.dumps(reply, default=repr) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
