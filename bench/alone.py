@@ -1,0 +1,283 @@
+"""What is measured of fastrt by itself, with nobody else running: idleness, first puts, several putters, scale.
+
+Each function here is run in a fresh process by compare.py and returns figures by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from peers.fastrt import Fastrt, address, writable_blocks
+from workloads import STORE_BYTES, WORKERS, check
+
+import fastrt
+
+now = time.perf_counter_ns
+IDLE_S, IDLE_TASKS = 0.010, 400
+PUT_BYTES = 64 << 20
+SESSIONS = 3
+DEPTH = 11
+SCALE = 1_000_000
+CHUNK = 10_000
+SCALE_STORE_BYTES = 4 << 30
+
+
+def percentile(times: list[int], share: float) -> float:
+    """The value below which `share` of the times lie."""
+    ranked = sorted(times)
+    return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
+
+
+def after_idle() -> dict[str, float]:
+    """One task after 10 ms in which nothing ran: everybody has gone to sleep."""
+    peer = Fastrt(WORKERS, STORE_BYTES)
+    peer.prepare("task_one", None)
+    times = []
+    for _ in range(IDLE_TASKS):
+        time.sleep(IDLE_S)
+        times.append(peer.task_one())
+    peer.close()
+    return {"p50_us": percentile(times, 0.5) / 1e3, "p99_us": percentile(times, 0.99) / 1e3}
+
+
+def first_puts() -> dict[str, float]:
+    """The first put of a session, on memory that nobody has touched, in GB/s."""
+    found = {}
+    for name, nbytes in (("64_MiB", PUT_BYTES), ("800_MB", 800_000_000)):
+        rates = []
+        for _ in range(SESSIONS):
+            peer = Fastrt(WORKERS, STORE_BYTES)
+            peer.first()
+            array = peer.array(nbytes)
+            start = now()
+            ref = fastrt.put(array)
+            rates.append(nbytes / (now() - start))
+            del ref
+            peer.close()
+        found[f"{name}_GB_per_s"] = statistics.median(rates)
+    return found
+
+
+# ---- two putters at once, and what a gigabyte costs ----
+
+
+@fastrt.remote
+def put_many(count: int, begin: float) -> tuple[float, float]:
+    """Put `count` arrays one after the other from the time `begin` on; when it began and ended."""
+    import numpy as np
+
+    array = np.arange(PUT_BYTES // 8, dtype=np.float64)
+    fastrt.put(array)
+    while time.perf_counter() < begin:
+        pass
+    start = time.perf_counter()
+    for _ in range(count):
+        fastrt.put(array)
+    return start, time.perf_counter()
+
+
+@fastrt.remote
+def copy_many(count: int, begin: float) -> tuple[float, float]:
+    """The same by memcpy into one block of this process's mapping."""
+    import numpy as np
+
+    array = np.arange(PUT_BYTES // 8, dtype=np.float64)
+    (block,) = writable_blocks(PUT_BYTES, 1)
+    to, come = address(block), array.ctypes.data
+    ctypes.memmove(to, come, PUT_BYTES)
+    while time.perf_counter() < begin:
+        pass
+    start = time.perf_counter()
+    for _ in range(count):
+        ctypes.memmove(to, come, PUT_BYTES)
+    return start, time.perf_counter()
+
+
+def _together(function: Any, processes: int, count: int) -> float:
+    """GB/s of several workers that do the same at once."""
+    begin = time.perf_counter() + 1.0
+    spans = fastrt.get([function.remote(count, begin) for _ in range(processes)])
+    took = max(end for _, end in spans) - min(start for start, _ in spans)
+    return processes * count * PUT_BYTES / took / 1e9
+
+
+def putters() -> dict[str, float]:
+    """Puts of 64 MiB by one and by two workers at once, each beside memcpy, interleaved; and CPU seconds per GB."""
+    peer = Fastrt(WORKERS, STORE_BYTES)
+    peer.first()
+    rates: dict[str, list[float]] = {}
+    for _ in range(5):
+        for processes in (1, 2):
+            for name, function in (("put", put_many), ("memcpy", copy_many)):
+                rate = _together(function, processes, 20)
+                rates.setdefault(f"{name}_{processes}_GB_per_s", []).append(rate)
+    found = {name: statistics.median(values) for name, values in rates.items()}
+    for method in ("put_array", "memcpy"):
+        peer.prepare(method, PUT_BYTES)
+        start, units = time.process_time(), len(peer.round(method, PUT_BYTES, 1.0))
+        found[f"{method}_cpu_s_per_GB"] = (time.process_time() - start) / (units * PUT_BYTES / 1e9)
+        peer.finish()
+    peer.close()
+    return found
+
+
+# ---- a further worker ----
+
+
+@fastrt.remote
+def deeper(depth: int, asked: int) -> list[int]:
+    """Nested tasks, each of which needs a worker more: nanoseconds from asking for each to its first line."""
+    started = now() - asked
+    return [started] if depth == 0 else [started, *fastrt.get(deeper.remote(depth - 1, now()))]
+
+
+def further_worker() -> dict[str, float]:
+    """From a task's call that needs a further worker until the new process runs it."""
+    times: list[int] = []
+    for _ in range(SESSIONS):
+        with fastrt.init(num_workers=1, object_store_memory=STORE_BYTES):
+            fastrt.get(deeper.remote(0, now()))
+            times += fastrt.get(deeper.remote(DEPTH, now()))[1:]
+    return {"p50_ms": percentile(times, 0.5) / 1e6, "p99_ms": percentile(times, 0.99) / 1e6}
+
+
+# ---- scale ----
+
+
+def _cost(chunk: Callable[[int], int], count: int) -> float:
+    """Median nanoseconds of one operation over `count` chunks."""
+    return statistics.median(chunk(k) / CHUNK for k in range(count))
+
+
+def _put_chunk(k: int) -> int:
+    """Put, get and drop CHUNK values."""
+    start = now()
+    refs = [fastrt.put(n) for n in range(CHUNK)]
+    values = fastrt.get(refs)
+    del refs
+    took = now() - start
+    assert values[-1] == CHUNK - 1
+    return took
+
+
+def objects_alive() -> dict[str, float]:
+    """A million small values alive at once: cost of put + get + release beside them, against an empty store's."""
+    with fastrt.init(num_workers=WORKERS, object_store_memory=SCALE_STORE_BYTES):
+        _cost(_put_chunk, 10)
+        empty = [_cost(_put_chunk, 20)]
+        start = now()
+        alive = [fastrt.put(n) for n in range(SCALE)]
+        growing = (now() - start) / SCALE
+        full = _cost(_put_chunk, 40)
+        start = now()
+        values = fastrt.get(alive)
+        in_order = (now() - start) / SCALE
+        assert values == list(range(SCALE))
+        chosen = random.Random(1).sample(alive, SCALE)
+        start = now()
+        fastrt.get(chosen)
+        shuffled = (now() - start) / SCALE
+        del chosen
+        start = now()
+        del alive
+        dropping = (now() - start) / SCALE
+        empty.append(_cost(_put_chunk, 20))
+    return {
+        "empty_ns": statistics.mean(empty),
+        "beside_a_million_ns": full,
+        "ratio": full / statistics.mean(empty),
+        "put_while_growing_ns": growing,
+        "get_in_order_ns": in_order,
+        "get_shuffled_ns": shuffled,
+        "drop_all_ns": dropping,
+    }
+
+
+@fastrt.remote
+def hold(path: str) -> int:
+    """Keep a worker busy until a file is gone."""
+    while os.path.exists(path):
+        time.sleep(0.002)
+    return os.getpid()
+
+
+def _queue(count: int, remote: Callable[[int], Any]) -> tuple[float, float, float]:
+    """Queue `count` tasks while all workers are held, then let them run.
+
+    Returns:
+        Nanoseconds a task: of the first tenth's submission, of the last tenth's, and of running and reading all.
+    """
+    with tempfile.NamedTemporaryFile() as gate:
+        held = [hold.remote(gate.name) for _ in range(WORKERS)]
+        time.sleep(0.05)
+        tenth = count // 10
+        start = now()
+        refs = [remote(k) for k in range(tenth)]
+        first = now() - start
+        refs += [remote(k) for k in range(tenth, count - tenth)]
+        start = now()
+        refs += [remote(k) for k in range(count - tenth, count)]
+        last = now() - start
+    fastrt.get(held)
+    start = now()
+    values = fastrt.get(refs)
+    ran = now() - start
+    for k in (0, count // 2, count - 1):
+        check(values[k], k)
+    return first / tenth, last / tenth, ran / count
+
+
+def tasks_queued() -> dict[str, float]:
+    """A million tasks queued: cost of submitting and of running them, against those of ten thousand."""
+    peer = Fastrt(WORKERS, SCALE_STORE_BYTES)
+    remote = peer._stamp.remote
+    few = [_queue(CHUNK, remote) for _ in range(9)]
+    submit, run = (statistics.median(sample[k] for sample in few) for k in (1, 2))
+    _, last, ran = _queue(SCALE, remote)
+    peer.close()
+    return {
+        "submit_few_ns": submit,
+        "submit_at_a_million_ns": last,
+        "submit_ratio": last / submit,
+        "run_few_ns": run,
+        "run_a_million_ns": ran,
+        "run_ratio": ran / run,
+    }
+
+
+def wait_growth() -> dict[str, float]:
+    """Microseconds a reference to wait one by one for 1,000 to 8,000 tasks that have all ended."""
+    peer = Fastrt(WORKERS, STORE_BYTES)
+    found: dict[str, list[float]] = {}
+    for _ in range(9):
+        for count in (1000, 2000, 4000, 8000):
+            refs = [peer._stamp.remote(k) for k in range(count)]
+            fastrt.wait(refs, num_returns=count)
+            start = now()
+            while refs:
+                _, refs = fastrt.wait(refs)
+            found.setdefault(f"wait_{count}_us_a_ref", []).append((now() - start) / count / 1e3)
+            found.setdefault(f"with_tasks_{count}_us_a_ref", []).append(peer.wait_each(count) / count / 1e3)
+    peer.close()
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+MEASURES = {
+    function.__name__: function
+    for function in (
+        after_idle,
+        first_puts,
+        putters,
+        further_worker,
+        objects_alive,
+        tasks_queued,
+        wait_growth,
+    )
+}
