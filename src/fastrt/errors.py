@@ -88,7 +88,12 @@ class ObjectStoreFullError(FastrtError, MemoryError):
     """There is no room for an object, or an object is larger than the whole store.
 
     Drop references and views that are no longer needed, or start with a larger `object_store_memory`.
+
+    Attributes:
+        explained: whether the message says who holds what.
     """
+
+    explained: bool = False
 
 
 class StaleReferenceError(FastrtError):

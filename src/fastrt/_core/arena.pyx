@@ -14,7 +14,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from fastrt._core.clients cimport Client
 from fastrt._core.errors cimport check
 from fastrt._core.layout cimport *
-from fastrt._core.segment cimport segment_commit
+from fastrt._core.segment cimport segment_commit, segment_discard
 
 cdef extern from * nogil:
     """
@@ -452,3 +452,33 @@ def grow(Client client):
         return False
     check(rc)
     return True
+
+
+def discard(Client client, list keepers):
+    """Give all of the payload's memory back to the system, but for what some clients have pinned.
+
+    The end of a session: the segment is of no use afterwards. Without this, one forgotten reference of a process
+    that goes on keeps the whole store's memory, as it keeps the mapping.
+
+    Args:
+        client: the daemon's attachment.
+        keepers: clients that are still alive; their views stay readable.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t at = x.payload_offset
+    cdef uint64_t end = at + (<uint64_t>x.sb.pages_committed << FRT_PAGE_SHIFT)
+    cdef uint32_t i, c
+    cdef list kept = []
+    client.ensure()
+    for i in range(x.sb.objects.fresh):
+        if x.entries[i].offset:
+            for c in keepers:
+                if frt_pins(x, i)[c >> 6] >> (c & 63) & 1:
+                    kept.append((x.entries[i].offset, x.entries[i].offset + x.entries[i].bytes))
+                    break
+    for first, last in [*sorted(kept), (end, end)]:
+        # Whole pages of the system only: a value's neighbours may share its first and its last.
+        first = first & ~4095
+        if first > at:
+            segment_discard(x, at, first - at)
+        at = max(at, (last + 4095) & ~4095)

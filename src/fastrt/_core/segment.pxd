@@ -16,4 +16,5 @@ cdef class Segment:
     cdef int _map(self, int fd, uint64_t nbytes) except -1
     cdef int _initialise(self, frt_superblock *sb, bint trace) except -1
 
+cdef int segment_discard(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil
 cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil

@@ -37,6 +37,8 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef extern from "<fcntl.h>" nogil:
     int posix_fallocate(int, long, long)
+    int fallocate(int, int, long, long)
+    int FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
 
 cdef extern from *:
     """
@@ -57,6 +59,11 @@ STORE_BYTES_MIN = 1 << 20
 STORE_BYTES_MAX = 1 << 44  # page indexes stay below 2**30
 cdef enum:
     COMMIT_STEP = 1 << 18  # a quarter of a millisecond: fallocate starts again after each signal, timers' too
+
+
+cdef int segment_discard(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil:
+    """Give the memory of [offset, offset + nbytes) back to the system; it reads as zeros from now on."""
+    return FRT_OK if fallocate(x.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, nbytes) == 0 else FRT_FULL
 
 
 cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil:

@@ -115,6 +115,7 @@ class Daemon:
             if member.logs:
                 member.link.flush(_LAST_WORDS_S)
             member.link.close()
+        arena.discard(self._client, [m.index for m in self._members.values() if m.kind != "worker" and not m.gone_at])
         self._segment.unlink()
         shutil.rmtree(self._dir, ignore_errors=True)
 

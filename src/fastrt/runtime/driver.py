@@ -15,7 +15,7 @@ from typing import Any
 
 from fastrt._core.segment import Segment
 from fastrt.config import Config
-from fastrt.errors import FastrtError, NodeDiedError
+from fastrt.errors import FastrtError, NodeDiedError, NotInitializedError
 from fastrt.store import attach
 from fastrt.store import client as store_client
 from fastrt.store.attach import Link
@@ -44,12 +44,13 @@ class Runtime:
         self._config = config
         self._processes = processes
         self._pid = os.getpid()
+        self._store: Store | None
         self._store, self._link = self._join(logs=True)
-        self._segment: Segment = self._store.client.segment
-        self.session: str = self._segment.session
+        self.session: str = self._store.client.segment.session
         self._leaving = False
         self._died = False
-        self._listener = threading.Thread(target=self._listen, name="fastrt-logs", daemon=True)
+        segment = self._store.client.segment
+        self._listener = threading.Thread(target=self._listen, args=[segment], name="fastrt-logs", daemon=True)
         self._listener.start()
 
     def __enter__(self) -> Runtime:
@@ -69,10 +70,11 @@ class Runtime:
 
     def _rejoin(self) -> Store:
         """In a forked child: join the session as a client of its own."""
-        self._store, self._link = self._join()
-        return self._store
+        store, self._link = self._join()
+        self._store = store
+        return store
 
-    def _listen(self) -> None:
+    def _listen(self, segment: Segment) -> None:
         """Print what workers print, until the daemon closes the connection."""
         while True:
             try:
@@ -89,30 +91,32 @@ class Runtime:
         if not self._leaving:
             # Without the daemon nobody would notice a worker's death: waits must end, not hang.
             self._died = True
-            self._segment.poison(
+            segment.poison(
                 f"the node daemon (process {self._processes[0].pid}) died; call fastrt.init() to start another",
                 closed=True,
             )
-            self._remove()
+            self._remove(segment)
 
-    def _remove(self) -> None:
+    def _remove(self, segment: Segment) -> None:
         """Remove what the session has outside of processes; the daemon does, if it can."""
-        self._segment.unlink()
+        segment.unlink()
         shutil.rmtree(os.path.dirname(self.socket_path), ignore_errors=True)
 
     def close(self) -> None:
         """Leave; the daemon ends the workers and removes the session when no other driver is left."""
-        if os.getpid() != self._pid:
-            # A forked child leaves only for itself.
-            self._store.client.abandon() if self._store.client.forked else self._store.client.close()
+        store, self._store = self._store, None  # or this object would keep the segment mapped
+        if store is None:
             return
         self._leaving = True
-        self._store.client.close()
+        segment = store.client.segment
+        store.close()
+        if os.getpid() != self._pid:
+            return  # a forked child leaves only for itself
         self._link.send(op="bye")
         self._listener.join(_SHUTDOWN_S)
         _end(self._processes)
         self._link.close()
-        self._remove()
+        self._remove(segment)
 
 
 _runtime: Runtime | None = None
@@ -239,7 +243,10 @@ def _end(processes: list[subprocess.Popen[bytes]], patience_s: float = _SHUTDOWN
 
 
 def _start_default() -> Store:
-    return init(ignore_reinit_error=True)._store  # another thread may have been quicker
+    store = init(ignore_reinit_error=True)._store  # another thread may have been quicker, also to end it again
+    if store is None:
+        raise NotInitializedError("the runtime was shut down while this call started it; call fastrt.init()")
+    return store
 
 
 def _forget_lock_after_fork() -> None:

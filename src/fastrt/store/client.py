@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -43,6 +44,16 @@ class Store:
         # A worker sets these: what to do around a sleep inside a task, and instead of one when workers run out.
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
+
+    def close(self) -> None:
+        """Leave the session. Whoever is among `users` is told to let go of it, by a call of `forget()`."""
+        for user in list(self.users):
+            user.forget()
+        if self.client.forked:
+            self.client.abandon()
+        else:
+            self.client.close()
 
     # ---- put ----
 
@@ -55,7 +66,7 @@ class Store:
         try:
             ref: ObjectRef | None = handles.put_scalar(self.client, value)
         except ObjectStoreFullError as exc:
-            raise self.full(len(value) if isinstance(value, (str, bytes)) else 8, exc) from None
+            raise self.full(mib(len(value) if isinstance(value, (str, bytes)) else 8), exc) from None
         if ref is None:
             ref = self.put_serialized(serialize(value))
         return ref
@@ -69,7 +80,7 @@ class Store:
         try:
             writer = handles.create(self.client, parts.nbytes, parts.kind, len(parts.refs), error)
         except ObjectStoreFullError as exc:
-            raise self.full(parts.nbytes, exc) from None
+            raise self.full(mib(parts.nbytes), exc) from None
         parts.write(writer)
         ref: ObjectRef = writer.seal(parts.refs)
         return ref
@@ -83,7 +94,7 @@ class Store:
         try:
             writer = handles.result(self.client, task, index, parts.nbytes, parts.kind, len(parts.refs), error)
         except ObjectStoreFullError as exc:
-            raise self.full(parts.nbytes, exc) from None
+            raise self.full(mib(parts.nbytes), exc) from None
         if writer is not None:
             parts.write(writer)
             writer.seal(parts.refs)
@@ -101,17 +112,21 @@ class Store:
             except ObjectStoreFullError:
                 self.put_result(task, k, _NO_ROOM, error=True)
 
-    def full(self, wanted: int, exc: ObjectStoreFullError) -> ObjectStoreFullError:
-        """Say who holds what: the error to raise when `wanted` bytes did not fit."""
+    def full(self, wanted: str, exc: ObjectStoreFullError) -> ObjectStoreFullError:
+        """Say who holds what: the error to raise when what is `wanted` did not fit."""
+        if exc.explained:
+            return exc
         usage = fsck.usage(self.client)
         free = usage["bytes_max"] - usage["bytes_used"]
         holders = sorted(fsck.holders(self.client), key=lambda row: -row["bytes"])[:3]
-        who = ", ".join(f"pid {row['pid']} ({_mib(row['bytes'])})" for row in holders if row["bytes"])
-        return ObjectStoreFullError(
-            f"{_mib(wanted)} wanted, {_mib(free)} free of {_mib(usage['bytes_max'])} ({exc})"
+        who = ", ".join(f"pid {row['pid']} ({mib(row['bytes'])})" for row in holders if row["bytes"])
+        error = ObjectStoreFullError(
+            f"{wanted} wanted, {mib(free)} free of {mib(usage['bytes_max'])} ({exc})"
             + (f"; held by {who}" if who else "")
             + ". Drop references and views, or raise object_store_memory."
         )
+        error.explained = True
+        return error
 
     # ---- get ----
 
@@ -210,7 +225,8 @@ class Store:
             on_block(False)
 
 
-def _mib(n: int) -> str:
+def mib(n: int) -> str:
+    """Write a number of bytes for people."""
     return f"{n / (1 << 20):.1f} MiB" if n >= 1 << 17 else f"{n} bytes"
 
 

@@ -48,8 +48,7 @@ class RemoteFunction:
             raise TypeError(f"name is {name!r}; it must be text")
         self._name = name or _name_of(function)
         self._arity = _positional_arity(function)
-        self._store: Store | None = None
-        self._function_ref: ObjectRef | None = None
+        self._bound: tuple[Store, ObjectRef] | None = None  # the session and the function's object in it
         functools.update_wrapper(self, function, updated=())  # its attributes might be called like ours
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,43 +91,49 @@ class RemoteFunction:
             SerializationError: an argument cannot be pickled.
             ObjectStoreFullError: there is no room for the arguments or for another task.
         """
-        store = store_client.current()
-        if store is None or store is not self._store:
-            store = self._bind()
+        bound = self._bound
+        if bound is None or bound[0] is not store_client.current():
+            bound = self._bind()
+        store, function_ref = bound
         if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
             inspect.signature(self._function).bind(*args, **kwargs)
         try:
             if not kwargs:
                 refs = core.submit_scalars(
-                    store.client, self._function_ref, args, self._num_returns, self._max_retries, self._flags
+                    store.client, function_ref, args, self._num_returns, self._max_retries, self._flags
                 )
                 if refs is not None:
                     return refs if self._num_returns else None
-            return self._submit(store, args, kwargs)
+            return self._submit(store, function_ref, args, kwargs)
         except ForkedHandle:
-            self._store = None
+            self._bound = None
             return self.remote(*args, **kwargs)
         except ObjectStoreFullError as exc:
-            raise store.full(0, exc) from None
+            raise store.full("a task", exc) from None
 
-    def _submit(self, store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _submit(self, store: Store, function_ref: ObjectRef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refs = None
         args = arguments.put_large_arrays(store, args)
         settings = (self._num_returns, self._max_retries, self._flags)
         if not kwargs:
-            refs = core.submit_scalars(store.client, self._function_ref, args, *settings)
+            refs = core.submit_scalars(store.client, function_ref, args, *settings)
         if refs is None:
             kind, data, named, ndeps = arguments.pack(store, args, kwargs)
-            refs = core.submit(store.client, self._function_ref, kind, data, named, ndeps, *settings)
+            refs = core.submit(store.client, function_ref, kind, data, named, ndeps, *settings)
         return refs if self._num_returns else None
 
-    def _bind(self) -> Store:
+    def _bind(self) -> tuple[Store, ObjectRef]:
         """Ship the function to this process's current session."""
         store = store_client.require()
-        if store is not self._store:
-            self._function_ref = functions.export(store, self._name, self._function)
-            self._store = store
-        return store
+        bound = self._bound
+        if bound is None or bound[0] is not store:
+            bound = self._bound = (store, functions.export(store, self._name, self._function))
+            store.users.add(self)
+        return bound
+
+    def forget(self) -> None:
+        """Let go of the session that has ended, or its segment would stay mapped."""
+        self._bound = None
 
     def _settings(self) -> dict[str, Any]:
         return {
