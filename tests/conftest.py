@@ -9,13 +9,22 @@ import contextlib
 import gc
 import os
 import secrets
+import subprocess
+import sys
+import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cloudpickle
 import psutil
 import pytest
+
+import fastrt
+from fastrt._core import fsck
+from fastrt.store import client as store_client
 
 SHARED_RUNTIMES = {"rt", "runtime"}
 PATIENCE_S = 5.0  # between the end of a test and the last of its processes being gone
@@ -148,3 +157,115 @@ def test_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with leaves_nothing(f"the test {request.node.name}"):
         yield
+
+
+# ---- sessions of fastrt ----
+
+
+@pytest.fixture(scope="module", autouse=True)
+def functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers cannot import test modules; what these define is sent as that of a user's script would be."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
+
+
+@pytest.fixture(scope="module")
+def runtime_dir() -> Iterator[Path]:
+    """A folder for sessions; empty again at the end, or the test fails."""
+    with tempfile.TemporaryDirectory(prefix="frt-") as folder:
+        path = Path(folder, "rt")  # short: sockets have short names
+        yield path
+        if path.exists():
+            wait_for(lambda: not list(path.iterdir()), "an empty runtime folder")
+
+
+@pytest.fixture(scope="module")
+def rt(runtime_dir: Path) -> Iterator[fastrt.Runtime]:
+    """A session of two workers that the tests of a module share; `test_leaves_the_arena_clean` looks after it."""
+    with fastrt.init(2, "256MiB", runtime_dir=runtime_dir) as runtime:
+        yield runtime
+
+
+def arena_problems() -> list[str]:
+    """What keeps the current session's arena from being as new: nothing but the functions may be left in it."""
+    gc.collect()
+    client = store_client.require().client
+    usage = fsck.usage(client)
+    found = fsck.fsck(client, True)
+    if usage["objects"] != usage["functions"] or usage["tasks"]:
+        found.append(f"objects or tasks are left: {usage}")
+    return found
+
+
+def wait_until_clean() -> None:
+    problems: list[str] = []
+
+    def clean() -> bool:
+        problems[:] = arena_problems()
+        return not problems
+
+    try:
+        wait_for(clean, "a clean arena")
+    except AssertionError:
+        pytest.fail("\n".join(problems))
+
+
+@pytest.fixture(autouse=True)
+def test_leaves_the_arena_clean(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "rt" in request.fixturenames and fastrt.is_initialized():
+        wait_until_clean()
+
+
+class Program:
+    """A driver of its own: a script that runs in another process."""
+
+    def __init__(self, script: Path, code: str, runtime_dir: Path, **env: str) -> None:
+        script.write_text(textwrap.dedent(code))
+        source = Path(fastrt.__file__).parents[1]
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=script.parent,
+            env={**os.environ, "PYTHONPATH": str(source), "FASTRT_RUNTIME_DIR": str(runtime_dir), **env},
+        )
+        self.read = ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def wait_for_line(self, text: str) -> str:
+        """Read its output up to a line that contains `text`; return that line."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.read += line
+            if text in line:
+                return line
+        raise AssertionError(f"no line with {text!r} in:\n{self.read}\n{self.process.communicate()[1]}")
+
+    def finish(self, code: int | None = 0) -> tuple[str, str]:
+        """Wait for its end; its whole output and error output. Fails on another exit code than `code`."""
+        out, err = self.process.communicate(timeout=40)
+        out = self.read + out
+        assert code is None or self.process.returncode == code, f"{self.process.returncode}\n{out}\n{err}"
+        return out, err
+
+
+@pytest.fixture
+def program(tmp_path: Path, runtime_dir: Path) -> Iterator[Callable[..., Program]]:
+    """Start a script as a driver of its own: `program(code, **environment)`."""
+    started: list[Program] = []
+
+    def start(code: str, **env: str) -> Program:
+        started.append(Program(tmp_path / f"driver{len(started)}.py", code, runtime_dir, **env))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
