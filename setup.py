@@ -76,6 +76,7 @@ class BuildCore(build_ext):
             nthreads=os.cpu_count() or 1,
             build_dir=str(Path(self.build_temp).parent / "cython"),
             compiler_directives=DIRECTIVES,
+            emit_linenums=FAILPOINTS,  # a failpoint is named by the line of the .pyx that it stands at
             force=self.force,
         )
         sources = {ext.name: ext.sources for ext in made}

@@ -11,6 +11,8 @@
 
 #include <stdint.h>
 
+#include "failpoint.h"
+
 static inline uint64_t a64_load_rlx(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static inline uint64_t a64_load_acq(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline uint64_t a64_load_sc(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
@@ -40,6 +42,19 @@ static inline int a32_cas_sc(uint32_t *p, uint32_t want, uint32_t to) {
 }
 
 static inline void a_fence_sc(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+#ifdef FRT_FAILPOINTS
+#define a64_store_rel(p, v) FRT_AROUND_VOID("store", a64_store_rel(p, v))
+#define a64_store_sc(p, v) FRT_AROUND_VOID("store", a64_store_sc(p, v))
+#define a64_or_sc(p, v) FRT_AROUND("or", a64_or_sc(p, v))
+#define a64_and_sc(p, v) FRT_AROUND("and", a64_and_sc(p, v))
+#define a64_cas_sc(p, a, b) FRT_AROUND("swap", a64_cas_sc(p, a, b))
+#define a32_store_rel(p, v) FRT_AROUND_VOID("store", a32_store_rel(p, v))
+#define a32_store_sc(p, v) FRT_AROUND_VOID("store", a32_store_sc(p, v))
+#define a32_add_sc(p, v) FRT_AROUND("add", a32_add_sc(p, v))
+#define a32_sub_sc(p, v) FRT_AROUND("sub", a32_sub_sc(p, v))
+#define a32_cas_sc(p, a, b) FRT_AROUND("swap", a32_cas_sc(p, a, b))
+#endif
 
 /* Tell the processor that this is a spin loop. */
 static inline void a_relax(void) {

@@ -60,4 +60,10 @@ static inline void frt_lock_mend(frt_lock *lock) { pthread_mutex_consistent(&loc
 
 static inline void frt_lock_give(frt_lock *lock) { pthread_mutex_unlock(&lock->mutex); }
 
+#ifdef FRT_FAILPOINTS
+#define frt_lock_take(lock) FRT_AROUND("take", frt_lock_take(lock))
+#define frt_lock_mend(lock) FRT_AROUND_VOID("mend", frt_lock_mend(lock))
+#define frt_lock_give(lock) FRT_AROUND_VOID("give", frt_lock_give(lock))
+#endif
+
 #endif
