@@ -96,7 +96,7 @@ cdef list _check_tasks(frt_ctx *x, bint quiet):
                        "which is not there")
         if x.tasks[t].offset and arena_owner(x, x.tasks[t].offset) != (FRT_OWNER_TASK | (t + 1)):
             bad.append(f"task {t} names block {x.tasks[t].offset}, which is not its own")
-        if quiet and state == FRT_TASK_READY and t not in ring:
+        if quiet and state == FRT_TASK_READY and (<uint64_t>frt_word_gen(x.task_words[t]) << 32 | t) not in ring:
             bad.append(f"task {t} is ready and not queued")
     if quiet and empty != x.sb.tasks.free_count:
         bad.append(f"{empty} task records are empty, the free stack holds {x.sb.tasks.free_count}")

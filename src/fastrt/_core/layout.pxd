@@ -5,7 +5,7 @@ cdef extern from "layout.h" nogil:
     uint64_t FRT_MAGIC
     uint32_t FRT_LAYOUT_VERSION, FRT_NONE, FRT_PAGE_BYTES, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_BLOCKS_PER_PAGE
     uint32_t FRT_BINS, FRT_OWNER_TASK, FRT_COMMIT_RECORDS, FRT_CLIENTS_MOST, FRT_FUNCTIONS, FRT_RING_CELLS
-    uint32_t FRT_TRACE_RECORDS
+    uint32_t FRT_CELL_BYTES, FRT_TRACE_RECORDS
     uint32_t FRT_INLINE_BYTES, FRT_TASK_INLINE_BYTES, FRT_MAGAZINE
     uint64_t FRT_COMMIT_BYTES
     uint32_t FRT_CLASS_BYTES(uint32_t) noexcept
@@ -125,7 +125,7 @@ cdef extern from "layout.h" nogil:
         frt_entry *entries
         uint64_t *task_words
         frt_task *tasks
-        uint32_t *ring
+        uint64_t *ring
         frt_function *functions
         uint64_t *pages
         frt_page_link *links

@@ -78,7 +78,7 @@ cdef int _commit_more(frt_ctx *x, bint tasks) noexcept nogil:
         rc = segment_commit(x, x.sb.task_words_offset + first * 8, n * 8)
         rc |= segment_commit(x, x.sb.tasks_offset + first * sizeof(frt_task), n * sizeof(frt_task))
         rc |= segment_commit(x, x.sb.free_tasks_offset + first * 4, n * 4)
-        rc |= segment_commit(x, x.sb.ring_offset, queue_cells(first + n) * 4)
+        rc |= segment_commit(x, x.sb.ring_offset, queue_cells(first + n) * FRT_CELL_BYTES)
     else:
         rc = segment_commit(x, x.sb.ctl_offset + first * x.stride * 8, n * x.stride * 8)
         rc |= segment_commit(x, x.sb.entries_offset + first * sizeof(frt_entry), n * sizeof(frt_entry))

@@ -6,5 +6,6 @@ cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil
 cdef uint64_t queue_cells(uint64_t tasks) noexcept nogil
 cdef int queue_pop(frt_ctx *x) noexcept nogil
 cdef uint64_t queue_length(frt_ctx *x) noexcept nogil
+cdef bint queue_means(frt_ctx *x, uint64_t cell, uint64_t word) noexcept nogil
 cdef void queue_wake_idle(frt_ctx *x) noexcept nogil
 cdef int queue_touch(frt_ctx *x) noexcept nogil

@@ -1,8 +1,9 @@
 # cython: language_level=3
-"""The ready queue: a ring of task indexes under one robust lock (9 ns), and who sleeps for want of work.
+"""The ready queue: a ring of tasks under one robust lock (9 ns), and who sleeps for want of work.
 
 The ring holds hints; the task words are the truth. A cell may name a task that is no longer READY (cancelled,
-or pushed twice after a death): whoever pops it skips it. Push commits by storing the tail after the cell, pop
+or pushed twice after a death), or an earlier tenant of its record, as told by the generation: whoever pops it
+skips it. Push commits by storing the tail after the cell, pop
 by storing the head after the task's word, so a death inside the lock needs no repair at all. The ring's memory
 is committed together with the task records', two cells for each, so that a push cannot fail.
 
@@ -38,16 +39,20 @@ cdef int queue_touch(frt_ctx *x) noexcept nogil:
 
 cdef void _drop_stale(frt_ctx *x) noexcept nogil:
     """Keep only the cells of READY tasks. There is then room: the ring has two cells for each task there can be."""
-    cdef uint64_t k, h = x.sb.ring_tail
+    cdef uint64_t k, cell, h = x.sb.ring_tail
     cdef uint32_t mask = x.sb.ring_cells - 1
-    cdef uint32_t t
     # From the newest to the oldest, moved up against the tail: a death leaves doubles, never losses.
     for k in range(x.sb.ring_tail - x.sb.ring_head):
-        t = x.ring[(x.sb.ring_tail - 1 - k) & mask]
-        if frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_READY:
+        cell = x.ring[(x.sb.ring_tail - 1 - k) & mask]
+        if queue_means(x, cell, a64_load_acq(x.task_words + <uint32_t>cell)):
             h -= 1
-            x.ring[h & mask] = t
+            x.ring[h & mask] = cell
     a64_store_rel(&x.sb.ring_head, h)
+
+
+cdef bint queue_means(frt_ctx *x, uint64_t cell, uint64_t word) noexcept nogil:
+    """Whether a cell means the READY task whose word is `word`, and no earlier tenant of its record."""
+    return frt_word_state(word) == FRT_TASK_READY and frt_word_gen(word) == <uint32_t>(cell >> 32)
 
 
 cdef uint64_t queue_cells(uint64_t tasks) noexcept nogil:
@@ -75,6 +80,7 @@ cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
     It does not give up while a stopped process holds the lock: the task is committed and would be forgotten.
     """
     cdef frt_superblock *sb = x.sb
+    cdef uint64_t cell = <uint64_t>frt_word_gen(a64_load_acq(x.task_words + t)) << 32 | t
     while _lock(x) != FRT_OK:
         pass
     if sb.ring_tail - sb.ring_head == sb.ring_cells:
@@ -82,7 +88,7 @@ cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
             _widen(x)
         else:
             _drop_stale(x)
-    x.ring[sb.ring_tail & (sb.ring_cells - 1)] = t
+    x.ring[sb.ring_tail & (sb.ring_cells - 1)] = cell
     a64_store_sc(&sb.ring_tail, sb.ring_tail + 1)  # commit
     frt_lock_give(x.locks + FRT_LOCK_QUEUE)
     queue_wake_idle(x)
@@ -92,7 +98,7 @@ cdef int queue_pop(frt_ctx *x) noexcept nogil:
     """Claim the oldest ready task: its index, now CLAIMED(me); FRT_NOT_FOUND when there is none."""
     cdef frt_superblock *sb = x.sb
     cdef uint32_t t
-    cdef uint64_t word
+    cdef uint64_t cell, word
     cdef bint claimed = False
     cdef int rc
     if a64_load_sc(&sb.ring_head) == a64_load_sc(&sb.ring_tail):
@@ -101,9 +107,10 @@ cdef int queue_pop(frt_ctx *x) noexcept nogil:
     if rc != FRT_OK:
         return rc
     while not claimed and sb.ring_head != sb.ring_tail:
-        t = x.ring[sb.ring_head & (sb.ring_cells - 1)]
+        cell = x.ring[sb.ring_head & (sb.ring_cells - 1)]
+        t = <uint32_t>cell
         word = a64_load_acq(x.task_words + t)
-        claimed = frt_word_state(word) == FRT_TASK_READY and a64_cas_sc(
+        claimed = queue_means(x, cell, word) and a64_cas_sc(
             x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))
         a64_store_rel(&sb.ring_head, sb.ring_head + 1)  # commit
     frt_lock_give(x.locks + FRT_LOCK_QUEUE)
@@ -111,7 +118,7 @@ cdef int queue_pop(frt_ctx *x) noexcept nogil:
 
 
 cdef uint64_t queue_length(frt_ctx *x) noexcept nogil:
-    """Cells in the ring: the tasks that are ready, and at times a few that no longer are."""
+    """Cells in the ring: the tasks that are ready, and those that went another way than through `queue_pop`."""
     cdef uint64_t head = a64_load_sc(&x.sb.ring_head)
     return a64_load_sc(&x.sb.ring_tail) - head
 

@@ -130,7 +130,7 @@ cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
     sb.task_words_offset = _place(&end, t * 8)
     sb.tasks_offset = _place(&end, t * sizeof_task)
     sb.free_tasks_offset = _place(&end, t * 4)
-    sb.ring_offset = _place(&end, <uint64_t>sb.ring_max * 4)
+    sb.ring_offset = _place(&end, <uint64_t>sb.ring_max * FRT_CELL_BYTES)
     sb.pages_offset = _place(&end, <uint64_t>sb.pages_max * 8)
     sb.links_offset = _place(&end, <uint64_t>sb.pages_max * sizeof_link)
     sb.bits_offset = _place(&end, <uint64_t>sb.pages_max * 8)
@@ -181,7 +181,7 @@ cdef class Segment:
         x.entries = <frt_entry *>(self.base + sb.entries_offset)
         x.task_words = <uint64_t *>(self.base + sb.task_words_offset)
         x.tasks = <frt_task *>(self.base + sb.tasks_offset)
-        x.ring = <uint32_t *>(self.base + sb.ring_offset)
+        x.ring = <uint64_t *>(self.base + sb.ring_offset)
         x.functions = <frt_function *>(self.base + sb.functions_offset)
         x.pages = <uint64_t *>(self.base + sb.pages_offset)
         x.links = <frt_page_link *>(self.base + sb.links_offset)
@@ -262,7 +262,7 @@ cdef class Segment:
         x.fd = self.fd
         # The superblock, locks, clients and functions come first and whole; the tables grow as they are used.
         cdef int rc = segment_commit(&x, 0, sb.functions_offset + FRT_FUNCTIONS * sizeof_function)
-        rc |= segment_commit(&x, sb.ring_offset, FRT_RING_CELLS * 4)
+        rc |= segment_commit(&x, sb.ring_offset, FRT_RING_CELLS * FRT_CELL_BYTES)
         if trace:
             rc |= segment_commit(&x, sb.trace_offset, sb.clients_max * sizeof_trace)
         if rc:

@@ -97,6 +97,7 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #define FRT_CLIENTS_MOST 256
 #define FRT_FUNCTIONS 16384
 #define FRT_RING_CELLS 16384 /* of the ready queue at first; it doubles up to ring_max */
+#define FRT_CELL_BYTES 8
 #define FRT_TRACE_RECORDS 4096
 #define FRT_MAGAZINE 128 /* records a client may keep in reserve */
 
@@ -288,7 +289,7 @@ static inline uint32_t frt_abi(void) {
     uint64_t h = 1469598103934665603ULL;
     const uint64_t facts[] = {sizeof(frt_superblock), sizeof(frt_client), sizeof(frt_entry), sizeof(frt_task),
                               sizeof(frt_lock), sizeof(frt_page_link), sizeof(frt_trace_ring), sizeof(frt_function),
-                              FRT_LOCKS, FRT_PAGE_SHIFT, FRT_CLASSES, offsetof(frt_superblock, ring_head), 0x01020304};
+                              FRT_LOCKS, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES, offsetof(frt_superblock, ring_head), 0x01020304};
     for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) h = (h ^ facts[i]) * 1099511628211ULL;
     return (uint32_t)(h ^ (h >> 32));
 }
@@ -307,7 +308,7 @@ typedef struct {
     frt_entry *entries;
     uint64_t *task_words;
     frt_task *tasks;
-    uint32_t *ring;
+    uint64_t *ring; /* {gen:32 | task:32} */
     frt_function *functions;
     uint64_t *pages;
     frt_page_link *links;
