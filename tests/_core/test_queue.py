@@ -1,0 +1,124 @@
+"""The ready queue: order and growth with many tasks, and what stale hints come to."""
+
+import json
+import random
+
+import pytest
+
+from fastrt._core import fsck, handles, tasks
+
+RING_CELLS = 16384  # FRT_RING_CELLS: the ring's first size
+
+
+def submit(client, function, *args):
+    return tasks.submit_scalars(client, function, args, 0, 0, 0)
+
+
+def take(client) -> int | None:
+    """The first argument of the next task, which is ended; None when there is none."""
+    task = tasks.next_task(client, 0.0, 0.0)
+    if task < 0:
+        return None
+    value = tasks.arguments(client, task)[1][0]
+    tasks.finish(client, task)
+    return value
+
+
+@pytest.fixture
+def big(make_node):
+    node = make_node(tasks_max=1 << 17, objects_max=1 << 17)
+    node.function = handles.put_scalar(node.client, b"function")
+    node.keeps += 1
+    return node
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 1000, RING_CELLS - 1])
+def test_ring_grows_and_keeps_the_order(big, ahead):
+    """Growth copies cells from any position of the ring, and more than once."""
+    client, function = big.client, big.function
+    for k in range(ahead):
+        submit(client, function, -k)
+        assert take(client) == -k
+    for k in range(100_000):
+        submit(client, function, k)
+    assert tasks.queued(client) == 100_000
+    assert fsck.fsck(client, quiet=True) == []
+    for k in range(100_000):
+        assert take(client) == k
+    assert take(client) is None
+
+
+def test_ring_at_its_largest_drops_what_is_stale(make_node):
+    """Cancelled tasks leave their cells in the ring; records are reused faster than cells."""
+    node = make_node(tasks_max=8192)
+    client = node.client
+    function = handles.put_scalar(client, b"function")
+    keep = [tasks.submit_scalars(client, function, (k,), 1, 0, 0) for k in range(4000)]
+    for k in range(40_000):
+        ref = tasks.submit_scalars(client, function, (k,), 1, 0, 0)
+        what, task, _ = tasks.cancel(client, ref)
+        assert what == "ending"
+        assert tasks.finish_scalar(client, task, None)
+    assert tasks.queued(client) <= 16384
+    assert fsck.fsck(client, quiet=True) == []
+    for k in range(4000):
+        task = tasks.next_task(client, 0.0, 0.0)
+        assert tasks.arguments(client, task)[1] == (k,)
+        tasks.finish_scalar(client, task, k)
+    assert tasks.next_task(client, 0.0, 0.0) == tasks.NO_TASK
+    assert handles.read_scalars(client, keep, None) == list(range(4000))
+
+
+def test_task_claimed_beside_the_queue_runs_once(node, client, function):
+    """claim_for leaves a hint behind, which may meet the record's next tenant."""
+    rng = random.Random(1)
+    waiting, expected = [], 0
+    for k in range(5000):
+        waiting.append(tasks.submit_scalars(client, function, (k,), 1, 0, 0))
+        if rng.random() < 0.5:
+            task = tasks.claim_for(client, waiting.pop(rng.randrange(len(waiting))))
+            if task >= 0:
+                tasks.finish_scalar(client, task, None)
+                expected += 1
+    while (task := tasks.next_task(client, 0.0, 0.0)) >= 0:
+        tasks.finish_scalar(client, task, None)
+        expected += 1
+    assert expected == 5000
+    assert all(handles.is_ready(client, ref) for ref in waiting)
+
+
+def test_two_submitters_and_two_takers_lose_and_double_nothing(node, client):
+    submitters, takers = [node.peer(), node.peer()], [node.peer(), node.peer()]
+    name = handles.put_scalar(client, b"function")
+    each = 20_000
+    for k, peer in enumerate(submitters):
+        peer.start(
+            f"""
+f = handles.acquire(client, {name.objref}, {name.index})
+for k in range({each}):
+    while True:
+        try:
+            tasks.submit_scalars(client, f, ({k * each} + k,), 0, 0, 0)
+            break
+        except Exception as exc:
+            assert type(exc).__name__ == "ObjectStoreFullError"
+"""
+        )
+    for peer in takers:
+        peer.start(
+            """
+got = []
+while (t := tasks.next_task(client, 1.0, 0.0)) >= 0:
+    got.append(tasks.arguments(client, t)[1][0])
+    tasks.finish(client, t)
+json.dumps(got)
+"""
+        )
+    for peer in submitters:
+        peer.finish()
+    got = [json.loads(peer.finish()) for peer in takers]
+    assert sorted(got[0] + got[1]) == list(range(2 * each))
+    for values in got:  # each taker sees each submitter's tasks in order
+        for k in range(2):
+            mine = [value for value in values if value // each == k]
+            assert mine == sorted(mine)
