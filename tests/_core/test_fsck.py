@@ -1,0 +1,109 @@
+"""fsck finds what is wrong: each kind of damage, written into the segment behind the core's back."""
+
+import struct
+
+import pytest
+
+from fastrt._core import fsck, handles, tasks
+
+# Offsets of the superblock's fields, from include/layout.h (regions begin after six sizes and the locks' offset).
+REGIONS = 48
+(LOCKS, CLIENTS, CTL, ENTRIES, TASK_WORDS, TASKS, FREE_OBJECTS, FREE_TASKS, RING, FUNCTIONS, PAGES, LINKS, OWNERS, BITS,
+ TRACE, PAYLOAD) = range(16)  # fmt: skip
+ENTRY_BYTES, CTL_WORDS = 128, 4
+
+
+class Segment:
+    """The segment's file, opened beside the core."""
+
+    def __init__(self, node) -> None:
+        self.file = open("/dev/shm" + node.segment.name, "r+b", buffering=0)  # noqa: SIM115
+        self.file.seek(REGIONS)
+        self.regions = struct.unpack("16Q", self.file.read(128))
+
+    def at(self, region: int, offset: int) -> int:
+        return self.regions[region] + offset
+
+    def read(self, at: int, form: str) -> int:
+        self.file.seek(at)
+        return struct.unpack(form, self.file.read(struct.calcsize(form)))[0]
+
+    def write(self, at: int, form: str, value: int) -> None:
+        self.file.seek(at)
+        self.file.write(struct.pack(form, value))
+
+
+@pytest.fixture
+def raw(node):
+    raw = Segment(node)
+    yield raw
+    raw.file.close()
+
+
+def damaged(client, raw, at: int, form: str, value: int, quiet: bool = True) -> list[str]:
+    """What fsck says with one word changed; the word is put back."""
+    old = raw.read(at, form)
+    raw.write(at, form, value)
+    bad = fsck.fsck(client, quiet)
+    raw.write(at, form, old)
+    assert fsck.fsck(client, quiet=True) == []
+    return bad
+
+
+def test_quiet_arena_is_whole_in_any_state(node, client, function):
+    held = [node.put(n, function) for n in (0, 100, 5000, 100_000)]
+    waiting = tasks.submit_scalars(client, function, (tasks.submit_scalars(client, function, (), 1, 0, 0),), 1, 0, 0)
+    writer = handles.create(client, 5000, node.KIND, 3)
+    task = tasks.next_task(client, 0.0, 0.0)
+    assert fsck.fsck(client) == fsck.fsck(client, quiet=True) == []
+    usage = fsck.usage(client)
+    assert (usage["objects"], usage["tasks"]) == (7, 2)
+    tasks.finish_scalar(client, task, 1)
+    tasks.finish_scalar(client, tasks.next_task(client, 0.0, 0.0), 1)
+    del held, waiting, writer
+
+
+def test_damaged_object_words_are_found(node, client, raw):
+    ref = node.put(5000)
+    word = raw.at(CTL, ref.index * 8 * CTL_WORDS)
+    entry = raw.at(ENTRIES, ref.index * ENTRY_BYTES)
+    assert "state 99, which does not exist" in damaged(client, raw, word + 7, "B", 99)[0]
+    assert "stamped by client 60" in damaged(client, raw, word + 6, "H", 1 << 8 | 60)[0]
+    assert "held by client 5, which is not there" in damaged(client, raw, word + 8, "Q", 1 | 1 << 5)[0]
+    assert "held by nobody" in damaged(client, raw, word + 8, "Q", 0)[0]
+    assert "lies in a block of 8192" in damaged(client, raw, entry + 8, "Q", 9000)[0]
+    assert "whose owner word is 0" in damaged(client, raw, entry + 16, "Q", raw.at(PAYLOAD, 8192))[0]
+    assert "whose owner word is 0" in damaged(client, raw, entry + 16, "Q", 1 << 50)[0]
+    assert "is counted 7 times, 0 records name it" in damaged(client, raw, entry + 24, "I", 7)[0]
+
+
+def test_damaged_pages_are_found(node, client, raw):
+    refs = [node.put(100_000), node.put(300)]
+    pages, owners = raw.at(PAGES, 0), raw.at(OWNERS, 0)
+    first = next(p for p in range(1024) if raw.read(pages + 8 * p, "Q") >> 56 == 2)
+    slab = next(p for p in range(1024) if raw.read(pages + 8 * p, "Q") >> 56 == 3)
+    for count in (0, 5000):
+        assert any("the walk over the arena" in line for line in damaged(client, raw, pages + 8 * first, "I", count))
+    assert any("belongs to nobody" in line for line in damaged(client, raw, owners + 256 * first, "I", 0))
+    assert any("does not name it" in line for line in damaged(client, raw, owners + 256 * first, "I", 4000))
+    assert any("bitmap" in line for line in damaged(client, raw, raw.at(BITS, 8 * slab), "Q", 0))
+    assert any("has owner 5" in line for line in damaged(client, raw, owners + 256 * (first + 8), "I", 5))
+    del refs
+
+
+def test_damaged_task_words_are_found(node, client, function, raw):
+    ref = tasks.submit(client, function, 17, b"x" * 500, [], 0, 1, 0, 0)
+    _, task, _ = tasks.cancel(client, ref)
+    word = raw.at(TASK_WORDS, 8 * task)
+    assert "state 99, which does not exist" in damaged(client, raw, word + 7, "B", 99)[0]
+    assert "stamped by client 60" in damaged(client, raw, word + 6, "B", 60)[0]
+    assert "ready and not queued" in damaged(client, raw, word, "Q", 3 << 56 | 77)[0]
+    assert "waits for task" in damaged(client, raw, word + 7, "B", 1)[0]
+    assert "which is not its own" in damaged(client, raw, raw.at(TASKS, 256 * task + 32), "Q", raw.at(PAYLOAD, 8192))[0]
+    node.end([task])
+
+
+@pytest.mark.parametrize("call", [fsck.fsck, fsck.usage, fsck.holders])
+def test_call_without_a_client_is_refused(call):
+    with pytest.raises(TypeError):
+        call(None)
