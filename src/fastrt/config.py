@@ -39,6 +39,7 @@ class Config:
         objects_max: objects that can be alive at once on the node.
         tasks_max: tasks that can be unfinished at once on the node.
         runtime_dir: where sockets, tokens and logs of sessions live; made with mode 0700 by its first user.
+        spill_dir: where values go that do not fit into memory; on a disk, not on a memory file system.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
         log_to_driver: whether what workers print is repeated at the driver.
         trace: whether processes record events from the start.
@@ -51,6 +52,7 @@ class Config:
     objects_max: int
     tasks_max: int
     runtime_dir: Path
+    spill_dir: Path
     spin_us: int
     log_to_driver: bool
     trace: bool
@@ -155,6 +157,15 @@ def default_runtime_dir() -> Path:
     return Path(xdg, "fastrt") if xdg else Path(tempfile.gettempdir(), f"fastrt-{os.getuid()}")
 
 
+def default_spill_dir() -> Path:
+    """Say where spilled values go: fastrt-spill-<uid> in the folder for temporary files that are kept on a disk.
+
+    Returns:
+        The path; nothing is made.
+    """
+    return Path(os.environ.get("TMPDIR") or "/var/tmp", f"fastrt-spill-{os.getuid()}")
+
+
 def _variable(name: str) -> str:
     return f"FASTRT_{name.upper()}"
 
@@ -212,14 +223,16 @@ def _seconds(source: str, value: Any) -> float:
     return number
 
 
-def _path(source: str, value: Any) -> Path:
-    if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
-        raise _refuse(source, value, "must be a path")
-    path = Path(os.path.abspath(Path(value).expanduser()))
-    # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
-    if len(os.fsencode(path)) > 60:
-        raise _refuse(source, value, "must be at most 60 bytes long, or the sockets below it get too long a name")
-    return path
+def _path(bytes_max: int, why: str) -> Callable[[str, Any], Path]:
+    def read(source: str, value: Any) -> Path:
+        if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
+            raise _refuse(source, value, "must be a path")
+        path = Path(os.path.abspath(Path(value).expanduser()))
+        if len(os.fsencode(path)) > bytes_max:
+            raise _refuse(source, value, f"must be at most {bytes_max} bytes long, {why}")
+        return path
+
+    return read
 
 
 _SETTINGS: Mapping[str, _Setting] = {
@@ -228,7 +241,9 @@ _SETTINGS: Mapping[str, _Setting] = {
     "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: 64),
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
-    "runtime_dir": _Setting(_path, default_runtime_dir),
+    # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
+    "runtime_dir": _Setting(_path(60, "or the sockets below it get too long a name"), default_runtime_dir),
+    "spill_dir": _Setting(_path(200, "or it does not fit into the segment"), default_spill_dir),
     "spin_us": _Setting(_integer(0, 100_000), lambda: 100),
     "log_to_driver": _Setting(_flag, lambda: True),
     "trace": _Setting(_flag, lambda: False),

@@ -81,7 +81,7 @@ def test_scalar_comes_back_as_it_was(same, value):
     assert same(value)
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, 0.0, 5e-324, "\0", "ä€😀" * 30, "x" * 100_000, b"\0" * 100_000])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 0.0, 5e-324, "\0", "ä€😀" * 30, "x" * 16_000, b"\0" * 16_000])
 def test_unusual_scalar_comes_back_as_it_was(same, value):
     assert same(value)
 

@@ -29,7 +29,7 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
         word = frt_state(x, i)[0]
         state = frt_word_state(word)
         entry = x.entries + i
-        if state > FRT_OBJ_FREEING:
+        if state > FRT_OBJ_RESTORING:
             bad.append(f"object {i} is in state {state}, which does not exist")
             continue
         if state == FRT_OBJ_EMPTY:
@@ -49,10 +49,12 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
         if quiet and state == FRT_OBJ_PENDING and (entry.task == 0 or frt_word_state(x.task_words[entry.task - 1])
                                                    in (FRT_TASK_EMPTY, FRT_TASK_RESERVED)):
             bad.append(f"object {i} waits for task {<int>entry.task - 1}, which is not there")
-        if quiet and state == FRT_OBJ_SEALED:
+        if quiet and (state == FRT_OBJ_SEALED or state == FRT_OBJ_SPILLED):
             if not (frt_any(frt_refs(x, i), x.words) or frt_any(frt_pins(x, i), x.words) or counted[i]):
                 bad.append(f"sealed object {i} is held by nobody")
-        if quiet and (state == FRT_OBJ_SEALED or state == FRT_OBJ_PENDING) and entry.counted != counted[i]:
+        if quiet and state == FRT_OBJ_SPILLED and entry.offset:
+            bad.append(f"spilled object {i} names a block")
+        if quiet and state in (FRT_OBJ_PENDING, FRT_OBJ_SEALED, FRT_OBJ_SPILLED) and entry.counted != counted[i]:
             bad.append(f"object {i} is counted {entry.counted} times, {counted[i]} records name it")
     if quiet and empty != x.sb.objects.free_count:
         bad.append(f"{empty} objects are empty, the free stack holds {x.sb.objects.free_count}")

@@ -39,7 +39,8 @@ cdef tuple _NO_ARGS = ()
 
 # A value up to here is copied out of the arena instead of pinned: cheaper than the pin's two atomic operations
 # and its object.
-COPY_BYTES_MAX = 1024
+cdef enum:
+    COPY_BYTES_MAX = 1024
 
 
 @cython.no_gc
@@ -304,40 +305,50 @@ def read(Client client, Ref ref):
 
     Returns:
         (kind, is_error, value): for scalar kinds the value itself; otherwise `bytes` (a copy, for small values)
-        or a `Pin` (a view that keeps the memory in place).
+        or a `Pin` (a view that keeps the memory in place). None when the bytes are not in memory: have them
+        restored and read again.
     Raises:
         StaleReferenceError: the reference belongs to an ended session.
         ArenaCorrupt: the table names bytes outside the segment.
     """
     cdef frt_entry *entry
     cdef const char *data
-    cdef Pin pin
+    cdef Pin pin = None
+    cdef int rc
     client.ensure()
     ref_use(client, ref)
     entry = client.x.entries + ref.index
     if not object_is_sealed(&client.x, ref.index):
         raise FastrtError(f"{ref!r} is not ready yet; wait for it first")
+    if entry.bytes > COPY_BYTES_MAX:
+        # What may be spilled is pinned before anything else of it is looked at.
+        rc = object_acquire(&client.x, ref.index, ref.objref, True)
+        if rc == FRT_SPILLED:
+            return None
+        check(rc)
+        pin = Pin.__new__(Pin)
+        pin.client, pin.index = client, ref.index
+        entry.used = client.x.sb.clock
     data = object_view(&client.x, ref.index)
     if data == NULL:
         check(FRT_CORRUPT)
     error = (entry.flags & FRT_ENTRY_ERROR) != 0
     if entry.kind < KIND_SCALARS_END:
         return entry.kind, error, scalar_read(entry.kind, data, entry.bytes)
-    if entry.bytes <= <uint64_t>COPY_BYTES_MAX:
+    if pin is None:
         return entry.kind, error, data[:entry.bytes]
-    check(object_acquire(&client.x, ref.index, ref.objref, True))
-    pin = Pin.__new__(Pin)
-    pin.client, pin.index, pin.data, pin.nbytes = client, ref.index, data, entry.bytes
+    pin.data, pin.nbytes = data, entry.bytes
     return entry.kind, error, pin
 
 
 cpdef object read_scalar(Client client, Ref ref, missing):
-    """The value when it is sealed, no error and a scalar; otherwise `missing`. The fast path of `get`."""
+    """The value when it is sealed, no error and a small scalar; otherwise `missing`. The fast path of `get`."""
     cdef frt_entry *entry
     if ref.client is not client or not client.usable():
         return missing
     entry = client.x.entries + ref.index
-    if not object_is_sealed(&client.x, ref.index) or entry.kind >= KIND_SCALARS_END or entry.flags & FRT_ENTRY_ERROR:
+    if not object_is_sealed(&client.x, ref.index) or entry.kind >= KIND_SCALARS_END or entry.flags & FRT_ENTRY_ERROR \
+            or entry.bytes >= FRT_SPILL_BYTES_MIN:  # it may be in a file, or on its way
         return missing
     return scalar_read(entry.kind, object_view(&client.x, ref.index), entry.bytes)
 

@@ -10,9 +10,9 @@ cdef extern from "layout.h" nogil:
     uint64_t FRT_COMMIT_BYTES
     uint32_t FRT_CLASS_BYTES(uint32_t) noexcept
     int FRT_OK, FRT_FULL, FRT_STALE, FRT_TIMEOUT, FRT_CORRUPT, FRT_STUCK, FRT_TOO_LARGE, FRT_TABLE_FULL
-    int FRT_CLOSED, FRT_INTERRUPTED, FRT_CLIENTS_FULL, FRT_NOT_FOUND, FRT_GROW
+    int FRT_CLOSED, FRT_INTERRUPTED, FRT_CLIENTS_FULL, FRT_NOT_FOUND, FRT_GROW, FRT_SPILLED
     int FRT_OBJ_EMPTY, FRT_OBJ_RESERVED, FRT_OBJ_PENDING, FRT_OBJ_SEALED, FRT_OBJ_DELETING
-    int FRT_OBJ_FREEING
+    int FRT_OBJ_FREEING, FRT_OBJ_SPILLING, FRT_OBJ_SPILLED, FRT_OBJ_RESTORING
     int FRT_TASK_EMPTY, FRT_TASK_RESERVED, FRT_TASK_WAITING, FRT_TASK_READY, FRT_TASK_CLAIMED, FRT_TASK_RUNNING
     int FRT_TASK_BLOCKED, FRT_TASK_ENDING
     int FRT_CLIENT_FREE, FRT_CLIENT_JOINING, FRT_CLIENT_LIVE, FRT_CLIENT_DYING
@@ -21,13 +21,16 @@ cdef extern from "layout.h" nogil:
     int FRT_PAGE_INNER, FRT_PAGE_FREE, FRT_PAGE_RUN, FRT_PAGE_SLAB
     int FRT_LOCK_JANITOR, FRT_LOCK_SLOTS, FRT_LOCK_FUNCTIONS, FRT_LOCK_LINKS, FRT_LOCK_QUEUE, FRT_LOCK_OBJECTS
     int FRT_LOCK_TASKS, FRT_LOCK_CLASS0, FRT_LOCK_EXTENT, FRT_LOCK_GROW, FRT_LOCKS
-    uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR
+    uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR, FRT_ENTRY_FILE
+    uint32_t FRT_SPILL_BYTES_MIN
     uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED
 
     uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
     int frt_word_state(uint64_t word) noexcept
     uint32_t frt_word_client(uint64_t word) noexcept
     uint32_t frt_word_gen(uint64_t word) noexcept
+    uint64_t frt_word_deleting(uint32_t client, uint64_t word) noexcept
+    uint64_t frt_word_undeleted(uint64_t word) noexcept
     uint64_t frt_page_word(int state, uint32_t cls, uint32_t pages) noexcept
 
     ctypedef struct frt_lock:
@@ -64,6 +67,10 @@ cdef extern from "layout.h" nogil:
         uint32_t bin_head[32]
         uint32_t slab_head[6]
         uint64_t used_pages
+        uint32_t clock, spill_rounds
+        uint64_t spill_freed, spilled_objects, spilled_bytes, restored_objects, restored_bytes
+        char spill_error[128]
+        char spill_dir[256]
 
     ctypedef struct frt_client:
         uint64_t word
@@ -80,6 +87,7 @@ cdef extern from "layout.h" nogil:
         uint32_t counted, task, waiter, nrefs
         uint16_t kind
         uint8_t flags
+        uint32_t used
         char inlined[72]
 
     ctypedef struct frt_refslot:

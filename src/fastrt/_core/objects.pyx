@@ -14,6 +14,7 @@ from fastrt._core.clients cimport client_new_objref, client_wake
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport entry_slots, links_count, links_sealed, links_uncount
 from fastrt._core.pool cimport pool_keep_object, pool_take_object
+from fastrt._core.segment cimport spill_remove
 
 cdef extern from * nogil:
     """static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }"""
@@ -29,7 +30,7 @@ cdef int object_new(frt_ctx *x) noexcept nogil:
     entry = x.entries + i
     entry.objref = client_new_objref(x)
     entry.bytes, entry.offset, entry.task, entry.waiter, entry.nrefs = 0, 0, 0, 0, 0
-    entry.flags, entry.kind = 0, 0
+    entry.flags, entry.kind, entry.used = 0, 0, x.sb.clock
     return i
 
 
@@ -122,8 +123,8 @@ cdef int object_discard(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef bint object_is_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Whether the value is there. Only for entries that the caller holds."""
-    return frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED
+    """Whether the value is there, in memory or in a file. Only for entries that the caller holds."""
+    return frt_word_state(a64_load_acq(frt_state(x, i))) > FRT_OBJ_PENDING
 
 
 cdef const char *object_view(frt_ctx *x, uint32_t i) noexcept nogil:
@@ -140,7 +141,8 @@ cdef const char *object_view(frt_ctx *x, uint32_t i) noexcept nogil:
 # ---- holders against deleters ----
 
 cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexcept nogil:
-    """Take a hold for this process: FRT_OK, or FRT_STALE when the object is gone.
+    """Take a hold for this process: FRT_OK; FRT_STALE when the object is gone; FRT_SPILLED when it is to be pinned
+    and its bytes are not in memory.
 
     The bit comes first, the look at the state second.
     """
@@ -148,6 +150,7 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
     cdef uint64_t *bits = (frt_pins(x, i) if pin else frt_refs(x, i)) + x.me_word
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word
+    cdef int what, rc
     if held[0]:
         if x.entries[i].objref != objref:
             return FRT_STALE
@@ -155,17 +158,24 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
         return FRT_OK
     a64_or_sc(bits, x.me_bit)
     word = a64_load_sc(state)
-    while frt_word_state(word) == FRT_OBJ_DELETING:
-        # Undecided, and our bit decides: the deleter, who may be dead, finds the word changed and looks again.
-        a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+    while frt_word_state(word) == FRT_OBJ_DELETING or pin and frt_word_state(word) == FRT_OBJ_SPILLING:
+        # Undecided, and our bit decides: the other, who may be dead, finds the word changed and looks again.
+        a64_cas_sc(state, word, frt_word_undeleted(word) if frt_word_state(word) == FRT_OBJ_DELETING
+                   else frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
         word = a64_load_sc(state)
-    if (frt_word_state(word) == FRT_OBJ_SEALED or frt_word_state(word) == FRT_OBJ_PENDING) and \
-            x.entries[i].objref == objref:
+    what = frt_word_state(word)
+    rc = FRT_STALE
+    if x.entries[i].objref == objref:
+        if what == FRT_OBJ_SEALED or what == FRT_OBJ_PENDING:
+            rc = FRT_OK
+        elif what >= FRT_OBJ_SPILLING:
+            rc = FRT_SPILLED if pin else FRT_OK
+    if rc == FRT_OK:
         held[0] = 1
         return FRT_OK
     a64_and_sc(bits, ~x.me_bit)
     object_maybe_delete(x, i)  # somebody may have spared it because of our bit
-    return FRT_STALE
+    return rc
 
 
 cdef void object_release(frt_ctx *x, uint32_t i, bint pin) noexcept nogil:
@@ -183,21 +193,21 @@ cdef inline bint _held(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef bint _condemn(frt_ctx *x, uint32_t i) noexcept nogil:
-    """SEALED and held by nobody: make it FREEING(me). False when somebody holds it or another deletes it."""
+    """SEALED or SPILLED and held by nobody: make it FREEING(me). False when it is held or another changes it."""
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word, deleting
     while True:
         word = a64_load_sc(state)
-        if frt_word_state(word) != FRT_OBJ_SEALED or _held(x, i):
+        if frt_word_state(word) != FRT_OBJ_SEALED and frt_word_state(word) != FRT_OBJ_SPILLED or _held(x, i):
             return False
-        deleting = frt_word(FRT_OBJ_DELETING, x.me, frt_word_gen(word))
+        deleting = frt_word_deleting(x.me, word)
         if not a64_cas_sc(state, word, deleting):
             continue
         if not _held(x, i):
             if a64_cas_sc(state, deleting, frt_word(FRT_OBJ_FREEING, x.me, frt_word_gen(word))):
                 return True
         else:
-            a64_cas_sc(state, deleting, word)
+            a64_cas_sc(state, deleting, frt_word_undeleted(deleting))
         # Decide again: the holder who stopped us may have let go while it could not delete.
 
 
@@ -239,6 +249,8 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
             return  # a stuck lock; the entry stays FREEING(me), recovery finds it
         if entry.offset and arena_free(x, i + 1, &entry.offset) != FRT_OK:
             return
+        if entry.flags & FRT_ENTRY_FILE:
+            spill_remove(x, entry.objref)
         entry.objref = 0
         entry.flags = 0
         for w in range(x.words):

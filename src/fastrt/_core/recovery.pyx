@@ -176,8 +176,15 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
                 a64_store_sc(state, frt_word(FRT_OBJ_FREEING, x.me, frt_word_gen(word)))
                 object_free(x, i)
                 continue
-            # Undecided: decide again below. A holder may have put it back already.
-            a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+            if what == FRT_OBJ_SPILLED or what == FRT_OBJ_RESTORING:
+                # The file is whole; a block is one that was about to be freed, or half read back.
+                rc = rc or arena_free(x, i + 1, &x.entries[i].offset)
+                a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))
+            elif what == FRT_OBJ_SPILLING:
+                a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+            else:
+                # Undecided: decide again below. A holder may have put it back already.
+                a64_cas_sc(state, word, frt_word_undeleted(word))
         if frt_refs(x, i)[w] & bit:
             a64_and_sc(frt_refs(x, i) + w, ~bit)
         if frt_pins(x, i)[w] & bit:

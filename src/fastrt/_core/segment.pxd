@@ -17,4 +17,5 @@ cdef class Segment:
     cdef int _initialise(self, frt_superblock *sb, bint trace) except -1
 
 cdef int segment_discard(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil
+cdef void spill_remove(frt_ctx *x, uint64_t objref) noexcept nogil
 cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil

@@ -24,6 +24,7 @@ from fastrt.errors import AttachError, ObjectStoreFullError
 from libc.errno cimport EINTR
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
+from libc.stdio cimport snprintf
 from libc.string cimport memcpy, memset
 
 from fastrt._core.layout cimport *
@@ -34,6 +35,9 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void *, size_t, int)
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_DONTFORK
     void *MAP_FAILED
+
+cdef extern from "<unistd.h>" nogil:
+    int unlink(const char *)
 
 cdef extern from "<fcntl.h>" nogil:
     int posix_fallocate(int, long, long)
@@ -79,6 +83,14 @@ cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept n
         elif rc != EINTR:
             return FRT_FULL
     return FRT_OK
+
+
+cdef void spill_remove(frt_ctx *x, uint64_t objref) noexcept nogil:
+    """Remove the file of a spilled value that nobody holds any more."""
+    cdef char path[300]
+    if x.sb.spill_dir[0]:
+        snprintf(path, sizeof(path), "%s/%016llx", x.sb.spill_dir, <unsigned long long>objref)
+        unlink(path)
 
 
 def boot_hash() -> int:

@@ -82,6 +82,28 @@ cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_n
             return rc
 
 
+cdef int wait_resident(frt_ctx *x, uint32_t i, int64_t deadline_ns) noexcept nogil:
+    """Wait until a spilled entry's bytes are in memory again: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
+    cdef uint64_t *bits = frt_waits(x, i) + x.me_word
+    cdef uint32_t seen
+    cdef int state, rc
+    while True:
+        seen = a32_load_sc(&x.clients[x.me].wake)
+        a64_or_sc(bits, x.me_bit)
+        state = frt_word_state(a64_load_sc(frt_state(x, i)))
+        if state != FRT_OBJ_SPILLED and state != FRT_OBJ_RESTORING:
+            return FRT_OK
+        rc = _nap(x, seen, deadline_ns)
+        if rc != FRT_OK:
+            return rc
+
+
+cdef int wait_news(frt_ctx *x, uint32_t *word, uint32_t seen, int64_t deadline_ns) noexcept nogil:
+    """Sleep once, unless a word whose changes wake every client differs from `seen` already."""
+    cdef uint32_t wake = a32_load_sc(&x.clients[x.me].wake)
+    return _nap(x, wake, deadline_ns) if a32_load_sc(word) == seen else FRT_OK
+
+
 cdef uint32_t _count_sealed(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want, bint mark) noexcept nogil:
     """How many of the entries are sealed, counting no further than `want`; with `mark`, ask the rest to wake us."""
     cdef uint32_t k, ready = 0

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastrt._core import arena, tasks
+from fastrt._core import arena, spill, tasks
 from fastrt._core.clients import KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKER, Client, admit
 from fastrt._core.segment import Segment, sweep
 from fastrt.config import SHM_DIR, Config
@@ -24,6 +24,7 @@ from fastrt.errors import FastrtError, LockStuck
 from fastrt.node.janitor import Janitor
 from fastrt.node.logs import LogPipe
 from fastrt.node.pool import Pool
+from fastrt.node.spiller import Spiller
 from fastrt.store.attach import Link, answers, listen
 from fastrt.store.client import Store
 
@@ -64,7 +65,7 @@ class Daemon:
     def __init__(self, config: Config, pool: Pool, session: dict[str, Any]) -> None:
         self._config = config
         self._pool = pool
-        sweep_sessions(config.runtime_dir)
+        sweep_sessions(config.runtime_dir, config.spill_dir)
         self._segment = Segment.create(
             config.object_store_memory,
             clients_max=config.clients_max,
@@ -77,6 +78,7 @@ class Daemon:
         self.socket_path = str(self._dir / "node.sock")
         index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon")
         self._client = Client(self._segment, index, gen)
+        self._spiller = Spiller(self._client, config.spill_dir / self._segment.session)
         self._janitor = Janitor(Store(self._client, 0.0))
         self._members: dict[int, Member] = {}  # by pid
         self._statuses: dict[int, int] = {}
@@ -116,6 +118,7 @@ class Daemon:
                 member.link.flush(_LAST_WORDS_S)
             member.link.close()
         arena.discard(self._client, [m.index for m in self._members.values() if m.kind != "worker" and not m.gone_at])
+        self._spiller.close()
         self._segment.unlink()
         shutil.rmtree(self._dir, ignore_errors=True)
 
@@ -162,6 +165,10 @@ class Daemon:
             self._pool.blocked.add(pid)
         elif op == "unblocked":
             self._pool.blocked.discard(pid)
+        elif op == "spill":
+            self._spiller.make_room(_whole(message.get("bytes")))
+        elif op == "restore":
+            self._spiller.restore(_whole(message.get("index")), _whole(message.get("objref")))
         elif op == "may_wait":
             link.send(answer=self._pool.may_grow())
         else:
@@ -273,6 +280,7 @@ class Daemon:
             for pipe in self._muted:
                 self._selector.register(pipe, selectors.EVENT_READ, self._on_log)
             self._muted.clear()
+        spill.tick(self._client)
         used, committed, most = arena.room(self._client)
         if committed < most and committed - used < _AHEAD_BYTES:
             arena.grow(self._client)
@@ -287,8 +295,13 @@ class Daemon:
                 member.link.post(op="stop")  # taken up when it is idle; until then it goes on working
 
 
-def sweep_sessions(runtime_dir: Path) -> None:
-    """Remove segments and folders of crashed sessions; make the runtime folder, for this user only.
+def _whole(value: object) -> int:
+    """A number from a message: 0 when it is none, or out of every range."""
+    return value if isinstance(value, int) and 0 <= value < 1 << 64 else 0
+
+
+def sweep_sessions(runtime_dir: Path, spill_dir: Path) -> None:
+    """Remove segments, folders and spilled values of crashed sessions; make the runtime folder, for this user only.
 
     Raises:
         FastrtError: the folder belongs to somebody else or others may enter it.
@@ -299,10 +312,9 @@ def sweep_sessions(runtime_dir: Path) -> None:
         raise FastrtError(
             f"{runtime_dir} is not a folder of uid {os.getuid()} with mode 700; remove it, or set FASTRT_RUNTIME_DIR"
         )
-    for name in sweep():
-        shutil.rmtree(runtime_dir / name.removeprefix("/fastrt-"), ignore_errors=True)
-    for folder in runtime_dir.iterdir():
-        # The daemon was killed and the driver removed the segment, but not more: nobody answers there.
+    sweep()
+    for folder in [*runtime_dir.iterdir(), *(spill_dir.iterdir() if spill_dir.is_dir() else ())]:
         gone = re.fullmatch("[0-9a-f]{32}", folder.name) and not (SHM_DIR / f"fastrt-{folder.name}").exists()
-        if gone and not answers(str(folder / "node.sock")):
+        # A session that ends removes its segment first: as long as somebody answers there, the rest is its own to do.
+        if gone and not answers(str(runtime_dir / folder.name / "node.sock")):
             shutil.rmtree(folder, ignore_errors=True)

@@ -66,7 +66,7 @@ class Runtime:
         name = os.path.basename(sys.argv[0] or "python")
         client, link = attach.join(self.socket_path, "driver", name, logs=logs)
         client.adopt_job(client.job)
-        return Store(client, self._config.spin_us / 1e6, self._rejoin), link
+        return Store(client, self._config.spin_us / 1e6, self._rejoin, link.send), link
 
     def _rejoin(self) -> Store:
         """In a forked child: join the session as a client of its own."""
@@ -190,7 +190,7 @@ def _start(config: Config) -> Runtime:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     daemon_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     settings = {
-        "config": {**dataclasses.asdict(config), "runtime_dir": str(config.runtime_dir)},
+        "config": {**dataclasses.asdict(config), "runtime_dir": str(config.runtime_dir), "spill_dir": str(config.spill_dir)},
         "bootstrap_fd": theirs.fileno(),
         "zygote_fd": daemon_end.fileno(),
         "session": {

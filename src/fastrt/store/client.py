@@ -12,17 +12,26 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from fastrt._core import fsck, handles
+from fastrt._core import arena, fsck, handles, spill
 from fastrt._core import tasks as core_tasks
 from fastrt._core.clients import Client, ForkedHandle
-from fastrt.errors import GetTimeoutError, NotInitializedError, ObjectStoreFullError, StaleReferenceError
+from fastrt.errors import (
+    GetTimeoutError,
+    NotInitializedError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    StaleReferenceError,
+)
 from fastrt.store import ref as ref_module
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, serialize
 
 _MISSING = object()
+_SPILL_PATIENCE_S = 60.0  # for one round: a disk that is slower than that counts as full
+_RESTORE_TRIES = 30  # of a second each
+_T = TypeVar("_T")
 # What a result becomes when the store has no room to say what went wrong: small enough to lie in the table itself.
 _NO_ROOM_PICKLE = b"cfastrt.errors\nObjectStoreFullError\n(Vno room for an error\ntR."
 _NO_ROOM = Serialized(PICKLE, len(_NO_ROOM_PICKLE), [(0, _NO_ROOM_PICKLE)], [])
@@ -35,12 +44,20 @@ class Store:
         client: the core's attachment.
         spin_s: how long a wait spins before it sleeps, in seconds.
         rejoin: makes the store of a child that this process forks.
+        tell: sends a message to the daemon, which spills and restores; without it a full store stays full.
     """
 
-    def __init__(self, client: Client, spin_s: float, rejoin: Callable[[], Store] | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        spin_s: float,
+        rejoin: Callable[[], Store] | None = None,
+        tell: Callable[..., object] | None = None,
+    ) -> None:
         self.client = client
         self.spin_s = spin_s
         self.rejoin = rejoin
+        self.tell = tell
         # A worker sets these: what to do around a sleep inside a task, and instead of one when workers run out.
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None
@@ -63,10 +80,12 @@ class Store:
         Raises:
             ObjectStoreFullError: there is no room.
         """
+        ref: ObjectRef | None
         try:
-            ref: ObjectRef | None = handles.put_scalar(self.client, value)
-        except ObjectStoreFullError as exc:
-            raise self.full(mib(len(value) if isinstance(value, (str, bytes)) else 8), exc) from None
+            ref = handles.put_scalar(self.client, value)
+        except ObjectStoreFullError:
+            size = len(value) if isinstance(value, (str, bytes)) else 8
+            ref = self.with_room(size, lambda: handles.put_scalar(self.client, value))
         if ref is None:
             ref = self.put_serialized(serialize(value))
         return ref
@@ -77,10 +96,9 @@ class Store:
         Raises:
             ObjectStoreFullError: there is no room.
         """
-        try:
-            writer = handles.create(self.client, parts.nbytes, parts.kind, len(parts.refs), error)
-        except ObjectStoreFullError as exc:
-            raise self.full(mib(parts.nbytes), exc) from None
+        writer = self.with_room(
+            parts.nbytes, lambda: handles.create(self.client, parts.nbytes, parts.kind, len(parts.refs), error)
+        )
         parts.write(writer)
         ref: ObjectRef = writer.seal(parts.refs)
         return ref
@@ -91,10 +109,10 @@ class Store:
         Raises:
             ObjectStoreFullError: there is no room.
         """
-        try:
-            writer = handles.result(self.client, task, index, parts.nbytes, parts.kind, len(parts.refs), error)
-        except ObjectStoreFullError as exc:
-            raise self.full(mib(parts.nbytes), exc) from None
+        writer = self.with_room(
+            parts.nbytes,
+            lambda: handles.result(self.client, task, index, parts.nbytes, parts.kind, len(parts.refs), error),
+        )
         if writer is not None:
             parts.write(writer)
             writer.seal(parts.refs)
@@ -112,6 +130,34 @@ class Store:
             except ObjectStoreFullError:
                 self.put_result(task, k, _NO_ROOM, error=True)
 
+    def with_room(self, wanted: int, make: Callable[[], _T]) -> _T:
+        """Call `make`, again after the daemon has spilled values to files as long as that frees anything.
+
+        Args:
+            wanted: bytes that it needs, 0 for "a little".
+            make: what raises ObjectStoreFullError when there is no room.
+        Returns:
+            What `make` returns.
+        Raises:
+            ObjectStoreFullError: nothing more can be spilled; the message says who holds what.
+        """
+        while True:
+            seen = spill.rounds(self.client)
+            try:
+                return make()
+            except ObjectStoreFullError as exc:
+                if exc.explained or self.tell is None or not self._spilled(wanted, seen):
+                    raise self.full(mib(wanted) if wanted else "a little room", exc) from None
+
+    def _spilled(self, wanted: int, seen: int) -> bool:
+        """Ask the daemon for room; whether a round of spilling that ended after `seen` freed anything."""
+        if self.tell is None or wanted > arena.room(self.client)[2] or self.tell(op="spill", bytes=wanted) is False:
+            return False
+        if not spill.wait_round(self.client, seen, _SPILL_PATIENCE_S):
+            return False
+        freed, _ = spill.last_round(self.client)
+        return freed > 0
+
     def full(self, wanted: str, exc: ObjectStoreFullError) -> ObjectStoreFullError:
         """Say who holds what: the error to raise when what is `wanted` did not fit."""
         if exc.explained:
@@ -123,6 +169,7 @@ class Store:
         error = ObjectStoreFullError(
             f"{wanted} wanted, {mib(free)} free of {mib(usage['bytes_max'])} ({exc})"
             + (f"; held by {who}" if who else "")
+            + (f"; spilling failed: {trouble}" if (trouble := spill.last_round(self.client)[1]) else "")
             + ". Drop references and views, or raise object_store_memory."
         )
         error.explained = True
@@ -163,7 +210,16 @@ class Store:
         Raises:
             Exception: the error that it holds.
         """
-        kind, is_error, data = handles.read(self.client, ref)
+        found = handles.read(self.client, ref)
+        while found is None:
+            self._restore(ref)
+            found = handles.read(self.client, ref)
+        kind, is_error, data = found
+        if kind == spill.KIND_LOST:
+            raise ObjectLostError(
+                f"{ref!r} was spilled to {spill.directory(self.client)} and cannot be read back: its file is missing, "
+                "damaged or unreadable; the node daemon's error output says which"
+            )
         if kind < 16:
             value = data
         else:
@@ -171,6 +227,22 @@ class Store:
         if is_error:
             raise value
         return value
+
+    def _restore(self, ref: ObjectRef) -> None:
+        """Have the daemon bring a spilled value back, and wait for it.
+
+        Raises:
+            ObjectStoreFullError: there is no room for it.
+        """
+        for _ in range(_RESTORE_TRIES):
+            seen = spill.rounds(self.client)
+            if self.tell is not None:
+                self.tell(op="restore", index=ref.index, objref=ref.objref)
+            if spill.wait_restored(self.client, ref, 1.0):
+                return
+            if spill.rounds(self.client) != seen and not spill.last_round(self.client)[0]:
+                break  # the daemon tried to make room for it and could not
+        raise self.full("room to restore a spilled value", ObjectStoreFullError("what is in memory is in use"))
 
     # ---- wait ----
 

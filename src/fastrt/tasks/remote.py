@@ -108,8 +108,8 @@ class RemoteFunction:
         except ForkedHandle:
             self._bound = None
             return self.remote(*args, **kwargs)
-        except ObjectStoreFullError as exc:
-            raise store.full("a task", exc) from None
+        except ObjectStoreFullError:
+            return store.with_room(0, lambda: self._submit(store, function_ref, args, kwargs))
 
     def _submit(self, store: Store, function_ref: ObjectRef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refs = None

@@ -74,8 +74,7 @@ class Worker:
             value = self._call(task)
             if self._client.forked:
                 _end_child(None)
-            if not core.finish_scalar(self._client, task, value):
-                self._seal(task, value)
+            self._seal(task, value)
         except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
             if self._client.forked:
                 _end_child(exc)
@@ -103,6 +102,13 @@ class Worker:
             self._interruptible = False
 
     def _seal(self, task: int, value: Any) -> None:
+        """Seal what the function returned and end the task."""
+        try:
+            done = core.finish_scalar(self._client, task, value)
+        except ObjectStoreFullError:
+            done = self._store.with_room(0, lambda: core.finish_scalar(self._client, task, value))
+        if done:
+            return
         count = core.info(self._client, task)["returns"]
         if count == 1:
             self._store.put_result(task, 0, serialize(value))

@@ -137,10 +137,10 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int) -> None:
 
     def rejoin() -> client.Store:
         # The connection stays open as long as the core's attachment: the daemon watches the process, not the socket.
-        tool, _ = attach.join(session["socket"], "tool", f"child of worker {os.getppid()}")
-        return client.Store(tool, session["spin_s"], rejoin)
+        tool, own = attach.join(session["socket"], "tool", f"child of worker {os.getppid()}")
+        return client.Store(tool, session["spin_s"], rejoin, own.send)
 
-    store = client.Store(core_client, session["spin_s"], rejoin)
+    store = client.Store(core_client, session["spin_s"], rejoin, link.send)
     client.set_store(store)
 
     def told_to_stop() -> bool:

@@ -37,17 +37,21 @@ enum {
     FRT_INTERRUPTED = -9,
     FRT_CLIENTS_FULL = -10,
     FRT_NOT_FOUND = -11,
+    FRT_SPILLED = -13, /* internal: the bytes are in a file; have them restored */
     FRT_GROW = -12 /* internal: no free run; grow the arena and try again */
 };
 
-/* ---- state words: {state:8 | client:8 | zero:16 | gen:32} ------------------------------------------------ */
+/* ---- state words: {state:8 | client:8 | state before:16 | gen:32} --------------------------------------------- */
 enum { /* objects */
     FRT_OBJ_EMPTY = 0,
     FRT_OBJ_RESERVED = 1, /* client: in its private magazine, or being filled */
     FRT_OBJ_PENDING = 2,  /* a task will seal it; entry.task names the task */
     FRT_OBJ_SEALED = 3,
-    FRT_OBJ_DELETING = 4, /* client: sealed, will go unless a holder shows up, who puts it back */
-    FRT_OBJ_FREEING = 5   /* client: no way back; whoever comes is too late */
+    FRT_OBJ_DELETING = 4, /* client, before: sealed or spilled, will go unless a holder shows up, who puts it back */
+    FRT_OBJ_FREEING = 5,  /* client: no way back; whoever comes is too late */
+    FRT_OBJ_SPILLING = 6, /* client: sealed, being copied to a file; whoever pins it puts it back */
+    FRT_OBJ_SPILLED = 7,  /* client that freed the block: the bytes are in a file only */
+    FRT_OBJ_RESTORING = 8 /* client: being read back */
 };
 enum { /* tasks */
     FRT_TASK_EMPTY = 0,
@@ -72,6 +76,10 @@ enum { FRT_PAGE_INNER = 0, FRT_PAGE_FREE = 1, FRT_PAGE_RUN = 2, FRT_PAGE_SLAB = 
 static inline uint64_t frt_word(unsigned state, unsigned client, uint32_t gen) {
     return ((uint64_t)state << 56) | ((uint64_t)client << 48) | gen;
 }
+static inline uint64_t frt_word_deleting(unsigned client, uint64_t w) {
+    return frt_word(FRT_OBJ_DELETING, client, (uint32_t)w) | (w >> 56) << 32;
+}
+static inline uint64_t frt_word_undeleted(uint64_t w) { return frt_word((w >> 32) & 0xffff, 0, (uint32_t)w); }
 static inline unsigned frt_word_state(uint64_t w) { return (unsigned)(w >> 56); }
 static inline unsigned frt_word_client(uint64_t w) { return (unsigned)(w >> 48) & 255; }
 static inline uint32_t frt_word_gen(uint64_t w) { return (uint32_t)w; }
@@ -99,6 +107,7 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #define FRT_RING_CELLS 16384 /* of the ready queue at first; it doubles up to ring_max */
 #define FRT_CELL_BYTES 8
 #define FRT_TRACE_RECORDS 4096
+#define FRT_SPILL_BYTES_MIN 16384u /* smaller values stay: a file each would cost more than it frees */
 #define FRT_MAGAZINE 128 /* records a client may keep in reserve */
 
 enum { /* locks[] */
@@ -165,6 +174,13 @@ typedef struct {
     uint32_t bin_head[FRT_BINS];      /* free runs, derived */
     uint32_t slab_head[FRT_CLASSES];  /* slab pages with a free block, derived */
     uint64_t used_pages;              /* statistics, repairable */
+
+    uint32_t clock; /* counted up by the daemon now and then: how long ago a value was used */
+    uint32_t spill_rounds; /* rounds of spilling that have ended; a client that waits for room watches it */
+    uint64_t spill_freed;  /* bytes that the last round freed */
+    uint64_t spilled_objects, spilled_bytes, restored_objects, restored_bytes; /* totals */
+    char spill_error[128];
+    char spill_dir[256]; /* where the files are, each named by its objref in hex */
 } frt_superblock;
 
 /* One per client. Written by its owner, the daemon (join, leave) and whoever wakes it. */
@@ -201,13 +217,15 @@ typedef struct {
     uint32_t nrefs;   /* contained refs: frt_refslot[nrefs] at the end of the payload */
     uint16_t kind;    /* how the value is written; the store's business */
     uint8_t flags;
-    uint8_t pad[13];
+    uint8_t pad[9];
+    uint32_t used; /* the superblock's clock when it was last read: what has not been used for long is spilled first */
     char inlined[FRT_INLINE_BYTES];
 } frt_entry;
 
 enum {
     FRT_ENTRY_COUNTED = 1, /* its contained refs are in their `counted` words */
-    FRT_ENTRY_ERROR = 2    /* get raises the value */
+    FRT_ENTRY_ERROR = 2,   /* get raises the value */
+    FRT_ENTRY_FILE = 4     /* there may be a file of its bytes */
 };
 
 typedef struct {

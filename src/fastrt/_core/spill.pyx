@@ -1,0 +1,273 @@
+# cython: language_level=3
+"""Taking the bytes of sealed values out of memory and putting them back. Files are the caller's business.
+
+    SEALED -> SPILLING(me) -> SPILLED(me) -> RESTORING(c) -> SEALED
+
+While SPILLING the bytes are still there: whoever pins the value swaps it back to SEALED, and the spiller's swap to
+SPILLED fails (pins set their bit first and look at the state second, the spiller the other way round). The block is
+freed after the commit of SPILLED; a death in between leaves SPILLED(dead) with a block, which recovery frees. A
+death while RESTORING goes back to SPILLED: the file is removed only when the value is SEALED again.
+References and waits do not care: a spilled value is ready. Only values without contained refs are spilled.
+"""
+from cpython.buffer cimport PyBuffer_FillInfo
+
+from fastrt.errors import FastrtError
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset, strlen
+
+from fastrt._core.arena cimport arena_alloc, arena_block_bytes, arena_free
+from fastrt._core.clients cimport Client, client_wake
+from fastrt._core.errors cimport check
+from fastrt._core.handles cimport Ref, ref_use
+from fastrt._core.layout cimport *
+from fastrt._core.objects cimport object_maybe_delete, object_tell
+from fastrt._core.wait cimport wait_news, wait_resident
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+KIND_LOST = 7  # an error without bytes: the value's file could not be read back
+
+
+cdef class Bytes:
+    """The memory of a value that is being spilled (read-only) or restored (writable), for the length of that."""
+
+    cdef char *data
+    cdef Py_ssize_t nbytes
+    cdef bint readonly
+    cdef object client  # keeps the mapping
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.nbytes, self.readonly, flags)
+
+
+cdef Bytes _bytes(Client client, uint32_t i, bint readonly):
+    cdef Bytes b = Bytes.__new__(Bytes)
+    b.client, b.readonly = client, readonly
+    b.data = <char *>client.x.view if readonly else client.x.base
+    b.data += client.x.entries[i].offset
+    b.nbytes = client.x.entries[i].bytes
+    return b
+
+
+def configure(Client client, str directory):
+    """Say where the files are, so that whoever drops the last reference removes its file.
+
+    Raises:
+        ValueError: the path is longer than 255 bytes.
+    """
+    cdef bytes text = directory.encode()
+    if len(text) > 255:
+        raise ValueError(f"the spill directory's path has {len(text)} bytes, more than 255")
+    memset(client.x.sb.spill_dir, 0, 256)
+    for k in range(len(text)):
+        client.x.sb.spill_dir[k] = text[k]
+
+
+def candidates(Client client):
+    """What could be spilled now: (last use, block bytes, index, objref), least recently used first."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_entry *entry
+    cdef uint32_t i
+    client.ensure()
+    rows = []
+    for i in range(x.sb.objects.fresh):
+        entry = x.entries + i
+        if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and entry.nrefs == 0 \
+                and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(frt_pins(x, i), x.words):
+            rows.append((entry.used, arena_block_bytes(x, entry.offset), i, entry.objref))
+    rows.sort()
+    return rows
+
+
+def begin(Client client, uint32_t i, uint64_t objref):
+    """Start to spill an entry.
+
+    Returns:
+        Its bytes as a read-only buffer; None when it is pinned, gone, or no longer the object `objref`.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state
+    cdef uint64_t word, spilling
+    client.ensure()
+    if i >= x.sb.objects.fresh:
+        return None
+    state = frt_state(x, i)
+    word = a64_load_sc(state)
+    spilling = frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word))
+    if frt_word_state(word) != FRT_OBJ_SEALED or not a64_cas_sc(state, word, spilling):
+        return None
+    if x.entries[i].objref != objref or x.entries[i].nrefs or not x.entries[i].offset \
+            or frt_any(frt_pins(x, i), x.words):
+        give_up(client, i)
+        return None
+    x.entries[i].flags |= FRT_ENTRY_FILE
+    return _bytes(client, i, True)
+
+
+def commit(Client client, uint32_t i):
+    """The file is written: free the bytes' memory.
+
+    Returns:
+        The number of bytes freed; 0 when somebody has pinned the value meanwhile (it stays in memory).
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word = a64_load_sc(state)
+    cdef uint64_t room = arena_block_bytes(x, x.entries[i].offset)
+    if word != frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word)) or not a64_cas_sc(
+            state, word, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word))):
+        give_up(client, i)
+        return 0
+    check(arena_free(x, i + 1, &x.entries[i].offset))
+    x.sb.spilled_objects += 1
+    x.sb.spilled_bytes += x.entries[i].bytes
+    object_maybe_delete(x, i)  # its last holder may have let go while it could not delete
+    return room
+
+
+def give_up(Client client, uint32_t i):
+    """Leave an entry whose spilling has begun in memory."""
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word = a64_load_sc(state)
+    if word == frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word)):
+        a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+    object_maybe_delete(x, i)
+
+
+def begin_restore(Client client, uint32_t i, uint64_t objref):
+    """Start to restore a spilled entry.
+
+    Returns:
+        Memory for its bytes as a writable buffer; None when there is nothing to restore.
+    Raises:
+        ObjectStoreFullError: there is no room for it; it stays spilled.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state
+    cdef uint64_t word
+    cdef int rc
+    client.ensure()
+    if i >= x.sb.objects.fresh:
+        return None
+    state = frt_state(x, i)
+    word = a64_load_sc(state)
+    if frt_word_state(word) != FRT_OBJ_SPILLED or x.entries[i].objref != objref or not a64_cas_sc(
+            state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
+        return None
+    with nogil:
+        rc = arena_alloc(x, x.entries[i].bytes, i + 1, &x.entries[i].offset)
+    if rc != FRT_OK:
+        a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))
+        object_maybe_delete(x, i)
+        check(rc)
+    return _bytes(client, i, False)
+
+
+def finish_restore(Client client, uint32_t i, bint good):
+    """The bytes are in memory again; or, when not `good`, they are lost: reading the value raises."""
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word = a64_load_sc(state)
+    cdef frt_entry *entry = x.entries + i
+    if word != frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word)):
+        raise FastrtError(f"object {i} is not being restored by this client")
+    if good:
+        x.sb.restored_objects += 1
+        x.sb.restored_bytes += entry.bytes
+        entry.used = x.sb.clock
+        entry.flags &= ~FRT_ENTRY_FILE
+    else:
+        check(arena_free(x, i + 1, &entry.offset))
+        entry.bytes, entry.kind = 0, KIND_LOST
+        entry.flags |= FRT_ENTRY_ERROR
+    a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # commit
+    object_tell(x, i)
+    object_maybe_delete(x, i)
+
+
+def is_spilled(Client client, Ref ref):
+    """Whether the value's bytes are in a file only."""
+    ref_use(client, ref)
+    return frt_word_state(a64_load_acq(frt_state(&client.x, ref.index))) in (FRT_OBJ_SPILLED, FRT_OBJ_RESTORING)
+
+
+def wait_restored(Client client, Ref ref, double timeout_s):
+    """Wait until the value's bytes are in memory; False after the timeout."""
+    cdef frt_ctx *x = &client.x
+    cdef int64_t deadline = frt_now_ns() + <int64_t>(timeout_s * 1e9)
+    cdef int rc = FRT_INTERRUPTED
+    ref_use(client, ref)
+    while rc == FRT_INTERRUPTED:
+        client.ensure()
+        with nogil:
+            rc = wait_resident(x, ref.index, deadline)
+        PyErr_CheckSignals()
+    if rc == FRT_TIMEOUT:
+        return False
+    check(rc)
+    return True
+
+
+def rounds(Client client):
+    """How many rounds of spilling have ended."""
+    return a32_load_acq(&client.x.sb.spill_rounds)
+
+
+def end_round(Client client, uint64_t freed, str error=""):
+    """Tell everybody who waits for room that a round has ended, and what it freed."""
+    cdef frt_ctx *x = &client.x
+    cdef bytes text = error.encode("utf-8", "replace")[:127]
+    cdef uint32_t c
+    memset(x.sb.spill_error, 0, 128)
+    for c in range(<uint32_t>len(text)):
+        x.sb.spill_error[c] = text[c]
+    x.sb.spill_freed = freed
+    a32_store_sc(&x.sb.spill_rounds, x.sb.spill_rounds + 1)
+    for c in range(x.clients_max):
+        if frt_word_state(x.clients[c].word) == FRT_CLIENT_LIVE:
+            client_wake(x, c)
+
+
+def last_round(Client client):
+    """(bytes freed by the last round, what went wrong in it or "")."""
+    cdef frt_superblock *sb = client.x.sb
+    return sb.spill_freed, sb.spill_error[:strlen(sb.spill_error)].decode("utf-8", "replace")
+
+
+def tick(Client client):
+    """Count the clock on that tells how long ago values were used. The daemon's business."""
+    client.x.sb.clock += 1
+
+
+def totals(Client client):
+    """A dict: objects and bytes that were ever spilled and restored in this session."""
+    cdef frt_superblock *sb = client.x.sb
+    return {"spilled_objects": sb.spilled_objects, "spilled_bytes": sb.spilled_bytes,
+            "restored_objects": sb.restored_objects, "restored_bytes": sb.restored_bytes}
+
+
+def directory(Client client):
+    """Where the files of spilled values are; "" when nothing can be spilled."""
+    cdef frt_superblock *sb = client.x.sb
+    return sb.spill_dir[:strlen(sb.spill_dir)].decode("utf-8", "surrogateescape")
+
+
+def wait_round(Client client, uint32_t seen, double timeout_s):
+    """Wait until another round than number `seen` was the last to end; False after the timeout."""
+    cdef frt_ctx *x = &client.x
+    cdef int64_t deadline = frt_now_ns() + <int64_t>(timeout_s * 1e9)
+    cdef int rc = FRT_OK
+    while rc != FRT_TIMEOUT and a32_load_sc(&x.sb.spill_rounds) == seen:
+        client.ensure()
+        with nogil:
+            rc = wait_news(x, &x.sb.spill_rounds, seen, deadline)
+        PyErr_CheckSignals()
+    return a32_load_sc(&x.sb.spill_rounds) != seen
+
+
+def size(Client client, uint32_t i):
+    """How many bytes the value of entry i has; a hint, read without any hold."""
+    return client.x.entries[i].bytes if i < client.x.sb.objects.fresh else 0
