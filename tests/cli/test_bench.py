@@ -1,0 +1,57 @@
+"""`fastrt bench`: its list, its errors, and a real run of one suite."""
+
+import importlib.util
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fastrt.cli import bench as bench_module
+from fastrt.cli.main import main
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["bench", *arguments])
+
+
+def test_list_names_every_suite():
+    result = run("--list")
+    assert result.exit_code == 0, result.output
+    names = [line.split()[0] for line in result.output.splitlines()]
+    assert names == ["arena", "objects", "put_get", "queue", "refcount", "tasks"]
+
+
+def test_unknown_suite_is_refused():
+    result = run("speed")
+    assert result.exit_code == 1
+    assert "there is no suite 'speed'; there are: arena, objects" in result.output
+
+
+def test_missing_extra_says_what_to_install(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        bench_module.importlib.util, "find_spec", lambda name: None if name == "pytest_benchmark" else found(name)
+    )
+    result = run("objects")
+    assert result.exit_code == 1
+    assert "pip install 'fastrt[bench]'" in result.output
+
+
+def test_suite_runs_and_prints_p50_and_p99(tmp_path):
+    target = tmp_path / "bench.json"
+    result = run("objects", "--quick", "--json", str(target))
+    assert result.exit_code == 0, result.output
+    assert "p50" in result.output
+    assert "p99" in result.output
+    rows = json.loads(target.read_text())["benchmarks"]
+    assert {row["group"] for row in rows} == {"objects"}
+    for row in rows:
+        assert 0 < row["stats"]["p50"] <= row["stats"]["p99"] < 0.1
+        assert "data" not in row["stats"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2.5, "2.5 s"), (0.25, "250 ms"), (1.234e-5, "12.3 us"), (5e-8, "50 ns"), (5e-10, "0.5 ns")]
+)
+def test_seconds_get_a_unit_that_fits(value, text):
+    assert bench_module.seconds(value) == text

@@ -1,0 +1,28 @@
+"""The command group: quick to list, clear about what it does not know."""
+
+import subprocess
+import sys
+
+from click.testing import CliRunner
+
+from fastrt.cli.main import main
+
+
+def test_help_lists_every_command():
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    for name in ("bench", "demo", "status"):
+        assert f"\n  {name} " in result.output
+
+
+def test_help_imports_neither_rich_nor_numpy():
+    code = "import sys; from fastrt.cli.main import main; main(['--help'], standalone_mode=False); "
+    code += "print([name for name in ('rich', 'numpy', 'grpc', 'pytest') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert result.stdout.splitlines()[-1] == "[]", result.stdout + result.stderr
+
+
+def test_unknown_command_is_refused():
+    result = CliRunner().invoke(main, ["fly"])
+    assert result.exit_code == 2
+    assert "fly" in result.output
