@@ -225,7 +225,12 @@ class Store:
         else:
             value = deserialize(kind, data, handles.contained(self.client, ref))
         if is_error:
-            raise value
+            try:
+                raise value
+            finally:
+                # The error knows this frame by its traceback: together they would be garbage that only the cycle
+                # collector finds, and with them every reference in the frames above.
+                del value
         return value
 
     def _restore(self, ref: ObjectRef) -> None:

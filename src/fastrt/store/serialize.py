@@ -14,6 +14,7 @@ object table keeps, so that the store can count them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import pickle
 import struct
@@ -190,18 +191,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     """cloudpickle with references by number and with strided arrays and tensors out of band."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], refs: list[ObjectRef]) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._buffer)
-        self._buffers = buffers
+        # No method of its own as the callback: a pickler that knows itself is garbage that only the cycle collector
+        # finds, and with its memo all that it has pickled.
+        super().__init__(file, protocol=5, buffer_callback=functools.partial(_keep_buffer, buffers))
         self._refs = refs
-
-    def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        try:
-            if buffer.raw().nbytes < _OUT_OF_BAND_MIN:
-                return True
-        except BufferError:  # not contiguous
-            return True
-        self._buffers.append(buffer)
-        return False
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -219,6 +212,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if module.startswith("jaxlib") and kind.__name__ == "ArrayImpl":
             return _rebuild_jax, (sys.modules["numpy"].asarray(obj),)
         return super().reducer_override(obj)
+
+
+def _keep_buffer(buffers: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
+    """Put a buffer beside the pickle, or say that it goes inside."""
+    try:
+        if buffer.raw().nbytes < _OUT_OF_BAND_MIN:
+            return True
+    except BufferError:  # not contiguous
+        return True
+    buffers.append(buffer)
+    return False
 
 
 def _serialize_any(value: object) -> Serialized:
