@@ -3,10 +3,12 @@
 import datetime
 import decimal
 import enum
+import gc
 import io
 import pickle
 import sys
 import threading
+import weakref
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 
@@ -321,3 +323,32 @@ def test_get_value_whose_class_is_missing_here_says_so(monkeypatch):
     monkeypatch.delitem(sys.modules, "short_lived")
     with pytest.raises(SerializationError, match=r"short_lived.*importable"):
         fastrt.get(ref)
+
+
+def test_serializing_and_failing_leave_nothing_to_the_cycle_collector(rt):
+    class Thing:
+        pass
+
+    @fastrt.remote
+    def fail():
+        raise ValueError
+
+    def look(thing):
+        try:
+            fastrt.get(ref)
+        except ValueError:
+            return
+
+    ref = fail.remote()
+    fastrt.wait([ref])
+    thing = Thing()
+    gone = weakref.ref(thing)
+    gc.collect()
+    gc.disable()
+    try:
+        fastrt.put([thing, np.ones(1000)])
+        look(thing)  # the error knows this call's frame, and so the thing
+        del thing
+        assert gone() is None
+    finally:
+        gc.enable()
