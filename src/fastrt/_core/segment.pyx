@@ -375,6 +375,11 @@ cdef class Segment:
         sb.poison[len(text)] = 0
         a32_store_sc(&sb.state, FRT_SEG_CLOSED if closed else FRT_SEG_POISONED)
 
+    def take_over(self):
+        """Say that this process is the segment's daemon now, in place of one that died."""
+        cdef frt_superblock *sb = self.superblock()
+        sb.daemon_pid, sb.daemon_start = os.getpid(), start_time(os.getpid())
+
     @property
     def session(self):
         """The session's 128 random bits as 32 hex digits."""

@@ -1,7 +1,8 @@
 """The node daemon: makes the segment, admits clients, keeps the worker pool, buries the dead.
 
-One thread, one selector. It is on no hot path: tasks and objects never pass through it. When the last driver is
-gone it ends every worker and removes all that the session had.
+One thread, one selector. It is on no hot path: tasks and objects never pass through it, and they go on while it is
+dead. What it must know lies in the arena and in the zygote, so another one can take its place. When the last driver
+is gone it ends every worker and removes all that the session had.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from fastrt._core import arena, spill, tasks
-from fastrt._core.clients import KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKER, Client, admit
-from fastrt._core.segment import Segment, sweep
+from fastrt._core.clients import KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKER, Client, admit, table
+from fastrt._core.segment import Segment, start_time, sweep
 from fastrt.config import SHM_DIR, Config
 from fastrt.errors import FastrtError, LockStuck
 from fastrt.node.janitor import Janitor
@@ -40,9 +41,9 @@ _STILLBORN_MAX = 5
 
 
 class Member:
-    """A process that has joined: its slot, its pidfd, its connection."""
+    """A process that has joined: its slot, its pidfd, its connection (None until it comes back to a new daemon)."""
 
-    def __init__(self, pid: int, index: int, kind: str, pidfd: int, link: Link) -> None:
+    def __init__(self, pid: int, index: int, kind: str, pidfd: int, link: Link | None) -> None:
         self.pid = pid
         self.index = index
         self.kind = kind
@@ -60,21 +61,17 @@ class Daemon:
         config: the session's settings.
         pool: the worker pool; its zygote is starting at the same time.
         session: what workers are told besides where the session is: sys_path, preload.
+        adopt: the segment of a session whose daemon died; None for a new session.
     """
 
-    def __init__(self, config: Config, pool: Pool, session: dict[str, Any]) -> None:
+    def __init__(self, config: Config, pool: Pool, session: dict[str, Any], adopt: str | None = None) -> None:
         self._config = config
         self._pool = pool
-        sweep_sessions(config.runtime_dir, config.spill_dir)
-        self._segment = Segment.create(
-            config.object_store_memory,
-            clients_max=config.clients_max,
-            objects_max=min(config.objects_max, max(1 << 16, config.object_store_memory // 512)),
-            tasks_max=config.tasks_max,
-            trace=config.trace,
-        )
+        if adopt is None:
+            sweep_sessions(config.runtime_dir, config.spill_dir)
+        self._segment = create_segment(config) if adopt is None else Segment.attach(adopt)
         self._dir = config.runtime_dir / self._segment.session
-        self._dir.mkdir(mode=0o700)
+        self._dir.mkdir(mode=0o700, exist_ok=adopt is not None)
         self.socket_path = str(self._dir / "node.sock")
         index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon")
         self._client = Client(self._segment, index, gen)
@@ -86,6 +83,7 @@ class Daemon:
         self._had_driver = False
         self._surplus_since = 0.0
         self._selector = selectors.DefaultSelector()
+        Path(self.socket_path).unlink(missing_ok=True)  # a dead daemon's
         self._listener = listen(self.socket_path)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(pool.control, selectors.EVENT_READ, self._on_zygote)
@@ -93,7 +91,34 @@ class Daemon:
         self._unclaimed: list[LogPipe] = []  # of workers that the zygote has not named yet, in order
         self._pipes: dict[int, list[LogPipe]] = {}
         self._muted: list[LogPipe] = []  # not read while a driver is far behind
-        pool.configure({**session, "socket": self.socket_path, "spin_s": config.spin_us / 1e6})
+        if adopt is None:
+            pool.configure({**session, "socket": self.socket_path, "spin_s": config.spin_us / 1e6})
+        else:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Learn from the client table and the zygote who is there; the dead predecessor is the first to be buried."""
+        self._segment.take_over()
+        self._pool.count()
+        for row in table(self._segment):
+            pid, index = row["pid"], row["client"]
+            if index == self._client.index:
+                continue
+            if row["kind"] == KIND_DAEMON:
+                self._janitor.bury(index, pid, None)
+                continue
+            kind = next(name for name, number in _KINDS.items() if number == row["kind"])
+            self._had_driver |= kind == "driver"
+            if row["blocked"]:
+                self._pool.blocked.add(pid)
+            self._watch(Member(pid, index, kind, _pidfd_of(pid, row["start_time"]), None))
+
+    def _watch(self, member: Member) -> None:
+        self._members[member.pid] = member
+        if member.pidfd < 0:
+            member.gone_at = time.monotonic()
+        else:
+            self._selector.register(member.pidfd, selectors.EVENT_READ, lambda fd: self._on_death(member.pid))
 
     def run(self, starter: socket.socket) -> None:
         """Serve until the last driver has left, or until the process at `starter` dies before one has joined."""
@@ -114,9 +139,9 @@ class Daemon:
             for pipe in pipes:
                 pipe.drain()
         for member in self._members.values():
-            if member.logs:
-                member.link.flush(_LAST_WORDS_S)
-            member.link.close()
+            if member.link is not None:
+                member.link.flush(_LAST_WORDS_S if member.logs else 0.0)
+                member.link.close()
         arena.discard(self._client, [m.index for m in self._members.values() if m.kind != "worker" and not m.gone_at])
         self._spiller.close()
         self._segment.unlink()
@@ -159,6 +184,8 @@ class Daemon:
         op = message.get("op")
         if op == "join":
             self._join(link, pid, message)
+        elif op == "rejoin":
+            self._rejoin(link, pid, message)
         elif op == "bye" and pid in self._members:
             self._members[pid].left = True
         elif op == "blocked":
@@ -190,11 +217,18 @@ class Daemon:
             os.close(pidfd)
             link.send(error=str(exc))
             return
-        self._members[pid] = Member(pid, index, kind, pidfd, link)
+        self._watch(Member(pid, index, kind, pidfd, link))
         self._members[pid].logs = self._config.log_to_driver and message.get("logs") is True
         self._had_driver |= kind == "driver"
-        self._selector.register(pidfd, selectors.EVENT_READ, lambda fd, pid=pid: self._on_death(pid))
         link.send(segment=self._segment.name, index=index, gen=gen)
+
+    def _rejoin(self, link: Link, pid: int, message: dict[str, Any]) -> None:
+        if pid not in self._members:
+            link.send(error=f"process {pid} has no client slot in this session")
+            return
+        self._members[pid].link = link
+        self._members[pid].logs = self._config.log_to_driver and message.get("logs") is True
+        link.send(segment=self._segment.name)
 
     def _on_death(self, pid: int) -> None:
         member = self._members[pid]
@@ -215,7 +249,8 @@ class Daemon:
             self._statuses.pop(member.pid, None)
             if not reported:
                 self._unreported.add(member.pid)
-            os.close(member.pidfd)
+            if member.pidfd >= 0:
+                os.close(member.pidfd)
             del self._members[member.pid]
 
     # ---- workers ----
@@ -225,11 +260,11 @@ class Daemon:
         if message is None:
             sys.exit("fastrt: the zygote ended, so no worker can be started any more: the session ends")
         if "started" in message:
-            pid = message["started"]
-            self._pipes[pid], self._unclaimed = self._unclaimed[:2], self._unclaimed[2:]
-            for pipe in self._pipes[pid]:
-                pipe.pid = pid
-                self._selector.register(pipe, selectors.EVENT_READ, self._on_log)
+            self._read_output(message["started"], self._unclaimed[:2])
+            self._unclaimed = self._unclaimed[2:]
+        elif "worker" in message:
+            out, err = message["fds"]
+            self._read_output(message["worker"], [LogPipe(out, False, self._log), LogPipe(err, True, self._log)])
         elif "ended" in message:
             pid = message["ended"]
             if pid in self._members:
@@ -245,6 +280,12 @@ class Daemon:
                 elif pipe.fd in self._selector.get_map():
                     self._selector.unregister(pipe)
                 pipe.drain()
+
+    def _read_output(self, pid: int, pipes: list[LogPipe]) -> None:
+        self._pipes[pid] = pipes
+        for pipe in pipes:
+            pipe.pid = pid
+            self._selector.register(pipe, selectors.EVENT_READ, self._on_log)
 
     def _staff(self) -> None:
         if self._stillborn >= _STILLBORN_MAX:
@@ -264,18 +305,20 @@ class Daemon:
 
     def _log(self, text: str, is_error: bool) -> None:
         for member in self._members.values():
-            if member.logs:
+            if member.link is not None and member.logs:
                 member.link.post(op="log", text=text, error=is_error)
 
     def _drivers_lag(self) -> bool:
-        return any(member.logs and member.link.backlog > _BACKLOG_BYTES for member in self._members.values())
+        links = [member.link for member in self._members.values() if member.link is not None and member.logs]
+        return any(link.backlog > _BACKLOG_BYTES for link in links)
 
     # ---- now and then ----
 
     def _tend(self) -> None:
         """Keep memory ready ahead of need, and let workers go that were only needed while others waited."""
         for member in self._members.values():
-            member.link.flush()
+            if member.link is not None:
+                member.link.flush()
         if self._muted and not self._drivers_lag():
             for pipe in self._muted:
                 self._selector.register(pipe, selectors.EVENT_READ, self._on_log)
@@ -291,8 +334,31 @@ class Daemon:
         elif time.monotonic() - self._surplus_since > _SURPLUS_PATIENCE_S:
             self._surplus_since = 0.0
             able = [m for m in self._members.values() if m.kind == "worker" and m.pid not in self._pool.blocked]
-            for member in able[-self._pool.surplus() :]:
-                member.link.post(op="stop")  # taken up when it is idle; until then it goes on working
+            for link in [m.link for m in able[-self._pool.surplus() :] if m.link is not None]:
+                link.post(op="stop")  # taken up when it is idle; until then it goes on working
+
+
+def create_segment(config: Config) -> Segment:
+    """Make the arena of a new session."""
+    return Segment.create(
+        config.object_store_memory,
+        clients_max=config.clients_max,
+        objects_max=min(config.objects_max, max(1 << 16, config.object_store_memory // 512)),
+        tasks_max=config.tasks_max,
+        trace=config.trace,
+    )
+
+
+def _pidfd_of(pid: int, started: int) -> int:
+    """A descriptor of the process that had this pid at that start time; -1 when it has ended."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    if start_time(pid) == started:
+        return pidfd
+    os.close(pidfd)
+    return -1
 
 
 def _whole(value: object) -> int:

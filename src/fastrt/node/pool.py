@@ -29,10 +29,17 @@ class Pool:
         self.pids: set[int] = set()
         self.blocked: set[int] = set()
         self.starting = 0
+        self._zygote = 0  # its pid, once it has said so
+        self.counting = False  # after a take-over: until the zygote has named its workers
 
     def configure(self, session: dict[str, Any]) -> None:
         """Tell the zygote which session its workers join."""
         self.control.send(json.dumps(session).encode())
+
+    def count(self) -> None:
+        """Ask the zygote which workers there are: the daemon that ordered them has died."""
+        self.counting = True
+        self.control.send(b"list")
 
     def missing(self, tasks_wait: bool) -> int:
         """How many workers should be started now.
@@ -41,6 +48,8 @@ class Pool:
             tasks_wait: whether tasks are queued. When every worker sleeps they may be what the sleepers need, so
                 one more is started then, whatever `spare` says.
         """
+        if self.counting:
+            return 0
         there = len(self.pids) + self.starting
         able = there - len(self.blocked)
         if tasks_wait and able <= 0 and there < self.most:
@@ -60,7 +69,8 @@ class Pool:
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
         try:
-            socket.send_fds(self.control, [b"fork"], [out_write, err_write])
+            # The zygote keeps the read ends too: while a dead daemon is replaced, nobody's output breaks.
+            socket.send_fds(self.control, [b"fork"], [out_write, err_write, out_read, err_read])
         finally:
             os.close(out_write)
             os.close(err_write)
@@ -68,22 +78,32 @@ class Pool:
         return out_read, err_read
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the zygote's next report; None when the zygote is gone."""
-        data = self.control.recv(_MESSAGE_BYTES_MAX)
+        """Return the zygote's next report, with descriptors as "fds"; None when the zygote is gone."""
+        data, fds, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES_MAX, 2)
         if not data:
             return None
-        message: dict[str, Any] = json.loads(data)
+        message: dict[str, Any] = {**json.loads(data), "fds": fds}
         if "started" in message:
-            self.starting -= 1
+            self.starting = max(0, self.starting - 1)
             self.pids.add(message["started"])
+        elif "ready" in message:
+            self._zygote = message["ready"]
+        elif "worker" in message:
+            self.pids.add(message["worker"])
+        elif "listed" in message:
+            self.counting = False
+            self._zygote = message["zygote"]
         elif "ended" in message:
             self.pids.discard(message["ended"])
             self.blocked.discard(message["ended"])
         return message
 
     def kill(self) -> None:
-        """End every worker with all that its tasks have started; the zygote ends when the socket is closed."""
-        for pid in self.pids:
+        """End every worker with all that its tasks have started, and the zygote.
+
+        A zygote that has not said its pid yet ends when it finds its socket closed.
+        """
+        for pid in [*self.pids, *filter(None, [self._zygote])]:
             for send in (os.killpg, os.kill):
                 try:
                     send(pid, signal.SIGKILL)

@@ -68,7 +68,7 @@ class Spiller:
                 else:
                     self._restore(first, second)
             except FastrtError as exc:  # the arena is closed or poisoned: its clients learn that by themselves
-                print(f"fastrt: spilling stopped: {exc}", file=sys.stderr)
+                sys.stderr.write(f"fastrt: spilling stopped: {exc}\n")
                 return
 
     def _spill(self, wanted: int) -> int:
@@ -105,7 +105,7 @@ class Spiller:
         try:
             self._read(path, objref, memoryview(room))
         except (OSError, ValueError) as exc:
-            print(f"fastrt: {path} cannot be read back: {exc}", file=sys.stderr)
+            sys.stderr.write(f"fastrt: {path} cannot be read back: {exc}\n")
             spill.finish_restore(self._client, index, False)
             return
         spill.finish_restore(self._client, index, True)

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
-import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 from fastrt._core.segment import Segment
 from fastrt.config import Config
-from fastrt.errors import FastrtError, NodeDiedError, NotInitializedError
+from fastrt.errors import FastrtError, NotInitializedError
+from fastrt.runtime.processes import Processes
 from fastrt.store import attach
 from fastrt.store import client as store_client
 from fastrt.store.attach import Link
 from fastrt.store.client import Store
 
 _SHUTDOWN_S = 10.0
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Modules that workers get ready-made in the zygote when the driver uses them: importing NumPy takes 80 ms.
-_PRELOAD = ("numpy",)
+_DEATHS_MAX, _DEATHS_WITHIN_S = 5, 60.0  # a daemon that dies more often is not started again
 
 
 class Runtime:
@@ -37,10 +33,10 @@ class Runtime:
         socket_path: where other processes join.
     """
 
-    def __init__(self, config: Config, socket_path: str, processes: list[subprocess.Popen[bytes]]) -> None:
+    def __init__(self, config: Config, processes: Processes) -> None:
         self.num_workers = config.num_workers
         self.object_store_memory = config.object_store_memory
-        self.socket_path = socket_path
+        self.socket_path = processes.socket_path
         self._config = config
         self._processes = processes
         self._pid = os.getpid()
@@ -49,6 +45,7 @@ class Runtime:
         self.session: str = self._store.client.segment.session
         self._leaving = False
         self._died = False
+        self._deaths: list[float] = []  # of daemons, by the clock
         segment = self._store.client.segment
         self._listener = threading.Thread(target=self._listen, args=[segment], name="fastrt-logs", daemon=True)
         self._listener.start()
@@ -66,7 +63,10 @@ class Runtime:
         name = os.path.basename(sys.argv[0] or "python")
         client, link = attach.join(self.socket_path, "driver", name, logs=logs)
         client.adopt_job(client.job)
-        return Store(client, self._config.spin_us / 1e6, self._rejoin, link.send), link
+        return Store(client, self._config.spin_us / 1e6, self._rejoin, self._tell), link
+
+    def _tell(self, **message: Any) -> bool:
+        return self._link.send(**message)
 
     def _rejoin(self) -> Store:
         """In a forked child: join the session as a client of its own."""
@@ -75,12 +75,23 @@ class Runtime:
         return store
 
     def _listen(self, segment: Segment) -> None:
-        """Print what workers print, until the daemon closes the connection."""
+        """Print what workers print; when the daemon dies, start another in its place."""
+        while not self._leaving:
+            self._print_output()
+            if not self._leaving and not self._replace_daemon(segment):
+                # Without a daemon nobody would notice a worker's death: waits must end, not hang.
+                self._died = True
+                segment.poison("the node daemon died; call fastrt.init() to start another", closed=True)
+                self._remove(segment)
+                return
+
+    def _print_output(self) -> None:
+        """Until the daemon closes the connection."""
         while True:
             try:
                 message = self._link.receive()
             except EOFError:
-                break
+                return
             if message is not None and message.get("op") == "log":
                 stream = sys.stderr if message["error"] else sys.stdout
                 try:
@@ -88,14 +99,29 @@ class Runtime:
                     stream.flush()
                 except Exception:  # the program closed its output, or put something strange there; its workers go on
                     continue
+
+    def _replace_daemon(self, segment: Segment) -> bool:
+        """Start a daemon that takes the session over. Not if it ended by itself, or if it is killed too often."""
+        why = "it was killed too often"
+        while self._was_killed():
+            try:
+                self._processes.start_daemon(adopt=segment.name)
+                self._link.close()
+                self._link = attach.rejoin(self.socket_path, logs=True)
+                return True
+            except FastrtError as exc:  # perhaps because it was killed again
+                why = str(exc)
         if not self._leaving:
-            # Without the daemon nobody would notice a worker's death: waits must end, not hang.
-            self._died = True
-            segment.poison(
-                f"the node daemon (process {self._processes[0].pid}) died; call fastrt.init() to start another",
-                closed=True,
-            )
-            self._remove(segment)
+            sys.stderr.write(f"fastrt: the node daemon is gone for good: {why}\n")
+        return False
+
+    def _was_killed(self) -> bool:
+        """Whether the daemon has just died by a signal, and not so often that another would fare no better."""
+        assert self._processes.daemon is not None
+        status = self._processes.daemon.wait()
+        now = time.monotonic()
+        self._deaths = [at for at in self._deaths if now - at < _DEATHS_WITHIN_S] + [now]
+        return status < 0 and len(self._deaths) <= _DEATHS_MAX
 
     def _remove(self, segment: Segment) -> None:
         """Remove what the session has outside of processes; the daemon does, if it can."""
@@ -114,7 +140,7 @@ class Runtime:
             return  # a forked child leaves only for itself
         self._link.send(op="bye")
         self._listener.join(_SHUTDOWN_S)
-        _end(self._processes)
+        self._processes.end()
         self._link.close()
         self._remove(segment)
 
@@ -186,60 +212,13 @@ def is_initialized() -> bool:
 
 
 def _start(config: Config) -> Runtime:
-    """Start daemon and zygote side by side, and join once the daemon listens."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    daemon_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    settings = {
-        "config": {**dataclasses.asdict(config), "runtime_dir": str(config.runtime_dir), "spill_dir": str(config.spill_dir)},
-        "bootstrap_fd": theirs.fileno(),
-        "zygote_fd": daemon_end.fileno(),
-        "session": {
-            "sys_path": [path for path in sys.path if isinstance(path, str)],  # others Python ignores, and JSON refuses
-            "preload": [name for name in _PRELOAD if name in sys.modules],
-        },
-    }
-    processes = [
-        _spawn("fastrt.node.__main__", "main()", json.dumps(settings), theirs, daemon_end),
-        _spawn("fastrt.worker.zygote", "main(int(sys.argv[1]))", str(zygote_end.fileno()), zygote_end),
-    ]
-    for end in (theirs, daemon_end, zygote_end):
-        end.close()
+    processes = Processes(config)
     try:
-        ours.settimeout(config.start_timeout_s)
-        answer = json.loads(ours.recv(1 << 16) or b'{"error": "it ended without a word; see its error output"}')
-        if "error" in answer:
-            raise FastrtError(f"the runtime cannot start: {answer['error']}")
-        return Runtime(config, answer["socket"], processes)
-    except BaseException as exc:
-        ours.close()
-        _end(processes, patience_s=0.0 if isinstance(exc, TimeoutError) else 1.0)
-        if isinstance(exc, TimeoutError):
-            raise NodeDiedError(f"the node daemon did not start within {config.start_timeout_s} s") from None
+        processes.start_daemon()
+        return Runtime(config, processes)
+    except BaseException:
+        processes.end(patience_s=1.0)
         raise
-    finally:
-        ours.close()
-
-
-def _spawn(module: str, call: str, argument: str, *ends: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
-    code = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; {call}"
-    # A session of its own: Ctrl-C at the terminal is the driver's to handle.
-    return subprocess.Popen(
-        [sys.executable, "-c", code, argument],
-        pass_fds=[end.fileno() for end in ends],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _end(processes: list[subprocess.Popen[bytes]], patience_s: float = _SHUTDOWN_S) -> None:
-    """Wait for processes that have been told to end; kill those that do not."""
-    for process in processes:
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _start_default() -> Store:
@@ -249,11 +228,13 @@ def _start_default() -> Store:
     return store
 
 
-def _forget_lock_after_fork() -> None:
+def _forget_after_fork() -> None:
     global _lock
     _lock = threading.RLock()
+    if _runtime is not None:
+        _runtime._processes.forget()
 
 
 store_client.install(start=_start_default)
-os.register_at_fork(after_in_child=_forget_lock_after_fork)
+os.register_at_fork(after_in_child=_forget_after_fork)
 atexit.register(shutdown)

@@ -20,6 +20,8 @@ from fastrt._core.segment import Segment
 from fastrt.errors import AttachError
 
 _MESSAGE_BYTES_MAX = 1 << 20
+_COMEBACK_S = 10.0  # how long a dead daemon may take to be replaced
+_COMEBACK_STEP_S = 0.02
 
 
 class Link:
@@ -132,6 +134,26 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = 
     Raises:
         AttachError: nobody listens there, or the daemon refuses; the message says why.
     """
+    link, answer = _ask(path, timeout_s, op="join", kind=kind, name=name, logs=logs)
+    client = Client(Segment.attach(answer["segment"]), answer["index"], answer["gen"])
+    return client, link
+
+
+def rejoin(path: str, timeout_s: float = 30.0, logs: bool = False) -> Link:
+    """Connect a process that has a client slot already to the daemon that took the place of a dead one.
+
+    Args:
+        path, timeout_s, logs: as for `join`.
+    Returns:
+        The connection.
+    Raises:
+        AttachError: nobody listens there, or the daemon does not know this process.
+    """
+    return _ask(path, timeout_s, op="rejoin", logs=logs)[0]
+
+
+def _ask(path: str, timeout_s: float, **message: Any) -> tuple[Link, dict[str, Any]]:
+    """Connect and send the first message; the connection and the daemon's answer."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.connect(path)
@@ -139,18 +161,59 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = 
         sock.close()
         raise AttachError(f"no node daemon answers at {path}: {exc}; start one with fastrt.init()") from None
     link = Link(sock)
-    link.send(op="join", kind=kind, name=name, logs=logs)
+    link.send(**message)
     try:
         answer = link.receive(timeout_s)
     except EOFError as exc:
-        raise AttachError(f"the node daemon at {path} went away while this process joined: {exc}") from None
-    if answer is None:
-        raise AttachError(f"the node daemon at {path} did not answer within {timeout_s} s")
-    if "error" in answer:
         link.close()
-        raise AttachError(answer["error"])
-    client = Client(Segment.attach(answer["segment"]), answer["index"], answer["gen"])
-    return client, link
+        raise AttachError(f"the node daemon at {path} went away while this process joined: {exc}") from None
+    if answer is None or "error" in answer:
+        link.close()
+        raise AttachError(answer["error"] if answer else f"the daemon at {path} did not answer in {timeout_s} s")
+    return link, answer
+
+
+class Lasting:
+    """A connection that outlives the daemon at its other end: when that dies, it connects to the next one.
+
+    Args:
+        path: where daemons of the session listen, one after the other.
+        link: the first connection.
+    """
+
+    def __init__(self, path: str, link: Link) -> None:
+        self._path = path
+        self._link = link
+
+    def send(self, **message: Any) -> bool:
+        """Send one message; False when no daemon comes back."""
+        return self._link.send(**message) or (self._again() and self._link.send(**message))
+
+    def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """Return the next message; None when none comes in time, or a new daemon has forgotten what was asked.
+
+        Raises:
+            EOFError: the daemon is gone, and none comes back.
+        """
+        try:
+            return self._link.receive(timeout_s)
+        except EOFError:
+            if self._again():
+                return None
+            raise
+
+    def _again(self) -> bool:
+        until = time.monotonic() + _COMEBACK_S
+        while time.monotonic() < until:
+            try:
+                link = rejoin(self._path)
+            except AttachError:
+                select.select([], [], [], _COMEBACK_STEP_S)
+                continue
+            self._link.close()
+            self._link = link
+            return True
+        return False
 
 
 def answers(path: str) -> bool:

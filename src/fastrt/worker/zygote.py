@@ -1,8 +1,9 @@
 """The zygote: a process with one thread that has imported what workers need and forks them in milliseconds.
 
 It never touches gRPC and never joins the arena. Orders come over a SEQPACKET socket: first the session, then
-"fork" with the descriptors of the new worker's stdout and stderr. It reports each start and each end, with the
-wait status: it is the workers' parent, and only a parent learns the signal that ended a process.
+"fork" with the write and read ends of the new worker's stdout and stderr. It reports each start and each end, with
+the wait status: it is the workers' parent, and only a parent learns the signal that ended a process. "list" makes it
+name its workers with the read ends of their output: a new daemon has taken the place of one that died.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ def die_with_parent() -> None:
 
 
 def main(control_fd: int) -> None:
-    """Serve fork orders on the socket `control_fd` until the daemon closes it or dies.
+    """Serve orders on the socket `control_fd` until daemon and starter have closed it or died.
 
-    Not tied to the starter by a death signal: that fires when the starting *thread* ends.
+    The starter keeps the other end open too, and hands it to the next daemon when one dies. It is not tied to the
+    starter by a death signal: that fires when the starting *thread* ends.
     """
     control = socket.socket(fileno=control_fd)
     data = control.recv(_MESSAGE_BYTES_MAX)
@@ -55,19 +57,20 @@ def main(control_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the loop below sees that the daemon is gone
         control.send(json.dumps({"ready": os.getpid()}).encode())
+    outputs: dict[int, list[int]] = {}  # read ends of each worker's stdout and stderr
     while True:
         readable: list[int] = select.select([control.fileno(), woken], [], [])[0]
         try:
             if woken in readable:
                 os.read(woken, 4096)
-                _reap(control)
-            if control.fileno() in readable and not _serve(control, session, (woken, wake)):
+                _reap(control, outputs)
+            if control.fileno() in readable and not _serve(control, session, outputs, (woken, wake)):
                 return
         except (BrokenPipeError, ConnectionResetError):
             return  # the daemon is gone; the workers go with this process
 
 
-def _reap(control: socket.socket) -> None:
+def _reap(control: socket.socket, outputs: dict[int, list[int]]) -> None:
     """Report ended workers; what their tasks have started and left behind ends with them."""
     while True:
         try:
@@ -79,30 +82,40 @@ def _reap(control: socket.socket) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(ended.si_pid, signal.SIGKILL)  # before it is reaped: its number cannot be anybody else's yet
         pid, status = os.waitpid(ended.si_pid, 0)
+        for fd in outputs.pop(pid, []):
+            os.close(fd)
         control.send(json.dumps({"ended": pid, "status": status}).encode())
 
 
-def _serve(control: socket.socket, session: dict[str, Any], own: tuple[int, int]) -> bool:
-    """Carry out one order; False when the daemon is gone."""
-    data, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES_MAX, 2)
+def _serve(
+    control: socket.socket, session: dict[str, Any], outputs: dict[int, list[int]], own: tuple[int, int]
+) -> bool:
+    """Carry out one order; False when nobody is left to give any."""
+    data, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES_MAX, 4)
     if not data:
         return False
+    if data == b"list":
+        for worker, ends in outputs.items():
+            socket.send_fds(control, [json.dumps({"worker": worker}).encode()], ends)
+        control.send(json.dumps({"listed": len(outputs), "zygote": os.getpid()}).encode())
+        return True
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            for fd in own:
+            for fd in [*own, *fds[2:], *(fd for ends in outputs.values() for fd in ends)]:
                 os.close(fd)
             control.close()
-            _become_worker(session, *fds)
+            _become_worker(session, *fds[:2])
             code = 0
         except BaseException:  # the last frame of a process: whatever it is, it must be seen
             traceback.print_exc()
         finally:
             _flush()
             os._exit(code)
-    for fd in fds:
+    for fd in fds[:2]:
         os.close(fd)
+    outputs[pid] = fds[2:]
     control.send(json.dumps({"started": pid}).encode())
     return True
 
@@ -134,33 +147,34 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
     core_client, link = attach.join(session["socket"], "worker", f"worker-{os.getpid()}")
+    daemon = attach.Lasting(session["socket"], link)
 
     def rejoin() -> client.Store:
         # The connection stays open as long as the core's attachment: the daemon watches the process, not the socket.
         tool, own = attach.join(session["socket"], "tool", f"child of worker {os.getppid()}")
-        return client.Store(tool, session["spin_s"], rejoin, own.send)
+        return client.Store(tool, session["spin_s"], rejoin, attach.Lasting(session["socket"], own).send)
 
-    store = client.Store(core_client, session["spin_s"], rejoin, link.send)
+    store = client.Store(core_client, session["spin_s"], rejoin, daemon.send)
     client.set_store(store)
 
     def told_to_stop() -> bool:
         try:
-            message = link.receive(0)
+            message = daemon.receive(0)
         except (EOFError, OSError):  # a task may have closed any descriptor
             return True
         return message is not None and message.get("op") == "stop"
 
     def may_wait() -> bool:
-        link.send(op="may_wait")
+        daemon.send(op="may_wait")
         while True:
             try:
-                answer = link.receive(5.0)
+                answer = daemon.receive(5.0)
             except (EOFError, OSError):
                 return True
             if answer is None or "answer" in answer:  # an order to leave that comes now will come again
                 return answer is None or bool(answer["answer"])
 
-    worker = Worker(store, say=lambda word: link.send(op=word), told_to_stop=told_to_stop, may_wait=may_wait)
+    worker = Worker(store, say=lambda word: daemon.send(op=word), told_to_stop=told_to_stop, may_wait=may_wait)
     worker.run()
     core_client.close()
 

@@ -1,0 +1,109 @@
+"""The two processes of an embedded session: the node daemon and the zygote, started side by side.
+
+The starter keeps the daemon's end of the zygote's socket open and hands it to each daemon: while one is dead the
+zygote and its workers go on, and what the zygote reports meanwhile waits in the socket.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fastrt.config import Config
+from fastrt.errors import FastrtError, NodeDiedError
+
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Modules that workers get ready-made in the zygote when the driver uses them: importing NumPy takes 80 ms.
+_PRELOAD = ("numpy",)
+_END_S = 10.0
+
+
+class Processes:
+    """Starts the zygote at once, and a daemon when told to.
+
+    Args:
+        config: the session's settings.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.socket_path = ""
+        self.daemon: subprocess.Popen[bytes] | None = None
+        self._config = config
+        self._bootstrap: socket.socket | None = None  # tells the daemon by its end that the starter is gone
+        self._control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.zygote = _spawn("fastrt.worker.zygote", "main(int(sys.argv[1]))", str(zygote_end.fileno()), zygote_end)
+        zygote_end.close()
+
+    def start_daemon(self, adopt: str | None = None) -> None:
+        """Start a daemon and wait until it listens at `socket_path`.
+
+        Args:
+            adopt: the segment of the session when it takes a dead daemon's place.
+        Raises:
+            FastrtError: it cannot start; the message says why.
+            NodeDiedError: it did not answer in time.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings = json.dumps(self._settings(theirs.fileno(), adopt))
+        self.daemon = _spawn("fastrt.node.__main__", "main()", settings, theirs, self._control)
+        theirs.close()
+        ours.settimeout(self._config.start_timeout_s)
+        try:
+            answer = json.loads(ours.recv(1 << 16) or b'{"error": "it ended without a word; see its error output"}')
+        except TimeoutError:
+            self.daemon.kill()
+            raise NodeDiedError(f"the node daemon did not start in {self._config.start_timeout_s} s") from None
+        finally:
+            if self._bootstrap is not None:
+                self._bootstrap.close()
+            self._bootstrap = ours
+        if "error" in answer:
+            raise FastrtError(f"the runtime cannot start: {answer['error']}")
+        self.socket_path = answer["socket"]
+
+    def end(self, patience_s: float = _END_S) -> None:
+        """Wait for the processes, which have been told to end; kill those that do not."""
+        self.forget()
+        for process in filter(None, (self.daemon, self.zygote)):
+            try:
+                process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def forget(self) -> None:
+        """Close this process's ends; a forked child does it too, or it would keep the zygote waiting for a daemon."""
+        self._control.close()
+        if self._bootstrap is not None:
+            self._bootstrap.close()
+
+    def _settings(self, bootstrap_fd: int, adopt: str | None) -> dict[str, Any]:
+        config = dataclasses.asdict(self._config)
+        return {
+            "config": {name: str(value) if isinstance(value, Path) else value for name, value in config.items()},
+            "bootstrap_fd": bootstrap_fd,
+            "zygote_fd": self._control.fileno(),
+            "adopt": adopt,
+            "session": {
+                "sys_path": [p for p in sys.path if isinstance(p, str)],  # others Python ignores, and JSON refuses
+                "preload": [name for name in _PRELOAD if name in sys.modules],
+            },
+        }
+
+
+def _spawn(module: str, call: str, argument: str, *ends: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
+    code = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; {call}"
+    # A session of its own: Ctrl-C at the terminal is the driver's to handle.
+    return subprocess.Popen(
+        [sys.executable, "-c", code, argument],
+        pass_fds=[end.fileno() for end in ends],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )

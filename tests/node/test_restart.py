@@ -1,0 +1,151 @@
+"""A node daemon that is killed under a live driver: another takes its place, and nothing is lost."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import fastrt
+from fastrt._core import fsck, spill
+from fastrt.store import client as store_client
+
+
+@pytest.fixture
+def runtime_of_its_own(tmp_path: Path) -> Iterator[fastrt.Runtime]:
+    with fastrt.init(num_workers=2, object_store_memory=32 << 20, spill_dir=tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def kill_daemon(runtime_of_its_own, wait_until):
+    def kill(wait: bool = True) -> None:
+        old = daemon_pid(runtime_of_its_own)
+        os.kill(old, signal.SIGKILL)
+        if wait:
+            wait_until(lambda: daemon_pid(runtime_of_its_own) not in (old, 0), "another daemon")
+
+    return kill
+
+
+def daemon_pid(runtime: fastrt.Runtime) -> int:
+    pid, _ = store_client.require().client.segment.daemon
+    return pid if psutil.pid_exists(pid) else 0
+
+
+@fastrt.remote
+def pid_after(path: str) -> int:
+    """Say that it runs, wait for the file, and return the worker."""
+    Path(path + ".started").touch()
+    until = time.monotonic() + 20
+    while not os.path.exists(path) and time.monotonic() < until:
+        os.sched_yield()
+    return os.getpid()
+
+
+@fastrt.remote
+def add_one(x: int) -> int:
+    return x + 1
+
+
+@fastrt.remote
+def nested(depth: int) -> int:
+    return 0 if depth == 0 else 1 + fastrt.get(nested.remote(depth - 1))
+
+
+@fastrt.remote
+def die_once(path: str) -> str:
+    if not os.path.exists(path):
+        Path(path).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "ran again"
+
+
+def test_running_tasks_go_on_in_their_workers(kill_daemon, tmp_path, wait_until):
+    gate = str(tmp_path / "gate")
+    ref = pid_after.remote(gate)
+    wait_until(lambda: os.path.exists(gate + ".started"), "the task to run")
+    runner = next(row["pid"] for row in workers() if row["task"] is not None)
+    kill_daemon()
+    Path(gate).touch()
+    assert fastrt.get(ref, timeout=20) == runner
+
+
+def workers():
+    from fastrt._core import clients
+
+    rows = clients.table(store_client.require().client.segment)
+    return [row for row in rows if row["kind"] == clients.KIND_WORKER]
+
+
+def test_tasks_are_submitted_and_run_while_no_daemon_is_there(kill_daemon):
+    assert fastrt.get(add_one.remote(0)) == 1
+    kill_daemon(wait=False)
+    assert fastrt.get([add_one.remote(i) for i in range(1000)], timeout=20) == list(range(1, 1001))
+
+
+def test_worker_death_is_noticed_by_the_new_daemon(kill_daemon, tmp_path):
+    kill_daemon()
+    assert fastrt.get(die_once.remote(str(tmp_path / "once")), timeout=20) == "ran again"
+
+
+def test_worker_that_dies_while_no_daemon_is_there_is_recovered(kill_daemon, tmp_path, wait_until):
+    gate = str(tmp_path / "gate")
+    ref = pid_after.remote(gate)
+    wait_until(lambda: os.path.exists(gate + ".started"), "the task to run")
+    runner = next(row["pid"] for row in workers() if row["task"] is not None)
+    kill_daemon(wait=False)
+    os.kill(runner, signal.SIGKILL)
+    Path(gate).touch()
+    assert fastrt.get(ref, timeout=20) not in (runner, 0)
+
+
+def test_nested_tasks_find_workers_after_a_restart(kill_daemon):
+    assert fastrt.get(nested.remote(4), timeout=20) == 4
+    kill_daemon()
+    assert fastrt.get(nested.remote(10), timeout=20) == 10
+
+
+def test_daemon_can_be_killed_again_and_again(kill_daemon):
+    for k in range(3):
+        kill_daemon()
+        assert fastrt.get(add_one.remote(k), timeout=20) == k + 1
+    assert fsck.fsck(store_client.require().client) == []
+
+
+def test_output_arrives_after_a_restart(kill_daemon, capfd, wait_until):
+    @fastrt.remote
+    def say(word: str) -> None:
+        print(word)  # noqa: T201  (this is what is tested)
+
+    fastrt.get(say.remote("before"))
+    kill_daemon()
+    fastrt.get(say.remote("after"), timeout=20)
+    seen = []
+
+    def arrived() -> bool:
+        seen.append(capfd.readouterr().out)
+        return "before" in "".join(seen) and "after" in "".join(seen)
+
+    wait_until(arrived, "both lines")
+
+
+def test_spilled_values_come_back_through_the_new_daemon(kill_daemon):
+    refs = [fastrt.put(np.full(1 << 20, k, np.uint8)) for k in range(48)]
+    assert any(spill.is_spilled(store_client.require().client, ref) for ref in refs)
+    kill_daemon()
+    assert [int(fastrt.get(ref)[-1]) for ref in refs] == list(range(48))
+
+
+def test_daemon_that_dies_too_often_is_given_up_with_a_clear_error(kill_daemon, wait_until):
+    ref = fastrt.put([1, 2, 3])
+    for _ in range(5):
+        kill_daemon()
+    kill_daemon(wait=False)
+    wait_until(lambda: not fastrt.is_initialized(), "the end of the session")
+    with pytest.raises(fastrt.FastrtError, match="daemon died"):
+        fastrt.get(ref)
