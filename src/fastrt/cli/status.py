@@ -35,10 +35,11 @@ def look(socket_path: Path) -> dict[str, Any]:
     Args:
         socket_path: of its node daemon.
     Returns:
-        session, socket, and either error, or processes (the client table) and the counts of
-        `fastrt._core.fsck.usage`: objects, tasks, queued, bytes_used, bytes_committed, bytes_max.
+        session, socket, and either error, or processes (the client table), the counts of
+        `fastrt._core.fsck.usage` (objects, tasks, queued, bytes_used, bytes_committed, bytes_max), and those of
+        `fastrt._core.spill.totals` with spill_dir and spill_error, what went wrong in the last round.
     """
-    from fastrt._core import fsck
+    from fastrt._core import fsck, spill
     from fastrt._core.clients import table
     from fastrt.errors import FastrtError
     from fastrt.store import attach
@@ -62,7 +63,8 @@ def look(socket_path: Path) -> dict[str, Any]:
             }
             for row in rows
         ]
-        return {**found, "processes": processes, **fsck.usage(client)}
+        spilled = {"spill_dir": spill.directory(client), "spill_error": spill.last_round(client)[1]}
+        return {**found, "processes": processes, **fsck.usage(client), **spill.totals(client), **spilled}
     except FastrtError as exc:  # the session ended while we looked
         return {**found, "error": str(exc)}
     finally:
@@ -104,6 +106,13 @@ def _show(sessions: list[dict[str, Any]]) -> None:
             f"{session['queued']:,} queued, {_mib(session['bytes_used'])} used of {_mib(session['bytes_max'])} "
             f"({_mib(session['bytes_committed'])} committed)"
         )
+        if session["spilled_objects"] or session["spill_error"]:
+            console.print(
+                f"spilled {session['spilled_objects']:,} values ({_mib(session['spilled_bytes'])}) to "
+                f"{session['spill_dir']}, brought back {session['restored_objects']:,} "
+                f"({_mib(session['restored_bytes'])}){' - ' if session['spill_error'] else ''}{session['spill_error']}",
+                markup=False,
+            )
         processes = Table(box=box.SIMPLE)
         for name in ("pid", "kind", "name", "doing"):
             processes.add_column(name)
