@@ -96,32 +96,33 @@ cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noe
     cdef uint32_t i
     cdef uint64_t *word
     cdef int rc
-    if a32_load_rlx(&pool.free_count) == 0 and pool.fresh + BATCH > a32_load_acq(&pool.committed):
-        rc = _commit_more(x, tasks)
-        if rc != FRT_OK and (rc != FRT_TABLE_FULL or pool.fresh == pool.committed):
-            if pool.free_count == 0:
-                return rc
-    rc = _lock(x, tasks)
-    if rc != FRT_OK:
-        return rc
-    while kept[0] < BATCH:
-        if pool.free_count:
-            i = free[pool.free_count - 1]
-        elif pool.fresh < pool.committed:
-            i = pool.fresh
-        else:
-            break
-        word = _word(x, tasks, i)
-        # Commit point: from here on recovery gives the record back if we die.
-        a64_store_rel(word, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(word[0])))
-        if pool.free_count:
-            pool.free_count -= 1
-        else:
-            pool.fresh += 1
-        magazine[kept[0]] = i
-        kept[0] += 1
-    _unlock(x, tasks)
-    return FRT_OK if kept[0] else FRT_TABLE_FULL
+    while kept[0] == 0:  # others may take all that there is between a look and the lock
+        if a32_load_rlx(&pool.free_count) == 0 and pool.fresh + BATCH > a32_load_acq(&pool.committed):
+            rc = _commit_more(x, tasks)
+            if rc != FRT_OK and (rc != FRT_TABLE_FULL or pool.fresh == pool.committed):
+                if pool.free_count == 0:
+                    return rc
+        rc = _lock(x, tasks)
+        if rc != FRT_OK:
+            return rc
+        while kept[0] < BATCH:
+            if pool.free_count:
+                i = free[pool.free_count - 1]
+            elif pool.fresh < pool.committed:
+                i = pool.fresh
+            else:
+                break
+            word = _word(x, tasks, i)
+            # Commit point: from here on recovery gives the record back if we die.
+            a64_store_rel(word, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(word[0])))
+            if pool.free_count:
+                pool.free_count -= 1
+            else:
+                pool.fresh += 1
+            magazine[kept[0]] = i
+            kept[0] += 1
+        _unlock(x, tasks)
+    return FRT_OK
 
 
 cdef int pool_return(frt_ctx *x, bint tasks, const uint32_t *records, uint32_t n) noexcept nogil:
