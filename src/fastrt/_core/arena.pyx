@@ -268,14 +268,14 @@ cdef int _lock_class(frt_ctx *x, uint32_t cls) noexcept nogil:
     cdef frt_lock *lock = x.locks + FRT_LOCK_CLASS0 + cls
     cdef int rc = frt_lock_take(lock)
     if rc == FRT_LOCK_ORPHANED:
-        # The page walk needs runs that stand still.
-        rc = _lock_extent(x)
-        if rc == FRT_OK:
-            _rebuild_class(x, cls)
-            frt_lock_give(x.locks + FRT_LOCK_EXTENT)
-            frt_lock_mend(lock)
-        else:
-            frt_lock_give(lock)
+        # The page walk needs runs that stand still. However long a stopped process holds them: a robust lock that
+        # is given back unmended can never be taken again.
+        while _lock_extent(x) != FRT_OK:
+            pass
+        _rebuild_class(x, cls)
+        frt_lock_give(x.locks + FRT_LOCK_EXTENT)
+        frt_lock_mend(lock)
+        return FRT_OK
     return rc
 
 
