@@ -189,5 +189,8 @@ cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept no
                 queue_wake_idle(x)
             return t
         if rc != FRT_OK:
+            # A push since we looked may have found our bit, and woken us instead of one who stays.
+            if queue_length(x):
+                queue_wake_idle(x)
             return rc
         spin_ns = 0  # once per call: an idle worker uses no processor
