@@ -164,8 +164,11 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
         word = a64_load_acq(state)
         what = frt_word_state(word)
         if what == FRT_OBJ_EMPTY:
-            continue
-        if frt_word_client(word) == v and what != FRT_OBJ_PENDING and what != FRT_OBJ_SEALED:
+            # The dead client may have come too late for an object and not have taken its bit back. By now the entry
+            # may have a new tenant, which was spared because of that bit: decide again below.
+            if not frt_refs(x, i)[w] & bit:
+                continue
+        elif frt_word_client(word) == v and what != FRT_OBJ_PENDING and what != FRT_OBJ_SEALED:
             if what == FRT_OBJ_RESERVED:
                 a64_and_sc(frt_refs(x, i) + w, ~bit)
                 rc = rc or object_empty(x, i)
