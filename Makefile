@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell fin
 	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench wheels clean
+.PHONY: help demo test bench chaos wheels clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -25,6 +25,9 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 
 bench: .venv/.tools ## run the benchmark suites; each run's figures stay in .benchmarks/ as JSON
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-autosave
+
+chaos: .venv/.tools ## kill processes at every point of the core and at random, and check that nothing is lost (long)
+	$(BIN)/python tests/crash/chaos.py
 
 wheels: .venv/.tools ## one wheel for each Python from 3.10 to 3.13 found here, repaired and tested, in wheelhouse/
 	$(BIN)/python .ci/wheels.py

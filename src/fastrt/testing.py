@@ -18,6 +18,7 @@ _HEADER_BYTES = 64
 _SLOT = struct.Struct("<56sII")
 _SLOTS = 2048
 _ACTIONS = {"kill": 1, "stop": 2}
+_BYTES = _HEADER_BYTES + _SLOTS * _SLOT.size
 SIDES = ("before", "after")
 
 
@@ -30,10 +31,17 @@ class Failpoints:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        size = _HEADER_BYTES + _SLOTS * _SLOT.size
-        with open(self.path, "w+b") as file:
-            file.truncate(size)
-            self._map = mmap.mmap(file.fileno(), size)
+        with open(self.path, "wb") as file:
+            file.truncate(_BYTES)
+        self._map = _mapped(self.path)
+
+    @classmethod
+    def attach(cls, path: str | os.PathLike[str]) -> Failpoints:
+        """Use a table that another process has made: arm points and read counters, but remove nothing."""
+        self = cls.__new__(cls)
+        self.path = Path(path)
+        self._map = _mapped(self.path)
+        return self
 
     def __enter__(self) -> Failpoints:
         return self
@@ -100,3 +108,7 @@ class Failpoints:
     def _fields(self) -> tuple[int, ...]:
         return _FIELDS.unpack_from(self._map, 0)
 
+
+def _mapped(path: Path) -> mmap.mmap:
+    with open(path, "r+b") as file:
+        return mmap.mmap(file.fileno(), _BYTES)

@@ -218,23 +218,30 @@ def usage(Client client):
     """Counts for people and tests.
 
     Returns:
-        A dict: objects and tasks in use, functions (their objects, which stay, are among the objects), payload
-        bytes used (whole pages), committed and at most, tasks queued.
+        A dict: objects and tasks in use, functions (their objects, which stay, are among the objects), records of
+        both tables that clients have in reserve, payload bytes used (whole pages), committed and at most, tasks queued.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i
     cdef uint64_t objects = 0
     cdef uint64_t tasks = 0
     cdef uint64_t functions = 0
+    cdef uint64_t reserved = 0
+    cdef int state
     client.ensure()
     for i in range(FRT_FUNCTIONS):
         functions += a64_load_acq(&x.functions[i].objref) != 0
     for i in range(x.sb.objects.fresh):
-        objects += frt_word_state(frt_state(x, i)[0]) > FRT_OBJ_RESERVED
+        state = frt_word_state(frt_state(x, i)[0])
+        objects += state > FRT_OBJ_RESERVED
+        reserved += state == FRT_OBJ_RESERVED
     for i in range(x.sb.tasks.fresh):
-        tasks += frt_word_state(x.task_words[i]) > FRT_TASK_RESERVED
+        state = frt_word_state(x.task_words[i])
+        tasks += state > FRT_TASK_RESERVED
+        reserved += state == FRT_TASK_RESERVED
     return {
-        "objects": objects, "tasks": tasks, "functions": functions, "queued": x.sb.ring_tail - x.sb.ring_head,
+        "objects": objects, "tasks": tasks, "functions": functions, "reserved": reserved,
+        "queued": x.sb.ring_tail - x.sb.ring_head,
         "bytes_used": x.sb.used_pages << FRT_PAGE_SHIFT,
         "bytes_committed": <uint64_t>x.sb.pages_committed << FRT_PAGE_SHIFT,
         "bytes_max": <uint64_t>x.pages_max << FRT_PAGE_SHIFT,

@@ -100,11 +100,18 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #define FRT_OWNER_TASK 0x80000000u /* owner words: entry index + 1, or this | task index + 1 */
 #define FRT_INLINE_BYTES 72      /* values up to here live in the entry itself */
 #define FRT_TASK_INLINE_BYTES 176
+#ifdef FRT_FAILPOINTS /* small steps, so that the small workloads of a kill test take many of them */
+#define FRT_COMMIT_RECORDS 64
+#define FRT_COMMIT_BYTES (1u << 18)
+#define FRT_FUNCTIONS 64
+#define FRT_RING_CELLS 16
+#else
 #define FRT_COMMIT_RECORDS 8192 /* records whose memory is committed in one step; about 1.5 MiB */
 #define FRT_COMMIT_BYTES (64u << 20)
-#define FRT_CLIENTS_MOST 256
 #define FRT_FUNCTIONS 16384
 #define FRT_RING_CELLS 16384 /* of the ready queue at first; it doubles up to ring_max */
+#endif
+#define FRT_CLIENTS_MOST 256
 #define FRT_CELL_BYTES 8
 #define FRT_TRACE_RECORDS 4096
 #define FRT_SPILL_BYTES_MIN 16384u /* smaller values stay: a file each would cost more than it frees */

@@ -17,7 +17,11 @@
 #include "atomic.h"
 #include "futex.h"
 
+#ifdef FRT_FAILPOINTS
+#define FRT_LOCK_PATIENCE_NS 1000000000LL /* kill tests stop owners on purpose, and wait for this often */
+#else
 #define FRT_LOCK_PATIENCE_NS 5000000000LL
+#endif
 #define FRT_LOCK_SPINS 200 /* about 2 us: the longest ordinary critical section, cheaper than one sleep */
 
 typedef struct {

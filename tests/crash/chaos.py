@@ -1,0 +1,161 @@
+"""The kill campaign: `make chaos`, or `python tests/crash/chaos.py --short`.
+
+Kills a process at every point of the core, before and after each atomic change and each lock, and checks after each
+death that nothing is lost, torn, leaked or stuck. Prints a table; ends with an error if any count in it is not 0.
+"""
+
+import argparse
+import json
+import os
+import random
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import variant
+
+HERE = Path(__file__).parent
+SILENCE_S = 60.0  # of a lane: longer than any wait inside of it is allowed to be
+FORMS: dict[str, dict[str, Any]] = {
+    "short": {"per_side": 1, "per_recovery": 1, "pairs": 60, "live": 120},
+    "long": {"per_side": 50, "per_recovery": 20, "pairs": 3000, "live": 5000},
+}
+
+
+class Lane:
+    """A running lane.py: its last words, and what it has reported."""
+
+    def __init__(self, target: Path, spec: dict[str, Any], folder: Path) -> None:
+        self.table = folder / f"points{spec['lane']}"
+        environ = {**variant.environment(target), "FASTRT_FAILPOINTS_FILE": str(self.table)}
+        make = f"from fastrt.testing import Failpoints; Failpoints({str(self.table)!r})"
+        subprocess.run([sys.executable, "-c", make], env=variant.environment(target), check=True)
+        command = [sys.executable, str(HERE / "lane.py"), json.dumps(spec)]
+        self.process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, start_new_session=True)
+        self.doing = "starting"
+        self.heard = time.monotonic()
+        self.failures: list[dict[str, Any]] = []
+        self.report: dict[str, Any] | None = None
+        self._data = b""
+
+    def read(self) -> bool:
+        """Take in what it says; False at its end."""
+        assert self.process.stdout is not None
+        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        *lines, self._data = (self._data + data).split(b"\n")
+        self.heard = time.monotonic()
+        for line in lines:
+            message = json.loads(line)
+            if "failure" in message:
+                self.failures.append(message)
+                say(f"FAILED {message['variant']}: {message['failure']}\n   {message['what']}")
+            self.doing = message.get("doing", self.doing)
+            if "totals" in message:
+                self.report = message
+        return bool(data)
+
+    def close(self) -> None:
+        if time.monotonic() - self.heard > SILENCE_S:
+            self.failures.append({"failure": "hang", "variant": "", "what": self.doing})
+            say(f"HUNG: {self.doing}")
+        try:
+            os.killpg(self.process.pid, 9)  # with whatever it has forked
+        except ProcessLookupError:
+            pass
+        code = self.process.wait()
+        if self.report is None and not any(failure["failure"] == "hang" for failure in self.failures):
+            self.failures.append({"failure": f"the survivor ended with {code}", "variant": "", "what": self.doing})
+            say(f"CRASHED with {code}: {self.doing}")
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def run_lanes(target: Path, spec: dict[str, Any], lanes: int) -> list[Lane]:
+    with tempfile.TemporaryDirectory(prefix="frt-points-") as folder:
+        running = [Lane(target, {**spec, "lane": k, "lanes": lanes}, Path(folder)) for k in range(lanes)]
+        done: list[Lane] = []
+        while running:
+            ready = select.select([lane.process.stdout for lane in running], [], [], 1.0)[0]
+            for lane in list(running):
+                over = time.monotonic() - lane.heard > SILENCE_S
+                if over or (lane.process.stdout in ready and not lane.read()):
+                    lane.close()
+                    running.remove(lane)
+                    done.append(lane)
+        return done
+
+
+def summary(lanes: list[Lane]) -> tuple[dict[str, Any], list[str]]:
+    """The campaign's counts, and the points at which nobody died."""
+    reports = [lane.report for lane in lanes if lane.report is not None]
+    failures = [failure for lane in lanes for failure in lane.failures]
+    points: dict[str, list[int]] = {}
+    for report in reports:
+        for name, deaths in report["points"].items():
+            points[name] = [a + b for a, b in zip(points.get(name, [0, 0]), deaths, strict=True)]
+    never = [f"{side} {name}" for name, deaths in points.items()
+             for side, n in zip(("before", "after"), deaths, strict=True) if n == 0]  # fmt: skip
+
+    def count(*words: str) -> int:
+        return sum(any(word in failure["failure"] for word in words) for failure in failures)
+
+    found = {
+        "points": len(points),
+        "sides never reached": len(never),
+        "points with 100 deaths or more": sum(sum(deaths) >= 100 for deaths in points.values()),
+        "runs": sum(report["totals"]["runs"] for report in reports),
+        "kills": sum(report["totals"]["kills"] for report in reports),
+        "values compared by live sharers": sum(report["totals"]["compared"] for report in reports),
+        "lost results": count("lost", "gave", "failed:"),
+        "torn values": count("torn", "not whole"),
+        "leaks": count("left behind", "leaked"),
+        "hangs": count("hung", "hang", "LockStuck"),
+        "other failures": 0,
+        "longest stall, ms": round(max([report["stall_s"] for report in reports], default=0) * 1e3, 1),
+    }
+    counted = sum(found[name] for name in ("lost results", "torn values", "leaks", "hangs"))
+    found["other failures"] = max(0, len(failures) - counted)
+    return found, never
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="the form that the tests run")
+    parser.add_argument("--seed", type=int, default=None, help="of an earlier run")
+    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1)
+    for name in FORMS["long"]:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=None)
+    options = parser.parse_args()
+    form = FORMS["short" if options.short else "long"]
+    spec = {name: getattr(options, name) if getattr(options, name) is not None else n for name, n in form.items()}
+    for name in ("pairs", "live"):
+        spec[name] = -(-spec[name] // options.lanes)
+    spec["seed"] = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 30)
+    spec["source"] = str(variant.ROOT / "src" / "fastrt" / "_core")
+    say(f"seed {spec['seed']}")
+    begun = time.monotonic()
+    target = variant.build()
+    say(f"build: {time.monotonic() - begun:.1f} s")
+    begun = time.monotonic()
+    lanes = run_lanes(target, spec, options.lanes)
+    found, never = summary(lanes)
+    for name, value in found.items():
+        say(f"{name:>40}  {value}")
+    say(f"{'seconds':>40}  {time.monotonic() - begun:.0f}")
+    for name in never:
+        say(f"never reached: {name}")
+    failures = sum(len(lane.failures) for lane in lanes)
+    return 1 if failures or never else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

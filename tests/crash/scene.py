@@ -1,0 +1,211 @@
+"""One arena with a survivor in it: set up, let others die in it, recover them, and account for everything.
+
+The survivor plays the daemon (it recovers) and a driver (it submitted tasks whose results it wants).
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import work
+from victim import Victim, is_there
+from work import Expected, Wrong
+
+from fastrt._core import clients, functions, handles, recovery, tasks
+from fastrt._core.clients import Client
+from fastrt._core.fsck import fsck, usage
+from fastrt._core.segment import Segment
+
+STORE_BYTES = 2 << 20
+SLAB_PAGES_KEPT = 6  # each size class keeps one empty page
+PAGE = 1 << 14
+FIRST_SEED = 100
+
+
+class Child:
+    """A forked process, watched by its pidfd."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                run()
+                code = 0
+            except BaseException as exc:  # the last frame of a process: it must be seen
+                import traceback
+
+                traceback.print_exception(exc)
+            finally:
+                os._exit(code)
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def ended(self, timeout_s: float) -> bool:
+        if self.code is None and select.select([self._pidfd], [], [], timeout_s)[0]:
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            os.close(self._pidfd)
+        return self.code is not None
+
+    def end(self, what: str) -> bool:
+        """Wait for the process; whether it was killed. Raises when it hangs or fails."""
+        if not self.ended(work.PATIENCE_S):
+            with open(f"/proc/{self.pid}/stat") as stat:
+                state = stat.read().rpartition(")")[2].split()[0]
+            self.kill()
+            raise Wrong(f"{what} hung, in state {state}")
+        if self.code not in (0, -signal.SIGKILL):
+            raise Wrong(f"{what} ended with {self.code}")
+        return self.code != 0
+
+    def kill(self) -> None:
+        if self.code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.ended(work.PATIENCE_S)
+
+
+class Scene:
+    """An arena with a survivor, things that it holds, tasks that it has submitted, and a client that is dead."""
+
+    def __init__(self, store_bytes: int = STORE_BYTES) -> None:
+        self.segment = Segment.create(store_bytes, objects_max=4096, tasks_max=1024)
+        self.client = self.attach(clients.KIND_DRIVER)
+        self.client.adopt_job(self.client.job)
+        self.function = handles.put_scalar(self.client, b"the function")
+        self.shared = [(s, work.put(self.client, s, n)) for s, n in ((1, 16), (2, 300), (3, 20000))]
+        self.box = work.put(self.client, 4, 50, [ref for _, ref in self.shared])
+        self.expected: list[Expected] = []
+        self.dead: list[tuple[int, int]] = []
+        self.stall_s = 0.0  # the longest recovery
+
+    def attach(self, kind: int) -> Client:
+        index, gen = clients.admit(self.segment, os.getpid(), kind, "survivor")
+        return Client(self.segment, index, gen)
+
+    def known(self, make: bool = False, spills: bool = False) -> dict[str, Any]:
+        """What a victim is told; see Victim."""
+
+        def name(ref: Any) -> tuple[int, int]:
+            return ref.objref, handles.describe(self.client, ref)["index"]
+
+        return {"function": name(self.function), "shared": [(s, name(ref)) for s, ref in self.shared],
+                "box": name(self.box), "dead": list(self.dead), "sleepers": [self.client.index], "make": make,
+                "spills": spills}  # fmt: skip
+
+    def submit(self, op: int, seed: int, refs: Any = (), addends: int = 0, big: int = 0) -> Expected:
+        self.client.adopt_job(self.client.job)  # running a task has made its job ours
+        made = work.submit(self.client, self.function, op, seed, refs, big)
+        self.expected.append(Expected(made, op, seed, addends))
+        return self.expected[-1]
+
+    def submit_all(self) -> None:
+        """One task of each kind, and some that wait for others."""
+        for op in (work.INT, work.BYTES, work.BOX, work.MANY, work.RETRY, work.FAIL, work.NEST):
+            self.submit(op, FIRST_SEED + 20 * op)
+        first, second = self.expected[0], self.expected[1]
+        both = [first.refs[0], second.refs[0]]
+        third = self.submit(work.SUM, 400, both, work.answer(first.seed) + second.seed)
+        total = work.answer(third.seed) + third.addends
+        self.submit(work.SUM, 420, [third.refs[0], third.refs[0]], 2 * total, big=200)
+
+    def leave_one_dead(self) -> None:
+        """A client that holds one of everything, and is gone."""
+        client = self.attach(clients.KIND_WORKER)
+        client.adopt_job(self.client.job)
+        known = self.known()
+        kept: list[Any] = [handles.acquire(client, *name) for _, name in known["shared"]]
+        kept += [work.load(client, kept[2])[2], work.put(client, 31, 400, kept[:1]), work.put(client, 32, 20000)]
+        function = handles.acquire(client, *known["function"])
+        waited = work.submit(client, function, work.INT, 33)[0]
+        kept += [function, waited, work.submit(client, function, work.SUM, 34, [waited])]
+        handles.wait_all(client, [waited], 0.0001, 0.0)
+        task = tasks.next_task(client, 0.0, 0.0)
+        if task != tasks.NO_TASK:
+            kept.append(handles.result(client, task, 0, 500, work.KIND, 0))
+        client.abandon()
+        self.dead.append((client.index, client.gen))
+
+    def victim(
+        self, kind: int, turn: int, arm: Callable[[], None], make: bool = False, spills: bool = False
+    ) -> Child:
+        """Fork a process that arms its own death and walks."""
+        known = self.known(make, spills)
+
+        def run() -> None:
+            self.client.abandon()
+            arm()
+            Victim(self.segment.name, kind, known).walk(turn)
+
+        return Child(run)
+
+    def slots_of(self, pid: int) -> list[tuple[int, int]]:
+        return [(row["client"], row["gen"]) for row in clients.table(self.segment) if row["pid"] == pid]
+
+    def recover(self, slot: int, gen: int) -> None:
+        if not is_there(self.segment, slot, gen):
+            return
+        begun = time.monotonic()
+        ending = recovery.recover(self.client, slot)["ending"]
+        self.stall_s = max(self.stall_s, time.monotonic() - begun)
+        for task in ending:
+            work.fail(self.client, task)
+
+    def bury(self, child: Child) -> None:
+        for tenant in self.slots_of(child.pid):
+            self.recover(*tenant)
+
+    def settle(self) -> None:
+        """Recover whoever is dead, finish all work, and compare every result."""
+        for tenant in self.dead:
+            self.recover(*tenant)
+        begun = time.monotonic()
+        work.run_all(self.client, self.function)
+        for expected in self.expected:
+            expected.check(self.client)
+        for seed, ref in self.shared:
+            work.read(self.client, ref, seed)
+        for ref in handles.contained(self.client, self.box):
+            work.read(self.client, ref)
+        self.stall_s = max(self.stall_s, time.monotonic() - begun)
+
+    def account(self) -> None:
+        """Check that all locks work, drop everything, and see that nothing is left but the functions."""
+        self._use_everything()
+        self.expected.clear()
+        self.shared.clear()
+        del self.box, self.function
+        tool = self.attach(clients.KIND_TOOL)
+        index = self.client.index
+        self.client.close()
+        self._check(tool, reserved=0)
+        recovery.recover(tool, index)
+        self._check(tool, reserved=0)
+        tool.close()
+
+    def _use_everything(self) -> None:
+        """Every lock is taken once more: none may be orphaned or held now."""
+        client = self.client
+        refs = [work.put(client, 70 + k, size) for k, size in enumerate(work.SIZES)]
+        ref = handles.put_scalar(client, "a function")
+        functions.add_function(client, b"last".ljust(16), ref, "last")
+        made = self.submit(work.SUM, 90, [refs[5]], 75)
+        work.run_all(client, self.function)
+        made.check(client)
+
+    def _check(self, client: Client, reserved: int) -> None:
+        found = fsck(client, quiet=True)
+        use = usage(client)
+        if use["objects"] != use["functions"] or use["tasks"] or use["reserved"] != reserved:
+            found.append(f"left behind: {use}")
+        if use["bytes_used"] > SLAB_PAGES_KEPT * PAGE:
+            found.append(f"leaked: {use['bytes_used']} bytes are in use, and nothing is there")
+        if found:
+            raise Wrong("; ".join(found[:6]))
+
+    def close(self) -> None:
+        self.client.abandon()
+        self.segment.unlink()
+

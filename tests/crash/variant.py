@@ -1,0 +1,75 @@
+"""The failpoint build that the campaign runs on, made once for each state of the core's sources.
+
+It lies under build/crash/, named by a digest of what it is made of; unchanged modules are taken from the build before.
+The Python modules around the compiled ones are links into src/, so they are always the newest.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = 3  # builds; older ones are removed
+
+
+def sources(root: Path) -> list[Path]:
+    core = root / "src" / "fastrt" / "_core"
+    return [root / "setup.py", *sorted(p for p in core.rglob("*") if p.suffix in (".pyx", ".pxd", ".h"))]
+
+
+def digest(root: Path) -> str:
+    found = hashlib.sha256(sys.version.encode())
+    for path in sources(root):
+        found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def build(root: Path = ROOT) -> Path:
+    """Return a folder to put on PYTHONPATH; takes half a minute when the sources are new."""
+    home = ROOT / "build" / "crash"
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once
+        target = home / digest(root)
+        if not (target / "done").exists():
+            shutil.rmtree(target, ignore_errors=True)
+            older = sorted(home.glob("*/done"), key=lambda path: path.stat().st_mtime)
+            if older:
+                shutil.copytree(older[-1].parent, target, symlinks=True)  # with its times: what is newer is compiled
+                (target / "done").unlink()
+            compile_core(root, target, home / "objects")
+            link_package(root, target)
+            (target / "done").touch()
+            for old in older[: max(0, len(older) + 1 - KEPT)]:
+                shutil.rmtree(old.parent)
+        (target / "done").touch()
+        return target
+
+
+def compile_core(root: Path, target: Path, objects: Path) -> None:
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", target, "--build-temp", objects / "o"]
+    done = subprocess.run(command, cwd=root, env={**os.environ, "FASTRT_FAILPOINTS": "1"}, capture_output=True)
+    if done.returncode:
+        raise RuntimeError(f"the failpoint build failed:\n{done.stderr.decode(errors='replace')[-4000:]}")
+
+
+def link_package(root: Path, target: Path) -> None:
+    package = root / "src" / "fastrt"
+    for path in [p for p in package.iterdir() if p.name not in ("_core", "__pycache__")]:
+        link(path, target / "fastrt" / path.name)
+    link(package / "_core" / "__init__.py", target / "fastrt" / "_core" / "__init__.py")
+
+
+def link(path: Path, at: Path) -> None:
+    if at.is_symlink():
+        at.unlink()
+    at.symlink_to(path)
+
+
+def environment(target: Path) -> dict[str, str]:
+    """For processes that are to import the failpoint build."""
+    return {**os.environ, "PYTHONPATH": str(target), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,0 +1,193 @@
+"""The process that dies: it joins, walks through everything a client can do, and leaves.
+
+Its steps come in an order that the caller may turn, so that a death at one point is met with different things held.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import work
+from work import BOX, BYTES, FAIL, INT, MANY, NEST, RETRY, SIZES, SUM
+
+from fastrt._core import clients, functions, handles, recovery, spill, tasks
+from fastrt._core.clients import Client
+from fastrt._core.segment import Segment
+from fastrt.errors import ObjectStoreFullError, StaleReferenceError
+
+
+class Victim:
+    """One process's walk.
+
+    Args:
+        name: the segment's.
+        kind: of client.
+        known: what it is told by the survivor: names of objects {"function", "shared", "box", "running"} as
+            (objref, index); "dead", slots with generations of dead clients that it recovers; "spills", whether it is
+            the one that moves values to files; "make", whether it makes a segment of its own, too.
+    """
+
+    def __init__(self, name: str, kind: int, known: dict[str, Any]) -> None:
+        self.known = known
+        self.segment = Segment.attach(name)
+        index, gen = clients.admit(self.segment, os.getpid(), kind, "victim")
+        self.client = Client(self.segment, index, gen)
+        self.client.adopt_job(self.client.job)
+        self.function = handles.acquire(self.client, *known["function"])
+        self.kept: list[Any] = []
+
+    def walk(self, turn: int = 0) -> None:
+        """Do all steps, beginning with the `turn`th, and leave."""
+        steps = self.steps()
+        turn %= len(steps)
+        for step in steps[turn:] + steps[:turn]:
+            self.client.adopt_job(self.client.job)  # running a task has made its job ours
+            step()
+        self.kept.clear()
+        self.client.close()
+
+    def steps(self) -> list[Callable[[], None]]:
+        return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
+                self.work_for_others, self.cancel, self.wait, self.spill, self.bury, self.make_segment]  # fmt: skip
+
+    def read_shared(self) -> None:
+        try:  # a name that has another tenant by now
+            handles.acquire(self.client, self.known["box"][0] + 12345, self.known["box"][1])
+        except StaleReferenceError:
+            pass
+        for seed, name in self.known["shared"]:
+            ref = handles.acquire(self.client, *name)
+            work.read(self.client, ref, seed)
+            self.kept.append(work.load(self.client, ref)[2])
+        box = handles.acquire(self.client, *self.known["box"])
+        for ref in handles.contained(self.client, box):
+            work.read(self.client, ref)
+        self.kept.append(box)
+
+    def put_and_drop(self) -> None:
+        for k, size in enumerate(SIZES):
+            ref = work.put(self.client, 1000 + k, size)
+            work.read(self.client, ref, 1000 + k)
+            self.kept.append(ref if k % 2 else None)
+        self.kept.append(handles.put_scalar(self.client, 12.5))
+        handles.put_scalar(self.client, b"x" * 500)
+        chain = work.put(self.client, 2000, 100)
+        for k in range(4):
+            chain = work.put(self.client, 2001 + k, 100 + 300 * k, [chain, self.function])
+        handles.create(self.client, 400, work.KIND, 1)  # dropped unsealed
+
+    def grow(self) -> None:
+        """Both tables and the payload beyond their first steps, the magazines beyond their ends, and back."""
+        many = [handles.put_scalar(self.client, k) for k in range(160)]
+        del many[10:]
+        self.kept.append(many)
+        pages = [work.put(self.client, 3000 + k, 8192) for k in range(40)]  # two to a page: the class asks for more
+        del pages[3:]
+        for nbytes in (250_000, 1_900_000):  # the second finds the store full, unless nobody else has anything
+            try:
+                work.read(self.client, work.put(self.client, 3100, nbytes), 3100)
+            except ObjectStoreFullError:
+                continue
+
+    def name_functions(self) -> None:
+        for k in range(2):
+            digest = bytes([k + 1]) * 16
+            if functions.find_function(self.client, digest) is None:
+                ref = handles.put_scalar(self.client, f"function {k}")
+                functions.add_function(self.client, digest, ref, f"function {k}")
+
+    def submit_and_run(self) -> None:
+        c, f = self.client, self.function
+        a = work.submit(c, f, INT, 5000)
+        b = work.submit(c, f, BYTES, 5001, big=300)
+        made = [a, b, work.submit(c, f, SUM, 5010, [a[0], b[0]]), work.submit(c, f, BOX, 5020)]
+        made += [work.submit(c, f, MANY, 5030), work.submit(c, f, NEST, 5040), work.submit(c, f, RETRY, 5050)]
+        made += [work.submit(c, f, SUM, 5060, [made[2][0]], big=200), work.submit(c, f, FAIL, 5070)]
+        made += [work.submit(c, f, INT, 5100 + k) for k in range(20)]  # more than the ring has cells
+        work.run_all(c, f, 12)
+        self.kept.append(made[::2])
+
+    def work_for_others(self) -> None:
+        work.run_all(self.client, self.function, 8)
+
+    def cancel(self) -> None:
+        c, f = self.client, self.function
+        first = work.submit(c, f, INT, 6000)[0]
+        second = work.submit(c, f, SUM, 6001, [first])[0]
+        for ref in (second, first):
+            what, task, _ = tasks.cancel(c, ref)
+            if what == "ending":
+                work.fail(c, task)
+        running = work.submit(c, f, INT, 6002)[0]
+        task = tasks.claim_for(c, running)
+        if task != tasks.NO_TASK and work.seed_of(c, task) != 6002:
+            work.perform(c, f, task)  # somebody else has run ours meanwhile, and the record has another tenant
+        elif task != tasks.NO_TASK:
+            tasks.cancel(c, running)
+            tasks.must_stop(c, task)
+            work.fail(c, task)
+        for k in range(540):  # each leaves a stale cell: the ring is full of them and swept
+            what, task, _ = tasks.cancel(c, work.submit(c, f, INT, 6100 + k)[0])
+            if what == "ending":
+                work.fail(c, task)
+
+    def wait(self) -> None:
+        c, f = self.client, self.function
+        first = work.submit(c, f, INT, 7000)[0]
+        second = work.submit(c, f, SUM, 7001, [first])[0]
+        handles.wait_all(c, [second], 0.0003, 0.0001)
+        handles.wait_some(c, [first, second], 1, 0.0003, 0.0001)
+        work.run_all(c, f)
+        handles.wait_all(c, [first, second], 0.0, 0.0)
+        tasks.next_task(c, 0.0005, 0.0002)  # spins, then sleeps
+        for slot in self.known["sleepers"]:
+            c.wake(slot)
+        self.kept += [first, second]
+
+    def spill(self) -> None:
+        """What only one process of a session does at a time: the daemon."""
+        if not self.known["spills"]:
+            return
+        c = self.client
+        mine = [work.put(c, 8000 + k, 20000 + k) for k in range(5)]
+        work.spill_some(c, 8)
+        indexes = [handles.describe(c, ref)["index"] for ref in mine]
+        if spill.is_spilled(c, mine[0]):
+            spill.wait_restored(c, mine[0], 0.0003)
+        for k, ref in enumerate(mine[1:3]):
+            work.read(c, ref, 8001 + k)
+        data = spill.begin(c, indexes[2], mine[2].objref)
+        if data is not None:
+            spill.give_up(c, indexes[2])
+        full: list[Any] = []
+        for nbytes in (300_000, 20_000):
+            try:
+                while True:
+                    full.append(work.put(c, 8100, nbytes))
+            except ObjectStoreFullError:
+                continue
+        for index, ref in zip(indexes[3:], mine[3:], strict=True):
+            try:
+                if spill.begin_restore(c, index, ref.objref) is not None:
+                    spill.finish_restore(c, index, False)  # as if its file were lost
+            except ObjectStoreFullError:
+                full.clear()
+        full.clear()
+        self.kept += mine[:3]
+
+    def bury(self) -> None:
+        for slot, gen in self.known["dead"]:
+            if is_there(self.segment, slot, gen):
+                for task in recovery.recover(self.client, slot)["ending"]:
+                    work.fail(self.client, task)
+
+    def make_segment(self) -> None:
+        if self.known["make"]:
+            segment = Segment.create(1 << 20, clients_max=1, objects_max=64, tasks_max=64)
+            segment.poison("a test")
+            segment.unlink()
+
+
+def is_there(segment: Segment, slot: int, gen: int) -> bool:
+    """Whether a slot still has that tenant: others may have recovered it, and the next have come."""
+    return any((row["client"], row["gen"]) == (slot, gen) for row in clients.table(segment))

@@ -1,0 +1,229 @@
+"""What the processes of a kill test do: values and tasks whose right results follow from a number, the seed.
+
+Everything is written by that rule and compared with it wherever it is read, so a lost, torn or swapped value is seen
+by whoever comes across it. The core's calls are used directly: no serializer, no daemon.
+"""
+
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastrt._core import handles, spill, tasks
+from fastrt._core.clients import Client
+from fastrt._core.handles import Ref
+
+KIND = 16  # of values that the core does not read by itself: 8 bytes of seed, then the pattern
+ERROR = b"given up"
+SIZES = (8, 60, 72, 73, 300, 700, 1500, 3000, 5000, 8192, 8193, 20000, 150000)
+RETRIES = 250  # no task of a campaign may use up its attempts
+PATIENCE_S = 20.0
+FOLDER = [""]  # where the files of spilled values are: one for each process that makes scenes
+INT, BYTES, BOX, MANY, SUM, RETRY, FAIL, NEST = range(8)
+KINDS = 8
+
+
+class Wrong(AssertionError):
+    """Something is not as the seeds say."""
+
+
+class Failed(Exception):
+    """A value is an error: somebody has cancelled the task that should have made it, or its driver died."""
+
+
+def pattern(seed: int, nbytes: int) -> bytes:
+    word = struct.pack("<Q", (seed * 0x9E3779B97F4A7C15 + 1) & (2**64 - 1))
+    return (struct.pack("<Q", seed) + word * (nbytes // 8))[:nbytes]
+
+
+def answer(seed: int) -> int:
+    return seed * 3 + 1
+
+
+def put(client: Client, seed: int, nbytes: int, refs: Sequence[Ref] = ()) -> Ref:
+    writer = handles.create(client, nbytes, KIND, len(refs))
+    writer.copy(0, pattern(seed, nbytes))
+    return writer.seal(refs)
+
+
+def load(client: Client, ref: Ref) -> tuple[int, bool, Any]:
+    """Read a value; one that has been spilled is brought back first, as the daemon would do."""
+    until = time.monotonic() + PATIENCE_S
+    while (found := handles.read(client, ref)) is None:
+        restore(client, ref)  # only ever by the one process that is the spiller now
+        if time.monotonic() > until:
+            raise Wrong(f"{ref.objref:#x} was spilled and does not come back")
+    return found
+
+
+def spill_some(client: Client, most: int) -> None:
+    """Move values that nobody has mapped to files."""
+    spill.configure(client, FOLDER[0])
+    for _, _, index, objref in spill.candidates(client)[:most]:
+        data = spill.begin(client, index, objref)
+        if data is not None:
+            with open(f"{FOLDER[0]}/{objref:016x}", "wb") as file:
+                file.write(data)
+            del data
+            spill.commit(client, index)
+    spill.end_round(client, 1)
+
+
+def restore(client: Client, ref: Ref) -> None:
+    index = handles.describe(client, ref)["index"]
+    room = spill.begin_restore(client, index, ref.objref)
+    if room is None:
+        spill.wait_restored(client, ref, 0.005)  # somebody else is at it
+        return
+    with open(f"{FOLDER[0]}/{ref.objref:016x}", "rb") as file:
+        file.readinto(room)
+    del room
+    spill.finish_restore(client, index, True)
+
+
+def read(client: Client, ref: Ref, seed: int | None = None) -> int:
+    """Compare a value with its pattern; its seed."""
+    kind, error, value = load(client, ref)
+    if kind != KIND or error:
+        raise Wrong(f"{ref.objref:#x} is of kind {kind}, error {error}")
+    found = bytes(memoryview(value))
+    there = struct.unpack_from("<Q", found)[0]
+    if found != pattern(there, len(found)) or seed not in (None, there):
+        raise Wrong(f"{ref.objref:#x} of {len(found)} bytes is torn: seed {there}, expected {seed}")
+    return there
+
+
+def submit(client: Client, function: Ref, op: int, seed: int, refs: Sequence[Ref] = (), big: int = 0) -> list[Ref]:
+    """Submit one task of the given kind; with `big` its arguments are so many serialized bytes."""
+    count = 3 if op == MANY else 1
+    if big:
+        args = struct.pack("<QQ", op, seed) + bytes(big)
+        made = tasks.submit(client, function, KIND, args, list(refs), len(refs), count, RETRIES, 0)
+    else:
+        made = tasks.submit_scalars(client, function, (op, seed, *refs), count, RETRIES, 0)
+    return made if count > 1 else [made]
+
+
+def fail(client: Client, task: int) -> None:
+    """End a task that is this client's to end: an error for every result that is not sealed."""
+    for k in range(tasks.info(client, task)["returns"]):
+        writer = handles.result(client, task, k, len(ERROR), KIND, 0, True)
+        if writer is not None:
+            writer.copy(0, ERROR)
+            writer.seal()
+    tasks.finish(client, task)
+
+
+def perform(client: Client, function: Ref, task: int) -> None:
+    """Run a claimed task to its end."""
+    try:
+        _perform(client, function, task)
+    except Failed:
+        fail(client, task)
+
+
+def seed_of(client: Client, task: int) -> int:
+    kind, args, _ = tasks.arguments(client, task)
+    return struct.unpack_from("<QQ", args)[1] if kind == KIND else args[1]
+
+
+def _perform(client: Client, function: Ref, task: int) -> None:
+    kind, args, refs = tasks.arguments(client, task)
+    op, seed = struct.unpack_from("<QQ", args) if kind == KIND else args[:2]
+    if op == RETRY and tasks.info(client, task)["attempts"] == 1 and tasks.retry(client, task):
+        return
+    if op == FAIL:
+        fail(client, task)
+    elif op == BYTES:
+        _result(client, task, 0, seed, SIZES[seed % len(SIZES)])
+        tasks.finish(client, task)
+    elif op == BOX:
+        _result(client, task, 0, seed, 100, [put(client, seed + k, size) for k, size in enumerate((40, 400, 20000))])
+        tasks.finish(client, task)
+    elif op == MANY:
+        for k, size in enumerate((60, 600, 20000)):
+            _result(client, task, k, seed + k, size)
+        tasks.finish(client, task)
+    else:
+        value = answer(seed)
+        if op == SUM:
+            value += sum(value_of(client, ref) for ref in refs)
+        elif op == NEST:
+            value += _nested(client, function, task, seed)
+        if not tasks.finish_scalar(client, task, value):
+            raise Wrong(f"task {task} has its result already, but its word says it runs here")
+
+
+def _result(client: Client, task: int, k: int, seed: int, nbytes: int, refs: Sequence[Ref] = ()) -> None:
+    writer = handles.result(client, task, k, nbytes, KIND, len(refs))
+    if writer is not None:  # a former attempt may have come so far
+        writer.copy(0, pattern(seed, nbytes))
+        writer.seal(refs)
+
+
+def _nested(client: Client, function: Ref, task: int, seed: int) -> int:
+    (inner,) = submit(client, function, INT, seed + 1)
+    tasks.set_blocked(client, task, True)
+    until = time.monotonic() + PATIENCE_S
+    while not handles.wait_all(client, [inner], 0.0, 0.0):
+        other = tasks.claim_for(client, inner)
+        if other != tasks.NO_TASK:
+            perform(client, function, other)
+            tasks.resume(client, task)
+        elif not handles.wait_all(client, [inner], 0.02, 0.0) and time.monotonic() > until:
+            raise Wrong(f"the inner task of seed {seed} was lost: {tasks.info(client, task)}")
+    tasks.set_blocked(client, task, False)
+    return value_of(client, inner)
+
+
+def value_of(client: Client, ref: Ref) -> int:
+    """A scalar's value, or the seed of a checked pattern."""
+    kind, error, value = load(client, ref)
+    if error:
+        raise Failed(f"{ref.objref:#x} is an error: {value!r}")
+    return value if kind < KIND else read(client, ref)
+
+
+class Expected:
+    """A submitted task's results, and what they must be."""
+
+    def __init__(self, refs: list[Ref], op: int, seed: int, addends: int = 0) -> None:
+        self.refs = refs
+        self.op = op
+        self.seed = seed
+        self.addends = addends
+        self.may_fail = False  # somebody else may have cancelled it
+
+    def check(self, client: Client) -> None:
+        for k, ref in enumerate(self.refs):
+            if not handles.is_ready(client, ref):
+                raise Wrong(f"result {k} of the task with seed {self.seed} (op {self.op}) was lost")
+            kind, error, value = load(client, ref)
+            if error:
+                if (self.op != FAIL and not self.may_fail) or bytes(memoryview(value)) != ERROR:
+                    raise Wrong(f"the task with seed {self.seed} (op {self.op}) failed: {value!r}")
+                continue
+            if self.op in (BYTES, BOX, MANY):
+                read(client, ref, self.seed + k)
+                for j, inner in enumerate(handles.contained(client, ref)):
+                    read(client, inner, self.seed + j)
+                if self.op == BOX and len(handles.contained(client, ref)) != 3:
+                    raise Wrong(f"the box of seed {self.seed} is not whole")
+            elif kind >= KIND or value != self._scalar():
+                raise Wrong(f"the task with seed {self.seed} (op {self.op}) gave {value!r}, not {self._scalar()}")
+
+    def _scalar(self) -> int:
+        extra = {SUM: self.addends, NEST: answer(self.seed + 1)}.get(self.op, 0)
+        return answer(self.seed) + extra
+
+
+def run_all(client: Client, function: Ref, most: int = 1 << 30) -> int:
+    """Run ready tasks until none is left, or `most`; how many."""
+    done = 0
+    while done < most:
+        task = tasks.next_task(client, 0.0, 0.0)
+        if task == tasks.NO_TASK:
+            break
+        perform(client, function, task)
+        done += 1
+    return done
