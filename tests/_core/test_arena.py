@@ -145,6 +145,20 @@ def test_empty_slab_pages_go_back_but_for_one_of_each_class(client):
     assert fsck.usage(client)["bytes_used"] == len(CLASSES) * 16384
 
 
+def test_empty_slab_pages_do_not_stand_in_the_way_of_a_large_value(make_node):
+    """Each class keeps one empty page, wherever it happens to lie; a value that needs the whole store gets it."""
+    node = make_node(store_bytes=2 << 20)
+    held, spares = [], []
+    for size in CLASSES:
+        held.append(node.put(250_000))
+        spares.append(handles.create(node.client, size, node.KIND))
+    del held, spares
+    assert fsck.usage(node.client)["bytes_used"] == len(CLASSES) * node.PAGE
+    whole = handles.create(node.client, 2 << 20, node.KIND)
+    assert fsck.fsck(node.client, quiet=True) == []
+    del whole
+
+
 def test_blocks_of_every_class_are_packed(client):
     """64 blocks of 256 bytes to a page of 16 KiB, and so on: no page is lost to a header."""
     for size in CLASSES:

@@ -3,13 +3,16 @@
 import contextlib
 import copy
 import gc
+import os
 import threading
 import traceback
 
 import numpy as np
 import pytest
 
-from fastrt._core import fsck, handles, tasks
+from fastrt._core import clients, fsck, handles, tasks
+from fastrt._core.clients import Client
+from fastrt._core.segment import Segment
 from fastrt.errors import FastrtError, StaleReferenceError
 
 
@@ -282,6 +285,36 @@ def test_writer_that_a_traceback_keeps_does_no_harm(client, function):
     gc.collect()
     assert bytes(memoryview(handles.read(client, ref)[2])[:5]) == b"whole"
     assert fsck.fsck(client, quiet=True) == []
+
+
+def test_cycle_of_handles_is_collected_and_lets_go(node, client):
+    """The collector clears objects in an order of its own: a writer must not forget its client first."""
+    other = node.attach()
+    ref = handles.create(other, 50_000, node.KIND, 1).seal([handles.put_scalar(other, 1)])
+    cycle = [other, ref, handles.read(other, ref)[2], handles.create(other, 500_000, node.KIND)]
+    cycle.append(cycle)
+    del other, ref, cycle
+    gc.collect()
+    assert objects(client) == 0
+    assert fsck.usage(client)["bytes_used"] <= 6 * node.PAGE
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_cycle_with_its_segment_is_collected_without_a_crash(drop_arguments, keep):
+    """The mapping must outlive the references that release their holds in it, and the views."""
+    for _ in range(3):
+        made = Segment.create(1 << 20)
+        other = Client(made, *clients.admit(made, os.getpid(), clients.KIND_TOOL))
+        ref = handles.create(other, 50_000, 16, 1).seal([handles.put_scalar(other, 1)])
+        cycle = [made, other, ref, handles.read(other, ref)[2], handles.create(other, 5000, 16)]
+        view = memoryview(cycle[3]) if keep else bytes(50_000)
+        cycle.append(cycle)
+        made.unlink()
+        del made, other, ref, cycle
+        gc.collect()
+        assert view == bytes(50_000)
+        del view
+        gc.collect()
 
 
 def test_threads_do_everything_at_once(node, client):

@@ -328,6 +328,26 @@ cdef int _free_block(frt_ctx *x, uint32_t cls, uint32_t page, uint32_t block, ui
     return rc
 
 
+cdef bint _release_spares(frt_ctx *x) noexcept nogil:
+    """Free the one empty page that each class keeps: they may lie in the middle of the only large enough run."""
+    cdef uint32_t cls, page, following
+    cdef bint released = False
+    for cls in range(FRT_CLASSES):
+        if _lock_class(x, cls) != FRT_OK:
+            continue
+        page = x.sb.slab_head[cls]
+        while page != FRT_NONE:
+            following = x.links[page].next
+            if x.bits[page] == _all_free(cls) and _lock_extent(x) == FRT_OK:
+                _list_remove(x, &x.sb.slab_head[cls], page)
+                _free_run_locked(x, page)
+                frt_lock_give(x.locks + FRT_LOCK_EXTENT)
+                released = True
+            page = following
+        frt_lock_give(x.locks + FRT_LOCK_CLASS0 + cls)
+    return released
+
+
 # ---- the two calls ----
 
 cdef inline uint32_t _class_for(uint64_t nbytes) noexcept nogil:
@@ -343,6 +363,7 @@ cdef int arena_alloc(frt_ctx *x, uint64_t nbytes, uint32_t owner, uint64_t *home
     """
     cdef uint64_t pages = (nbytes + FRT_PAGE_BYTES - 1) >> FRT_PAGE_SHIFT
     cdef uint32_t seen
+    cdef bint spared = False
     cdef int rc
     if nbytes > x.total_bytes or pages > x.pages_max:
         return FRT_TOO_LARGE
@@ -355,7 +376,9 @@ cdef int arena_alloc(frt_ctx *x, uint64_t nbytes, uint32_t owner, uint64_t *home
         if rc != FRT_GROW:
             return rc if rc < 0 else FRT_OK
         rc = arena_grow(x, seen)
-        if rc != FRT_OK:
+        if rc == FRT_FULL and not spared and _release_spares(x):
+            spared = True
+        elif rc != FRT_OK:
             return rc
 
 

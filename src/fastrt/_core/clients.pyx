@@ -10,6 +10,8 @@ its pid: after a fork the child's first call raises `ForkedHandle` and the store
 """
 import os
 
+cimport cython
+
 from fastrt.errors import ArenaCorrupt, AttachError, NodeDiedError, NotInitializedError
 
 from libc.stddef cimport size_t
@@ -127,6 +129,7 @@ def table(Segment segment):
     return rows
 
 
+@cython.no_gc  # the collector would take the mapping away before the references that need it
 cdef class Client:
     """A process's attachment to a segment through the slot it was given by `admit`.
 

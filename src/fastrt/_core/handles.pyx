@@ -4,7 +4,8 @@
 Ref     one reference of this process; the entry lives at least as long.
 Pin     the bytes of a sealed value, exported read-only; they stay in place while any view of them lives.
 Writer  the memory of a value that is not sealed yet; dropped unsealed, nothing is left behind.
-All belong to the client that made them; after `close` or in a forked child they let go without a trace.
+All belong to the client that made them; after `close` or in a forked child they let go without a trace. None can
+be part of a cycle, and the garbage collector must not clear them: what they let go of at their end would be gone.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
@@ -411,6 +412,7 @@ def put_scalar(Client client, value):
     return ref_wrap(client, i)
 
 
+@cython.no_gc
 cdef class Writer:
     """The memory of a value being written. Write through the buffer protocol, then `seal`.
 
