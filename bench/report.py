@@ -72,13 +72,11 @@ def show(found: Result, markdown: bool) -> list[Target]:
         The targets that were missed.
     """
     judged = list(targets(found))
-    used = [name for name in COLUMNS if any(name in entry["figures"] for entry in found.get("rows", {}).values())]
+    rows = [row for row in ROWS if row.key in found.get("rows", {})]
+    used = [name for name in COLUMNS if any(name in found["rows"][row.key]["figures"] for row in rows)]
+    line = _line_of_ratios if markdown else _line
     tables = [
-        (
-            "The same work, two workers each: times and rates are of one operation, timed in units of several",
-            _head(used),
-            [_line(row, found, used) for row in ROWS if _has(found, row)],
-        ),
+        ("The same work", _head(used, markdown), [line(row, found, used) for row in rows]),
         ("Start-up and rest", ("", "start-up, s", "processes", "anonymous MB", "CPU idle, %"), list(_rest(found))),
         ("fastrt alone", ("measure", "figures"), [(k, _figures(v)) for k, v in found.get("alone", {}).items()]),
         (
@@ -93,8 +91,8 @@ def show(found: Result, markdown: bool) -> list[Target]:
             console.print(f"\n**{title}**\n\n" + _markdown(head, lines), markup=False, highlight=False, soft_wrap=True)
         elif lines:
             table = Table(*head, title=title, box=box.SIMPLE, title_justify="left")
-            for line in lines:
-                table.add_row(*line)
+            for cells in lines:
+                table.add_row(*cells)
             console.print(table)
     about = found["machine"]
     versions = ", ".join(f"{TITLES[name]} {version}" for name, version in about["versions"].items())
@@ -107,11 +105,9 @@ def _markdown(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
-def _has(found: Result, row: Row) -> bool:
-    return row.key in found.get("rows", {})
-
-
-def _head(used: list[str]) -> tuple[str, ...]:
+def _head(used: list[str], ratios: bool) -> tuple[str, ...]:
+    if ratios:
+        return ("workload, two workers", "fastrt", "p50 / p99", *(f"x {SHORT[name]}" for name in used))
     return ("workload", "unit", "fastrt", "p50, us", "p99, us", *(SHORT[name] for name in used))
 
 
@@ -123,6 +119,17 @@ def _line(row: Row, found: Result, used: list[str]) -> tuple[str, ...]:
         theirs = figures.get(name)
         cells.append(f"{_figure(row, theirs)} ({_ratio(theirs['ratio'])})" if theirs else "-")
     return tuple(cells)
+
+
+def _line_of_ratios(row: Row, found: Result, used: list[str]) -> tuple[str, ...]:
+    figures = found["rows"][row.key]["figures"]
+    times = " / ".join(_time(figures["fastrt"][name]) for name in ("p50_us", "p99_us"))
+    ratios = [_ratio(figures[name]["ratio"]).removesuffix(" x") if name in figures else "-" for name in used]
+    return (row.title, _figure(row, figures["fastrt"]), times, *ratios)
+
+
+def _time(value_us: float) -> str:
+    return f"{value_us:.3g} us" if value_us < 1000 else f"{value_us / 1000:.3g} ms"
 
 
 def _ratio(value: float) -> str:

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md"]
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
 INSTEAD = {
-    "fastrt bench": ["fastrt", "bench", "--help"],
+    "fastrt bench": ["fastrt", "bench", "--list"],
+    "python bench/compare.py": [sys.executable, str(ROOT / "bench/compare.py"), "--help"],
     "pip install": [sys.executable, "-m", "pip", "install", "--help"],
 }
 
