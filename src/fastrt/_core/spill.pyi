@@ -1,11 +1,11 @@
-from typing import final
+from typing_extensions import disjoint_base
 
 from fastrt._core.clients import Client
 from fastrt._core.handles import Ref
 
 KIND_LOST: int
 
-@final
+@disjoint_base
 class Bytes:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 

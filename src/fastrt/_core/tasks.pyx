@@ -503,13 +503,13 @@ def cancel(Client client, Ref ref):
     client.ensure()
     ref_use(client, ref)
     if x.entries[ref.index].task == 0 or object_is_sealed(x, ref.index):
-        return "done", None, 0
+        return "done", 0, 0
     t = x.entries[ref.index].task - 1
     while True:
         word = a64_load_sc(x.task_words + t)
         state = frt_word_state(word)
         if object_is_sealed(x, ref.index):
-            return "done", None, 0
+            return "done", 0, 0
         if state == FRT_TASK_WAITING or state == FRT_TASK_READY:
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
                 links_unwait(x, t)
@@ -519,7 +519,7 @@ def cancel(Client client, Ref ref):
             if pid > 0:
                 return "running", t, pid
         else:
-            return "done", None, 0
+            return "done", 0, 0
 
 
 def must_stop(Client client, uint32_t t):

@@ -439,7 +439,7 @@ def wait(
     """
     _check_timeout(timeout)
     if type(refs) is not list:
-        if isinstance(refs, ObjectRef) or not isinstance(refs, (list, tuple)):
+        if not isinstance(refs, (list, tuple)):
             raise TypeError(f"wait takes a list of ObjectRefs, not {type(refs).__name__}")
         refs = list(refs)
     if _store is None:

@@ -1,0 +1,3 @@
+from fastrt._core.clients import Client
+
+def recover(client: Client, v: int) -> dict[str, list[int]]: ...
