@@ -206,7 +206,7 @@ def wait_until_clean() -> None:
         return not problems
 
     try:
-        wait_for(clean, "a clean arena")
+        wait_for(clean, "a clean arena", PATIENCE_S)
     except AssertionError:
         pytest.fail("\n".join(problems))
 
