@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -34,16 +34,23 @@ class Worker:
         say: sends a message to the daemon: "blocked", "unblocked".
         told_to_stop: asks the daemon's connection whether there is an order to leave; called when idle.
         may_wait: whether the daemon can still start other workers while this one waits inside a task.
+        outputs: streams to flush after a task if they say that they have something `pending`.
     """
 
     def __init__(
-        self, store: Store, say: Callable[[str], object], told_to_stop: Callable[[], bool], may_wait: Callable[[], bool]
+        self,
+        store: Store,
+        say: Callable[[str], object],
+        told_to_stop: Callable[[], bool],
+        may_wait: Callable[[], bool],
+        outputs: Sequence[Any] = (),
     ) -> None:
         self._store = store
         self._client = store.client
         self._say = say
         self._told_to_stop = told_to_stop
         self._may_wait = may_wait
+        self._outputs = outputs
         self._functions = FunctionCache(store)
         self._trace = trace.enabled(store.client)
         self._stack: list[int] = []  # tasks under way here, the innermost last
@@ -100,6 +107,10 @@ class Worker:
             return function(*args, **kwargs)
         finally:
             self._interruptible = False
+            for output in self._outputs:
+                if output.pending:  # before the result: whoever gets it may end the session
+                    with contextlib.suppress(OSError, ValueError):
+                        output.flush()
 
     def _seal(self, task: int, value: Any) -> None:
         """Seal what the function returned and end the task."""

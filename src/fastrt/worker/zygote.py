@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -65,9 +66,16 @@ def main(control_fd: int) -> None:
                 os.read(woken, 4096)
                 _reap(control, outputs)
             if control.fileno() in readable and not _serve(control, session, outputs, (woken, wake)):
-                return
+                break
         except (BrokenPipeError, ConnectionResetError):
-            return  # the daemon is gone; the workers go with this process
+            break
+    for pid in outputs:  # the workers go with this process, but not what their tasks have started
+        _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _reap(control: socket.socket, outputs: dict[int, list[int]]) -> None:
@@ -79,8 +87,7 @@ def _reap(control: socket.socket, outputs: dict[int, list[int]]) -> None:
             return
         if ended is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(ended.si_pid, signal.SIGKILL)  # before it is reaped: its number cannot be anybody else's yet
+        _kill_group(ended.si_pid)  # before it is reaped: its number cannot be anybody else's yet
         pid, status = os.waitpid(ended.si_pid, 0)
         for fd in outputs.pop(pid, []):
             os.close(fd)
@@ -120,6 +127,26 @@ def _serve(
     return True
 
 
+class Output(io.BufferedWriter):
+    """stdout or stderr of a worker: whole lines go at once; `pending` says that part of one is left."""
+
+    pending = False
+
+    def write(self, data: Any) -> int:
+        """Take bytes."""
+        self.pending = True
+        return super().write(data)
+
+    def flush(self) -> None:
+        """Send what is there."""
+        self.pending = False
+        super().flush()
+
+    def as_text(self) -> io.TextIOWrapper:
+        """Make the text stream for `sys`, which keeps nothing back itself."""
+        return io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -142,8 +169,8 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int) -> None:
     os.dup2(err_fd, 2)
     os.close(out_fd)
     os.close(err_fd)
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    out, err = Output(io.FileIO(1, "w", closefd=False)), Output(io.FileIO(2, "w", closefd=False))
+    sys.stdout, sys.stderr = out.as_text(), err.as_text()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
     core_client, link = attach.join(session["socket"], "worker", f"worker-{os.getpid()}")
@@ -174,8 +201,13 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int) -> None:
             if answer is None or "answer" in answer:  # an order to leave that comes now will come again
                 return answer is None or bool(answer["answer"])
 
-    worker = Worker(store, say=lambda word: daemon.send(op=word), told_to_stop=told_to_stop, may_wait=may_wait)
-    worker.run()
+    Worker(
+        store,
+        say=lambda word: daemon.send(op=word),
+        told_to_stop=told_to_stop,
+        may_wait=may_wait,
+        outputs=[out, err],
+    ).run()
     core_client.close()
 
 
