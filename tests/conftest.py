@@ -183,7 +183,7 @@ def runtime_dir() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def rt(runtime_dir: Path) -> Iterator[fastrt.Runtime]:
     """A session of two workers that the tests of a module share; `test_leaves_the_arena_clean` looks after it."""
-    with fastrt.init(2, "256MiB", runtime_dir=runtime_dir) as runtime:
+    with fastrt.init(2, "256MiB", runtime_dir=runtime_dir, spill_dir=runtime_dir.parent / "spill") as runtime:
         yield runtime
 
 
@@ -231,7 +231,13 @@ class Program:
             stderr=subprocess.PIPE,
             text=True,
             cwd=script.parent,
-            env={**os.environ, "PYTHONPATH": str(source), "FASTRT_RUNTIME_DIR": str(runtime_dir), **env},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(source),
+                "FASTRT_RUNTIME_DIR": str(runtime_dir),
+                "FASTRT_SPILL_DIR": str(runtime_dir.parent / "spill"),
+                **env,
+            },
         )
         self.read = ""
 

@@ -264,7 +264,7 @@ def test_object_larger_than_the_store_is_refused_at_once_with_figures(rt):
 def test_full_store_says_who_holds_what_and_memory_comes_back(rt):
     before = bytes_used()
     array = np.ones(20 * MIB, np.uint8)
-    held = [fastrt.put(array) for _ in range(12)]
+    held = [fastrt.get(fastrt.put(array)) for _ in range(12)]  # views: what nobody uses would be spilled
     with pytest.raises(ObjectStoreFullError) as info:
         fastrt.put(array)
     text = str(info.value)
@@ -275,7 +275,7 @@ def test_full_store_says_who_holds_what_and_memory_comes_back(rt):
     assert fastrt.get(echo.remote(5)) == 5
     del held, info
     gc.collect()
-    assert bytes_used() == before
+    assert bytes_used() <= before
     assert fastrt.get(fastrt.put(array)).nbytes == 20 * MIB
 
 
@@ -307,15 +307,16 @@ def test_full_store_holds_results_and_errors_of_tasks_apart(rt):
 
 
 def fill():
-    """Take every byte of the store."""
-    held = [fastrt.put(b"") for _ in range(100)]
+    """Take every byte of the store by values that contain references: those are never spilled."""
+    ref = fastrt.put(0)
+    held = [fastrt.put(0) for _ in range(100)]
     fastrt.get([echo.remote(i) for i in range(100)])
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="no"):
         fastrt.get(fail.remote())
     for size in (16 * MIB, MIB, 16 << 10, 8 << 10, 4 << 10, 2 << 10, 1 << 10, 512, 256):
         try:
             while True:
-                held.append(fastrt.put(b"x" * (size - 32)))
+                held.append(fastrt.put([ref, b"x" * (size - 100)]))
         except ObjectStoreFullError:
             continue
     return held
