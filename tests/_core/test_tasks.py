@@ -235,10 +235,10 @@ def test_cancel_of_a_ready_task_hands_it_over(node, client, function):
     what, task, pid = tasks.cancel(client, ref)
     assert (what, pid, state(client, task)) == ("ending", 0, ENDING)
     assert next_task(client) == tasks.NO_TASK
-    assert tasks.cancel(client, ref) == ("done", None, 0)
+    assert tasks.cancel(client, ref) == ("done", 0, 0)
     node.end([task])
     assert handles.read(client, ref) == (node.KIND, True, b"error")
-    assert tasks.cancel(client, ref) == ("done", None, 0)
+    assert tasks.cancel(client, ref) == ("done", 0, 0)
 
 
 def test_cancel_of_a_waiting_task_takes_it_out_of_the_list(node, client, function):
@@ -282,7 +282,7 @@ def test_cancel_of_a_running_task_marks_it_and_names_its_process(node, client, f
 
 
 def test_cancel_of_a_value_is_done(client):
-    assert tasks.cancel(client, handles.put_scalar(client, 1)) == ("done", None, 0)
+    assert tasks.cancel(client, handles.put_scalar(client, 1)) == ("done", 0, 0)
 
 
 # ---- helping ----
