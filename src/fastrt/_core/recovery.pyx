@@ -180,9 +180,11 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
                 object_free(x, i)
                 continue
             if what == FRT_OBJ_SPILLED or what == FRT_OBJ_RESTORING:
-                # The file is whole; a block is one that was about to be freed, or half read back.
-                rc = rc or arena_free(x, i + 1, &x.entries[i].offset)
-                a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))
+                # The file is whole; a block is one that was about to be freed, or half read back. A SPILLED entry
+                # must be ours first: somebody may be deleting it.
+                if a64_cas_sc(state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
+                    rc = rc or arena_free(x, i + 1, &x.entries[i].offset)
+                    a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))
             elif what == FRT_OBJ_SPILLING:
                 a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
             else:

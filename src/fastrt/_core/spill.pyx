@@ -1,12 +1,12 @@
 # cython: language_level=3
 """Taking the bytes of sealed values out of memory and putting them back. Files are the caller's business.
 
-    SEALED -> SPILLING(me) -> SPILLED(me) -> RESTORING(c) -> SEALED
+    SEALED -> SPILLING(me) -> RESTORING(me) -> SPILLED(me) -> RESTORING(c) -> SEALED
 
 While SPILLING the bytes are still there: whoever pins the value swaps it back to SEALED, and the spiller's swap to
-SPILLED fails (pins set their bit first and look at the state second, the spiller the other way round). The block is
-freed after the commit of SPILLED; a death in between leaves SPILLED(dead) with a block, which recovery frees. A
-death while RESTORING goes back to SPILLED: the file is removed only when the value is SEALED again.
+RESTORING fails (pins set their bit first and look at the state second, the spiller the other way round). The block
+goes while the entry is RESTORING, which nobody else changes: a SPILLED one may be deleted and be another value's at
+any moment. A death while RESTORING ends in SPILLED: the file is removed only when the value is SEALED again.
 References and waits do not care: a spilled value is ready. Only values without contained refs are spilled.
 """
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -116,11 +116,18 @@ def commit(Client client, uint32_t i):
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word = a64_load_sc(state)
     cdef uint64_t room = arena_block_bytes(x, x.entries[i].offset)
+    cdef int rc
     if word != frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word)) or not a64_cas_sc(
-            state, word, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word))):
+            state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
         give_up(client, i)
         return 0
-    check(arena_free(x, i + 1, &x.entries[i].offset))
+    rc = arena_free(x, i + 1, &x.entries[i].offset)
+    if rc != FRT_OK:  # a stuck lock: the bytes are still there
+        a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+        object_tell(x, i)
+        object_maybe_delete(x, i)
+        check(rc)
+    a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))  # commit
     x.sb.spilled_objects += 1
     x.sb.spilled_bytes += x.entries[i].bytes
     object_maybe_delete(x, i)  # its last holder may have let go while it could not delete

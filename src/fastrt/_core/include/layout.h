@@ -51,7 +51,7 @@ enum { /* objects */
     FRT_OBJ_FREEING = 5,  /* client: no way back; whoever comes is too late */
     FRT_OBJ_SPILLING = 6, /* client: sealed, being copied to a file; whoever pins it puts it back */
     FRT_OBJ_SPILLED = 7,  /* client that freed the block: the bytes are in a file only */
-    FRT_OBJ_RESTORING = 8 /* client: being read back */
+    FRT_OBJ_RESTORING = 8 /* client: the bytes go, or are being read back; nobody else touches it */
 };
 enum { /* tasks */
     FRT_TASK_EMPTY = 0,
