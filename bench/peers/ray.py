@@ -14,10 +14,6 @@ from workloads import blocks_for, check, check_many, look_at, next_stamp, stamp
 class Ray(Peer):
     """A local cluster of one node."""
 
-    # Its store gives memory back late and takes fresh pages meanwhile: warm is when it has used all of them.
-    warm_units = 100
-    warm_s = 5.0
-
     def __init__(self, workers: int, store_bytes: int) -> None:
         super().__init__()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -28,6 +24,7 @@ class Ray(Peer):
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
+        self._fresh_bytes = 2 * store_bytes
         self._stamp = ray.remote(stamp)
         self._next = ray.remote(next_stamp)
         self._look = ray.remote(look_at)
@@ -101,6 +98,10 @@ class Ray(Peer):
         return took
 
     def prepare_put_array(self, nbytes: int) -> list[Any]:
+        # Its store gives memory back late and takes fresh pages meanwhile: it is warm when it has used all of them.
+        while self._fresh_bytes > 0:
+            ray.put(self.array(nbytes))
+            self._fresh_bytes -= nbytes
         return [None] * blocks_for(nbytes)
 
     def put_array(self, nbytes: int) -> int:
