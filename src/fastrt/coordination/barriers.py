@@ -10,7 +10,7 @@ thousand copies of two thousand members.
 Invariants (`check_invariants`): arrived and waiting callers are members; an open round is in exactly the indexes
 by which its members' errors find it; a round that ended has no waiting caller.
 
-Source: `CoordinationService::BarrierAsync` and what it calls, in XLA; the outcomes and words are those of jaxlib 0.10.2.
+Source: `CoordinationService::BarrierAsync` and what it calls, in XLA; outcomes and words are those of jaxlib 0.10.2.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ class Barriers:
         if (not known and counter == 0) or (barrier.passed and counter == barrier.counter + 1):
             if not known:
                 self._barriers[event.barrier_id] = barrier
-            problem = self._begin(barrier, counter, event, now)
-            if problem is not None:
-                self._finish_one(barrier, member, waiter, problem)
+            at_once = self._begin(barrier, counter, event, now)
+            if at_once is not None:
+                self._finish_one(barrier, member, waiter, at_once)
                 return
         elif not known:
             self._finish_one(barrier, member, waiter, _other_round(barrier, counter))
@@ -164,9 +164,9 @@ class Barriers:
         if counter != barrier.counter and not rejoins:
             self.end(barrier, _other_round(barrier, counter))
             return
-        problem = self._disagreement(barrier, member, event.members)
-        if problem is not None:
-            self.end(barrier, problem)
+        disagreement = self._disagreement(barrier, member, event.members)
+        if disagreement is not None:
+            self.end(barrier, disagreement)
         elif barrier.passed:
             self._repeat(barrier, member)
         else:
@@ -296,8 +296,8 @@ class Barriers:
         erroneous = self._members.first_error(barrier.members)
         if erroneous is not None:
             member, error = erroneous
-            words = ("Task (", member, f") is already in error before the barrier was called. Barrier Id: {barrier.name}")
-            self.end(barrier, failure(Code.INTERNAL, *words, " Task error: ", error))
+            before = f") is already in error before the barrier was called. Barrier Id: {barrier.name} Task error: "
+            self.end(barrier, failure(Code.INTERNAL, "Task (", member, before, error))
             return barrier.result
         barrier.deadline = now + event.timeout_s
         self._open(barrier)

@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fastrt.coordination import dialect_runtime, dialect_tensorflow, dialect_xla
 from fastrt.coordination import events as ev
-from fastrt.coordination.dialects import Method, all_methods, parse_request
+from fastrt.coordination.dialects import Method, parse_request
 from fastrt.coordination.events import Persist
-from fastrt.coordination.inspect import SNAPSHOT_PATH, snapshot
+from fastrt.coordination.snapshot import SNAPSHOT_PATH, snapshot
 from fastrt.coordination.state import CoordinationState, Settings
 from fastrt.coordination.status import Code, Failure, to_json
 from fastrt.durable import Journal, StateDirectoryError
@@ -32,7 +33,8 @@ _log = logging.getLogger(__name__)
 _KEPT_BATCHES = 1024
 _KeptAnswers = message_set("coordination").message("fastrt.coordination.KeptAnswers")
 
-METHODS = all_methods()
+_ALL = [*dialect_xla.methods(), *dialect_tensorflow.methods(), *dialect_runtime.methods()]
+METHODS = {method.path: method for method in _ALL}
 PATHS = (*METHODS, SNAPSHOT_PATH)
 
 

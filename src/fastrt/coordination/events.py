@@ -7,7 +7,7 @@ opaque number by which the shell knows the caller that waits for an answer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from fastrt.coordination.status import Code, Failure, Member
 
@@ -104,11 +104,10 @@ class InsertKey:
 
 @dataclass
 class GetKey:
-    """Answered with the value, as soon as there is one; NOT_FOUND at `timeout_s` when that is not None."""
+    """Answered with the value, as soon as there is one."""
 
     call: int
     key: str
-    timeout_s: float | None = None
 
 
 @dataclass
@@ -262,11 +261,36 @@ class Stop:
     """The service shuts down: everybody who waits is told."""
 
 
-Event = Union[
-    Register, Heartbeat, Shutdown, Reset, ReportError, ExchangeDevices, QueryMembers, WatchMembers, PollError,
-    InsertKey, GetKey, TryGetKey, IncrementKey, ListKeys, DeleteKey, EnterBarrier, CancelBarrier, AliveMembers,
-    NodeConnect, NodeEnumerate, NodeHeartbeat, NodeShutdown, NodeGetKey, NodeSetKey, NodeBarrier, Forget, Tick, Stop,
-]  # fmt: skip
+Event = (
+    Register
+    | Heartbeat
+    | Shutdown
+    | Reset
+    | ReportError
+    | ExchangeDevices
+    | QueryMembers
+    | WatchMembers
+    | PollError
+    | InsertKey
+    | GetKey
+    | TryGetKey
+    | IncrementKey
+    | ListKeys
+    | DeleteKey
+    | EnterBarrier
+    | CancelBarrier
+    | AliveMembers
+    | NodeConnect
+    | NodeEnumerate
+    | NodeHeartbeat
+    | NodeShutdown
+    | NodeGetKey
+    | NodeSetKey
+    | NodeBarrier
+    | Forget
+    | Tick
+    | Stop
+)
 
 
 class Answer(NamedTuple):
@@ -284,7 +308,7 @@ class Persist(NamedTuple):
     value: bytes | None
 
 
-Effect = Union[Answer, Persist]
+Effect = Answer | Persist
 
 
 class MemberView(NamedTuple):

@@ -8,9 +8,9 @@ answered, in the old order. A client sees a slow answer and nothing else. Killin
 
 Threads: the server's thread takes calls, and exchanges each batch of them for the keeper's immediate answers; the
 reader thread takes the later answers, and notices the keeper's end while the server is idle. (One exchange a batch on
-the server's own thread, and not all answers on the reader, because waking that thread for each would more than
-double a call's time: 540 us instead of 250.) `_lock` guards the links, `_pending` and `_outgoing`; it is held during an exchange and
-while calls are replayed to a new keeper, so that none is passed before an older one.
+the server's own thread, because waking the reader for each answer would cost as much as the call.) `_lock` guards the
+links, `_pending` and `_outgoing`; it is held during an exchange, and while calls are replayed to a new keeper, so that
+none is passed before an older one.
 """
 
 from __future__ import annotations

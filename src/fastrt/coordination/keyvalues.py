@@ -110,7 +110,7 @@ class KeyValues:
         self.put(key, value)
         self._emit(Answer(call, value))
 
-    def list(self, call: int, directory: str) -> None:
+    def list_below(self, call: int, directory: str) -> None:
         """Answer with the (key, value) pairs below a directory, ordered by key."""
         directory = normalized(directory)
         keys = sorted(self.below(directory)) if directory else []

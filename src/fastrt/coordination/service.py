@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastrt.coordination.core import METHODS, PATHS, Core, Reply
-from fastrt.coordination.inspect import SNAPSHOT_PATH
+from fastrt.coordination.snapshot import SNAPSHOT_PATH
 from fastrt.coordination.state import Settings
 from fastrt.coordination.status import Code
 from fastrt.durable import Journal, StateDirectoryError
@@ -136,6 +136,10 @@ class Listener:
         raise NotImplementedError
 
     def on_idle(self) -> float | None:
+        """See `Handler`."""
+        raise NotImplementedError
+
+    def on_stop(self) -> None:
         """See `Handler`."""
         raise NotImplementedError
 

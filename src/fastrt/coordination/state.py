@@ -24,7 +24,8 @@ from fastrt.coordination.events import Answer, Effect, Event, Persist
 from fastrt.coordination.keyvalues import KeyValues, normalized
 from fastrt.coordination.members import Members, State
 from fastrt.coordination.nodes import Nodes
-from fastrt.coordination.status import Code, Failure, Member, Part, dump_failure, failure, load_failure, to_json
+from fastrt.coordination.polls import Polls
+from fastrt.coordination.status import Code, Failure, Member, Part, failure, to_json
 
 # How many silent members a failure names.
 _STALE_NAMED_MAX = 3
@@ -83,16 +84,13 @@ class CoordinationState:
         self.members = Members(settings.roles, settings.recoverable, emit)
         self.keys = KeyValues(emit)
         self.barriers = Barriers(self.members, emit, self._finish_waiter, self._barrier_ended)
+        self.polls = Polls(emit)
         self.nodes = Nodes(self.members, self.keys, settings, emit)
         self.keys.on_answered = self.nodes.key_arrived
         self.shutdown_id = f"Shutdown::{settings.incarnation}"
         self._devices_id = f"WaitForAllTasks::{settings.incarnation}"
         self.barriers.once_only |= {self.shutdown_id, self._devices_id}
         self._devices: dict[Member, bytes] = {}
-        self._polling = False
-        self._poll_error: Failure | None = None
-        self._pollers: dict[Member, int] = {}
-        self._poller_of_call: dict[int, Member] = {}
         self._watchers: dict[int, str | None] = {}
         self._alive: list[_AliveRound] = []
         self._steady: tuple[Member, ...] | None = None
@@ -109,10 +107,10 @@ class CoordinationState:
             ev.WatchMembers: self._on_watch_members,
             ev.PollError: self._on_poll_error,
             ev.InsertKey: lambda e, now: self.keys.insert(e.call, e.key, e.value, e.overwrite),
-            ev.GetKey: lambda e, now: self.keys.get(e.call, normalized(e.key)),
+            ev.GetKey: self._on_get_key,
             ev.TryGetKey: lambda e, now: self.keys.try_get(e.call, e.key),
             ev.IncrementKey: lambda e, now: self.keys.increment(e.call, e.key, e.amount),
-            ev.ListKeys: lambda e, now: self.keys.list(e.call, e.directory),
+            ev.ListKeys: lambda e, now: self.keys.list_below(e.call, e.directory),
             ev.DeleteKey: lambda e, now: self.keys.delete(e.call, e.key),
             ev.EnterBarrier: self._on_enter_barrier,
             ev.CancelBarrier: lambda e, now: self.barriers.cancel(e.call, e.barrier_id, e.counter, e.member),
@@ -164,21 +162,15 @@ class CoordinationState:
 
     def waiting_count(self) -> int:
         """How many calls wait for an answer."""
-        waiting = len(self.keys.waiting_calls()) + self.barriers.waiting_count() + len(self._pollers)
+        waiting = len(self.keys.waiting_calls()) + self.barriers.waiting_count() + len(self.polls)
         return waiting + len(self._watchers) + sum(len(r.calls) for r in self._alive) + self.nodes.waiting_count()
-
-    @property
-    def error(self) -> Failure | None:
-        """The error that all who poll are told, None while there is none."""
-        return self._poll_error
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the state contradicts itself."""
         self.members.check_invariants()
         self.keys.check_invariants()
         self.barriers.check_invariants()
-        assert self._poller_of_call == {call: member for member, call in self._pollers.items()}
-        assert not (self._poll_error and self._pollers), "an error was told, but callers still poll"
+        self.polls.check_invariants()
         for alive in self._alive:
             assert alive.asked <= alive.members, "a stranger asks who is alive"
 
@@ -326,6 +318,9 @@ class CoordinationState:
         entry = ev.EnterBarrier(event.call, self._devices_id, 0, _DEVICES_TIMEOUT_S, member)
         self.barriers.enter(entry, Waiter(event.call, "devices"), now)
 
+    def _on_get_key(self, event: ev.GetKey, now: float) -> None:
+        self.keys.get(event.call, normalized(event.key))
+
     def _on_alive_members(self, event: ev.AliveMembers, now: float) -> None:
         members = frozenset(event.members)
         if event.member not in members:
@@ -343,7 +338,7 @@ class CoordinationState:
     # Errors
 
     def _on_poll_error(self, event: ev.PollError, now: float) -> None:
-        self._polling = True
+        self.polls.begun = True
         member = event.member
         problem = None
         if member not in self.members:
@@ -357,21 +352,19 @@ class CoordinationState:
             assert error is not None
             words = ("Task (", member, ") that is already in error state polling for errors. Current error: ", error)
             problem = failure(Code.FAILED_PRECONDITION, *words)
-        elif self._poll_error is not None:
-            problem = self._poll_error
+        elif self.polls.error is not None:
+            problem = self.polls.error
         if problem is not None:
             self._emit(Answer(event.call, problem))
-            return
-        self._drop_poller(member, "new request from the same task")
-        self._pollers[member] = event.call
-        self._poller_of_call[event.call] = member
+        else:
+            self.polls.add(member, event.call)
 
     def _propagate(self, error: Failure, sources: Iterable[Member]) -> None:
         """Tell all members of an error of `sources`, unless these may come back."""
         if all(self.members.is_recoverable(member) for member in sources):
             return
-        if self._polling:
-            self._answer_pollers(error)
+        if self.polls.begun:
+            self.polls.tell(error)
             return
         # Nobody polls, so nobody can be told: all are set to error, and hear of it at their next heartbeat.
         unheard = failure(
@@ -381,23 +374,6 @@ class CoordinationState:
             error,
         )
         self._fail_all(unheard)
-
-    def _answer_pollers(self, error: Failure) -> None:
-        if self._poll_error is not None:
-            return
-        self._poll_error = error
-        self._emit(Persist("state", "error", to_json(dump_failure(error))))
-        calls = list(self._pollers.values())
-        self._pollers.clear()
-        self._poller_of_call.clear()
-        for call in calls:
-            self._emit(Answer(call, error))
-
-    def _drop_poller(self, member: Member, reason: str) -> None:
-        call = self._pollers.pop(member, None)
-        if call is not None:
-            del self._poller_of_call[call]
-            self._emit(Answer(call, failure(Code.CANCELLED, f"Cancelled error polling because: {reason}")))
 
     def _fail_member(self, member: Member, error: Failure) -> None:
         if self.members.fail(member, error):
@@ -418,7 +394,7 @@ class CoordinationState:
         self.members.disconnect(member, now + self.settings.heartbeat_timeout_s)
         self.barriers.leave(member, ("task disconnected",))
         self._refresh_alive()
-        self._drop_poller(member, "task has disconnected.")
+        self.polls.drop(member, "task has disconnected.")
         self._changed()
         return None
 
@@ -519,19 +495,16 @@ class CoordinationState:
         for member in self._devices:
             self._emit(Persist("devices", f"{member.role}/{member.rank}", None))
         self._devices.clear()
-        self._poll_error = self._steady = None
-        self._emit(Persist("state", "error", None))
+        self._steady = None
+        self.polls.clear()
 
     def _on_forget(self, event: ev.Forget, now: float) -> None:
         call = event.call
-        if self.nodes.forget(call) or self.keys.forget(call) or self.barriers.forget(call):
+        waited = self.nodes.forget(call) or self.keys.forget(call) or self.barriers.forget(call)
+        if waited or self.polls.forget(call) or self._watchers.pop(call, self) is not self:
             return
-        member = self._poller_of_call.pop(call, None)
-        if member is not None:
-            del self._pollers[member]
-        elif self._watchers.pop(call, self) is self:
-            for alive in self._alive:
-                alive.calls.pop(call, None)
+        for alive in self._alive:
+            alive.calls.pop(call, None)
 
     def _on_tick(self, event: ev.Tick, now: float) -> None:
         self._now = now
@@ -579,19 +552,13 @@ class CoordinationState:
             self._emit(Answer(call, failure(Code.CANCELLED, "Coordination service is shutting down.")))
         self._watchers.clear()
         self._alive.clear()
-        words = "Coordination service is shutting down. Cancelling PollForErrorAsync()"
-        for call in self._poller_of_call:
-            self._emit(Answer(call, failure(Code.CANCELLED, words, marked=False)))
-        self._poller_of_call.clear()
-        self._pollers.clear()
+        self.polls.stop()
 
     def _restore_state(self, key: str, value: bytes) -> None:
-        data = json.loads(value)
         if key == "version":
-            self.version = data
+            self.version = json.loads(value)
         elif key == "error":
-            self._poll_error = load_failure(data)
-            self._polling = True
+            self.polls.restore(value)
 
     def _emit(self, effect: Effect) -> None:
         self._effects.append(effect)

@@ -44,7 +44,7 @@ class Member(NamedTuple):
     rank: int
 
 
-Part = Union[str, Member, "Failure"]
+Part = Union[str, Member, "Failure"]  # a string cannot be an operand of | before its class exists
 
 
 @dataclass(frozen=True)

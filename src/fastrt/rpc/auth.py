@@ -49,7 +49,7 @@ class TlsFiles:
             pair = (self.key.read_bytes(), self.certificate.read_bytes())
             roots = self.client_ca.read_bytes() if self.client_ca is not None else None
         except OSError as error:
-            raise FastrtError(f"Cannot read the TLS files: {error}. Check --tls-cert, --tls-key and --tls-ca.") from error
+            raise FastrtError(f"Cannot read the TLS files: {error}. Check their names and modes.") from error
         return grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:

@@ -6,7 +6,7 @@ process may import tensorflow, jax or ray beside fastrt without a name clash in 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -59,7 +59,7 @@ class MessageSet:
         return [f"{file.package}.{service.name}" for file in self._files for service in file.service]
 
 
-@lru_cache(maxsize=None)
+@cache
 def message_set(name: str) -> MessageSet:
     """The message set of one folder of `protos/`, loaded once.
 

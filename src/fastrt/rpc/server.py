@@ -3,8 +3,8 @@
 Why not `grpc.aio` or the threaded server: a unary call through an empty handler costs either of them 450 to 550 us
 (jaxlib's client makes 1,850 and 2,250 calls a second, 32 of its clients 4,700 to 5,400), because each event crosses
 from grpc's poller thread to another thread and back. Here the thread that takes an event off the queue also handles
-it: 3,900 and 18,000 calls a second, measured with jaxlib 0.10.2's client on two cores (`bench/compare_coordination.py`).
-A call that cannot be answered yet costs a table entry and no thread.
+it: 3,900 and 18,000 calls a second, with jaxlib 0.10.2's client on two cores (`bench/compare_coordination.py`). A call
+that cannot be answered yet costs a table entry and no thread.
 
 The completion queue is the layer on which grpcio builds both of its own servers (`grpc._cython.cygrpc`); it is not
 public, so all its use is in this file and in `tests/rpc/test_server.py`.
@@ -255,9 +255,7 @@ class Server:
         """How many calls wait for an answer."""
         return len(self._pending)
 
-    def _reply(
-        self, unary: _Unary, watched: bool, code: int, message: str, body: bytes, trailing: Metadata
-    ) -> None:
+    def _reply(self, unary: _Unary, watched: bool, code: int, message: str, body: bytes, trailing: Metadata) -> None:
         operations = [cygrpc.SendInitialMetadataOperation(_NO_METADATA, 0)]
         if code == 0:
             operations.append(cygrpc.SendMessageOperation(body, 0))
@@ -333,7 +331,7 @@ class Server:
             self._handler.on_call(number, unary.method, body)
         except Exception:
             _log.exception("the handler of %s failed", unary.method)
-            message = f"The service failed on {unary.method}; its log says why. The call may or may not have had effect."
+            message = f"The service failed on {unary.method}; its log says why. The call may have had effect."
             self.finish(number, grpc.StatusCode.INTERNAL.value[0], message)
         if number in self._pending:
             unary.since = time.monotonic()

@@ -36,7 +36,7 @@ def snapshot(
         waiting_calls=state.waiting_count(),
         durable=durable,
         barrier_count=len(state.barriers),
-        error=_words(state.error),
+        error=_words(state.polls.error),
     )
     for member in state.members.ids():
         record = state.members[member]
