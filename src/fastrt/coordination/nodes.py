@@ -189,7 +189,8 @@ class Nodes:
         if self._is_refused(event.call, event.session, "Shutdown() called when system is not running."):
             return
         if not self._is_bad_node(event.call, event.node):
-            self._meet(event.call, "shutdown", event.node, self._settings.shutdown_timeout_s, now)
+            # jaxlib 0.4.13 names no node here (all say 0), so the calls are counted, as upstream does.
+            self._meet(event.call, "shutdown", event.call, self._settings.shutdown_timeout_s, now)
 
     def _on_get_key(self, event: ev.NodeGetKey, now: float) -> None:
         if self._is_refused(event.call, event.session, "KeyValueGet() called when system is not running."):
@@ -242,10 +243,10 @@ class Nodes:
         self.phase = INITIALIZING
         self._keep()
 
-    def _meet(self, call: int, name: str, node: int, timeout_s: float, now: float) -> None:
+    def _meet(self, call: int, name: str, who: int, timeout_s: float, now: float) -> None:
         """A node waits for all others; the last one frees all."""
         meeting = self._meetings.setdefault(name, _Meeting(name))
-        meeting.arrived.add(node)
+        meeting.arrived.add(who)
         meeting.calls[call] = timeout_s
         self._wait(call, "meeting", meeting, timeout_s, now)
         if len(meeting.arrived) < len(self.nodes):
