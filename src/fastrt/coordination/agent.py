@@ -40,6 +40,7 @@ _ErrorPayload = _SET.message("tensorflow.CoordinationServiceError")
 _Payloads = message_set("coordination").message("fastrt.coordination.StatusPayloads")
 _ERROR_URL = "type.googleapis.com/tensorflow.CoordinationServiceError"
 _RETRY_S = 0.2
+_LAST_WORDS_S = 2.0
 _STATES = {2: "disconnected", 3: "connected", 4: "error"}
 # Added to a barrier's own timeout before this side gives up: the service's answer names who is missing.
 _GRACE_S = 10.0
@@ -93,13 +94,17 @@ class AsyncAgent:
         self._stubs: dict[str, Any] = {}
         self._rounds: dict[str, int] = {}
         self._background: list[asyncio.Task[None]] = []
+        self._reported = False
+        self._closed = False
 
     async def __aenter__(self) -> AsyncAgent:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None and self.error is None:
-            await self._report_quietly(f"{type(error).__name__}: {error}")
+        if kind is not None and self.error is None and not self._closed:
+            self._reported = True
+            fields = {"error_code": int(Code.INTERNAL), "error_origin": self._task}
+            await self._quietly("ReportErrorToService", error_message=f"{kind.__name__}: {error}", **fields)
         await self.close(wait=error is None)
 
     async def register(self, timeout_s: float) -> None:
@@ -120,15 +125,21 @@ class AsyncAgent:
         """Leave the job.
 
         Args:
-            wait: for all tasks to be done too (the shutdown barrier); else just disconnect.
+            wait: for all tasks to be done too (the shutdown barrier); else just disconnect. Neither after an error.
             timeout_s: how long to wait at most.
 
         Raises:
             CoordinationError: others failed, or did not come to the end in time.
         """
+        if self._closed:
+            return
+        self._closed = True
         try:
-            if wait and self.error is None:
-                await self._call("ShutdownTask", timeout_s, source_task=self._task)
+            if self.error is None and not self._reported:
+                if wait:
+                    await self._call("ShutdownTask", timeout_s, source_task=self._task)
+                else:
+                    await self._quietly("ResetTask", source_task=self._task)
         finally:
             for task in self._background:
                 task.cancel()
@@ -213,6 +224,7 @@ class AsyncAgent:
             message: what happened.
             code: a gRPC status code's name.
         """
+        self._reported = True
         await self._call(
             "ReportErrorToService", None, error_code=int(Code[code]), error_message=message, error_origin=self._task
         )
@@ -266,12 +278,12 @@ class AsyncAgent:
     def _tasks(self, tasks: Iterable[int] | None) -> list[Any]:
         return [_Task(job_name=self._job, task_id=number) for number in tasks or ()]
 
-    async def _report_quietly(self, message: str) -> None:
-        """Report an error on the way out, where a second error would hide the first."""
+    async def _quietly(self, method: str, **fields: Any) -> None:
+        """Make a call on the way out, where an error would hide what came before and change nothing."""
         try:
-            await self.report_error(message)
+            await self._call(method, _LAST_WORDS_S, **fields)
         except CoordinationError as error:
-            _log.warning("could not tell the coordinator of a failure: %s", error)
+            _log.warning("leaving, the coordinator could not be told: %s", error)
 
     async def _beat(self) -> None:
         while True:
@@ -316,7 +328,7 @@ class AsyncAgent:
             try:
                 return await stub(request, timeout=left_s, wait_for_ready=True)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or _source(error) is not None:
+                if not _is_broken_off(error):
                     raise _explained(method, error, fields) from None
                 if not repeatable:
                     words = f"{method} on {self._address} was broken off: {error.details()}."
@@ -359,6 +371,12 @@ async def connect_async(
     agent = AsyncAgent(address, task_id, job, heartbeat_interval_s, recoverable, on_error, credentials)
     await agent.register(timeout_s)
     return agent
+
+
+def _is_broken_off(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call ended because its coordinator did, and not by an answer to it."""
+    ended = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    return error.code() in ended and _source(error) is None
 
 
 def _source(error: grpc.aio.AioRpcError) -> str | None:

@@ -290,7 +290,11 @@ class Server:
         if event.success and not self._stopping:
             self._accept()
             self._dispatch(event)
-        elif not self._told:
+            return
+        if event.success:
+            method = event.call_details.method.decode("utf-8", "replace")
+            self._reject(event.call, method, grpc.StatusCode.UNAVAILABLE, "The service is shutting down.")
+        if not self._told:
             # `stop` was called: the queue gives back what was to accept calls.
             self._end_calls()
 
