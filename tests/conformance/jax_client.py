@@ -10,13 +10,13 @@ It knows nothing of fastrt, and runs on any jaxlib from 0.4.13 on. Outcomes go t
 import json
 import sys
 import threading
-import time
 
 try:
     from jaxlib import _jax as jaxlib
 except ImportError:
     from jaxlib import xla_extension as jaxlib
 
+PAUSE = threading.Event()
 OLD = not hasattr(jaxlib.DistributedRuntimeClient, "key_value_try_get")
 
 
@@ -78,7 +78,7 @@ def together(*calls):
     threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
     for thread in threads:
         thread.start()
-        time.sleep(0.05)  # the order of arrival is part of some messages
+        PAUSE.wait(0.05)  # the order of arrival is part of some messages, and jaxlib shows nobody who has arrived
     for thread in threads:
         thread.join()
     return outcomes
@@ -133,8 +133,9 @@ def newer_calls(a, b):
         yield "barrier of one", outcome(a.wait_at_barrier, "b3", 2000, [0])
         yield "barrier of others", outcome(a.wait_at_barrier, "b4", 2000, [1])
         yield "barrier of a stranger", outcome(a.wait_at_barrier, "b5", 2000, [0, 9])
-        yield "conflicting members", together(
-            (a.wait_at_barrier, "b6", 3000, [0, 1]), (b.wait_at_barrier, "b6", 3000, [1])
+        yield (
+            "conflicting members",
+            together((a.wait_at_barrier, "b6", 3000, [0, 1]), (b.wait_at_barrier, "b6", 3000, [1])),
         )
     if not OLD:
         yield "an id again", together((a.wait_at_barrier, "b1", 5000), (b.wait_at_barrier, "b1", 5000))

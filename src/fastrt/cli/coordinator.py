@@ -60,6 +60,10 @@ def coordinator(context: click.Context, /, **given: Any) -> None:
 
     JAX's own processes connect by `jax.distributed.initialize`; see docs/coordination.md for the one setting that
     keeps process 0 from starting a service of its own.
+
+    \f
+    Raises:
+        click.ClickException: the options make no sense, the address or the state directory cannot be used.
     """
     if context.invoked_subcommand is not None:
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +102,7 @@ class CoordinatorOptions:
         return None if self.state_dir is None else Journal(Path(self.state_dir), self.power)
 
 
-class Listener:
+class Listener(ABC):
     """The gRPC server with health and reflection, common to all ways of serving. Subclasses take the calls."""
 
     def __init__(self, options: CoordinatorOptions) -> None:
@@ -131,21 +132,21 @@ class Listener:
         else:
             self.take(call, method, body)
 
+    @abstractmethod
     def on_cancel(self, call: int) -> None:
         """See `Handler`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_idle(self) -> float | None:
         """See `Handler`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_stop(self) -> None:
         """See `Handler`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, call: int, method: str, body: bytes) -> None:
         """A call of a coordination method has come."""
-        raise NotImplementedError
 
     def answer(self, reply: Reply) -> None:
         """Send a reply to its caller, if it is still there."""
