@@ -205,7 +205,7 @@ class Server:
         self._give_up_at: float | None = None
 
     def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
-        """Listen on `host:port` (port 0: any); returns the port.
+        """Listen on `host:port` (port 0: any), from `start` on; returns the port.
 
         Raises:
             OSError: the address is taken or not this machine's.
