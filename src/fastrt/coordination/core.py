@@ -84,6 +84,11 @@ class Core:
         self.state.restore(found, clock())
         self._load_kept(found)
 
+    @property
+    def is_durable(self) -> bool:
+        """Whether records are kept, so that settling costs a write."""
+        return self._journal is not None
+
     def submit(self, call: int, path: str, body: bytes) -> None:
         """A call has come; its answer, now or later, is among those of a settle."""
         kept = self._kept.pop(call, None) if self._kept else None

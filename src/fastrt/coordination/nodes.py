@@ -91,8 +91,9 @@ class Nodes:
         heap = self._deadlines
         while heap and heap[0][1] not in self._place:
             heapq.heappop(heap)
-        candidates = [self._check_at, heap[0][0] if heap else None]
-        return min((time for time in candidates if time is not None), default=None)
+        if heap and (self._check_at is None or heap[0][0] < self._check_at):
+            return heap[0][0]
+        return self._check_at
 
     def waiting_count(self) -> int:
         """How many calls wait."""

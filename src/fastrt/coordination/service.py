@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,8 +202,12 @@ class Coordinator(Listener):
         if self._broken is not None:
             self._server.finish(call, int(Code.UNAVAILABLE), str(self._broken))
             return
-        self._waiting.add(call)
         self._core.submit(call, method, body)
+        if self._core.is_durable:
+            self._waiting.add(call)  # one commit serves all calls that are at hand, see `on_idle`
+            return
+        for reply in self._core.settle():
+            self.answer(reply)
 
     def on_cancel(self, call: int) -> None:
         """See `Handler`."""
@@ -214,6 +219,9 @@ class Coordinator(Listener):
         """See `Handler`."""
         if self._broken is not None:
             return None
+        deadline = self._core.next_deadline()
+        if not self._waiting and (deadline is None or deadline > time.monotonic()):
+            return deadline
         try:
             replies = self._core.settle()
         except StateDirectoryError as error:

@@ -138,8 +138,11 @@ class CoordinationState:
 
     def next_deadline(self) -> float | None:
         """When a `Tick` is due at the latest; None when nothing can time out."""
-        deadlines = [self.barriers.next_deadline(), self.nodes.next_deadline(), self._check_at]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        soonest = self._check_at
+        for other in (self.barriers.next_deadline(), self.nodes.next_deadline()):
+            if other is not None and (soonest is None or other < soonest):
+                soonest = other
+        return soonest
 
     def restore(self, records: Iterable[tuple[str, str, bytes]], now: float) -> None:
         """Take up the records kept by an earlier process, before the first event."""
