@@ -136,3 +136,17 @@ def test_stop_tells_those_who_wait_and_keeps_their_barrier_open(front: Any, raw:
         calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=9000, source_task=task) for task in tasks
     ]
     assert [call.result().counter for call in rounds] == [0, 0]
+
+
+def test_keeper_that_cannot_live_ends_the_service_aloud(front: Any, tmp_path: Path, wait_until: Any) -> None:
+    service = front()
+    given_up = threading.Event()
+    service._on_failure = given_up.set
+    database = tmp_path / "state.sqlite"
+    for file in tmp_path.glob("state.sqlite-*"):
+        file.unlink()
+    database.write_bytes(b"no database any more" * 500)
+    pid = service.keeper_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert given_up.wait(30)

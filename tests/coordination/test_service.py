@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from fastrt.coordination import Coordinator, CoordinatorOptions
+from fastrt.coordination import events as ev
 from fastrt.errors import ConfigError
 from fastrt.rpc.auth import InsecureBindError
 from fastrt.rpc.descriptors import message_set
@@ -240,3 +241,17 @@ def test_thousands_of_blocked_calls_cost_no_thread(serve: Any, raw: Any, wait_un
     calls.tensorflow("InsertKeyValue", kv={"key": "go", "value": b"!"}).result()
     with ThreadPoolExecutor(1):
         assert {call.result().kv.value for call in waiting} == {b"!"}
+
+
+def test_fault_of_the_service_in_one_call_is_internal_and_ends_nothing(serve: Any, raw: Any, refused: Any) -> None:
+    def broken(event: Any, now: float) -> None:
+        raise ZeroDivisionError
+
+    service = serve()
+    calls = raw(service.address)
+    service._core.state._handlers[ev.TryGetKey] = broken
+    code, words = refused(calls.tensorflow("TryGetKeyValue", key="k"))
+    assert code == "INTERNAL"
+    assert "its log says why" in words
+    calls.tensorflow("InsertKeyValue", kv={"key": "k", "value": b"v"}).result()
+    assert calls.tensorflow("GetKeyValue", key="k").result().kv.value == b"v"

@@ -91,6 +91,16 @@ class Core:
 
     def submit(self, call: int, path: str, body: bytes) -> None:
         """A call has come; its answer, now or later, is among those of a settle."""
+        try:
+            self._submit(call, path, body)
+        except Exception:
+            # A fault of ours in one call must not end the service, and least of all be asked again and again.
+            _log.exception("the service failed on %s", path)
+            self._pending.pop(call, None)
+            message = f"The service failed on {path}; its log says why. The call may have had effect."
+            self._replies.append(Reply(call, int(Code.INTERNAL), message, b"", b""))
+
+    def _submit(self, call: int, path: str, body: bytes) -> None:
         kept = self._kept.pop(call, None) if self._kept else None
         if kept is not None:
             self._replies.append(kept)

@@ -35,7 +35,7 @@ from fastrt.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 _INDEX = {path: index for index, path in enumerate(PATHS)}
-# A keeper that dies this many times without having got ready will not get ready by being started again.
+# A keeper that dies this many times in a row, getting ready or over the same calls, will not live by another start.
 _FAILURES_MAX = 5
 _READY_S = 60.0
 _STOP_S = 10.0
@@ -142,18 +142,22 @@ class Front(Listener):
 
     def _exchange(self) -> None:
         """Pass on what has gathered, and send out the answers that are there at once. `_lock` is held."""
-        if self._calls is None:
-            return  # the keeper is gone for good, or another one is on its way and will be asked everything
-        data, self._outgoing = b"".join(self._outgoing), []
-        try:
-            self._calls.write(data + END_BYTES)
-            batch = self._calls.read_batch()
-        except LinkClosed:
-            if not self._stopping:
+        for _ in range(_FAILURES_MAX):
+            if self._calls is None:
+                return  # the keeper is gone for good
+            data, self._outgoing = b"".join(self._outgoing), []
+            try:
+                self._calls.write(data + END_BYTES)
+                batch = self._calls.read_batch()
+            except LinkClosed:
+                if self._stopping:
+                    return
                 self._replace()
+                continue
+            for frame in batch or ():
+                self._answer(frame)
             return
-        for frame in batch or ():
-            self._answer(frame)
+        self._give_up()
 
     def _answer(self, frame: Frame) -> None:
         self._pending.pop(frame.call, None)
@@ -173,23 +177,28 @@ class Front(Listener):
                     # The server's thread may have noticed first, and replaced it.
                     if not self._stopping and self._later is later:
                         self._replace()
+                        self._exchange()
                 continue
             with self._lock:
                 for frame in frames:
                     self._answer(frame)
 
     def _replace(self) -> None:
-        """Start a new keeper and ask it again what is not answered. `_lock` is held."""
+        """Start a new keeper, to be asked again what is not answered. `_lock` is held."""
         self._close_links()
         _log.warning("the keeper has ended (%s); starting another", self._wait_for_end())
         for attempt in range(_FAILURES_MAX):
             if self._spawn():
                 self._outgoing = [self._pending[call] for call in sorted(self._pending)]
-                self._exchange()
                 return
             if self._stopping:
                 return
             time.sleep(0.1 * 2**attempt)  # the disk may be full for a moment
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """No keeper lives long enough to answer: the service ends. `_lock` is held."""
+        self._close_links()
         _log.critical("the keeper cannot be kept alive; giving up")
         self._on_failure()
 

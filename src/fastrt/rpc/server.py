@@ -33,6 +33,7 @@ _ACCEPTING = 64
 # A caller that hung up is noticed this much later at most. Calls answered sooner need no look at all.
 _HANGUP_S = 0.05
 _DRAIN_S = 5.0
+_AFTER_FAULT_S = 1.0
 # Under a constant stream of calls the queue is never empty; the handler settles after this many events all the same.
 _EVENTS_PER_BATCH = 256
 _NO_METADATA: tuple[Any, ...] = ()
@@ -345,11 +346,19 @@ class Server:
         with self._lock:
             gone = self._pending.pop(unary.number, None)
         if gone is not None:
-            self._handler.on_cancel(unary.number)
+            try:
+                self._handler.on_cancel(unary.number)
+            except Exception:
+                _log.exception("the handler failed on a caller that hung up")
 
     def _idle(self) -> float | None:
         """Let the handler settle, and look after calls that wait longer than a moment."""
-        wake_at = self._handler.on_idle() if not self._told else None
+        wake_at = None
+        try:
+            wake_at = self._handler.on_idle() if not self._told else None
+        except Exception:
+            _log.exception("the handler failed to settle")
+            wake_at = time.monotonic() + _AFTER_FAULT_S
         if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
             self._server.cancel_all_calls()
             self._give_up_at = None
