@@ -23,6 +23,12 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	$(BIN)/python -m mypy.stubtest fastrt._core --allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist
 	$(BIN)/python -m pytest
 
+# Real jaxlib 0.4.13 to 0.10.2 against the coordination service; its environments stay in .cache/jax (about 4 minutes).
+.PHONY: test-jax
+test-jax: .venv/.tools
+	$(BIN)/python tests/conformance/jax_envs.py
+	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
+
 bench: .venv/.tools ## run the benchmark suites; each run's figures stay in .benchmarks/ as JSON
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-autosave
 

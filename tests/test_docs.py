@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md"]
+PAGES = ["README.md", "docs/coordination.md"]
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
 INSTEAD = {
     "fastrt bench": ["fastrt", "bench", "--list"],
     "python bench/compare.py": [sys.executable, str(ROOT / "bench/compare.py"), "--help"],
+    "fastrt coordinator": ["fastrt", "coordinator", "--help"],
     "pip install": [sys.executable, "-m", "pip", "install", "--help"],
 }
 

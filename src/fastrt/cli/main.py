@@ -13,6 +13,7 @@ import click
 # name -> "module:attribute"; a name of two words would be a group of its own.
 _COMMANDS = {
     "bench": "fastrt.cli.bench:bench",
+    "coordinator": "fastrt.cli.coordinator:coordinator",
     "demo": "fastrt.cli.demo:demo",
     "status": "fastrt.cli.status:status",
 }

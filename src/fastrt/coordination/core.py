@@ -1,0 +1,230 @@
+"""Requests in, answers out: dialects, state machine and records put together, without sockets or threads.
+
+A shell submits the calls that have come, then settles: time passes, the records of all of them go to disk in one
+batch, and only then the answers come out. Between two settles nothing leaves, so no caller ever sees what a crash
+could take back.
+
+A front that lost this process in mid-answer submits the same calls again under the same numbers. Answers to calls
+that change something are kept with the records of their batch, so that such a call is not carried out twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fastrt.coordination import dialect_runtime, dialect_tensorflow, dialect_xla
+from fastrt.coordination import events as ev
+from fastrt.coordination.dialects import Method, parse_request
+from fastrt.coordination.events import Persist
+from fastrt.coordination.snapshot import SNAPSHOT_PATH, snapshot
+from fastrt.coordination.state import CoordinationState, Settings
+from fastrt.coordination.status import Code, Failure, to_json
+from fastrt.durable import Journal, StateDirectoryError
+from fastrt.rpc.descriptors import message_set
+
+_log = logging.getLogger(__name__)
+
+# Batches whose answers are kept. A front has all but the last few, whatever it has in flight.
+_KEPT_BATCHES = 1024
+_KeptAnswers = message_set("coordination").message("fastrt.coordination.KeptAnswers")
+
+_ALL = [*dialect_xla.methods(), *dialect_tensorflow.methods(), *dialect_runtime.methods()]
+METHODS = {method.path: method for method in _ALL}
+PATHS = (*METHODS, SNAPSHOT_PATH)
+
+
+class Reply(NamedTuple):
+    """What a caller is to be told. `details` are the bytes of `grpc-status-details-bin`."""
+
+    call: int
+    code: int
+    message: str
+    details: bytes
+    body: bytes
+
+
+class Core:
+    """One coordination service.
+
+    Args:
+        settings: of the state machine. The incarnation is replaced by the journal's, if it has one.
+        journal: where records go; None keeps nothing.
+        front: identifies the front whose call numbers these are; None when there is none that could ask again.
+        clock: seconds that never go back.
+
+    Raises:
+        StateDirectoryError: the journal was written for other jobs or numbers of tasks.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        journal: Journal | None = None,
+        front: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._journal = journal
+        self._front = front
+        self._clock = clock
+        self._started = clock()
+        self._records: dict[tuple[str, str], bytes | None] = {}
+        self._replies: list[Reply] = []
+        self._pending: dict[int, tuple[Method, Any]] = {}
+        self._kept: dict[int, Reply] = {}
+        self._to_keep: list[Reply] = []
+        self._batch = 0
+        found = list(journal.records()) if journal is not None else []
+        settings.incarnation = self._incarnation(settings, found)
+        self.state = CoordinationState(settings)
+        self.state.restore(found, clock())
+        self._load_kept(found)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether records are kept, so that settling costs a write."""
+        return self._journal is not None
+
+    def submit(self, call: int, path: str, body: bytes) -> None:
+        """A call has come; its answer, now or later, is among those of a settle."""
+        try:
+            self._submit(call, path, body)
+        except Exception:
+            # A fault of ours in one call must not end the service, and least of all be asked again and again.
+            _log.exception("the service failed on %s", path)
+            self._pending.pop(call, None)
+            message = f"The service failed on {path}; its log says why. The call may have had effect."
+            self._replies.append(Reply(call, int(Code.INTERNAL), message, b"", b""))
+
+    def _submit(self, call: int, path: str, body: bytes) -> None:
+        kept = self._kept.pop(call, None) if self._kept else None
+        if kept is not None:
+            self._replies.append(kept)
+            return
+        method = METHODS.get(path)
+        if method is None:
+            self._submit_snapshot(call, body)
+            return
+        request, event = parse_request(method, body, call, self.state)
+        self._pending[call] = (method, request)
+        if isinstance(event, Failure):
+            self._answer(call, event)
+        else:
+            self._handle(event)
+
+    def forget(self, call: int) -> None:
+        """A caller went away."""
+        if self._pending.pop(call, None) is not None:
+            self._handle(ev.Forget(call))
+
+    def settle(self) -> list[Reply]:
+        """Let time pass, write what changed, and return the answers that may now go out.
+
+        Raises:
+            StateDirectoryError: the records could not be written; no answer may go out.
+        """
+        now = self._clock()
+        deadline = self.state.next_deadline()
+        if deadline is not None and now >= deadline:
+            self._handle(ev.Tick())
+        if self._records and self._journal is not None:
+            if self._front is not None and self._to_keep:
+                self._keep_answers()
+            self._journal.write(self._records)
+        self._records = {}
+        self._to_keep = []
+        replies, self._replies = self._replies, []
+        return replies
+
+    def next_deadline(self) -> float | None:
+        """When to settle again at the latest, by the clock."""
+        return self.state.next_deadline()
+
+    def stop(self) -> list[Reply]:
+        """Shut down: everybody who waits is told. What that does to barriers is not kept: they may go on later."""
+        replies = self.settle()
+        self._handle(ev.Stop())
+        self._records = {}
+        self._to_keep = []
+        replies += self.settle()
+        if self._journal is not None:
+            self._journal.close()
+        return replies
+
+    def _handle(self, event: ev.Event) -> None:
+        for effect in self.state.handle(event, self._clock()):
+            if isinstance(effect, Persist):
+                if self._journal is not None:
+                    self._records[effect.kind, effect.key] = effect.value
+            else:
+                self._answer(effect.call, effect.value)
+
+    def _answer(self, call: int, value: Any) -> None:
+        waiting = self._pending.pop(call, None)
+        if waiting is None:
+            return
+        method, request = waiting
+        if isinstance(value, Failure):
+            message, details = method.dialect.render(value)
+            reply = Reply(call, int(value.code), message, details, b"")
+        else:
+            reply = _built(call, method, value, request, self.state)
+        self._replies.append(reply)
+        if method.mutates and self._front is not None:
+            self._to_keep.append(reply)
+
+    def _submit_snapshot(self, call: int, body: bytes) -> None:
+        uptime_s = self._clock() - self._started
+        code, message, answer = snapshot(self.state, body, uptime_s, self._clock(), self._journal is not None)
+        self._replies.append(Reply(call, code, message, b"", answer))
+
+    def _keep_answers(self) -> None:
+        kept = _KeptAnswers(front=self._front)
+        for reply in self._to_keep:
+            kept.answers.add(
+                call=reply.call, code=reply.code, message=reply.message, details=reply.details, body=reply.body
+            )
+        self._batch += 1
+        self._records["answers", str(self._batch % _KEPT_BATCHES)] = kept.SerializeToString()
+
+    def _load_kept(self, found: list[tuple[str, str, bytes]]) -> None:
+        if self._front is None:
+            return
+        for kind, _, value in found:
+            if kind == "answers":
+                kept = _KeptAnswers.FromString(value)
+                if kept.front == self._front:
+                    for a in kept.answers:
+                        self._kept[a.call] = Reply(a.call, a.code, a.message, a.details, a.body)
+
+    def _incarnation(self, settings: Settings, found: list[tuple[str, str, bytes]]) -> int:
+        """The service's incarnation: the kept one, else a new one, which is kept."""
+        roles = dict(settings.roles)
+        for kind, key, value in found:
+            if (kind, key) == ("state", "service"):
+                saved = json.loads(value)
+                if saved["roles"] != roles:
+                    assert self._journal is not None
+                    raise StateDirectoryError(
+                        f"The state directory {self._journal.directory} was made for tasks {saved['roles']}, and now "
+                        f"{roles} are asked for. Use the same numbers, or another state directory."
+                    )
+                return int(saved["incarnation"])
+        incarnation = random.SystemRandom().getrandbits(63) | 1
+        if self._journal is not None:
+            saved = {"roles": roles, "incarnation": incarnation}
+            self._journal.write({("state", "service"): to_json(saved)})
+        return incarnation
+
+
+def _built(call: int, method: Method, value: Any, request: Any, state: CoordinationState) -> Reply:
+    try:
+        return Reply(call, 0, "", b"", method.build(value, request, state))
+    except Exception:
+        _log.exception("cannot build the answer of %s", method.path)
+        message = f"{method.path} was carried out, but its answer cannot be written; the service's log says why."
+        return Reply(call, int(Code.INTERNAL), message, b"", b"")

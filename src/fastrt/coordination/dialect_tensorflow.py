@@ -1,0 +1,158 @@
+"""The seed's dialect and all its growth: `tensorflow.CoordinationService`. Members are a job and a task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastrt.coordination import events as ev
+from fastrt.coordination.dialects import (
+    Build,
+    Dialect,
+    Method,
+    Parse,
+    describe,
+    key_values,
+    nothing,
+    table_methods,
+    version_seen,
+)
+from fastrt.coordination.events import Event
+from fastrt.coordination.state import CoordinationState
+from fastrt.coordination.status import Code, Failure, Member, failure
+from fastrt.coordination.topology import merge_devices, merge_seed_devices
+from fastrt.rpc.descriptors import message_set
+
+_SET = message_set("coordination_tensorflow")
+_SERVICE = "tensorflow.CoordinationService"
+_CLASSES = _SET.methods(_SERVICE)
+_Error = _SET.message("tensorflow.CoordinationServiceError")
+# What jaxlib's service answers: errors are reported to tasks by the agent inside each, which may serve this method.
+_NO_AGENT = "CoordinationServiceAgent is uninitialized or has already shutdown."
+
+
+def _error_bytes(problem: Failure) -> bytes:
+    payload = _Error(is_reported_error=problem.reported)
+    if problem.source is not None:
+        payload.source_task.job_name, payload.source_task.task_id = problem.source
+    return bytes(payload.SerializeToString())
+
+
+_DIALECT = Dialect(_SERVICE, lambda member: f"/job:{member.role}/replica:0/task:{member.rank}", _error_bytes)
+
+
+def methods() -> list[Method]:
+    """The dialect's methods."""
+    return table_methods(_DIALECT, _CLASSES, _TABLE)
+
+
+def _member(task: Any) -> Member:
+    return Member(task.job_name, task.task_id)
+
+
+def _members(tasks: Any) -> tuple[Member, ...]:
+    return tuple(Member(task.job_name, task.task_id) for task in tasks)
+
+
+def _response(request: Any) -> Any:
+    return _CLASSES[request.DESCRIPTOR.name.removesuffix("Request")][1]()
+
+
+def _register(request: Any, call: int, state: CoordinationState) -> Event:
+    # Versions without the field leave it False, which is not the same as saying no to the service's own setting.
+    return ev.Register(call, _member(request.source_task), request.incarnation, request.source_task.recoverable or None)
+
+
+def _devices(request: Any, call: int, state: CoordinationState) -> Event:
+    info = request.local_device_info if request.HasField("local_device_info") else request.device_info
+    return ev.ExchangeDevices(call, _member(request.source_task), info.SerializeToString())
+
+
+def _barrier(request: Any, call: int, state: CoordinationState) -> Event:
+    timeout_s = request.barrier_timeout_in_ms / 1000
+    member, members = _member(request.source_task), _members(request.tasks)
+    return ev.EnterBarrier(call, request.barrier_id, request.counter, timeout_s, member, members)
+
+
+def _all_devices(value: Any, request: Any, state: CoordinationState) -> bytes:
+    answer = _response(request)
+    answer.leader_incarnation = state.settings.incarnation
+    if request.HasField("local_device_info"):
+        answer.cluster_device_info.CopyFrom(merge_seed_devices(value))
+    else:
+        answer.device_info.CopyFrom(merge_devices(value))
+    return bytes(answer.SerializeToString())
+
+
+def _incarnation(value: Any, request: Any, state: CoordinationState) -> bytes:
+    answer = _response(request)
+    answer.leader_incarnation = state.settings.incarnation
+    return bytes(answer.SerializeToString())
+
+
+def _key_value(value: Any, request: Any, state: CoordinationState) -> bytes:
+    answer = _response(request)
+    answer.kv.key, answer.kv.value = request.key, value
+    return bytes(answer.SerializeToString())
+
+
+def _states(value: Any, request: Any, state: CoordinationState) -> bytes:
+    answer = _response(request)
+    for view in value:
+        info = answer.task_state.add()
+        info.task.job_name, info.task.task_id = view.member
+        describe(view, info, _DIALECT)
+    return bytes(answer.SerializeToString())
+
+
+def _watched(value: Any, request: Any, state: CoordinationState) -> bytes:
+    answer = _response(request)
+    answer.version_number, views = value
+    for view in views:
+        info = answer.task_state.add()
+        info.task.job_name, info.task.task_id = view.member
+        describe(view, info, _DIALECT)
+    return bytes(answer.SerializeToString())
+
+
+def _alive(value: Any, request: Any, state: CoordinationState) -> bytes:
+    answer = _response(request)
+    for member, incarnation in value:
+        answer.alive_tasks.add(job_name=member.role, task_id=member.rank)
+        answer.incarnations.append(incarnation)
+    return bytes(answer.SerializeToString())
+
+
+_TABLE: dict[str, tuple[Parse, Build]] = {
+    "RegisterTask": (_register, _incarnation),
+    "Heartbeat": (lambda r, c, s: ev.Heartbeat(c, _member(r.source_task), r.incarnation), _incarnation),
+    "WaitForAllTasks": (_devices, _all_devices),
+    "ShutdownTask": (lambda r, c, s: ev.Shutdown(c, _member(r.source_task)), nothing),
+    "ResetTask": (lambda r, c, s: ev.Reset(c, _member(r.source_task)), nothing),
+    "ReportErrorToTask": (lambda r, c, s: failure(Code.INTERNAL, _NO_AGENT), nothing),
+    "ReportErrorToService": (
+        lambda r, c, s: ev.ReportError(c, _member(r.error_origin), r.error_code, r.error_message),
+        nothing,
+    ),
+    "GetTaskState": (lambda r, c, s: ev.QueryMembers(c, list(_members(r.source_task))), _states),
+    "GetJobState": (lambda r, c, s: ev.QueryMembers(c, role=r.job_name), _states),
+    "WatchJobState": (lambda r, c, s: ev.WatchMembers(c, r.job_name, version_seen(r)), _watched),
+    "InsertKeyValue": (lambda r, c, s: ev.InsertKey(c, r.kv.key, r.kv.value, r.allow_overwrite), nothing),
+    "GetKeyValue": (lambda r, c, s: ev.GetKey(c, r.key), _key_value),
+    "TryGetKeyValue": (lambda r, c, s: ev.TryGetKey(c, r.key), _key_value),
+    "IncrementKeyValue": (lambda r, c, s: ev.IncrementKey(c, r.key, r.increment), _key_value),
+    "GetKeyValueDir": (
+        lambda r, c, s: ev.ListKeys(c, r.directory_key),
+        lambda value, r, s: key_values(_response(r), value),
+    ),
+    "DeleteKeyValue": (lambda r, c, s: ev.DeleteKey(c, r.key), nothing),
+    "Barrier": (_barrier, lambda value, r, s: bytes(_CLASSES["Barrier"][1](counter=value).SerializeToString())),
+    "CancelBarrier": (
+        lambda r, c, s: ev.CancelBarrier(c, r.barrier_id, r.counter, _member(r.source_task)),
+        nothing,
+    ),
+    "GetAliveTasks": (
+        lambda r, c, s: ev.AliveMembers(c, _member(r.requesting_task), _members(r.tasks)),
+        _alive,
+    ),
+    "PollForError": (lambda r, c, s: ev.PollError(c, _member(r.source_task)), nothing),
+}

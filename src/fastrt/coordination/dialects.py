@@ -1,0 +1,183 @@
+"""What the three wire dialects have in common; each one's own table is in a module of its name.
+
+A dialect is a table of methods: how a request becomes an event, and how the answer's value becomes a response. It
+also says how it writes a member, because the words of a failure name members.
+
+| module | service | spoken by |
+|---|---|---|
+| `dialect_xla` | `xla.coordination.CoordinationService` | JAX 0.7 and later |
+| `dialect_tensorflow` | `tensorflow.CoordinationService` | the seed, TensorFlow, JAX up to 0.6 |
+| `dialect_runtime` | `xla.DistributedRuntimeService` | the seed, JAX up to 0.4.13 without coordination service |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastrt.coordination.events import Event, MemberView
+from fastrt.coordination.state import CoordinationState
+from fastrt.coordination.status import Code, Failure, Member, failure
+from fastrt.rpc.descriptors import message_set
+
+_WIRE = message_set("coordination")
+_XLA = message_set("coordination_xla")
+
+_URL = "type.googleapis.com/tensorflow."
+_StatusPayloads = _WIRE.message("fastrt.coordination.StatusPayloads")
+_BarrierError = _XLA.message("xla.coordination.BarrierError")
+_MismatchError = _XLA.message("xla.coordination.ServiceMismatchError")
+
+# Messages and payloads travel in HTTP/2 headers, of which clients take 8 KiB; a longer text would reach nobody.
+_MESSAGE_CHARS_MAX = 3000
+_BARRIER_ID_CHARS_MAX = 500
+_C_ESCAPES = {0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t", 0x22: '\\"', 0x27: "\\'", 0x5C: "\\\\"}
+
+Parse = Callable[[Any, int, CoordinationState], "Event | Failure"]
+Build = Callable[[Any, Any, CoordinationState], bytes]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of a dialect.
+
+    Attributes:
+        path: as gRPC names it, `/package.Service/Method`.
+        request: the class of its request.
+        parse: request, call and state to an event, or to the failure to answer at once.
+        build: the answer's value, the request and the state to the response's bytes.
+        mutates: whether the service must answer it just once, also when it is asked again after a crash.
+        dialect: how failures are written.
+    """
+
+    path: str
+    request: Any
+    parse: Parse
+    build: Build
+    mutates: bool
+    dialect: Dialect
+
+
+class Dialect:
+    """How one service writes members and errors.
+
+    Args:
+        service: its full name.
+        write: a member, as messages write it.
+        error: CoordinationServiceError of a failure, as bytes.
+    """
+
+    def __init__(self, service: str, write: Callable[[Member], str], error: Callable[[Failure], bytes]) -> None:
+        self.service = service
+        self._write = write
+        self._error = error
+
+    def render(self, problem: Failure) -> tuple[str, bytes]:
+        """A failure's message, and the bytes for `grpc-status-details-bin` (empty for none)."""
+        message = self.message(problem)
+        payloads = self._payloads(problem)
+        if not payloads:
+            return message, b""
+        return message, bytes(_StatusPayloads(payloads=payloads).SerializeToString())
+
+    def message(self, problem: Failure) -> str:
+        """A failure's words, members written this dialect's way."""
+        words = "".join(self._part(part) for part in problem.parts)
+        if len(words) > _MESSAGE_CHARS_MAX:
+            return words[:_MESSAGE_CHARS_MAX] + f"... ({len(words) - _MESSAGE_CHARS_MAX} characters more)"
+        return words
+
+    def source_error(self, problem: Failure) -> bytes:
+        """The CoordinationServiceError payload of a failure."""
+        return self._error(problem)
+
+    def _part(self, part: str | Member | Failure) -> str:
+        if isinstance(part, str):
+            return part
+        if isinstance(part, Member):
+            return self._write(part)
+        quoted = "".join(f" [{url}='{_c_escaped(data)}']" for url, data in sorted(self._payloads(part).items()))
+        return f"{part.code.name}: {self.message(part)}{quoted}"
+
+    def _payloads(self, problem: Failure) -> dict[str, bytes]:
+        payloads = {}
+        if problem.barrier is not None:
+            barrier_id, counter = problem.barrier
+            error = _BarrierError(barrier_id=barrier_id[:_BARRIER_ID_CHARS_MAX], counter=counter)
+            payloads[_URL + "BarrierError"] = error.SerializeToString()
+        if problem.marked:
+            payloads[_URL + "CoordinationServiceError"] = self._error(problem)
+        if problem.mismatch is not None:
+            payloads[_URL + "ServiceMismatchError"] = _MismatchError(
+                service_incarnation=problem.mismatch
+            ).SerializeToString()
+        return payloads
+
+
+# How members are written where no caller's dialect is at hand.
+INSIDE = Dialect("", lambda member: f"{member.role}/{member.rank}", lambda problem: b"")
+
+
+def parse_request(method: Method, body: bytes, call: int, state: CoordinationState) -> tuple[Any, Event | Failure]:
+    """A request's message, and the event it is or the failure to answer it with."""
+    try:
+        request = method.request.FromString(body)
+    except Exception:  # protobuf's DecodeError differs between its runtimes
+        name = method.request.DESCRIPTOR.full_name
+        words = f"{method.path}: the request's {len(body)} bytes are no valid {name}. Check the client's version."
+        return None, failure(Code.INVALID_ARGUMENT, words, marked=False)
+    return request, method.parse(request, call, state)
+
+
+def nothing(value: Any, request: Any, state: CoordinationState) -> bytes:
+    """The response of a method that answers only that it is done."""
+    return b""
+
+
+def key_values(message: Any, pairs: list[tuple[str, bytes]]) -> bytes:
+    """The bytes of a response that lists keys and values in `kv`."""
+    add = message.kv.add
+    for key, value in pairs:
+        try:
+            add(key=key, value=value)
+        except UnicodeEncodeError:
+            # The older runtime service's keys are bytes; one that is no text is shown with replacements.
+            add(key=key.encode("utf-8", "replace").decode(), value=value)
+    return bytes(message.SerializeToString())
+
+
+def _c_escaped(data: bytes) -> str:
+    return "".join(_C_ESCAPES.get(c) or (chr(c) if 0x20 <= c < 0x7F else f"\\x{c:02x}") for c in data)
+
+
+READS = frozenset(
+    {"GetKeyValue", "TryGetKeyValue", "GetKeyValueDir", "KeyValueGet", "Heartbeat", "PollForError", "GetTaskState"}
+    | {"GetJobState", "WatchJobState", "WatchTasks", "GetAliveTasks", "WaitForAllTasks", "EnumerateDevices"}
+    | {"ReportErrorToTask"}
+)
+
+
+def table_methods(
+    dialect: Dialect, classes: Mapping[str, Any], table: Mapping[str, tuple[Parse, Build]]
+) -> list[Method]:
+    """The methods of one dialect, from its message classes and its table."""
+    return [
+        Method(f"/{dialect.service}/{name}", classes[name][0], parse, build, name not in READS, dialect)
+        for name, (parse, build) in table.items()
+    ]
+
+
+def version_seen(request: Any) -> int | None:
+    """The version that the caller of a watching method has seen; any negative number says none."""
+    return request.version_number if request.version_number >= 0 else None
+
+
+def describe(view: MemberView, info: Any, dialect: Dialect) -> None:
+    """Fill in what both newer dialects say of a member."""
+    info.state, info.incarnation = view.state, view.incarnation
+    if view.error is not None:
+        info.error_code = int(view.error.code)
+        info.error_message = dialect.message(view.error)
+        payload = Failure(view.error.code, (), source=view.member)
+        info.error_payload.ParseFromString(dialect.source_error(payload))

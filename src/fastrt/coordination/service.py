@@ -1,0 +1,243 @@
+"""The coordination service in this process: a server thread, a core, and where its records go.
+
+This is what tests, the head of a cluster and `fastrt coordinator --ephemeral` run. A service whose sockets outlive the
+process that holds the state is put together in `front`, from the same parts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastrt.coordination.core import METHODS, PATHS, Core, Reply
+from fastrt.coordination.snapshot import SNAPSHOT_PATH
+from fastrt.coordination.state import Settings
+from fastrt.coordination.status import Code
+from fastrt.durable import Journal, StateDirectoryError
+from fastrt.errors import ConfigError
+from fastrt.rpc.auth import TlsFiles, refuse_open_bind
+from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.server import Server
+from fastrt.rpc.standard import CHECK_PATH, StandardServices
+
+_log = logging.getLogger(__name__)
+
+DETAILS_KEY = "grpc-status-details-bin"
+# A value of 64 MiB, and room for its key and the message around it.
+_MESSAGE_BYTES_MAX = (64 << 20) + (64 << 10)
+_SETS = ("coordination_xla", "coordination_tensorflow", "runtime_v3", "coordination")
+_TASKS_MAX = 1_000_000
+
+
+@dataclass
+class CoordinatorOptions:
+    """How a coordinator serves.
+
+    Attributes:
+        address: `host:port`; port 0 takes any free one.
+        num_tasks: how many members the job has.
+        job: its name; JAX's clients always say `jax_worker`.
+        heartbeat_timeout_s: a task silent for longer is dead.
+        register_timeout_s: how long the first task to register waits for the last.
+        shutdown_timeout_s: how long the first task to shut down waits for the last; 0: no waiting.
+        recoverable: tasks may die and come back without the others failing.
+        clear_after_shutdown: after all tasks have shut down together, the next to register finds no keys or barriers.
+        state_dir: where keys, members and barriers are kept over restarts; None keeps nothing.
+        power: keep them over a loss of power too (an fsync per batch).
+        tls: PEM files, None for plain text.
+        allow_anonymous: serve beyond loopback to clients that show no certificate.
+    """
+
+    address: str = "127.0.0.1:0"
+    num_tasks: int = 1
+    job: str = "jax_worker"
+    heartbeat_timeout_s: float = 100.0
+    register_timeout_s: float = 3600.0
+    shutdown_timeout_s: float = 300.0
+    recoverable: bool = False
+    clear_after_shutdown: bool = False
+    state_dir: str | os.PathLike[str] | None = None
+    power: bool = False
+    tls: TlsFiles | None = None
+    allow_anonymous: bool = False
+
+    def check(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ConfigError: a number is out of range, or the job has no name.
+            InsecureBindError: the address is open to strangers; see `refuse_open_bind`.
+        """
+        if not 1 <= self.num_tasks <= _TASKS_MAX:
+            raise ConfigError(f"num_tasks is {self.num_tasks}; it must be from 1 to {_TASKS_MAX}.")
+        if not self.job:
+            raise ConfigError("job is empty; JAX's clients say jax_worker.")
+        if self.heartbeat_timeout_s <= 0 or self.register_timeout_s <= 0 or self.shutdown_timeout_s < 0:
+            raise ConfigError(
+                "heartbeat_timeout_s and register_timeout_s must be more than 0, and shutdown_timeout_s at least 0; "
+                f"they are {self.heartbeat_timeout_s}, {self.register_timeout_s} and {self.shutdown_timeout_s}."
+            )
+        refuse_open_bind(self.address, self.tls, self.allow_anonymous)
+
+    def settings(self) -> Settings:
+        """The state machine's part of this."""
+        return Settings(
+            roles={self.job: self.num_tasks},
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
+            register_timeout_s=self.register_timeout_s,
+            shutdown_timeout_s=self.shutdown_timeout_s,
+            recoverable=self.recoverable,
+            clear_after_shutdown=self.clear_after_shutdown,
+        )
+
+    def journal(self) -> Journal | None:
+        """The store of its records, None when nothing is kept.
+
+        Raises:
+            StateDirectoryError: the directory cannot be used.
+        """
+        return None if self.state_dir is None else Journal(Path(self.state_dir), self.power)
+
+
+class Listener(ABC):
+    """The gRPC server with health and reflection, common to all ways of serving. Subclasses take the calls."""
+
+    def __init__(self, options: CoordinatorOptions) -> None:
+        options.check()
+        self.options = options
+        services = sorted({path.split("/")[1] for path in METHODS} | {SNAPSHOT_PATH.split("/")[1]})
+        self._standard = StandardServices(services, [message_set(name) for name in _SETS])
+        self._server = Server(self, [*PATHS, CHECK_PATH], self._standard.streams, _MESSAGE_BYTES_MAX)
+        self.address = ""
+
+    def listen(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        tls = self.options.tls
+        port = self._server.bind(self.options.address, tls.server_credentials() if tls is not None else None)
+        self.address = f"{self.options.address.rpartition(':')[0]}:{port}"
+        self._server.start()
+
+    def on_call(self, call: int, method: str, body: bytes) -> None:
+        """See `Handler`."""
+        if method == CHECK_PATH:
+            code, message, answer = self._standard.check(body)
+            self._server.finish(call, code, message, answer)
+        else:
+            self.take(call, method, body)
+
+    @abstractmethod
+    def on_cancel(self, call: int) -> None:
+        """See `Handler`."""
+
+    @abstractmethod
+    def on_idle(self) -> float | None:
+        """See `Handler`."""
+
+    @abstractmethod
+    def on_stop(self) -> None:
+        """See `Handler`."""
+
+    @abstractmethod
+    def take(self, call: int, method: str, body: bytes) -> None:
+        """A call of a coordination method has come."""
+
+    def answer(self, reply: Reply) -> None:
+        """Send a reply to its caller, if it is still there."""
+        trailing = ((DETAILS_KEY, reply.details),) if reply.details else ()
+        self._server.finish(reply.call, reply.code, reply.message, reply.body, trailing)
+
+
+class Coordinator(Listener):
+    """A coordination service inside this process.
+
+    Args:
+        options: see `CoordinatorOptions`.
+
+    Raises:
+        ConfigError: an option makes no sense.
+        InsecureBindError: the address is open to strangers.
+        StateDirectoryError: the state directory cannot be used.
+
+    Source: `DistributedRuntimeService` of XLA, whose place it takes.
+    """
+
+    def __init__(self, options: CoordinatorOptions) -> None:
+        super().__init__(options)
+        self._core = Core(options.settings(), options.journal())
+        self._broken: StateDirectoryError | None = None
+        self._waiting: set[int] = set()
+        self._stop_asked = False
+
+    def __enter__(self) -> Coordinator:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Listen and serve until `stop`.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        self.listen()
+        _log.info("coordination service for %d tasks on %s", self.options.num_tasks, self.address)
+
+    def stop(self) -> None:
+        """Tell everybody who waits that the service shuts down, and end."""
+        self._standard.set_serving(False)
+        self._server.stop()
+
+    def take(self, call: int, method: str, body: bytes) -> None:
+        """See `Listener`."""
+        if self._broken is not None:
+            self._server.finish(call, int(Code.UNAVAILABLE), str(self._broken))
+            return
+        self._core.submit(call, method, body)
+        if self._core.is_durable:
+            self._waiting.add(call)  # one commit serves all calls that are at hand, see `on_idle`
+            return
+        for reply in self._core.settle():
+            self.answer(reply)
+
+    def on_cancel(self, call: int) -> None:
+        """See `Handler`."""
+        self._waiting.discard(call)
+        if self._broken is None:
+            self._core.forget(call)
+
+    def on_idle(self) -> float | None:
+        """See `Handler`."""
+        if self._broken is not None:
+            return None
+        deadline = self._core.next_deadline()
+        if not self._waiting and (deadline is None or deadline > time.monotonic()):
+            return deadline
+        try:
+            replies = self._core.settle()
+        except StateDirectoryError as error:
+            # What is in memory is now ahead of the disk, so nothing of it may be told to anybody.
+            _log.critical("the coordination service cannot go on: %s", error)
+            self._broken = error
+            for call in self._waiting:
+                self._server.finish(call, int(Code.UNAVAILABLE), str(error))
+            return None
+        for reply in replies:
+            self._waiting.discard(reply.call)
+            self.answer(reply)
+        return self._core.next_deadline()
+
+    def on_stop(self) -> None:
+        """See `Handler`."""
+        if self._broken is None:
+            for reply in self._core.stop():
+                self.answer(reply)

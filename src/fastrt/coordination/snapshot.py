@@ -1,0 +1,81 @@
+"""A look inside a live coordinator: members, keys and barriers, as `fastrt coordinator status` shows them."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from fastrt.coordination.dialects import INSIDE
+from fastrt.coordination.keyvalues import normalized
+from fastrt.coordination.state import CoordinationState
+from fastrt.coordination.status import Code, Failure
+from fastrt.rpc.descriptors import message_set
+
+SNAPSHOT_PATH = "/fastrt.coordination.Inspector/Snapshot"
+_LISTED = 1000
+_MISSING_LISTED = 10
+_Request, _Response = message_set("coordination").methods("fastrt.coordination.Inspector")["Snapshot"]
+
+
+def snapshot(
+    state: CoordinationState, body: bytes, uptime_s: float, now: float, durable: bool
+) -> tuple[int, str, bytes]:
+    """Answer a SnapshotRequest: status code, message, and the response's bytes."""
+    try:
+        request = _Request.FromString(body)
+    except Exception:  # protobuf's DecodeError differs between its runtimes
+        words = f"The request's {len(body)} bytes are no valid fastrt.coordination.SnapshotRequest."
+        return int(Code.INVALID_ARGUMENT), words, b""
+    limit = request.limit or _LISTED
+    answer = _Response(
+        incarnation=state.settings.incarnation,
+        uptime_s=uptime_s,
+        version=state.version,
+        key_count=len(state.keys),
+        key_bytes=state.keys.bytes_count,
+        waiting_calls=state.waiting_count(),
+        durable=durable,
+        barrier_count=len(state.barriers),
+        error=_words(state.polls.error),
+    )
+    for member in state.members.ids():
+        record = state.members[member]
+        answer.members.add(
+            role=member.role,
+            rank=member.rank,
+            state=record.state.name,
+            incarnation=record.incarnation,
+            recoverable=state.members.is_recoverable(member),
+            silent_s=-1.0 if record.last_heard is None else now - record.last_heard,
+            error_code=0 if record.error is None else int(record.error.code),
+            error_message=_words(record.error),
+        )
+    if request.with_keys:
+        for key in heapq.nsmallest(limit, state.keys.below(normalized(request.directory))):
+            answer.keys.add(key=key, value=state.keys.value(key))
+    if request.with_barriers:
+        _add_barriers(state, answer, limit, now)
+    return 0, "", answer.SerializeToString()
+
+
+def _add_barriers(state: CoordinationState, answer: Any, limit: int, now: float) -> None:
+    """Open barriers first, then the latest of those that ended."""
+    barriers = state.barriers.views()
+    chosen = [b for b in barriers if b.open] + [b for b in reversed(barriers) if not b.open]
+    for barrier in chosen[:limit]:
+        missing = state.barriers.missing(barrier) if barrier.open else []
+        answer.barriers.add(
+            id=barrier.barrier_id,
+            counter=barrier.counter,
+            open=barrier.open,
+            arrived_count=len(barrier.arrived),
+            member_count=state.barriers.size(barrier),
+            missing=[f"{m.role}/{m.rank}" for m in missing[:_MISSING_LISTED]],
+            remaining_s=barrier.deadline - now if barrier.open else 0.0,
+            code=0 if barrier.result is None else int(barrier.result.code),
+            message=_words(barrier.result),
+        )
+
+
+def _words(problem: Failure | None) -> str:
+    return "" if problem is None else INSIDE.message(problem)

@@ -1,0 +1,140 @@
+"""Records on disk behind a state machine: SQLite in WAL mode, one transaction per batch.
+
+A state machine orders `Persist(kind, key, value)`; its shell collects the records of everything that happened in one
+batch, writes them here, and only then lets answers out. So whatever a caller was told is on disk, and one commit
+serves all the callers of the batch.
+
+What a commit survives: with `synchronous=NORMAL` (the default) the death of every process at any instruction, since
+the log's pages are in the kernel by then; with `power=True` the machine losing power too, at the price of an fsync
+per batch.
+
+Source: https://www.sqlite.org/wal.html, `PRAGMA synchronous`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fastrt.errors import FastrtError
+
+_SCHEMA_VERSION = 1
+# A plain table and an index, not WITHOUT ROWID: rows of 1 KiB would overflow an index page each.
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL);
+CREATE UNIQUE INDEX IF NOT EXISTS records_by_key ON records (kind, key);
+"""
+_PUT = (
+    "INSERT INTO records (kind, key, value) VALUES (?, ?, ?) "
+    "ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value"
+)
+_DROP = "DELETE FROM records WHERE kind = ? AND key = ?"
+
+
+class StateDirectoryError(FastrtError):
+    """A state directory cannot be used: it is in use, of another version, damaged or not writable."""
+
+
+class Journal:
+    """The records of one state machine. Not thread-safe.
+
+    Args:
+        directory: where the database lives; made, with mode 0700, when missing.
+        power: survive the loss of power too, at the price of an fsync per batch.
+
+    Raises:
+        StateDirectoryError: another process uses the directory, or it cannot be read or written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], power: bool = False) -> None:
+        self.directory = Path(directory)
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateDirectoryError(f"Cannot use the state directory {self.directory}: {error}.") from error
+        try:
+            self._take_lock()
+            self._database = self._open(power)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def records(self) -> Iterator[tuple[str, str, bytes]]:
+        """All records: kind, key, value."""
+        for kind, key, value in self._database.execute("SELECT kind, key, value FROM records"):
+            yield kind, _text(key), value
+
+    def write(self, records: Mapping[tuple[str, str], bytes | None]) -> None:
+        """Write a batch; when this returns, it survives.
+
+        Args:
+            records: values by kind and key; None drops a record.
+
+        Raises:
+            StateDirectoryError: the disk is full or failing. Nothing of the batch was written.
+        """
+        database = self._database
+        puts = [(kind, _blob(key), value) for (kind, key), value in records.items() if value is not None]
+        drops = [(kind, _blob(key)) for (kind, key), value in records.items() if value is None]
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                if puts:
+                    database.executemany(_PUT, puts)
+                if drops:
+                    database.executemany(_DROP, drops)
+                database.execute("COMMIT")
+            except BaseException:
+                database.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise StateDirectoryError(
+                f"Cannot write {len(records)} records to {self.directory}: {error}. Free space there, or move the "
+                "state directory."
+            ) from error
+
+    def close(self) -> None:
+        """Close the database and give the directory free."""
+        self._database.close()
+        os.close(self._lock)
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateDirectoryError(
+                f"The state directory {self.directory} is in use by another process. Stop it, or name another one."
+            ) from None
+
+    def _open(self, power: bool) -> sqlite3.Connection:
+        path = self.directory / "state.sqlite"
+        try:
+            database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            os.chmod(path, 0o600)
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
+            version = database.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, _SCHEMA_VERSION):
+                raise StateDirectoryError(
+                    f"{path} was written in format {version}, and this fastrt knows format {_SCHEMA_VERSION}. Use the "
+                    "fastrt that wrote it, or another state directory."
+                )
+            database.executescript(_SCHEMA)
+            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        except (sqlite3.Error, OSError) as error:
+            raise StateDirectoryError(
+                f"Cannot open {path}: {error}. If it is damaged, move it away: the service then starts empty."
+            ) from error
+        return database
+
+
+def _blob(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
+
+
+def _text(key: bytes) -> str:
+    return key.decode("utf-8", "surrogateescape")

@@ -1,0 +1,1 @@
+"""gRPC plumbing: descriptor sets, a server, channels and tokens. It knows no service."""

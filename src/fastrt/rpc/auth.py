@@ -1,0 +1,125 @@
+"""Who may connect: TLS files, session tokens, and addresses that are not this machine's alone."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from fastrt.errors import FastrtError
+
+_BEARER = "Bearer "
+
+
+class InsecureBindError(FastrtError):
+    """A service would be open to the network without anything that tells friends from strangers."""
+
+
+class TokenFileError(FastrtError):
+    """A token file is missing, empty, or readable by others."""
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files for TLS.
+
+    Attributes:
+        certificate: this server's certificate chain.
+        key: its private key.
+        client_ca: certificates that sign those of clients; with it, clients must show one (mutual TLS).
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Credentials for a server.
+
+        Raises:
+            FastrtError: a file cannot be read.
+        """
+        try:
+            pair = (self.key.read_bytes(), self.certificate.read_bytes())
+            roots = self.client_ca.read_bytes() if self.client_ca is not None else None
+        except OSError as error:
+            raise FastrtError(f"Cannot read the TLS files: {error}. Check their names and modes.") from error
+        return grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Credentials for a client that shows `certificate`, and trusts servers signed by `client_ca`.
+
+        Raises:
+            FastrtError: a file cannot be read.
+        """
+        try:
+            roots = self.client_ca.read_bytes() if self.client_ca is not None else None
+            key, chain = self.key.read_bytes(), self.certificate.read_bytes()
+        except OSError as error:
+            raise FastrtError(f"Cannot read the TLS files: {error}.") from error
+        return grpc.ssl_channel_credentials(roots, key, chain)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` (or `unix:path`) can be reached from this machine only."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def refuse_open_bind(address: str, tls: TlsFiles | None, allow_anonymous: bool) -> None:
+    """For a service whose clients cannot carry a token: let it be reached from outside only on purpose.
+
+    Raises:
+        InsecureBindError: the address is not loopback, clients need no certificate, and nobody said that this is meant.
+    """
+    if is_loopback(address) or allow_anonymous or (tls is not None and tls.client_ca is not None):
+        return
+    raise InsecureBindError(
+        f"Serving on {address} would let every machine that can reach it join and change this cluster. Serve on "
+        "127.0.0.1, or ask clients for certificates (--tls-cert, --tls-key, --tls-ca), or say --allow-anonymous if "
+        "the network itself keeps strangers out."
+    )
+
+
+def read_token(path: str | os.PathLike[str]) -> str:
+    """The session token in a file that only its owner may read.
+
+    Raises:
+        TokenFileError: it cannot be read, is empty, or others could read it.
+    """
+    file = Path(path)
+    try:
+        mode = file.stat().st_mode
+        token = file.read_text().strip()
+    except OSError as error:
+        raise TokenFileError(f"Cannot read the token file {file}: {error}.") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise TokenFileError(f"Others may read the token file {file}. Run `chmod 600 {file}`, and make a new token.")
+    if not token:
+        raise TokenFileError(f"The token file {file} is empty. Start the session anew, or copy the file again.")
+    return token
+
+
+def refused_token(metadata: Sequence[tuple[str, str | bytes]], token: str) -> str | None:
+    """Why a call's metadata does not carry the token (`authorization: Bearer <token>`), None when it does."""
+    for key, value in metadata:
+        if key == "authorization":
+            given = value.decode("latin-1") if isinstance(value, bytes) else value
+            expected = _BEARER + token
+            if hmac.compare_digest(given.encode("latin-1", "replace"), expected.encode("latin-1")):
+                return None
+            return "The session token of this call is not the one of this session. Use the token file of the session."
+    return "This call carries no session token. Set FASTRT_TOKEN_FILE to the session's token file."

@@ -1,0 +1,40 @@
+"""Client channels: limits, keepalive and credentials the way every fastrt client wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+# A value of 64 MiB fits with the message around it; answers (a directory of keys) may be any size.
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A server that restarts is found again within this time.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+    """A blocking channel to `host:port`. It connects at its first call."""
+    if credentials is None:
+        return grpc.insecure_channel(address, options=_OPTIONS)
+    return grpc.secure_channel(address, credentials, options=_OPTIONS)
+
+
+def open_aio_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """An asyncio channel to `host:port`, bound to the running loop. It connects at its first call."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+
+
+def bearer(token: str) -> Sequence[tuple[str, str]]:
+    """Call metadata that carries a session token."""
+    return (("authorization", f"Bearer {token}"),)

@@ -1,0 +1,152 @@
+"""The front and its keeper: the process that holds the state is killed, and callers see a slow answer."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastrt.coordination import CoordinatorOptions, Front, connect
+from fastrt.durable import StateDirectoryError
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
+    started: list[Front] = []
+
+    def start(**options: Any) -> Front:
+        made = Front(CoordinatorOptions(**{"num_tasks": 1, "state_dir": tmp_path, **options}))
+        made.start()
+        started.append(made)
+        return made
+
+    yield start
+    for made in started:
+        made.stop()
+
+
+def kill_keeper(front: Front, wait_until: Callable[..., None]) -> None:
+    pid = front.keeper_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: front.keeper_pid != pid, "another keeper")
+
+
+def test_killed_keeper_keeps_incarnation_keys_members_and_passed_barriers(
+    front: Any, raw: Any, wait_until: Any
+) -> None:
+    service = front()
+    calls = raw(service.address)
+    with connect(service.address) as agent:
+        agent.set("k", "v")
+        agent.barrier("b")
+        before = calls.snapshot(with_barriers=True, with_keys=True)
+        kill_keeper(service, wait_until)
+        after = calls.snapshot(with_barriers=True, with_keys=True)
+        assert after.incarnation == before.incarnation
+        assert list(after.keys) == list(before.keys)
+        assert after.members[0].state == "CONNECTED"
+        assert {b.id for b in after.barriers} == {b.id for b in before.barriers}
+        agent.barrier("b")
+        assert agent.error is None
+
+
+def test_blocked_calls_survive_the_keeper(front: Any, raw: Any, refused: Any, wait_until: Any) -> None:
+    service = front(num_tasks=2)
+    calls = raw(service.address)
+    tasks = [{"job_name": "jax_worker", "task_id": n} for n in (0, 1)]
+    for call in [calls.tensorflow("RegisterTask", incarnation=5, source_task=task) for task in tasks]:
+        call.result()
+    get = calls.tensorflow("GetKeyValue", key="late")
+    poll = calls.tensorflow("PollForError", source_task=tasks[0])
+    barrier = calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=60000, source_task=tasks[0])
+    wait_until(lambda: calls.snapshot().waiting_calls == 3, "three calls to wait")
+    kill_keeper(service, wait_until)
+    wait_until(lambda: calls.snapshot().waiting_calls == 3, "them to wait again")
+    calls.tensorflow("InsertKeyValue", kv={"key": "late", "value": b"1"}).result()
+    assert get.result().kv.value == b"1"
+    calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=1000, source_task=tasks[1]).result()
+    barrier.result()
+    calls.tensorflow("ReportErrorToService", error_code=13, error_message="x", error_origin=tasks[1]).result()
+    assert refused(poll) == ("INTERNAL", "x")
+
+
+def test_every_acknowledged_increment_counts_once_whatever_is_killed(front: Any, wait_until: Any) -> None:
+    service = front()
+    done = threading.Event()
+    with connect(service.address) as agent:
+
+        def count() -> int:
+            made = 0
+            while not done.is_set():
+                agent.increment("n")
+                made += 1
+            return made
+
+        with ThreadPoolExecutor(4) as pool:
+            counts = [pool.submit(count) for _ in range(4)]
+            for _ in range(6):
+                reached = agent.increment("n", 0)
+                wait_until(lambda reached=reached: agent.increment("n", 0) > reached + 20, "some increments")
+                kill_keeper(service, wait_until)
+            done.set()
+            total = sum(one.result(30) for one in counts)
+        assert agent.increment("n", 0) == total
+
+
+def test_front_started_again_on_its_directory_goes_on(front: Any, raw: Any) -> None:
+    first = front()
+    with connect(first.address) as agent:
+        agent.set("k", "v")
+    incarnation = raw(first.address).snapshot().incarnation
+    first.stop()
+    second = front()
+    again = raw(second.address).snapshot(with_keys=True)
+    assert again.incarnation == incarnation
+    assert [pair.value for pair in again.keys] == [b"v"]
+
+
+def test_directory_in_use_or_of_another_job_is_refused(front: Any, tmp_path: Path, capfd: Any) -> None:
+    first = front()
+    with pytest.raises(StateDirectoryError, match="cannot work on the state directory"):
+        front()
+    assert "in use by another process" in capfd.readouterr().err
+    first.stop()
+    with pytest.raises(StateDirectoryError):
+        front(num_tasks=3)
+    assert "was made for tasks" in capfd.readouterr().err
+
+
+def test_stop_tells_those_who_wait_and_keeps_their_barrier_open(front: Any, raw: Any, refused: Any) -> None:
+    service = front(num_tasks=2)
+    calls = raw(service.address)
+    tasks = [{"job_name": "jax_worker", "task_id": n} for n in (0, 1)]
+    for call in [calls.tensorflow("RegisterTask", incarnation=5, source_task=task) for task in tasks]:
+        call.result()
+    barrier = calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=60000, source_task=tasks[0])
+    calls.snapshot()
+    service.stop()
+    assert refused(barrier)[0] == "ABORTED"
+    calls = raw(front(num_tasks=2).address)
+    rounds = [
+        calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=9000, source_task=task) for task in tasks
+    ]
+    assert [call.result().counter for call in rounds] == [0, 0]
+
+
+def test_keeper_that_cannot_live_ends_the_service_aloud(front: Any, tmp_path: Path, wait_until: Any) -> None:
+    service = front()
+    given_up = threading.Event()
+    service._on_failure = given_up.set
+    database = tmp_path / "state.sqlite"
+    for file in tmp_path.glob("state.sqlite-*"):
+        file.unlink()
+    database.write_bytes(b"no database any more" * 500)
+    pid = service.keeper_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert given_up.wait(30)

@@ -1,0 +1,127 @@
+"""The completion-queue server, called by grpcio's own client."""
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fastrt.rpc.auth import TlsFiles, refused_token
+from fastrt.rpc.channel import bearer
+from fastrt.rpc.server import Stream
+
+OPENSSL = [
+    ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca"],
+    ["req", "-newkey", "rsa:2048", "-nodes", "-keyout", "own.key", "-out", "own.csr", "-subj", "/CN=localhost"],
+    ["x509", "-req", "-in", "own.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-out", "own.pem", "-extfile", "ext"],
+]  # fmt: skip
+
+
+def status(call: Any) -> tuple[str, str]:
+    error = call.exception(timeout=10)
+    assert isinstance(error, grpc.RpcError)
+    return error.code().name, error.details()
+
+
+def test_answers_and_failures_arrive_with_their_words_and_metadata(serve: Any) -> None:
+    _, channel = serve()
+    assert channel.unary_unary("/t.S/Echo")(b"x" * 100_000, timeout=10) == b"x" * 100_000
+    failed = channel.unary_unary("/t.S/Fail").future(b"", timeout=10)
+    assert status(failed) == ("FAILED_PRECONDITION", "not now")
+    assert dict(failed.trailing_metadata())["why-bin"] == b"\x00\xff"
+
+
+def test_unknown_method_and_failing_handler_do_not_end_the_server(serve: Any, caplog: Any) -> None:
+    _, channel = serve()
+    assert status(channel.unary_unary("/t.S/None").future(b"", timeout=10))[0] == "UNIMPLEMENTED"
+    assert status(channel.unary_unary("/t.S/Raise").future(b"", timeout=10))[0] == "INTERNAL"
+    assert "ZeroDivisionError" in caplog.text
+    assert channel.unary_unary("/t.S/Echo")(b"still", timeout=10) == b"still"
+
+
+def test_hung_up_and_timed_out_callers_are_reported_once(serve: Any, wait_until: Any) -> None:
+    recorder, channel = serve()
+    calls = [channel.unary_unary("/t.S/Wait").future(b"", timeout=30) for _ in range(20)]
+    short = channel.unary_unary("/t.S/Wait").future(b"", timeout=0.2)
+    wait_until(lambda: len(recorder.waiting) == 21, "all calls")
+    for call in calls:
+        call.cancel()
+    assert status(short)[0] == "DEADLINE_EXCEEDED"
+    wait_until(lambda: sorted(recorder.cancelled) == sorted(recorder.waiting), "all to be reported")
+    assert not recorder.server.finish(recorder.waiting[0], body=b"late")
+    assert recorder.server.pending_count() == 0
+
+
+def test_waiting_call_is_answered_from_another_thread(serve: Any, wait_until: Any) -> None:
+    recorder, channel = serve()
+    call = channel.unary_unary("/t.S/Wait").future(b"", timeout=30)
+    wait_until(lambda: recorder.waiting, "the call")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(recorder.server.finish, recorder.waiting[0], 0, "", b"now").result()
+    assert call.result(timeout=10) == b"now"
+    assert not recorder.server.finish(recorder.waiting[0], body=b"twice")
+
+
+def test_too_large_request_is_refused_and_a_large_answer_is_not(serve: Any) -> None:
+    _, channel = serve(message_bytes_max=1000)
+    assert status(channel.unary_unary("/t.S/Echo").future(b"x" * 2000, timeout=10))[0] == "RESOURCE_EXHAUSTED"
+    assert channel.unary_unary("/t.S/Echo")(b"y" * 900, timeout=10) == b"y" * 900
+
+
+def test_stop_answers_open_calls_and_refuses_new_ones(serve: Any, wait_until: Any) -> None:
+    recorder, channel = serve()
+    call = channel.unary_unary("/t.S/Wait").future(b"", timeout=30)
+    wait_until(lambda: recorder.waiting, "the call")
+    recorder.server.stop()
+    assert recorder.stopped
+    assert status(call) == ("UNAVAILABLE", "The service is shutting down.")
+    assert status(channel.unary_unary("/t.S/Echo").future(b"", timeout=10))[0] == "UNAVAILABLE"
+
+
+def test_stream_gets_every_message_and_sends_in_order(serve: Any) -> None:
+    def doubled(stream: Stream) -> None:
+        def receive(body: bytes | None) -> None:
+            if body is None:
+                stream.finish()
+            else:
+                stream.send(body)
+                stream.send(body * 2)
+
+        stream.receiver = receive
+
+    _, channel = serve(streams={"/t.S/Twice": doubled})
+    answers = channel.stream_stream("/t.S/Twice")(iter([b"a", b"b"]), timeout=10)
+    assert list(answers) == [b"a", b"aa", b"b", b"bb"]
+
+
+def test_call_without_the_token_is_unauthenticated(serve: Any) -> None:
+    _, channel = serve(authorize=lambda method, metadata: refused_token(metadata, "secret"))
+    echo = channel.unary_unary("/t.S/Echo")
+    assert echo(b"ok", timeout=10, metadata=bearer("secret")) == b"ok"
+    assert status(echo.future(b"", timeout=10, metadata=bearer("guess")))[0] == "UNAUTHENTICATED"
+    code, words = status(echo.future(b"", timeout=10))
+    assert code == "UNAUTHENTICATED"
+    assert "FASTRT_TOKEN_FILE" in words
+
+
+def test_mutual_tls_admits_only_known_clients(serve: Any, tmp_path: Path) -> None:
+    (tmp_path / "ext").write_text("subjectAltName=DNS:localhost")
+    for words in OPENSSL:
+        subprocess.run(["openssl", *words], cwd=tmp_path, check=True, capture_output=True)
+    tls = TlsFiles(tmp_path / "own.pem", tmp_path / "own.key", tmp_path / "ca.pem")
+    recorder, _ = serve(credentials=tls.server_credentials())
+    options = [("grpc.ssl_target_name_override", "localhost")]
+    with grpc.secure_channel(recorder.address, tls.channel_credentials(), options) as known:
+        assert known.unary_unary("/t.S/Echo")(b"ok", timeout=10) == b"ok"
+    stranger = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes())
+    with grpc.secure_channel(recorder.address, stranger, options) as unknown:
+        assert status(unknown.unary_unary("/t.S/Echo").future(b"", timeout=10))[0] == "UNAVAILABLE"
+
+
+def test_taken_port_is_an_oserror(serve: Any) -> None:
+    recorder, _ = serve()
+    other, _ = serve()
+    with pytest.raises(OSError, match=recorder.address):
+        other.server.bind(recorder.address)
