@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 # cython-lint calls pycodestyle by name, and tests call fastrt by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# Folders are listed too, so that a deleted file makes a new build.
-SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell find src $(wildcard protos bench) \
+# Folders are listed too, so that a deleted file makes a new build; not the upper ones: bench is a target as well.
+SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell find src $(wildcard protos bench) -mindepth 1 \
 	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench chaos wheels clean
+.PHONY: help demo test check bench chaos wheels clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,9 +23,7 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	$(BIN)/python -m mypy.stubtest fastrt._core --allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist
 	$(BIN)/python -m pytest
 
-# Real jaxlib 0.4.13 to 0.10.2 against the coordination service; its environments stay in .cache/jax (about 4 minutes).
-.PHONY: test-jax
-test-jax: .venv/.tools
+check: .venv/.tools ## real jaxlib 0.4.13 to 0.10.2 against the coordination service (2 minutes; downloads go to .cache/jax)
 	$(BIN)/python tests/conformance/jax_envs.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
 

@@ -2,7 +2,7 @@
 
     python bench/compare_coordination.py JAX_PYTHON [ROUNDS]
 
-JAX_PYTHON is an interpreter with jaxlib 0.10.2; `make test-jax` leaves one in `.cache/jax/0.10.2/bin/python`. Each
+JAX_PYTHON is an interpreter with jaxlib 0.10.2; `make check` leaves one in `.cache/jax/0.10.2/bin/python`. Each
 round times every service once, in turn, so that what else the machine does meets all alike; the ratios are of rounds,
 and their median is what counts. Printed beside them: the rates of a service that does nothing, which is the floor of
 the gRPC layer below.

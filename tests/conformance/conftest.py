@@ -1,4 +1,4 @@
-"""Real jaxlib, in environments of its own. Only `make test-jax` makes those and collects these tests."""
+"""Real jaxlib, in environments of its own. Only `make check` makes those and collects these tests."""
 
 import contextlib
 import json

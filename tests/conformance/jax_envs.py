@@ -1,4 +1,4 @@
-"""Virtual environments with jaxlib from PyPI, made once and kept in .cache/jax; `make test-jax` runs this first.
+"""Virtual environments with jaxlib from PyPI, made once and kept in .cache/jax; `make check` runs this first.
 
 Each version needs a Python of its time, which is looked for in PATH and in pyenv's folder.
 """
