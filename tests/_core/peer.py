@@ -10,11 +10,26 @@ import os
 import signal
 import sys
 
-from fastrt._core import arena, clients, fsck, functions, handles, recovery, segment, tasks, trace
+from fastrt._core import arena, clients, fsck, functions, handles, recovery, segment, spill, tasks, trace
 
 SPACE = {
     module.__name__.rpartition(".")[2]: module
-    for module in (arena, clients, fsck, functions, handles, json, os, recovery, segment, signal, sys, tasks, trace)
+    for module in (
+        arena,
+        clients,
+        fsck,
+        functions,
+        handles,
+        json,
+        os,
+        recovery,
+        segment,
+        signal,
+        spill,
+        sys,
+        tasks,
+        trace,
+    )
 }
 
 

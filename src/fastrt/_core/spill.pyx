@@ -13,7 +13,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 
 from fastrt.errors import FastrtError
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset, strlen
 
 from fastrt._core.arena cimport arena_alloc, arena_block_bytes, arena_free
@@ -26,6 +26,16 @@ from fastrt._core.wait cimport wait_news, wait_resident
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
+
+cdef extern from * nogil:
+    """
+    /* At once: the entry is somebody else's by now if a reader has pinned and dropped it, and may be changing. */
+    static inline void frt_flag(uint8_t *flags, uint8_t flag) { __atomic_fetch_or(flags, flag, __ATOMIC_SEQ_CST); }
+    """
+    void frt_flag(uint8_t *, uint8_t) noexcept
+
+cdef enum:
+    SIGNALS_NS = 50000000  # a signal that came before the sleep does not end it: look this often
 
 KIND_LOST = 7  # an error without bytes: the value's file could not be read back
 
@@ -43,12 +53,24 @@ cdef class Bytes:
 
 
 cdef Bytes _bytes(Client client, uint32_t i, bint readonly):
-    cdef Bytes b = Bytes.__new__(Bytes)
-    b.client, b.readonly = client, readonly
-    b.data = <char *>client.x.view if readonly else client.x.base
-    b.data += client.x.entries[i].offset
-    b.nbytes = client.x.entries[i].bytes
+    """The bytes of an entry; None when it names none (it has another tenant: somebody pinned and dropped it)."""
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t offset = x.entries[i].offset
+    cdef uint64_t nbytes = x.entries[i].bytes
+    cdef Bytes b
+    if offset < x.payload_offset or offset > x.total_bytes or nbytes > x.total_bytes - offset:
+        return None
+    b = Bytes.__new__(Bytes)
+    b.client, b.readonly, b.nbytes = client, readonly, nbytes
+    b.data = (<char *>x.view if readonly else x.base) + offset
     return b
+
+
+cdef int _check_entry(Client client, uint32_t i) except -1:
+    client.ensure()
+    if i >= client.x.sb.objects.fresh:
+        raise IndexError(f"there is no entry {i}")
+    return 0
 
 
 def configure(Client client, str directory):
@@ -57,7 +79,8 @@ def configure(Client client, str directory):
     Raises:
         ValueError: the path is longer than 255 bytes.
     """
-    cdef bytes text = directory.encode()
+    cdef bytes text = directory.encode("utf-8", "surrogateescape")
+    client.ensure()
     if len(text) > 255:
         raise ValueError(f"the spill directory's path has {len(text)} bytes, more than 255")
     memset(client.x.sb.spill_dir, 0, 256)
@@ -102,7 +125,7 @@ def begin(Client client, uint32_t i, uint64_t objref):
             or frt_any(frt_pins(x, i), x.words):
         give_up(client, i)
         return None
-    x.entries[i].flags |= FRT_ENTRY_FILE
+    frt_flag(&x.entries[i].flags, FRT_ENTRY_FILE)
     return _bytes(client, i, True)
 
 
@@ -112,6 +135,7 @@ def commit(Client client, uint32_t i):
     Returns:
         The number of bytes freed; 0 when somebody has pinned the value meanwhile (it stays in memory).
     """
+    _check_entry(client, i)
     cdef frt_ctx *x = &client.x
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word = a64_load_sc(state)
@@ -136,6 +160,7 @@ def commit(Client client, uint32_t i):
 
 def give_up(Client client, uint32_t i):
     """Leave an entry whose spilling has begun in memory."""
+    _check_entry(client, i)
     cdef frt_ctx *x = &client.x
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word = a64_load_sc(state)
@@ -175,6 +200,7 @@ def begin_restore(Client client, uint32_t i, uint64_t objref):
 
 def finish_restore(Client client, uint32_t i, bint good):
     """The bytes are in memory again; or, when not `good`, they are lost: reading the value raises."""
+    _check_entry(client, i)
     cdef frt_ctx *x = &client.x
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word = a64_load_sc(state)
@@ -197,6 +223,7 @@ def finish_restore(Client client, uint32_t i, bint good):
 
 def is_spilled(Client client, Ref ref):
     """Whether the value's bytes are in a file only."""
+    client.ensure()
     ref_use(client, ref)
     return frt_word_state(a64_load_acq(frt_state(&client.x, ref.index))) in (FRT_OBJ_SPILLED, FRT_OBJ_RESTORING)
 
@@ -204,22 +231,29 @@ def is_spilled(Client client, Ref ref):
 def wait_restored(Client client, Ref ref, double timeout_s):
     """Wait until the value's bytes are in memory; False after the timeout."""
     cdef frt_ctx *x = &client.x
-    cdef int64_t deadline = frt_now_ns() + <int64_t>(timeout_s * 1e9)
-    cdef int rc = FRT_INTERRUPTED
+    cdef int64_t look, deadline = _deadline(timeout_s)
+    cdef int rc = FRT_TIMEOUT
+    client.ensure()
     ref_use(client, ref)
-    while rc == FRT_INTERRUPTED:
-        client.ensure()
+    while rc == FRT_INTERRUPTED or rc == FRT_TIMEOUT:
+        look = frt_now_ns() + SIGNALS_NS
         with nogil:
-            rc = wait_resident(x, ref.index, deadline)
+            rc = wait_resident(x, ref.index, look if look < deadline else deadline)
         PyErr_CheckSignals()
-    if rc == FRT_TIMEOUT:
-        return False
+        client.ensure()
+        if rc == FRT_TIMEOUT and frt_now_ns() >= deadline:
+            return False
     check(rc)
     return True
 
 
+cdef int64_t _deadline(double timeout_s) noexcept:
+    return frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
+
+
 def rounds(Client client):
     """How many rounds of spilling have ended."""
+    client.ensure()
     return a32_load_acq(&client.x.sb.spill_rounds)
 
 
@@ -228,6 +262,7 @@ def end_round(Client client, uint64_t freed, str error=""):
     cdef frt_ctx *x = &client.x
     cdef bytes text = error.encode("utf-8", "replace")[:127]
     cdef uint32_t c
+    client.ensure()
     memset(x.sb.spill_error, 0, 128)
     for c in range(<uint32_t>len(text)):
         x.sb.spill_error[c] = text[c]
@@ -240,17 +275,20 @@ def end_round(Client client, uint64_t freed, str error=""):
 
 def last_round(Client client):
     """(bytes freed by the last round, what went wrong in it or "")."""
+    client.ensure()
     cdef frt_superblock *sb = client.x.sb
     return sb.spill_freed, sb.spill_error[:strlen(sb.spill_error)].decode("utf-8", "replace")
 
 
 def tick(Client client):
     """Count the clock on that tells how long ago values were used. The daemon's business."""
+    client.ensure()
     client.x.sb.clock += 1
 
 
 def totals(Client client):
     """A dict: objects and bytes that were ever spilled and restored in this session."""
+    client.ensure()
     cdef frt_superblock *sb = client.x.sb
     return {"spilled_objects": sb.spilled_objects, "spilled_bytes": sb.spilled_bytes,
             "restored_objects": sb.restored_objects, "restored_bytes": sb.restored_bytes}
@@ -258,6 +296,7 @@ def totals(Client client):
 
 def directory(Client client):
     """Where the files of spilled values are; "" when nothing can be spilled."""
+    client.ensure()
     cdef frt_superblock *sb = client.x.sb
     return sb.spill_dir[:strlen(sb.spill_dir)].decode("utf-8", "surrogateescape")
 
@@ -265,8 +304,9 @@ def directory(Client client):
 def wait_round(Client client, uint32_t seen, double timeout_s):
     """Wait until another round than number `seen` was the last to end; False after the timeout."""
     cdef frt_ctx *x = &client.x
-    cdef int64_t deadline = frt_now_ns() + <int64_t>(timeout_s * 1e9)
+    cdef int64_t deadline = _deadline(timeout_s)
     cdef int rc = FRT_OK
+    client.ensure()
     while rc != FRT_TIMEOUT and a32_load_sc(&x.sb.spill_rounds) == seen:
         client.ensure()
         with nogil:
@@ -277,4 +317,5 @@ def wait_round(Client client, uint32_t seen, double timeout_s):
 
 def size(Client client, uint32_t i):
     """How many bytes the value of entry i has; a hint, read without any hold."""
+    client.ensure()
     return client.x.entries[i].bytes if i < client.x.sb.objects.fresh else 0

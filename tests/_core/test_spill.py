@@ -1,0 +1,327 @@
+"""Spilling as the core sees it: who may take bytes away and bring them back, and against whom."""
+
+import pytest
+
+from fastrt._core import fsck, handles, spill
+from fastrt.errors import FastrtError, ObjectStoreFullError, StaleReferenceError
+
+LARGE = 100_000  # above FRT_SPILL_BYTES_MIN
+
+
+@pytest.fixture
+def directory(client, tmp_path):
+    spill.configure(client, str(tmp_path))
+    return tmp_path
+
+
+def spill_out(client, ref) -> int:
+    """What the spiller does, with the file left out."""
+    data = spill.begin(client, ref.index, ref.objref)
+    assert data is not None
+    files[ref.objref] = bytes(data)
+    del data
+    return spill.commit(client, ref.index)
+
+
+def restore(client, ref) -> None:
+    room = spill.begin_restore(client, ref.index, ref.objref)
+    memoryview(room)[:] = files[ref.objref]
+    del room
+    spill.finish_restore(client, ref.index, True)
+
+
+files: dict[int, bytes] = {}
+
+
+def test_spilled_value_gives_its_memory_back_and_returns_whole(node, client):
+    ref = node.put(LARGE)
+    data = bytes(handles.read(client, ref)[2])
+    assert spill_out(client, ref) == 7 * node.PAGE
+    assert fsck.usage(client)["bytes_used"] == 0
+    assert spill.is_spilled(client, ref)
+    assert handles.is_ready(client, ref)
+    assert handles.read(client, ref) is None
+    assert handles.read_scalar(client, ref, "missing") == "missing"
+    assert fsck.fsck(client, quiet=True) == []
+    assert not spill.wait_restored(client, ref, 0.01)
+    restore(client, ref)
+    assert spill.wait_restored(client, ref, 0.0)
+    assert bytes(handles.read(client, ref)[2]) == data
+    totals = spill.totals(client)
+    assert totals == {"spilled_objects": 1, "spilled_bytes": LARGE, "restored_objects": 1, "restored_bytes": LARGE}
+
+
+def test_candidates_are_what_has_not_been_used_for_longest(node, client, function):
+    refs = [node.put(LARGE) for _ in range(3)]
+    small, box = node.put(10_000), node.put(LARGE, function)
+    pin = handles.read(client, node.put(LARGE))[2]
+    spill.tick(client)
+    handles.read(client, refs[0])
+    spill.tick(client)
+    handles.read(client, refs[2])
+    assert [row[2] for row in spill.candidates(client)] == [refs[k].index for k in (1, 0, 2)]
+    del small, box, pin
+
+
+def test_pin_during_the_spilling_keeps_the_bytes(node, client):
+    ref = node.put(LARGE)
+    data = spill.begin(client, ref.index, ref.objref)
+    pin = handles.read(client, ref)[2]
+    assert spill.commit(client, ref.index) == 0
+    assert bytes(pin) == bytes(data)
+    assert spill.begin(client, ref.index, ref.objref) is None
+    del pin, data
+    assert spill_out(client, ref) > 0
+
+
+def test_reference_dropped_at_any_time_frees_the_value(node, client, directory):
+    def dropped_while_spilling(ref):
+        data = spill.begin(client, ref.index, ref.objref)
+        assert data is not None
+        return ref.index, lambda index: spill.commit(client, index)
+
+    def dropped_while_spilling_in_vain(ref):
+        spill.begin(client, ref.index, ref.objref)
+        return ref.index, lambda index: spill.give_up(client, index)
+
+    def dropped_when_spilled(ref):
+        spill_out(client, ref)
+        return ref.index, lambda index: None
+
+    def dropped_while_restoring(ref):
+        spill_out(client, ref)
+        path = directory / f"{ref.objref:016x}"
+        assert spill.begin_restore(client, ref.index, ref.objref) is not None
+        path.unlink()  # the spiller removes the file of a value that is back
+        return ref.index, lambda index: spill.finish_restore(client, index, True)
+
+    for begin in (
+        dropped_while_spilling, dropped_while_spilling_in_vain, dropped_when_spilled, dropped_while_restoring
+    ):  # fmt: skip
+        ref = node.put(LARGE)
+        (directory / f"{ref.objref:016x}").touch()
+        index, end = begin(ref)
+        del ref
+        end(index)
+        left = fsck.usage(client)
+        assert (left["objects"], left["bytes_used"]) == (0, 0), begin
+        assert list(directory.iterdir()) == [], begin
+
+
+def test_value_of_a_file_that_is_gone_is_lost(node, client):
+    ref = node.put(LARGE)
+    spill_out(client, ref)
+    spill.begin_restore(client, ref.index, ref.objref)
+    spill.finish_restore(client, ref.index, False)
+    kind, error, data = handles.read(client, ref)
+    assert (kind, error, bytes(data)) == (spill.KIND_LOST, True, b"")
+    assert fsck.usage(client)["bytes_used"] == 0
+
+
+def test_restore_into_a_full_store_leaves_the_value_spilled(make_node):
+    node = make_node(store_bytes=1 << 20)
+    client = node.client
+    ref = node.put(600_000)
+    spill_out(client, ref)
+    filler = node.put(600_000)
+    with pytest.raises(ObjectStoreFullError):
+        spill.begin_restore(client, ref.index, ref.objref)
+    assert spill.is_spilled(client, ref)
+    del filler
+    restore(client, ref)
+    assert bytes(handles.read(client, ref)[2]) == files[ref.objref]
+
+
+def test_name_that_means_something_else_is_left_alone(node, client):
+    ref = node.put(LARGE)
+    for index, objref in ((ref.index, ref.objref + 1), (1 << 20, ref.objref), (0xFFFFFFFF, 1)):
+        assert spill.begin(client, index, objref) is None
+        assert spill.begin_restore(client, index, objref) is None
+    assert spill.begin_restore(client, ref.index, ref.objref) is None
+    spill_out(client, ref)
+    assert spill.begin(client, ref.index, ref.objref) is None
+    assert spill.begin_restore(client, ref.index, ref.objref + 1) is None
+    with pytest.raises(FastrtError, match="not being restored"):
+        spill.finish_restore(client, ref.index, True)
+    restore(client, ref)
+
+
+@pytest.mark.parametrize("nbytes", [0, 256, 10_000])
+def test_path_of_the_files_is_kept_or_refused(client, nbytes):
+    path = "/" + "x" * nbytes
+    if nbytes > 250:
+        with pytest.raises(ValueError, match="more than 255"):
+            spill.configure(client, path)
+    else:
+        spill.configure(client, path)
+        assert spill.directory(client) == path
+        spill.configure(client, "")
+
+
+# ---- several processes ----
+
+
+def test_readers_wait_until_the_value_is_back(node, client, wait_until):
+    peer = node.peer()
+    ref = node.put(LARGE)
+    peer.run(f"ref = handles.acquire(client, {ref.objref}, {ref.index})")
+    spill_out(client, ref)
+    assert peer.run("handles.read(client, ref)") is None
+    peer.start("spill.wait_restored(client, ref, 10.0)")
+    wait_until(peer.is_asleep, "the peer to sleep")
+    restore(client, ref)
+    assert peer.finish() is True
+    assert peer.run("len(handles.read(client, ref)[2])") == LARGE
+
+
+def test_client_that_waits_for_room_is_told_of_each_round(node, client, wait_until):
+    peer = node.peer()
+    seen = peer.run("spill.rounds(client)")
+    peer.start(f"spill.wait_round(client, {seen}, 10.0)")
+    wait_until(peer.is_asleep, "the peer to sleep")
+    spill.end_round(client, 4096, "trouble " + "ä" * 200)
+    assert peer.finish() is True
+    freed, trouble = spill.last_round(client)
+    assert freed == 4096
+    assert trouble.startswith("trouble ää")
+    assert not spill.wait_round(client, spill.rounds(client), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("code", "spilled"),
+    [
+        ("data = spill.begin(client, {i}, {o})", False),
+        ("spill.begin(client, {i}, {o})\nspill.commit(client, {i})", True),
+        (
+            "spill.begin(client, {i}, {o})\nspill.commit(client, {i})\nroom = spill.begin_restore(client, {i}, {o})",
+            True,
+        ),
+    ],
+    ids=["spilling", "spilled", "restoring"],
+)
+@pytest.mark.parametrize("held", [False, True])
+def test_death_of_the_spiller_loses_nothing(node, client, code, spilled, held):
+    ref = node.put(LARGE)
+    name = ref.objref, ref.index
+    data = bytes(handles.read(client, ref)[2])
+    files[ref.objref] = data
+    peer = node.peer()
+    peer.run(code.format(i=ref.index, o=ref.objref))
+    if not held:
+        del ref
+    node.bury(peer)
+    assert fsck.fsck(client, quiet=True) == []
+    if not held:
+        with pytest.raises(StaleReferenceError):
+            handles.acquire(client, *name)
+        return
+    assert spill.is_spilled(client, ref) is spilled
+    if spilled:
+        assert fsck.usage(client)["bytes_used"] == 0
+        restore(client, ref)
+    assert bytes(handles.read(client, ref)[2]) == data
+
+
+def test_spiller_and_users_race_for_the_same_values(node, client):
+    """Values are spilled and restored while other processes read and drop them: all bytes are right."""
+    readers = [node.peer(), node.peer()]
+    refs = [node.put(20_000) for _ in range(4)]
+    for ref in refs:
+        files[ref.objref] = bytes(memoryview(handles.read(client, ref)[2]))
+    names = [(ref.objref, ref.index) for ref in refs]
+    for seed, peer in enumerate(readers):
+        peer.start(
+            f"""
+import random
+rng = random.Random({seed})
+good = 0
+mine = [handles.acquire(client, *name) for name in {names}]
+while good < 3000:
+    ref = rng.choice(mine)
+    got = handles.read(client, ref)
+    if got is None:
+        assert spill.wait_restored(client, ref, 10.0)
+        continue
+    assert bytes(memoryview(got[2])[:64]) == bytes([20_000 % 251]) * 64
+    good += 1
+    box = handles.create(client, 20_000, 16).seal()
+    del box, got
+del mine
+good
+"""
+        )
+    rounds = 0
+    while not all(peer.answered() for peer in readers):
+        for ref in refs:
+            data = spill.begin(client, ref.index, ref.objref)
+            if data is not None:
+                del data
+                if spill.commit(client, ref.index):
+                    rounds += 1
+                    restore(client, ref)
+        for _, _, index, objref in spill.candidates(client):
+            if objref not in files:  # the peers' own, which go at any moment
+                data = spill.begin(client, index, objref)
+                if data is not None:
+                    del data
+                    spill.commit(client, index)
+    assert [peer.finish() for peer in readers] == [3000, 3000]
+    assert rounds > 0
+    del refs, ref
+
+
+def test_call_with_a_closed_client_is_refused(node, client):
+    other = node.attach()
+    ref = handles.create(other, LARGE, node.KIND).seal()
+    index, objref = ref.index, ref.objref
+    other.close()
+    for call in (
+        lambda: spill.begin(other, index, objref),
+        lambda: spill.begin_restore(other, index, objref),
+        lambda: spill.candidates(other),
+        lambda: spill.commit(other, index),
+        lambda: spill.configure(other, "/tmp"),
+        lambda: spill.directory(other),
+        lambda: spill.end_round(other, 0),
+        lambda: spill.finish_restore(other, index, True),
+        lambda: spill.give_up(other, index),
+        lambda: spill.is_spilled(other, ref),
+        lambda: spill.last_round(other),
+        lambda: spill.rounds(other),
+        lambda: spill.size(other, index),
+        lambda: spill.tick(other),
+        lambda: spill.totals(other),
+        lambda: spill.wait_restored(other, ref, 0.0),
+        lambda: spill.wait_round(other, 0, 0.0),
+    ):
+        with pytest.raises(FastrtError, match=r"shut down|fastrt\.init"):
+            call()
+
+
+def test_call_for_an_entry_that_does_not_exist_is_refused(client):
+    for index in (8192, 1 << 25, 0xFFFFFFFF):
+        for call in (spill.commit, spill.give_up, lambda c, i: spill.finish_restore(c, i, True)):
+            with pytest.raises(IndexError, match=f"no entry {index}"):
+                call(client, index)
+        assert spill.size(client, index) == 0
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, float("-inf")])
+def test_wait_for_what_is_spilled_of_no_length_only_looks(node, client, timeout_s):
+    ref = node.put(LARGE)
+    assert spill.wait_restored(client, ref, timeout_s) is True
+    spill_out(client, ref)
+    assert spill.wait_restored(client, ref, timeout_s) is False
+    assert spill.wait_round(client, spill.rounds(client), timeout_s) is False
+
+
+def test_signal_ends_a_wait_for_what_is_spilled(node, client, alarm):
+    ref = node.put(LARGE)
+    spill_out(client, ref)
+    for call in (
+        lambda: spill.wait_restored(client, ref, float("inf")),
+        lambda: spill.wait_round(client, spill.rounds(client), float("inf")),
+    ):
+        alarm(0.02, lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            call()
