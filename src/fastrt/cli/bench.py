@@ -25,6 +25,9 @@ def bench(suites: tuple[str, ...], only_list: bool, quick: bool, json_path: str 
     """Run the benchmark suites and print a table; SUITES are some of those that --list shows, or all.
 
     Times are per operation: the median and the 99th percentile of all rounds of a row.
+    \f
+    Raises:
+        click.ClickException: a suite is unknown or fails, or what it needs is not installed.
     """
     folder = _folder()
     known = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}

@@ -55,6 +55,9 @@ def demo(path: str | None, workers: int | None, count: int) -> None:
     PATH is a folder or a file; without it, the standard library of the running Python is read. Each file is a task;
     a tree of tasks merges the counts; a term-by-file matrix is put once, and tasks find the terms of the highest
     tf-idf on slices of it. Fails if the two results differ.
+    \f
+    Raises:
+        click.ClickException: there is nothing to count, the runtime cannot start, or the results differ.
     """
     import fastrt
     from fastrt.cli import demo_work as work
