@@ -14,7 +14,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from fastrt._core.clients cimport Client
 from fastrt._core.errors cimport check
 from fastrt._core.layout cimport *
-from fastrt._core.segment cimport segment_commit, segment_discard
+from fastrt._core.segment cimport segment_commit, segment_discard, segment_room
 
 cdef extern from * nogil:
     """
@@ -198,7 +198,7 @@ cdef int arena_grow(frt_ctx *x, uint32_t seen) noexcept nogil:
     1 GB/s.
     """
     cdef frt_superblock *sb = x.sb
-    cdef uint64_t first, n, o
+    cdef uint64_t first, n, o, room
     cdef int rc = frt_lock_take(x.locks + FRT_LOCK_GROW)
     if rc == FRT_LOCK_ORPHANED:
         frt_lock_mend(x.locks + FRT_LOCK_GROW)  # a half-done fallocate is simply done again
@@ -208,6 +208,10 @@ cdef int arena_grow(frt_ctx *x, uint32_t seen) noexcept nogil:
     n = FRT_COMMIT_BYTES >> FRT_PAGE_SHIFT
     if n > x.pages_max - first:
         n = x.pages_max - first
+    # What is left of /dev/shm when it is small belongs to the tables: values without records are of no use.
+    room = segment_room(x.fd)
+    if n > (room >> FRT_PAGE_SHIFT):
+        n = room >> FRT_PAGE_SHIFT
     if n == 0 or first != seen:
         frt_lock_give(x.locks + FRT_LOCK_GROW)
         return FRT_FULL if first == seen else FRT_OK
@@ -220,6 +224,7 @@ cdef int arena_grow(frt_ctx *x, uint32_t seen) noexcept nogil:
         rc = rc or segment_commit(x, sb.owners_offset + first * o, n * o)
         rc = rc or segment_commit(x, x.payload_offset + (first << FRT_PAGE_SHIFT), n << FRT_PAGE_SHIFT)
         if rc != FRT_OK:
+            segment_discard(x, x.payload_offset + (first << FRT_PAGE_SHIFT), n << FRT_PAGE_SHIFT)  # its first steps
             n //= 2
     if rc == FRT_OK:
         rc = _lock_extent(x)

@@ -16,6 +16,7 @@ cdef class Segment:
     cdef int _map(self, int fd, uint64_t nbytes) except -1
     cdef int _initialise(self, frt_superblock *sb, bint trace) except -1
 
+cdef uint64_t segment_room(int fd) noexcept nogil
 cdef int segment_discard(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil
 cdef void spill_remove(frt_ctx *x, uint64_t objref) noexcept nogil
 cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil

@@ -44,6 +44,13 @@ cdef extern from "<fcntl.h>" nogil:
     int fallocate(int, int, long, long)
     int FALLOC_FL_PUNCH_HOLE, FALLOC_FL_KEEP_SIZE
 
+cdef extern from "<sys/statvfs.h>" nogil:
+    ctypedef struct frt_statvfs "struct statvfs":
+        uint64_t f_bavail
+        uint64_t f_blocks
+        uint64_t f_frsize
+    int fstatvfs(int, frt_statvfs *)
+
 cdef extern from *:
     """
     #include "layout.h"
@@ -62,7 +69,18 @@ NAME_PREFIX = "/fastrt-"
 STORE_BYTES_MIN = 1 << 20
 STORE_BYTES_MAX = 1 << 44  # page indexes stay below 2**30
 cdef enum:
+    TABLES_RESERVE = 6 << 20  # the first FRT_COMMIT_RECORDS of both tables, and some more
     COMMIT_STEP = 1 << 18  # a quarter of a millisecond: fallocate starts again after each signal, timers' too
+
+
+cdef uint64_t segment_room(int fd) noexcept nogil:
+    """How many bytes /dev/shm has left for values, without what the tables may still need; huge when unlimited."""
+    cdef frt_statvfs info
+    cdef uint64_t free
+    if fstatvfs(fd, &info) != 0 or info.f_blocks == 0:
+        return <uint64_t>1 << 62
+    free = <uint64_t>info.f_bavail * info.f_frsize
+    return free - TABLES_RESERVE if free > TABLES_RESERVE else 0
 
 
 cdef int segment_discard(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil:

@@ -79,7 +79,10 @@ class Pool:
 
     def receive(self) -> dict[str, Any] | None:
         """Return the zygote's next report, with descriptors as "fds"; None when the zygote is gone."""
-        data, fds, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES_MAX, 2)
+        try:
+            data, fds, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES_MAX, 2)
+        except ConnectionResetError:  # killed before it had read what was sent to it
+            return None
         if not data:
             return None
         message: dict[str, Any] = {**json.loads(data), "fds": fds}
