@@ -1,0 +1,116 @@
+"""Shipping functions: by content, once; and what a worker says of one that it cannot load."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import fastrt
+from fastrt._core import fsck
+from fastrt.errors import FunctionNotFoundError, ObjectStoreFullError
+from fastrt.store import client as store_client
+
+pytestmark = pytest.mark.usefixtures("rt")
+
+
+def call(function, *args):
+    return fastrt.get(fastrt.remote(function).remote(*args), timeout=30)
+
+
+def count():
+    return fsck.usage(store_client.require().client)["functions"]
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Make a module that this process has imported from `here`, and that workers find as `there`, or not at all."""
+
+    def make(name, here, there=None):
+        made = types.ModuleType(name)
+        exec(here, made.__dict__)  # noqa: S102  a module with a source of its own in each process
+        monkeypatch.setitem(sys.modules, name, made)
+        if there is not None:
+            (tmp_path / f"{name}.py").write_text(there)
+            call(lambda path: sys.path.insert(0, path), str(tmp_path))
+            call(lambda path: sys.path.insert(0, path), str(tmp_path))
+        return made
+
+    return make
+
+
+def test_function_of_a_module_that_workers_lack_names_the_module_and_what_to_do(module):
+    only_here = module("only_here", "def f(): return 1")
+    for _ in range(2):
+        with pytest.raises(FunctionNotFoundError, match=r"No module named 'only_here'.*importable"):
+            call(only_here.f)
+
+
+def test_argument_of_a_module_that_workers_lack_names_the_module(module):
+    only_here = module("only_here_too", "class C: pass")
+    with pytest.raises(fastrt.SerializationError, match=r"No module named 'only_here_too'.*importable"):
+        call(lambda x: 1, only_here.C())
+    with pytest.raises(fastrt.SerializationError, match="only_here_too"):
+        call(lambda x: 1, fastrt.put([only_here.C()]))
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "text"),
+    [
+        ("raises_there", "raise ValueError('not in workers')", "not in workers"),
+        ("exits_there", "import sys; sys.exit('bye')", "bye"),
+        ("differs_there", "def g(): return 1", "f"),
+        ("broken_there", "def f(:", "broken_there"),
+    ],
+)
+def test_module_that_fails_in_workers_costs_no_worker(module, name, there, text):
+    made = module(name, "def f(): return 1", there)
+    for _ in range(3):
+        with pytest.raises(FunctionNotFoundError, match=text):
+            fastrt.get(fastrt.remote(max_retries=0)(made.f).remote(), timeout=30)
+    assert call(len, [1]) == 1
+
+
+def test_same_function_is_stored_once(rt):
+    def function(x):
+        return x + 1
+
+    before = count()
+    for _ in range(50):
+        assert call(function, 1) == 2
+        assert fastrt.get(fastrt.remote(function).options(max_retries=1, num_returns=1).remote(2)) == 3
+    assert count() == before + 1
+
+
+def test_functions_are_told_apart_by_what_they_capture(rt):
+    made = [lambda x, k=k: x + k for k in range(300)]
+    refs = [fastrt.remote(function).remote(1) for function in made]
+    assert fastrt.get(refs, timeout=30) == [1 + k for k in range(300)]
+
+
+def test_deep_closures_and_captured_arrays_arrive(rt):
+    def wrap(function, k):
+        return lambda: function() + k
+
+    function, array = (lambda: 0), np.arange(1000)
+    for k in range(40):
+        function = wrap(function, k)
+    assert call(function) == sum(range(40))
+    assert call(lambda: (int(array.sum()), array.flags.writeable)) == (499_500, False)
+
+
+def test_closure_too_deep_for_pickle_is_an_error(rt):
+    def wrap(function):
+        return lambda: function()
+
+    function = int
+    for _ in range(3000):
+        function = wrap(function)
+    with pytest.raises((fastrt.SerializationError, RecursionError)):
+        call(function)
+
+
+def test_function_larger_than_the_store_is_refused(rt):
+    array = np.empty(300 << 20, np.uint8)
+    with pytest.warns(UserWarning, match="captures 300 MiB"), pytest.raises(ObjectStoreFullError, match="300"):
+        fastrt.remote(lambda: array).remote()
