@@ -21,7 +21,7 @@ from fastrt._core.links cimport (
     links_count, links_uncount, links_unwait, links_wait, task_is_mine, task_result, task_slots)
 from fastrt._core.objects cimport *
 from fastrt._core.pool cimport pool_keep_task, pool_take_task
-from fastrt._core.queue cimport queue_length, queue_push
+from fastrt._core.queue cimport queue_length, queue_pop, queue_push
 from fastrt._core.scalar cimport args_read, args_write, scalar_size, scalar_write
 from fastrt._core.wait cimport wait_task
 from fastrt.errors import FastrtError
@@ -209,20 +209,26 @@ def next_task(Client client, double timeout_s, double spin_s):
         The task's index; NO_TASK after the timeout or a signal.
     """
     cdef frt_ctx *x = &client.x
-    cdef int64_t deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
-    cdef int64_t spin = <int64_t>(min(max(spin_s, 0.0), 1e9) * 1e9)
-    cdef int64_t look
-    cdef int t = FRT_TIMEOUT
+    cdef int64_t now, look, deadline, spin
+    cdef int t
     client.ensure()
+    t = queue_pop(x)  # a busy worker never looks at the clock: 25 ns
+    if t >= 0:
+        return _start(x, t)
+    now = frt_now_ns()
+    deadline = now + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
+    spin = <int64_t>(min(max(spin_s, 0.0), 1e9) * 1e9)
+    t = FRT_TIMEOUT
     while t == FRT_TIMEOUT:
-        look = frt_now_ns() + spin + SIGNALS_NS
+        look = now + spin + SIGNALS_NS
         with nogil:
             t = wait_task(x, look if look < deadline else deadline, spin)
+        now = frt_now_ns()
         spin = 0
         if t < 0:
             PyErr_CheckSignals()
             client.ensure()
-            if t == FRT_INTERRUPTED or t == FRT_TIMEOUT and frt_now_ns() >= deadline:
+            if t == FRT_INTERRUPTED or t == FRT_TIMEOUT and now >= deadline:
                 return NO_TASK
     return _start(x, check(t))
 
