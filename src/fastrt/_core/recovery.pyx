@@ -196,7 +196,8 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
             a64_and_sc(frt_pins(x, i) + w, ~bit)
         if frt_waits(x, i)[w] & bit:
             a64_and_sc(frt_waits(x, i) + w, ~bit)
-        if not frt_any(frt_refs(x, i), x.words):
+        # Looked at here: a call for each of a million values that only other values hold takes twice as long.
+        if not frt_any(frt_refs(x, i), x.words) and a32_load_sc(&x.entries[i].counted) == 0:
             object_maybe_delete(x, i)
     return rc
 
