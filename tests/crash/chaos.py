@@ -24,16 +24,17 @@ FORMS: dict[str, dict[str, Any]] = {
     "short": {"per_side": 1, "per_recovery": 1, "pairs": 60, "live": 120},
     "long": {"per_side": 50, "per_recovery": 20, "pairs": 3000, "live": 5000},
 }
+SESSION_S = {"short": 5.0, "long": 120.0}
+RECOVERY_MS = 50.0  # of a killed worker: from the kill until its task runs again
+OBJECTS = {"short": (10**5,), "long": (10**4, 10**5, 10**6, 10**7)}
+BYTES_PER_OBJECT = 200
 
 
 class Lane:
     """A running lane.py: its last words, and what it has reported."""
 
     def __init__(self, target: Path, spec: dict[str, Any], folder: Path) -> None:
-        self.table = folder / f"points{spec['lane']}"
-        environ = {**variant.environment(target), "FASTRT_FAILPOINTS_FILE": str(self.table)}
-        make = f"from fastrt.testing import Failpoints; Failpoints({str(self.table)!r})"
-        subprocess.run([sys.executable, "-c", make], env=variant.environment(target), check=True)
+        environ = make_table(target, folder / f"points{spec['lane']}")
         command = [sys.executable, str(HERE / "lane.py"), json.dumps(spec)]
         self.process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, start_new_session=True)
         self.doing = "starting"
@@ -58,7 +59,8 @@ class Lane:
                 self.report = message
         return bool(data)
 
-    def close(self) -> None:
+    def close(self, early: bool = False) -> None:
+        """End it; what it has not said is a failure, unless it was ended `early`."""
         if time.monotonic() - self.heard > SILENCE_S:
             self.failures.append({"failure": "hang", "variant": "", "what": self.doing})
             say(f"HUNG: {self.doing}")
@@ -67,11 +69,19 @@ class Lane:
         except ProcessLookupError:
             pass
         code = self.process.wait()
-        if self.report is None and not any(failure["failure"] == "hang" for failure in self.failures):
+        hung = any(failure["failure"] == "hang" for failure in self.failures)
+        if (self.report is None or code > 0) and not early and not hung:
             self.failures.append({"failure": f"the survivor ended with {code}", "variant": "", "what": self.doing})
             say(f"CRASHED with {code}: {self.doing}")
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+def make_table(target: Path, path: Path) -> dict[str, str]:
+    """A table of points for processes that are started with the environment returned."""
+    make = f"from fastrt.testing import Failpoints; Failpoints({str(path)!r})"
+    subprocess.run([sys.executable, "-c", make], env=variant.environment(target), check=True)
+    return {**variant.environment(target), "FASTRT_FAILPOINTS_FILE": str(path)}
 
 
 def say(text: str) -> None:
@@ -80,18 +90,27 @@ def say(text: str) -> None:
 
 
 def run_lanes(target: Path, spec: dict[str, Any], lanes: int) -> list[Lane]:
-    with tempfile.TemporaryDirectory(prefix="frt-points-") as folder:
-        running = [Lane(target, {**spec, "lane": k, "lanes": lanes}, Path(folder)) for k in range(lanes)]
+    """Run the plan in so many processes; with "first" in it until the first complaint."""
+    with tempfile.TemporaryDirectory(prefix="frt-chaos-") as folder:
+        spec = {**spec, "folder": folder, "lanes": lanes}
+        running = [Lane(target, {**spec, "lane": k}, Path(folder)) for k in range(lanes)]
         done: list[Lane] = []
         while running:
             ready = select.select([lane.process.stdout for lane in running], [], [], 1.0)[0]
             for lane in list(running):
                 over = time.monotonic() - lane.heard > SILENCE_S
-                if over or (lane.process.stdout in ready and not lane.read()):
+                if over or (lane.process.stdout in ready and not lane.read()) or lane.report is not None:
                     lane.close()
                     running.remove(lane)
                     done.append(lane)
-        return done
+            if "first" in spec and any(lane.failures for lane in [*running, *done]):
+                for lane in running:
+                    lane.close(early=True)  # one complaint is enough
+                done, running = [*done, *running], []
+    # What lanes that were killed have left: the segments of the dead.
+    sweep = "from fastrt._core.segment import sweep; sweep()"
+    subprocess.run([sys.executable, "-c", sweep], env=variant.environment(target), check=True)
+    return done
 
 
 def summary(lanes: list[Lane]) -> tuple[dict[str, Any], list[str]]:
@@ -127,6 +146,40 @@ def summary(lanes: list[Lane]) -> tuple[dict[str, Any], list[str]]:
     return found, never
 
 
+def with_table(target: Path, script: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run a script on the failpoint build with a table of points; its output is kept, its errors are shown."""
+    with tempfile.TemporaryDirectory(prefix="frt-points-") as folder:
+        environ = make_table(target, Path(folder, "points"))
+        command = [sys.executable, str(HERE / script), *args]
+        return subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True)
+
+
+def session(target: Path, form: str, seed: int) -> list[str]:
+    """Random kills and stops in a whole session; what was wrong."""
+    done = with_table(target, "session.py", str(SESSION_S[form]), str(seed))
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return [f"the session campaign ended with {done.returncode}"]
+    found = json.loads(lines[-1])
+    problems: list[str] = found.pop("problems")
+    for name, value in found.items():
+        say(f"{'session: ' + name:>40}  {value}")
+    # The longest of a few says more about what else the machine does than about us.
+    late = found["recovery_p99_ms" if form == "long" else "recovery_p50_ms"]
+    if late > RECOVERY_MS:
+        problems.append(f"a killed worker's task ran again only after {late:.0f} ms")
+    return problems
+
+
+def janitor(target: Path, form: str) -> list[str]:
+    """What a recovery costs when much is alive."""
+    room = os.statvfs("/dev/shm")
+    counts = [str(n) for n in OBJECTS[form] if n * BYTES_PER_OBJECT < room.f_bavail * room.f_frsize]
+    done = with_table(target, "janitor_cost.py", *counts)
+    say(done.stdout.rstrip())
+    return [] if done.returncode == 0 else ["recovery costs too much when much is alive, or failed"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="the form that the tests run")
@@ -151,11 +204,17 @@ def main() -> int:
     for name, value in found.items():
         say(f"{name:>40}  {value}")
     say(f"{'seconds':>40}  {time.monotonic() - begun:.0f}")
-    for name in never:
-        say(f"never reached: {name}")
-    failures = sum(len(lane.failures) for lane in lanes)
-    return 1 if failures or never else 0
+    problems = [f"never reached: {name}" for name in never]
+    problems += session(target, "short" if options.short else "long", spec["seed"])
+    problems += janitor(target, "short" if options.short else "long")
+    if not options.short:
+        problems += [f"{count} mutants were not detected" for count in [mutants.campaign([])] if count]
+    for problem in problems:
+        say(problem)
+    return 1 if problems or any(lane.failures for lane in lanes) else 0
 
 
 if __name__ == "__main__":
+    import mutants  # which itself runs lanes
+
     sys.exit(main())

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import races
 import work
-from scene import STORE_BYTES, Child, Scene
+from scene import SHARED_BYTES, STORE_BYTES, Child, Scene
 from sharer import Board, Sharer
 from victim import Victim
 
@@ -31,7 +31,6 @@ from fastrt.testing import SIDES, Failpoints
 VICTIMS = (clients.KIND_WORKER, clients.KIND_DRIVER)
 VICTIMS_PER_SCENE = 12  # of the live variant
 SHARERS = 3
-LIVE_BYTES = 16 << 20  # room for all of them at once: a put or a task that finds the store full is not looked for
 JITTER = 40
 FAILURES_MAX = 10
 
@@ -63,6 +62,7 @@ class Lane:
         self.undisturbed: dict[tuple[str, str], int] = {}
         self.totals = {"runs": 0, "kills": 0, "failures": 0, "compared": 0}
         self.stall_s = 0.0
+        self.most = 1 if "first" in spec else FAILURES_MAX
 
     # ---- where to die ----
 
@@ -153,7 +153,7 @@ class Lane:
 
     def meet(self, order: Order) -> None:
         """As `alone`, and another one walks before anybody recovers; what it comes by is noted."""
-        scene = self.scene()
+        scene = self.scene(SHARED_BYTES)
         dead = [self.kill(scene, order)]
         dead.append(scene.victim(clients.KIND_WORKER, 0, self.points.clear))
         dead[1].end("the second one")
@@ -183,14 +183,14 @@ class Lane:
 
     def pair(self, order: Order, second: Order) -> None:
         """Two die, and nobody has recovered the first when the second comes."""
-        scene = self.scene()
+        scene = self.scene(SHARED_BYTES)
         dead = [self.kill(scene, order), self.kill(scene, second, "the second victim")]
         self.random.shuffle(dead)
         self.finish(scene, dead)
 
     def live(self, orders: list[Order]) -> None:
         """Several die one after the other among processes that go on working."""
-        scene = self.scene(LIVE_BYTES)
+        scene = self.scene(SHARED_BYTES)
         board = Board()
         known, job = scene.known(), scene.client.job
         sharers = []
@@ -234,6 +234,7 @@ class Lane:
             return
         orders = self.orders(spec["per_side"])[spec["lane"] :: spec["lanes"]]
         self.random.shuffle(orders)
+        orders.sort(key=lambda order: not order.point.startswith(spec.get("prefer", "")))
         for order in orders:
             self.attempt("alone", str(order), order)
         for order, second in self.after(self.recovery, spec["per_recovery"]):
@@ -267,7 +268,7 @@ class Lane:
     def play(self) -> None:
         names, source = list(self.points.points()), Path(self.spec["source"])
         mine = slice(self.spec["lane"], None, self.spec["lanes"])
-        for race, case in races.cases(names, source)[mine]:
+        for race, case in races.cases(names, source, strict="first" not in self.spec)[mine]:
             self.attempt("race", str(case), race, case)
         walked = {name for name in races.locks(names) if self.undisturbed.get((name, "before"))}
         self.attempt("stopped", "", sorted(walked)[mine])
@@ -306,7 +307,7 @@ class Lane:
 
     def late(self) -> bool:
         """Whether the time that the lane was given is over, or there is something to look at."""
-        return time.monotonic() > self.spec.get("until", float("inf")) or self.totals["failures"] >= FAILURES_MAX
+        return time.monotonic() > self.spec.get("until", float("inf")) or self.totals["failures"] >= self.most
 
     def say(self, what: str) -> None:
         emit(doing=what)
@@ -322,8 +323,9 @@ def emit(**message: Any) -> None:
 
 def main() -> None:
     gc.disable()  # references must go when they are dropped, and nothing here makes cycles that hold any
-    lane = Lane(json.loads(sys.argv[1]))
-    with tempfile.TemporaryDirectory(prefix="frt-spill-") as work.FOLDER[0]:
+    spec = json.loads(sys.argv[1])
+    lane = Lane(spec)
+    with tempfile.TemporaryDirectory(prefix="frt-spill-", dir=spec.get("folder")) as work.FOLDER[0]:
         try:
             lane.run()
         finally:

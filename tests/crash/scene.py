@@ -19,7 +19,8 @@ from fastrt._core.clients import Client
 from fastrt._core.fsck import fsck, usage
 from fastrt._core.segment import Segment
 
-STORE_BYTES = 2 << 20
+STORE_BYTES = 2 << 20  # little: a walk finds it full at times, which it expects
+SHARED_BYTES = 16 << 20  # room for several walks, of which some may be dead and hold what they held
 SLAB_PAGES_KEPT = 6  # each size class keeps one empty page
 PAGE = 1 << 14
 FIRST_SEED = 100
@@ -63,7 +64,7 @@ class Child:
 
     def kill(self) -> None:
         if self.code is None:
-            os.kill(self.pid, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self.ended(work.PATIENCE_S)
 
 

@@ -1,15 +1,38 @@
 """The short form of the kill campaign; `make chaos` runs the long one."""
 
+import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 HERE = Path(__file__).parent
 
 
+@pytest.fixture
+def mutants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(HERE))
+    spec = importlib.util.spec_from_file_location("mutants", HERE / "mutants.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.timeout(300)  # it compiles the core with failpoints when its sources have changed
 def test_kill_at_every_point_of_the_core_loses_nothing() -> None:
     done = subprocess.run([sys.executable, str(HERE / "chaos.py"), "--short"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_mutant_still_applies(mutants: ModuleType, tmp_path: Path) -> None:
+    core = mutants.variant.ROOT / "src" / "fastrt" / "_core"
+    for mutant in mutants.MUTANTS:
+        shutil.copy(core / mutant.file, tmp_path)
+        mutants.apply(mutant, tmp_path)
+        assert (tmp_path / mutant.file).read_text() != (core / mutant.file).read_text()
+    assert len(mutants.MUTANTS) >= 20

@@ -1,0 +1,184 @@
+"""Rules of the core removed one at a time: does the campaign notice? `python tests/crash/mutants.py [NAME...]`
+
+Each mutant is one piece of text of one file replaced by another; only that module is compiled again. MODELS names
+those that need an interleaving which kills do not bring about: tests/models removes the same rule from a protocol.
+"""
+
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import chaos
+import variant
+
+SECONDS = 60.0  # of campaign for each mutant, at most
+MODELS = "models"
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+    by: str = "campaign"
+
+
+def gone(name: str, file: str, line: str, by: str = "campaign") -> Mutant:
+    """A statement, with all of its line, that is not there."""
+    return Mutant(name, file, line, "pass", by)
+
+
+MUTANTS = (
+    gone("pool: free stack not rebuilt", "pool.pyx",
+         "_rebuild(x, tasks)"),
+    gone("pool: record not stamped", "pool.pyx",
+         "a64_store_rel(word, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(word[0])))"),
+    gone("arena: bins not rebuilt", "arena.pyx", "_rebuild_bins(x)"),
+    gone("arena: class not rebuilt", "arena.pyx", "_rebuild_class(x, cls)"),
+    Mutant("arena: run without owner kept", "arena.pyx",
+           "if (x.pages[page] >> 56) == <uint64_t>FRT_PAGE_RUN and _owner(x, page, 0)[0] == 0:", "if False:"),
+    Mutant("arena: owner before home", "arena.pyx",
+           "    home[0] = x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT) + block * FRT_CLASS_BYTES(cls)\n"
+           "    a32_store_rel(_owner(x, page, block), owner)  # commit\n",
+           "    a32_store_rel(_owner(x, page, block), owner)  # commit\n"
+           "    home[0] = x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT) + block * FRT_CLASS_BYTES(cls)\n"),
+    Mutant("arena: home cleared before the block is freed", "arena.pyx",
+           "    page = _page_at(x, offset)\n    word = a64_load_acq(x.pages + page)\n    rc = FRT_OK\n",
+           "    home[0] = 0\n"
+           "    page = _page_at(x, offset)\n    word = a64_load_acq(x.pages + page)\n    rc = FRT_OK\n"),
+    gone("links: counts not rebuilt", "links.pyx", "_rebuild(x)"),
+    Mutant("links: functions not counted again", "links.pyx",
+           "if x.functions[k].objref and i < objects and", "if False and"),
+    gone("links: uncounted twice", "links.pyx", "flags[0] &= ~flag"),
+    gone("links: intent to queue missing", "links.pyx",
+         "a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if we do not come that far"),
+    Mutant("links: no second look after linking", "links.pyx",
+           "            if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:\n                return\n",
+           "            return\n"),
+    Mutant("queue: cell dropped before the claim", "queue.pyx",
+           "        claimed = queue_means(x, cell, word) and a64_cas_sc(\n"
+           "            x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))\n"
+           "        a64_store_rel(&sb.ring_head, sb.ring_head + 1)  # commit\n",
+           "        a64_store_rel(&sb.ring_head, sb.ring_head + 1)  # commit\n"
+           "        claimed = queue_means(x, cell, word) and a64_cas_sc(\n"
+           "            x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))\n"),
+    Mutant("queue: wider before the cells are moved", "queue.pyx",
+           "    for k in range(x.sb.ring_head, x.sb.ring_tail):\n        if k & cells:\n",
+           "    a32_store_rel(&x.sb.ring_cells, 2 * cells)\n"
+           "    for k in range(x.sb.ring_head, x.sb.ring_tail):\n        if k & cells:\n"),
+    gone("tasks: intent to queue missing", "tasks.pyx",
+         "a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far"),
+    gone("tasks: slots read after they are freed", "tasks.pyx",
+         "task.nreturns, task.nrefs = 0, 0  # before the slots go: recovery reads as many as these say"),
+    Mutant("tasks: retry without intent", "tasks.pyx",
+           "    x.clients[x.me].task = 0\n    a32_store_rel(&x.clients[x.me].pushing, t + 1)\n",
+           "    x.clients[x.me].task = 0\n"),
+    Mutant("tasks: arguments not counted", "tasks.pyx",
+           "    if task.nrefs:\n        rc = links_count(", "    if False:\n        rc = links_count("),
+    gone("objects: intent to tell missing", "objects.pyx", "a32_store_rel(&me.sealing, i + 1)"),
+    Mutant("objects: waiters not told", "objects.pyx",
+           "    object_tell(x, i)\n    a32_store_rel(&me.sealing, 0)", "    a32_store_rel(&me.sealing, 0)"),
+    Mutant("objects: children not deleted", "objects.pyx",
+           "elif _condemn(x, child):", "elif False:"),
+    Mutant("objects: bit after the look", "objects.pyx",
+           "    a64_or_sc(bits, x.me_bit)\n    word = a64_load_sc(state)\n",
+           "    word = a64_load_sc(state)\n    a64_or_sc(bits, x.me_bit)\n", MODELS),
+    Mutant("objects: deleter does not look again", "objects.pyx",
+           "        if not _held(x, i):\n            if a64_cas_sc",
+           "        if True:\n            if a64_cas_sc", MODELS),
+    gone("objects: failed acquire does not decide again", "objects.pyx",
+         "object_maybe_delete(x, i)  # somebody may have spared it because of our bit", MODELS),
+    Mutant("recovery: refs of the dead kept", "recovery.pyx",
+           "        if frt_refs(x, i)[w] & bit:\n            a64_and_sc(frt_refs(x, i) + w, ~bit)\n", ""),
+    gone("recovery: pins of the dead kept", "recovery.pyx", "a64_and_sc(frt_pins(x, i) + w, ~bit)"),
+    gone("recovery: intents ignored", "recovery.pyx", "_intents(x, v)"),
+    gone("recovery: intent to requeue missing", "recovery.pyx",
+         "a32_store_rel(&x.clients[x.me].pushing, t + 1)  # we may die, too"),
+    Mutant("recovery: slot freed first", "recovery.pyx",
+           "frt_word(FRT_CLIENT_DYING, 0,", "frt_word(FRT_CLIENT_FREE, 0,"),
+    Mutant("recovery: half-made task kept", "recovery.pyx",
+           "        return _unsubmit(x, t)", "        return pool_return(x, True, &t, 1)"),
+    Mutant("recovery: running task forgotten", "recovery.pyx",
+           "    if state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED:", "    if False:"),
+    Mutant("recovery: freeing not finished", "recovery.pyx",
+           "            if what == FRT_OBJ_FREEING:", "            if False:"),
+    gone("recovery: undecided deletion kept", "recovery.pyx", "a64_cas_sc(state, word, frt_word_undeleted(word))"),
+    Mutant("recovery: half-spilled block kept", "recovery.pyx",
+           "rc = rc or arena_free(x, i + 1, &x.entries[i].offset)", "pass"),
+    Mutant("recovery: object of the dead kept", "recovery.pyx",
+           "                rc = rc or object_empty(x, i)\n                x.entries[i].objref = 0\n",
+           "                x.entries[i].objref = 0\n"),
+)  # fmt: skip
+
+
+def apply(mutant: Mutant, core: Path) -> None:
+    """Replace the text in a copy of the sources; the first place where it stands on a line of its own, if several."""
+    path = core / mutant.file
+    text = path.read_text()
+    if mutant.old not in text:
+        raise LookupError(f"{mutant.name}: {mutant.file} has no {mutant.old!r}; the table is to be looked at again")
+    at = text.index(mutant.old) if text.count(mutant.old) == 1 else _statement(text, mutant)
+    path.write_text(text[:at] + mutant.new + text[at + len(mutant.old) :])
+
+
+def _statement(text: str, mutant: Mutant) -> int:
+    """Where the text is a whole statement: the definition of a function of that name comes before it."""
+    at = -1
+    while (at := text.find(mutant.old, at + 1)) >= 0:
+        line = text[text.rfind("\n", 0, at) + 1 : at]
+        if not line.strip():
+            return at
+    raise LookupError(f"{mutant.name}: {mutant.old!r} is no statement in {mutant.file}")
+
+
+def build(mutant: Mutant, base: Path, folder: Path) -> Path:
+    """Compile a mutant beside the unchanged modules of the campaign's own build."""
+    tree = folder / "tree"
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        if (variant.ROOT / name).exists():
+            tree.mkdir(exist_ok=True)
+            shutil.copy2(variant.ROOT / name, tree / name)
+    shutil.copytree(variant.ROOT / "src" / "fastrt", tree / "src" / "fastrt",
+                    ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))  # fmt: skip
+    shutil.copytree(base, folder / "lib", symlinks=True)
+    shutil.copytree(base.parent / "objects", folder / "objects")
+    apply(mutant, tree / "src" / "fastrt" / "_core")
+    variant.compile_core(tree, folder / "lib", folder / "objects")
+    return folder / "lib"
+
+
+def judge(mutant: Mutant, base: Path, seed: int) -> str:
+    """What the campaign says of a mutant: its first complaint, or nothing."""
+    with tempfile.TemporaryDirectory(prefix="frt-mutant-") as name:
+        folder = Path(name)
+        target = build(mutant, base, folder)
+        spec = {**chaos.FORMS["short"], "seed": seed, "per_side": 4, "first": True, "until": time.monotonic() + SECONDS}
+        spec["prefer"] = mutant.file  # die there first
+        spec["source"] = str(folder / "tree" / "src" / "fastrt" / "_core")
+        failures = [failure for lane in chaos.run_lanes(target, spec, 2) for failure in lane.failures]
+        return failures[0]["failure"] if failures else ""
+
+
+def campaign(names: list[str], seed: int = 1) -> int:
+    """Judge the mutants; prints `mutants detected n of m`, with who must find the others."""
+    base = variant.build()
+    chosen = [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
+    mine = [mutant for mutant in chosen if mutant.by != MODELS]
+    missed = []
+    for mutant in mine:
+        complaint = judge(mutant, base, seed)
+        chaos.say(f"{'found' if complaint else 'MISSED':>8}  {mutant.name}: {complaint[:120]}")
+        if not complaint:
+            missed.append(mutant)
+    for mutant in chosen:
+        if mutant.by == MODELS:
+            chaos.say(f"{'models':>8}  {mutant.name}: left to tests/models")
+    chaos.say(f"mutants detected {len(mine) - len(missed)} of {len(mine)}, {len(chosen) - len(mine)} by the models")
+    return len(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if campaign(sys.argv[1:]) else 0)
