@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -362,3 +363,15 @@ def test_use_of_what_was_shut_down_says_so(start):
     for call in (lambda: store.put(1), lambda: store.get(ref), lambda: store.wait([ref], 1, None)):
         with pytest.raises(NotInitializedError, match=r"shut down; call fastrt\.init"):
             call()
+
+
+def test_shutdown_while_the_daemon_is_replaced_does_not_run_into_its_patience(start):
+    rt = start()
+    assert fastrt.get(echo.remote(1)) == 1
+    old = rt._processes.daemon.pid
+    os.kill(old, signal.SIGKILL)
+    while rt._processes.daemon.pid == old:
+        os.sched_yield()
+    started = time.monotonic()
+    fastrt.shutdown()
+    assert time.monotonic() - started < 8

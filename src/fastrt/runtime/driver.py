@@ -108,6 +108,8 @@ class Runtime:
                 self._processes.start_daemon(adopt=segment.name)
                 self._link.close()
                 self._link = attach.rejoin(self.socket_path, logs=True)
+                if self._leaving:
+                    self._link.send(op="bye")  # `close` said it to the dead one
                 return True
             except FastrtError as exc:  # perhaps because it was killed again
                 why = str(exc)
