@@ -156,7 +156,8 @@ def check_sizes(files: Files) -> Complaints:
 
 def check_headers_hold_no_state(files: Files) -> Complaints:
     for path, text in files.items():
-        if path.endswith(".h"):
+        # In failpoint.h each extension's own copy is what is wanted: its own list of points, in test builds only.
+        if path.endswith(".h") and not path.endswith("/failpoint.h"):
             for i, line in enumerate(text.splitlines(), 1):
                 if re.match(r"\s*(?:_Thread_local\s+|__thread\s+)?static\b(?!.*\b(?:inline|const)\b)", line):
                     yield f"{path}:{i}: each extension would get its own copy of this; keep it in the segment"

@@ -30,7 +30,11 @@ cdef extern from "Python.h":
 cdef extern from *:
     """
     static inline PyObject *frt_instance(PyObject *type, PyObject *none) {
-        return ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, none, NULL);
+        PyObject *o = ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, none, NULL);
+        /* A class statement makes its instances known to the garbage collector, although a Ref can be in no cycle:
+           with a million of them alive, a put took 1,100 ns instead of 400. */
+        if (o && PyObject_IS_GC(o)) PyObject_GC_UnTrack(o);
+        return o;
     }
     """
     object frt_instance(object type, tuple none)

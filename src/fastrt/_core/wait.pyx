@@ -4,7 +4,8 @@
 Every client has one wake word, a futex. A waiter sets its bit at what it waits for, reads the wake word, looks
 again, and sleeps while the word is unchanged; whoever makes the news sees the bit and bumps the word. Sleeping
 and waking costs 6 us, spinning 0.4 us: a wait spins first, for a time the caller gives, then sleeps. No sleep
-is longer than 50 ms, so that a waker killed between its store and its wake delays nobody for long.
+is longer than 50 ms (an idle worker's: 1 s), so that a waker killed between its store and its wake delays nobody
+for long, even while no daemon is there to wake everybody.
 
 All functions run without the GIL and return FRT_INTERRUPTED after a signal, so that Ctrl-C works in each.
 """
@@ -19,12 +20,13 @@ cdef extern from "<sched.h>" nogil:
 
 cdef enum:
     NAP_NS = 50000000
+    IDLE_NAP_NS = 1000000000  # a wake costs 55 us in a cold cache: 20 a second were 0.1 % of a processor a worker
     SELFISH_NS = 4000  # a round trip between two spinning processes takes 1 to 2 us
     SPINS_PER_LOOK = 32  # a pause is some 20 to 40 cycles: look at the clock about twice a microsecond
 
 
-cdef int _nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns) noexcept nogil:
-    """Sleep until the wake word changes from `seen`, a signal, the deadline, or 50 ms."""
+cdef int _nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns, int64_t nap_ns=NAP_NS) noexcept nogil:
+    """Sleep until the wake word changes from `seen`, a signal, the deadline, or the end of the nap."""
     cdef frt_client *me = x.clients + x.me
     cdef int64_t left = deadline_ns - frt_now_ns()
     cdef int rc
@@ -33,7 +35,7 @@ cdef int _nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns) noexcept nogil:
     if a32_load_acq(&x.sb.state) != <uint32_t>FRT_SEG_READY:
         return FRT_CORRUPT
     a32_add_sc(&me.sleepers, 1)
-    rc = frt_futex_wait(&me.wake, seen, left if left < NAP_NS else NAP_NS)
+    rc = frt_futex_wait(&me.wake, seen, left if left < nap_ns else nap_ns)
     a32_sub_sc(&me.sleepers, 1)
     return FRT_INTERRUPTED if rc == EINTR else FRT_OK
 
@@ -181,7 +183,7 @@ cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept no
         a64_or_sc(&x.sb.idle[x.me_word], x.me_bit)
         t = queue_pop(x)
         if t == FRT_NOT_FOUND:
-            rc = _nap(x, seen, deadline_ns)
+            rc = _nap(x, seen, deadline_ns, IDLE_NAP_NS)
             t = queue_pop(x)
         a64_and_sc(&x.sb.idle[x.me_word], ~x.me_bit)
         if t != FRT_NOT_FOUND:

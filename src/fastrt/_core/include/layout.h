@@ -314,7 +314,8 @@ static inline uint32_t frt_abi(void) {
     uint64_t h = 1469598103934665603ULL;
     const uint64_t facts[] = {sizeof(frt_superblock), sizeof(frt_client), sizeof(frt_entry), sizeof(frt_task),
                               sizeof(frt_lock), sizeof(frt_page_link), sizeof(frt_trace_ring), sizeof(frt_function),
-                              FRT_LOCKS, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES, offsetof(frt_superblock, ring_head), 0x01020304};
+                              FRT_LOCKS, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES,
+                              offsetof(frt_superblock, ring_head), 0x01020304};
     for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) h = (h ^ facts[i]) * 1099511628211ULL;
     return (uint32_t)(h ^ (h >> 32));
 }
