@@ -386,7 +386,7 @@ while True:
     elif what == 6: handles.contained(client, handles.create(client, 1, 16, 1).seal([anchor]))
     if len(held) > 50: del held[:25]
 """
-    for seed in range(12):
+    for seed in range(8):
         pair = [node.peer(), node.peer()]
         for k, peer in enumerate(pair):
             give(peer, anchor=anchor, f=function)
