@@ -355,7 +355,7 @@ def test_create_in_a_full_shm_says_what_to_do():
 
 
 def test_put_into_a_full_shm_raises_and_recovers():
-    """All of a small /dev/shm is used, in steps that fit; then every kind of call raises, and nothing is a signal."""
+    """A small /dev/shm is used, but for what the tables need, in steps that fit; then every kind of call raises."""
     code = PRELUDE + textwrap.dedent("""
         c = attach(store_bytes=1 << 30)
         held, full = [], 0
@@ -387,7 +387,7 @@ def test_put_into_a_full_shm_raises_and_recovers():
     """)
     full, used, *bad = eval(run_code(code, 24 << 20))  # noqa: S307 - a tuple that we printed
     assert full == 5
-    assert used >= 18
+    assert used >= 14
     assert bad == [[], []]
 
 
