@@ -98,8 +98,10 @@ def run_lanes(target: Path, spec: dict[str, Any], lanes: int) -> list[Lane]:
         while running:
             ready = select.select([lane.process.stdout for lane in running], [], [], 1.0)[0]
             for lane in list(running):
-                over = time.monotonic() - lane.heard > SILENCE_S
-                if over or (lane.process.stdout in ready and not lane.read()) or lane.report is not None:
+                over = time.monotonic() - lane.heard > SILENCE_S or lane.report is not None
+                # Its children keep the pipe open when it crashes.
+                over |= lane.process.stdout not in ready and lane.process.poll() is not None
+                if over or (lane.process.stdout in ready and not lane.read()):
                     lane.close()
                     running.remove(lane)
                     done.append(lane)

@@ -135,7 +135,7 @@ def spill(client: Client, function: Any, board: Board) -> None:
 
 
 class Race(NamedTuple):
-    """`first` stops after a point; `second` acts and may die at a point; `first` goes on and may die at another."""
+    """`first` stops at a point; `second` acts and may die at a point; `first` goes on and may die at another."""
 
     first: Callable[[Client, Any, Board], None]
     stop: tuple[str, str, str]  # file, op, text
@@ -143,6 +143,7 @@ class Race(NamedTuple):
     second_dies: tuple[str, str, str]
     first_dies: tuple[str, str, str] | None
     waits: bool = False  # `second` cannot come to its end before `first` goes on
+    side: str = "after"  # of the point where `first` stops
 
 
 RACES = (
@@ -152,6 +153,9 @@ RACES = (
     Race(depend, ("links.pyx", "store", "a32_store_sc(&x.entries[i].waiter, t + 1)"),
          seal, ("objects.pyx", "store", "a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # com"),
          ("links.pyx", "store", "a32_store_sc(&x.entries[i].waiter, task.waiter)"), True),
+    Race(depend, ("links.pyx", "store", "a32_store_sc(&x.entries[i].waiter, t + 1)"),
+         seal, ("objects.pyx", "store", "a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # com"),
+         ("links.pyx", "store", "a32_store_sc(&x.entries[i].waiter, task.waiter)"), side="before"),
     Race(idle, ("wait.pyx", "or", "a64_or_sc(&x.sb.idle[x.me_word], x.me_bit)"),
          offer, ("queue.pyx", "and", "if a64_and_sc(&x.sb.idle[w], ~bit) & bit:"), None),
     Race(allocate, ("arena.pyx", "store", "a64_store_rel(x.pages + page, frt_page_word(kind, cls, n))"),
@@ -167,11 +171,17 @@ def cases(points: list[str], source: Path, strict: bool = True) -> list[tuple[Ra
         try:
             stop = place(points, *race.stop, source)
             second = place(points, *race.second_dies, source)
-            first = place(points, *race.first_dies, source) if race.first_dies else None
         except LookupError:
             if strict:
                 raise
             continue
+        first = None
+        if race.first_dies:
+            try:
+                first = place(points, *race.first_dies, source)
+            except LookupError:
+                if strict:
+                    raise
         for second_side in (None, "before", "after"):
             for first_side in (None, "before", "after") if first else (None,):
                 found.append((race, {"stop": stop, "second": (second, second_side), "first": (first, first_side)}))
@@ -189,7 +199,7 @@ def run(lane: Any, race: Race, case: dict[str, Any]) -> None:
         scene.settle()  # nothing to do, so that it finds none
 
     def stop() -> None:
-        lane.points.arm(case["stop"], "after", pid=os.getpid(), action="stop")
+        lane.points.arm(case["stop"], race.side, pid=os.getpid(), action="stop")
 
     first = Actor(scene, race.first, stop, board, job).child
     second = None
@@ -213,7 +223,7 @@ def run(lane: Any, race: Race, case: dict[str, Any]) -> None:
         if side:
             lane.points.arm(point, side, pid=first.pid)
         go_on(first)
-        if second.code and race.waits:
+        if second.code and race.first is depend:
             scene.bury(second)  # the first may wait for what it has left undone
         lane.ended(first, "the first of a race", lane.order(point or "", side or "", 1))
         second.end("the second of a race")

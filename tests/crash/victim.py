@@ -71,7 +71,11 @@ class Victim:
             self.kept.append(ref if k % 2 else None)
         self.kept.append(handles.put_scalar(self.client, 12.5))
         handles.put_scalar(self.client, b"x" * 500)
-        chain = work.put(self.client, 2000, 100)
+        # Records that are used again hold what must never be taken for the names of other objects.
+        junk = [handles.put_scalar(self.client, b"\xff" * 72) for _ in range(60)]
+        del junk
+        chain = work.put(self.client, 2000, 8, [self.function] * 5)
+        chain = work.put(self.client, 2000, 8, [chain] * 5)
         for k in range(4):
             chain = work.put(self.client, 2001 + k, 100 + 300 * k, [chain, self.function])
         handles.create(self.client, 400, work.KIND, 1)  # dropped unsealed
