@@ -1,7 +1,7 @@
 """`fastrt`: the command group.
 
-Subcommands are imported when they are called or listed, and import what they need when they run, so that
-`fastrt --help` and shell completion stay quick.
+Subcommands are imported when they are called, not when they are listed, so that `fastrt --help` and shell completion
+stay quick: the coordinator alone brings gRPC.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import importlib
 
 import click
 
-# name -> "module:attribute"; a name of two words would be a group of its own.
+# name -> ("module:attribute", one line for the list)
 _COMMANDS = {
-    "bench": "fastrt.cli.bench:bench",
-    "coordinator": "fastrt.cli.coordinator:coordinator",
-    "demo": "fastrt.cli.demo:demo",
-    "status": "fastrt.cli.status:status",
+    "bench": ("fastrt.cli.bench:bench", "Run the benchmark suites and print a table."),
+    "coordinator": ("fastrt.cli.coordinator:coordinator", "Serve a coordination service for JAX and TensorFlow."),
+    "demo": ("fastrt.cli.demo:demo", "Count words of source files, in parallel and in one process."),
+    "status": ("fastrt.cli.status:status", "Show the sessions that run on this machine."),
 }
 
 
@@ -28,12 +28,16 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a subcommand, importing it if need be; None when there is none of that name."""
-        where = _COMMANDS.get(cmd_name)
-        if where is None:
+        if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
-        module, _, attribute = where.partition(":")
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
