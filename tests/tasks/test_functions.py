@@ -22,8 +22,17 @@ def count():
     return fsck.usage(store_client.require().client)["functions"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """A folder on the path of the workers; autouse, so that it is there before the session starts."""
+    path = tmp_path_factory.mktemp("modules")
+    sys.path.append(str(path))
+    yield path
+    sys.path.remove(str(path))
+
+
 @pytest.fixture
-def module(tmp_path, monkeypatch):
+def module(folder, monkeypatch):
     """Make a module that this process has imported from `here`, and that workers find as `there`, or not at all."""
 
     def make(name, here, there=None):
@@ -31,9 +40,7 @@ def module(tmp_path, monkeypatch):
         exec(here, made.__dict__)  # noqa: S102  a module with a source of its own in each process
         monkeypatch.setitem(sys.modules, name, made)
         if there is not None:
-            (tmp_path / f"{name}.py").write_text(there)
-            call(lambda path: sys.path.insert(0, path), str(tmp_path))
-            call(lambda path: sys.path.insert(0, path), str(tmp_path))
+            (folder / f"{name}.py").write_text(there)
         return made
 
     return make
