@@ -71,8 +71,6 @@ MUTANTS = (
            "    for k in range(x.sb.ring_head, x.sb.ring_tail):\n        if k & cells:\n"),
     gone("tasks: intent to queue missing", "tasks.pyx",
          "a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far"),
-    gone("tasks: slots read after they are freed", "tasks.pyx",
-         "task.nreturns, task.nrefs = 0, 0  # before the slots go: recovery reads as many as these say"),
     Mutant("tasks: retry without intent", "tasks.pyx",
            "    x.clients[x.me].task = 0\n    a32_store_rel(&x.clients[x.me].pushing, t + 1)\n",
            "    x.clients[x.me].task = 0\n"),
