@@ -1,5 +1,6 @@
 """The worker's loop against whatever a task does: raise, crash, nest, print, fork, close, and meddle."""
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -423,12 +424,12 @@ def test_subprocess_and_shell_work_in_a_task(rt):
 
 
 @pytest.mark.parametrize("first", [1, 3])
-def test_task_that_closes_descriptors_harms_nobody_else(rt, first):
+def test_task_that_closes_descriptors_harms_nobody_else(rt, first, wait_until):
     def close():
         os.closerange(first, first + 1 if first == 1 else 256)
-        threading.Thread(target=lambda: (threading.Event().wait(0.3), os._exit(0))).start()  # a worker like new
+        return os.getpid()
 
-    call(run, close)
+    closed = call(run, close)
     results = []
     for _ in range(30):
         try:
@@ -436,6 +437,9 @@ def test_task_that_closes_descriptors_harms_nobody_else(rt, first):
         except (fastrt.FastrtError, OSError):
             continue
     assert set(results) == {1000.0}
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(closed, signal.SIGKILL)  # not for the next test
+    wait_until(lambda: closed not in workers(), "the worker to be buried")
 
 
 def test_workers_draw_different_random_numbers(rt):

@@ -7,6 +7,7 @@ word that it blocks, orders to leave.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -108,7 +109,8 @@ class Link:
 
     def close(self) -> None:
         """Close this end."""
-        self._sock.close()
+        with contextlib.suppress(OSError):  # a task may have closed any descriptor
+            self._sock.close()
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:

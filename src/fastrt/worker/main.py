@@ -158,15 +158,16 @@ class Worker:
 
         Threads that the task has started sleep for it too: it may be waiting for them.
         """
-        if not self._stack:
-            return
         thread = threading.get_ident()
         with self._sleepers_lock:
             before = bool(self._sleepers)
-            (self._sleepers.add if blocked else self._sleepers.discard)(thread)
+            if blocked and self._stack:
+                self._sleepers.add(thread)
+            elif not blocked:
+                self._sleepers.discard(thread)  # also when the task that it slept for has ended meanwhile
             if before != bool(self._sleepers):
                 self._say("blocked" if blocked else "unblocked")
-        if thread == self._thread:
+        if thread == self._thread and self._stack:
             core.set_blocked(self._client, self._stack[-1], blocked)
 
     def _help_with(self, ref: ObjectRef) -> bool:
