@@ -122,16 +122,14 @@ def test_output_arrives_after_a_restart(kill_daemon, capfd, wait_until):
     def say(word: str) -> None:
         print(word)  # noqa: T201  (this is what is tested)
 
-    fastrt.get(say.remote("before"))
-    kill_daemon()
-    fastrt.get(say.remote("after"), timeout=20)
-    seen = []
+    def arrives(word: str) -> None:
+        seen = []
+        fastrt.get(say.remote(word), timeout=20)
+        wait_until(lambda: seen.append(capfd.readouterr().out) or word in "".join(seen), word)
 
-    def arrived() -> bool:
-        seen.append(capfd.readouterr().out)
-        return "before" in "".join(seen) and "after" in "".join(seen)
-
-    wait_until(arrived, "both lines")
+    arrives("before")
+    kill_daemon(wait=False)
+    arrives("after")
 
 
 def test_spilled_values_come_back_through_the_new_daemon(kill_daemon):

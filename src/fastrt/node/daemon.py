@@ -37,6 +37,7 @@ _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same 
 _SURPLUS_PATIENCE_S = 2.0
 _BACKLOG_BYTES = 1 << 20  # of output that a driver has not read yet
 _LAST_WORDS_S = 1.0
+_COMEBACK_S = 2.0  # in which drivers connect to a new daemon; what workers print waits for them
 _STILLBORN_MAX = 5
 
 
@@ -81,6 +82,7 @@ class Daemon:
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
         self._had_driver = False
+        self._comeback_until = 0.0
         self._surplus_since = 0.0
         self._selector = selectors.DefaultSelector()
         Path(self.socket_path).unlink(missing_ok=True)  # a dead daemon's
@@ -99,6 +101,7 @@ class Daemon:
     def _take_over(self) -> None:
         """Learn from the client table and the zygote who is there; the dead predecessor is the first to be buried."""
         self._segment.take_over()
+        self._comeback_until = time.monotonic() + _COMEBACK_S
         self._pool.count()
         for row in table(self._segment):
             pid, index = row["pid"], row["client"]
@@ -310,6 +313,8 @@ class Daemon:
 
     def _drivers_lag(self) -> bool:
         links = [member.link for member in self._members.values() if member.link is not None and member.logs]
+        if not links and time.monotonic() < self._comeback_until:
+            return True  # whoever read it before will come back in a moment
         return any(link.backlog > _BACKLOG_BYTES for link in links)
 
     # ---- now and then ----
