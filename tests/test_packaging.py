@@ -95,5 +95,5 @@ def test_sdist_holds_what_a_build_needs(tmp_path):
     for folder in ("src", "protos", "bench", "tests"):
         needed |= {str(p.relative_to(ROOT)) for p in (ROOT / folder).rglob("*") if p.is_file()}
     needed = {name for name in needed if not name.endswith(GENERATED) and ".egg-info" not in name}
-    assert not needed - packed
+    assert sorted(needed - packed) == []
     assert not [name for name in packed if name.endswith(GENERATED)]
