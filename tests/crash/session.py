@@ -34,6 +34,7 @@ from fastrt.testing import SIDES, Failpoints
 PATIENCE_S = 30.0
 RECOVERIES = 12  # whose time is taken; more in longer runs
 MIX = {"kill": 10, "point": 10, "stop": 4, "stop daemon": 1, "stop driver": 1, "kill driver": 2, "kill daemon": 1}
+DAEMON_S = 20.0  # between two kills of the daemon: one that is killed too often is given up, on purpose
 _pause = threading.Event()
 
 
@@ -218,6 +219,7 @@ class Killer:
         self.driver = self.start("drive", str(folder), str(seconds), str(seed))
         self.counts = dict.fromkeys(MIX, 0)
         self.seconds = seconds
+        self.daemon_killed = 0.0
         assert self.driver.stdout is not None
         first = json.loads(self.driver.stdout.readline())
         self.socket = first["socket"]
@@ -237,6 +239,8 @@ class Killer:
         while time.monotonic() < until and self.driver.poll() is None:
             what = self.random.choices(list(MIX), list(MIX.values()))[0]
             workers, daemons = self.pids(KIND_WORKER), self.pids(KIND_DAEMON)
+            if what == "kill daemon" and time.monotonic() - self.daemon_killed < DAEMON_S:
+                continue
             if workers and daemons:
                 self.act(what, self.random.choice(workers), daemons[0])
                 self.counts[what] += 1
@@ -249,6 +253,7 @@ class Killer:
             send(worker, signal.SIGKILL)
         elif what == "kill daemon":
             send(daemon, signal.SIGKILL)
+            self.daemon_killed = time.monotonic()
         elif what == "kill driver":
             self.end_second()
             self.seed += 1 << 20
