@@ -19,10 +19,8 @@ from fastrt._core.segment cimport segment_commit, segment_discard, segment_room
 cdef extern from * nogil:
     """
     static inline int frt_log2(uint32_t v) { return 31 - __builtin_clz(v | 1); }
-    static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }
     """
     int frt_log2(uint32_t) noexcept
-    int frt_lowest(uint64_t) noexcept
 
 
 cdef inline uint32_t _pages_of(uint64_t word) noexcept nogil:

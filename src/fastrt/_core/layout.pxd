@@ -154,6 +154,7 @@ cdef extern from "layout.h" nogil:
     uint64_t *frt_refs(const frt_ctx *x, uint32_t i) noexcept
     uint64_t *frt_pins(const frt_ctx *x, uint32_t i) noexcept
     uint64_t *frt_waits(const frt_ctx *x, uint32_t i) noexcept
+    int frt_lowest(uint64_t) noexcept
     bint frt_any(const uint64_t *bits, uint32_t words) noexcept
 
 cdef extern from "atomic.h" nogil:

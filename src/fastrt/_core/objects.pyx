@@ -16,10 +16,6 @@ from fastrt._core.links cimport entry_slots, links_count, links_sealed, links_un
 from fastrt._core.pool cimport pool_keep_object, pool_take_object
 from fastrt._core.segment cimport spill_remove
 
-cdef extern from * nogil:
-    """static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }"""
-    int frt_lowest(uint64_t) noexcept
-
 
 cdef int object_new(frt_ctx *x) noexcept nogil:
     """A fresh entry with an objref of its own, RESERVED(me): its index, or a negative code."""

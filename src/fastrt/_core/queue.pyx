@@ -16,10 +16,6 @@ from libc.stdint cimport uint32_t, uint64_t
 from fastrt._core.clients cimport client_wake
 from fastrt._core.layout cimport *
 
-cdef extern from * nogil:
-    """static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }"""
-    int frt_lowest(uint64_t) noexcept
-
 
 cdef int _lock(frt_ctx *x) noexcept nogil:
     cdef int rc = frt_lock_take(x.locks + FRT_LOCK_QUEUE)

@@ -360,6 +360,9 @@ static inline uint64_t *frt_refs(const frt_ctx *x, uint32_t i) { return frt_stat
 static inline uint64_t *frt_pins(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1 + x->words; }
 static inline uint64_t *frt_waits(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1 + 2 * x->words; }
 
+/* The number of the lowest bit that is set; there is one. */
+static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }
+
 static inline int frt_any(const uint64_t *bits, uint32_t words) {
     for (uint32_t w = 0; w < words; w++)
         if (a64_load_sc(bits + w)) return 1;
