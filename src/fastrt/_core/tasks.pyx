@@ -31,7 +31,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     SIGNALS_NS = 1000000000  # a signal that came before the sleep does not end it; 20 looks a second cost 0.15 % CPU
-    ARGS_SCALARS = 1    # a tuple written by scalar.args_write
     SCALAR_ROOM = 2048  # larger argument tuples go through the store's serializer
 
 RETRY_ERRORS = FRT_TASK_RETRY_ERRORS
@@ -199,7 +198,7 @@ def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, ui
 
 # ---- run: a worker's side ----
 
-def next_task(Client client, double timeout_s, double spin_s):
+cpdef int next_task(Client client, double timeout_s, double spin_s) except -100:
     """Claim the next task and mark it RUNNING.
 
     Args:
@@ -338,7 +337,7 @@ def finish(Client client, uint32_t t):
     check(task_done(x, t))
 
 
-def finish_scalar(Client client, uint32_t t, value):
+cpdef bint finish_scalar(Client client, uint32_t t, object value) except -1:
     """Seal a task's only result and end the task.
 
     Returns:

@@ -2,6 +2,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 from fastrt._core.layout cimport frt_ctx
 
+cdef bint spin_sealed(frt_ctx *x, uint32_t i, int64_t spin_ns) noexcept nogil
 cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_ns) noexcept nogil
 cdef int wait_resident(frt_ctx *x, uint32_t i, int64_t deadline_ns) noexcept nogil
 cdef int wait_news(frt_ctx *x, uint32_t *word, uint32_t seen, int64_t deadline_ns) noexcept nogil

@@ -56,21 +56,28 @@ cdef inline bint _sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     return frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING
 
 
+cdef bint spin_sealed(frt_ctx *x, uint32_t i, int64_t spin_ns) noexcept nogil:
+    """Spin until entry i, which the caller holds, is sealed, or the time is over: whether it is."""
+    cdef int64_t started
+    cdef int _k
+    if _sealed(x, i):
+        return True
+    started = frt_now_ns()
+    while _spin_on(started, spin_ns):
+        for _k in range(SPINS_PER_LOOK):
+            if _sealed(x, i):
+                return True
+            a_relax()
+    return False
+
+
 cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_ns) noexcept nogil:
     """Wait until entry i, which the caller holds, is sealed: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
     cdef uint64_t *bits
-    cdef int64_t started
     cdef uint32_t seen
-    cdef int _k, rc
-    if _sealed(x, i):
+    cdef int rc
+    if spin_sealed(x, i, spin_ns):
         return FRT_OK
-    if spin_ns:
-        started = frt_now_ns()
-        while _spin_on(started, spin_ns):
-            for _k in range(SPINS_PER_LOOK):
-                if _sealed(x, i):
-                    return FRT_OK
-                a_relax()
     bits = frt_waits(x, i) + x.me_word
     while True:
         seen = a32_load_sc(&x.clients[x.me].wake)

@@ -184,10 +184,10 @@ class Store:
             Exception: as for `fastrt.get`.
         """
         if isinstance(refs, ObjectRef):
-            value = handles.read_scalar(self.client, refs, _MISSING)
+            value = handles.read_scalar(self.client, refs, _MISSING, self.spin_s)
             if value is not _MISSING:
                 return value
-            self.wait_ready([refs], timeout)
+            self.wait_ready([refs], timeout, 0.0)  # it has spun above
             return self.load(refs)
         if not isinstance(refs, (list, tuple)):
             raise TypeError(f"get takes an ObjectRef or a list of them, not {type(refs).__name__}")
@@ -195,7 +195,7 @@ class Store:
         for ref in listed:
             if not isinstance(ref, ObjectRef):
                 raise TypeError(f"get takes ObjectRefs; the list has a {type(ref).__name__}")
-        self.wait_ready(listed, timeout)
+        self.wait_ready(listed, timeout, self.spin_s)
         values = handles.read_scalars(self.client, listed, _MISSING)
         others = [k for k, value in enumerate(values) if value is _MISSING]
         # An error ends the wait early: it may stand behind values that are not there yet.
@@ -251,13 +251,13 @@ class Store:
 
     # ---- wait ----
 
-    def wait_ready(self, refs: list[ObjectRef], timeout: float | None) -> None:
-        """Wait until all are ready, or one of them is an error.
+    def wait_ready(self, refs: list[ObjectRef], timeout: float | None, spin_s: float) -> None:
+        """Wait until all are ready, or one of them is an error; before it sleeps it spins for `spin_s`.
 
         Raises:
             GetTimeoutError: the timeout passed.
         """
-        if handles.wait_all(self.client, refs, 0.0, self.spin_s):
+        if handles.wait_all(self.client, refs, 0.0, spin_s):
             return
         if timeout is None and self.help_with is not None:
             for ref in refs:

@@ -52,11 +52,15 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> ObjectRef:
 
 
 class FunctionCache:
-    """The functions that this process has loaded, by objref."""
+    """The functions that this process has loaded.
+
+    Attributes:
+        loaded: (name, function) by objref.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._loaded: dict[int, tuple[str, Callable[..., Any]]] = {}
+        self.loaded: dict[int, tuple[str, Callable[..., Any]]] = {}
 
     def get(self, task: int) -> tuple[str, Callable[..., Any]]:
         """Return (name, function) for a task that this process has claimed.
@@ -65,18 +69,18 @@ class FunctionCache:
             FunctionNotFoundError: it cannot be rebuilt here; the message says what is missing.
         """
         objref, index = core.function_of(self._store.client, task)
-        found = self._loaded.get(objref)
+        found = self.loaded.get(objref)
         if found is None:
             ref = handles.acquire(self._store.client, objref, index)
             try:
                 found = self._store.load(ref)
             except (Exception, SystemExit) as exc:  # its module's own code runs here, and may raise anything
                 raise FunctionNotFoundError(f"this worker cannot load the task's function: {exc}") from exc
-            self._loaded[objref] = found
+            self.loaded[objref] = found
         return found
 
     def name(self, task: int) -> str:
         """Return the name of a task's function, also of one that cannot be loaded."""
         objref, _ = core.function_of(self._store.client, task)
-        found = self._loaded.get(objref)
+        found = self.loaded.get(objref)
         return functions.function_name(self._store.client, objref) if found is None else found[0]

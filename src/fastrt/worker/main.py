@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from fastrt._core import tasks as core
-from fastrt._core import trace
+from fastrt._core.run import Runner
 from fastrt.errors import FastrtError, ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -52,46 +52,25 @@ class Worker:
         self._may_wait = may_wait
         self._outputs = outputs
         self._functions = FunctionCache(store)
-        self._trace = trace.enabled(store.client)
-        self._stack: list[int] = []  # tasks under way here, the innermost last
-        self._thread = threading.get_ident()  # the one that runs them
+        self._runner = Runner(
+            store.client, self._functions.loaded, self._prepare, self._seal, self._fail, _end_child, outputs
+        )
+        self._thread = threading.get_ident()  # the one that runs tasks
         self._sleepers: set[int] = set()  # threads that sleep in a get or wait
         self._sleepers_lock = threading.Lock()
-        self._interruptible = False
         store.on_block = self._on_block
         store.help_with = self._help_with
 
     def run(self) -> None:
         """Loop until the daemon says to stop."""
         signal.signal(signal.SIGINT, self._on_interrupt)
-        spin_s = self._store.spin_s
         while True:
-            task = core.next_task(self._client, _IDLE_S, spin_s)
-            if task >= 0:
-                self.execute(task)
-            elif self._told_to_stop():
+            self._runner.run(_IDLE_S, self._store.spin_s)
+            if self._told_to_stop():
                 return
 
-    def execute(self, task: int) -> None:
-        """Run one task that this client has claimed, and seal its results."""
-        self._stack.append(task)
-        if self._trace:
-            trace.record(self._client, trace.TASK_START, core.info(self._client, task)["id"])
-        try:
-            value = self._call(task)
-            if self._client.forked:
-                _end_child(None)
-            self._seal(task, value)
-        except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
-            if self._client.forked:
-                _end_child(exc)
-            self._fail(task, exc)
-        finally:
-            self._stack.pop()
-            if self._trace:
-                trace.record(self._client, trace.TASK_END, task)
-
-    def _call(self, task: int) -> Any:
+    def _prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Load a task's function and arguments."""
         _, function = self._functions.get(task)
         kind, args, refs = core.arguments(self._client, task)
         kwargs: dict[str, Any] = {}
@@ -99,26 +78,11 @@ class Worker:
             args, kwargs = arguments.unpack(self._store, kind, args, refs, core.info(self._client, task)["deps"])
         elif refs:
             args = tuple([self._store.load(arg) if isinstance(arg, ObjectRef) else arg for arg in args])
-        del refs
-        try:
-            self._interruptible = True
-            if core.cancelled(self._client, task):
-                raise KeyboardInterrupt
-            return function(*args, **kwargs)
-        finally:
-            self._interruptible = False
-            for output in self._outputs:
-                if output.pending:  # before the result: whoever gets it may end the session
-                    with contextlib.suppress(OSError, ValueError):
-                        output.flush()
+        return function, args, kwargs
 
     def _seal(self, task: int, value: Any) -> None:
-        """Seal what the function returned and end the task."""
-        try:
-            done = core.finish_scalar(self._client, task, value)
-        except ObjectStoreFullError:
-            done = self._store.with_room(0, lambda: core.finish_scalar(self._client, task, value))
-        if done:
+        """Seal what the function returned, and end the task."""
+        if self._store.with_room(0, lambda: core.finish_scalar(self._client, task, value)):
             return
         count = core.info(self._client, task)["returns"]
         if count == 1:
@@ -161,14 +125,14 @@ class Worker:
         thread = threading.get_ident()
         with self._sleepers_lock:
             before = bool(self._sleepers)
-            if blocked and self._stack:
+            if blocked and self._runner.stack:
                 self._sleepers.add(thread)
             elif not blocked:
                 self._sleepers.discard(thread)  # also when the task that it slept for has ended meanwhile
             if before != bool(self._sleepers):
                 self._say("blocked" if blocked else "unblocked")
-        if thread == self._thread and self._stack:
-            core.set_blocked(self._client, self._stack[-1], blocked)
+        if thread == self._thread and self._runner.stack:
+            core.set_blocked(self._client, self._runner.stack[-1], blocked)
 
     def _help_with(self, ref: ObjectRef) -> bool:
         """Instead of sleeping while no further worker can be started: run what `ref` waits for, here and now.
@@ -176,21 +140,21 @@ class Worker:
         Only then, because the task runs on top of the one that waits: if it crashes, both go. Not for ever: each
         takes some of the stack, and the daemon starts one more worker when all sleep while tasks are queued.
         """
-        depth = len(self._stack)
+        depth = len(self._runner.stack)
         if not 0 < depth < _HELP_DEPTH_MAX or threading.get_ident() != self._thread or self._may_wait():
             return False
         task = core.claim_for(self._client, ref)
         if task < 0:
             return False
-        interruptible, outer = self._interruptible, self._stack[-1]
-        self.execute(task)
-        self._interruptible = interruptible
+        interruptible, outer = self._runner.interruptible, self._runner.stack[-1]
+        self._runner.execute(task)
+        self._runner.interruptible = interruptible
         core.resume(self._client, outer)
         return True
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         """SIGINT: somebody cancels the task that runs here; one that came too late is ignored."""
-        if self._interruptible and self._stack and core.must_stop(self._client, self._stack[-1]):
+        if self._runner.interruptible and self._runner.stack and core.must_stop(self._client, self._runner.stack[-1]):
             raise KeyboardInterrupt
 
 

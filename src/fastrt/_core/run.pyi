@@ -1,0 +1,23 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from fastrt._core.clients import Client
+
+@disjoint_base
+class Runner:
+    stack: list[int]
+    interruptible: bool
+    def __init__(
+        self,
+        client: Client,
+        loaded: dict[int, tuple[str, Callable[..., Any]]],
+        prepare: Callable[[int], tuple[Any, tuple[Any, ...], dict[str, Any] | None]],
+        seal: Callable[[int, Any], object],
+        fail: Callable[[int, BaseException], object],
+        leave: Callable[[BaseException | None], object],
+        outputs: Sequence[Any],
+    ) -> None: ...
+    def run(self, timeout_s: float, spin_s: float) -> None: ...
+    def execute(self, task: int) -> None: ...
