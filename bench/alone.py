@@ -286,7 +286,10 @@ def tasks_queued() -> dict[str, float]:
 
 
 def wait_growth() -> dict[str, float]:
-    """Microseconds a reference to wait one by one for 1,000 to 8,000 tasks that have all ended."""
+    """Microseconds a reference to wait one by one for 1,000 to 8,000 tasks.
+
+    Three ways: `wait` for tasks that have all ended, `wait` from their submission on, `as_completed` while they run.
+    """
     peer = Fastrt(WORKERS, STORE_BYTES)
     found: dict[str, list[float]] = {}
     for _ in range(9):
@@ -298,6 +301,11 @@ def wait_growth() -> dict[str, float]:
                 _, refs = fastrt.wait(refs)
             found.setdefault(f"wait_{count}_us_a_ref", []).append((now() - start) / count / 1e3)
             found.setdefault(f"with_tasks_{count}_us_a_ref", []).append(peer.wait_each(count) / count / 1e3)
+            refs = [peer._stamp.remote(k) for k in range(count)]
+            start = now()
+            for ref in fastrt.as_completed(refs):
+                del ref
+            found.setdefault(f"as_completed_{count}_us_a_ref", []).append((now() - start) / count / 1e3)
     peer.close()
     return {name: statistics.median(values) for name, values in found.items()}
 

@@ -92,6 +92,15 @@ def test_wait_one_by_one(measure, rt: fastrt.Runtime, count: int) -> None:
 
 
 @pytest.mark.benchmark(group="wait")
+@pytest.mark.parametrize("count", [1000, 8000])
+def test_as_completed(measure, rt: fastrt.Runtime, count: int) -> None:
+    def take_each() -> int:
+        return sum(1 for _ in fastrt.as_completed([add_one.remote(k) for k in range(count)]))
+
+    assert measure(take_each, per=count) == count
+
+
+@pytest.mark.benchmark(group="wait")
 def test_wait_all_1000(measure, rt: fastrt.Runtime) -> None:
     def wait_all() -> int:
         refs = [add_one.remote(k) for k in range(BATCH)]

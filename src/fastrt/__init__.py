@@ -22,6 +22,7 @@ from fastrt.errors import (
 )
 from fastrt.runtime.driver import Runtime, init, is_initialized, shutdown
 from fastrt.store.client import get, put, wait
+from fastrt.store.completed import as_completed
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.cancel import cancel
 from fastrt.tasks.remote import RemoteFunction, remote
@@ -50,6 +51,7 @@ __all__ = [
     "TaskCancelledError",
     "TaskError",
     "WorkerCrashedError",
+    "as_completed",
     "cancel",
     "get",
     "init",

@@ -1,0 +1,58 @@
+"""`as_completed`: many references in the order in which they become ready."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from fastrt.errors import GetTimeoutError
+from fastrt.store.client import wait
+from fastrt.store.ref import ObjectRef
+
+
+def as_completed(refs: Iterable[ObjectRef], timeout: float | None = None) -> Iterator[ObjectRef]:
+    """Iterate over references in the order in which they become ready.
+
+    For many references this is the cheap way: `wait`, called once for each, returns a list of all others every time.
+    Here each look takes all that are ready, so the looks become rarer the faster results come.
+
+    Args:
+        refs: references, taken when this is called; one that is there twice comes twice. Neither the list nor what
+            has been handed out is kept.
+        timeout: seconds for all of them together, from the first `next` on; None waits for ever.
+    Returns:
+        An iterator. A reference that holds an error is ready like others; `fastrt.get` raises it.
+    Raises:
+        TypeError: something is not an ObjectRef.
+        GetTimeoutError: from the iterator, when the timeout has passed while some are not ready.
+        StaleReferenceError: from the iterator, when a reference belongs to a session that has ended.
+    Source:
+        `concurrent.futures.as_completed`.
+    """
+    pending = list(refs)
+    for ref in pending:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"as_completed takes ObjectRefs; this has a {type(ref).__name__}")
+    return _completed(pending, timeout)
+
+
+def _completed(pending: list[ObjectRef], timeout: float | None) -> Iterator[ObjectRef]:
+    deadline = None if timeout is None else time.monotonic() + timeout
+    total = len(pending)
+    while pending:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        first, pending = wait(pending, num_returns=1, timeout=left)
+        if not first:
+            raise GetTimeoutError(
+                f"{len(pending)} of {total} objects were not ready after {timeout} s, the first is {pending[0]}; "
+                "wait again, or cancel their tasks"
+            )
+        ready = deque(first)
+        del first
+        if pending:
+            more, pending = wait(pending, num_returns=len(pending), timeout=0)
+            ready.extend(more)
+            del more
+        while ready:
+            yield ready.popleft()
