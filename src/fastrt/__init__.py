@@ -20,7 +20,8 @@ from fastrt.errors import (
     TaskError,
     WorkerCrashedError,
 )
-from fastrt.runtime.driver import Runtime, init, is_initialized, shutdown
+from fastrt.runtime.driver import init, is_initialized, shutdown
+from fastrt.runtime.session import Runtime
 from fastrt.store.client import get, put, wait
 from fastrt.store.completed import as_completed
 from fastrt.store.ref import ObjectRef

@@ -32,7 +32,8 @@ class Config:
     """The settings of one runtime, checked. Make one with `Config.load`.
 
     Attributes:
-        num_workers: worker processes; default: the CPUs this process may use, by affinity and cgroup quota.
+        num_workers: worker processes; default: the CPUs this process may use, by affinity and cgroup quota. 0 only
+            for a node of a cluster, whose tasks then run on others.
         object_store_memory: size of the store in bytes; accepts "512MiB"; default: the smallest of 30 % of
             available memory, half of the cgroup's limit and 80 % of free /dev/shm.
         clients_max: processes that can be attached at once, drivers and workers and the daemon together.
@@ -236,7 +237,7 @@ def _path(bytes_max: int, why: str) -> Callable[[str, Any], Path]:
 
 
 _SETTINGS: Mapping[str, _Setting] = {
-    "num_workers": _Setting(_integer(1, _WORKERS_MOST), lambda: min(cpu_count(), _WORKERS_MOST)),
+    "num_workers": _Setting(_integer(0, _WORKERS_MOST), lambda: min(cpu_count(), _WORKERS_MOST)),
     "object_store_memory": _Setting(_size, default_store_bytes),
     "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: 64),
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),

@@ -83,24 +83,30 @@ cdef void _forget(frt_ctx *x, uint32_t t) noexcept nogil:
     pool_keep_task(x, t)
 
 
+cdef void _announce(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Make the results of a record that is about to become a task PENDING, with a hold of this client's."""
+    cdef frt_refslot *slots = task_slots(x, t)
+    cdef uint32_t k, i
+    cdef uint64_t *state
+    for k in range(x.tasks[t].nreturns):
+        i = slots[k].index
+        state = frt_state(x, i)
+        x.refs_held[i] = 1
+        a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
+        a64_store_rel(state, frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(state[0])))
+
+
 cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
     """Make a filled record a task."""
     cdef frt_task *task = x.tasks + t
     cdef frt_refslot *slots = task_slots(x, t)
-    cdef uint32_t k, i
-    cdef uint64_t *state
     cdef int rc
     if task.nrefs:
         rc = links_count(x, slots + task.nreturns, task.nrefs, &task.flags, FRT_TASK_COUNTED)
         if rc != FRT_OK:
             _forget(x, t)
             return rc
-    for k in range(task.nreturns):
-        i = slots[k].index
-        state = frt_state(x, i)
-        x.refs_held[i] = 1
-        a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
-        a64_store_rel(state, frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(state[0])))
+    _announce(x, t)
     task.ndeps = ndeps
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING if ndeps else FRT_TASK_READY, x.me,
@@ -196,6 +202,33 @@ def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, ui
     return _submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries, flags)
 
 
+def promise(Client client):
+    """An object that this client will seal, while everybody may name it and wait for it already.
+
+    It is the result of a task without a function that this client runs from the start: seal it by
+    `handles.result(client, task, 0, ...)` and end the task by `finish`. When the client dies first, it becomes an
+    error.
+
+    Returns:
+        (task, Ref).
+    Raises:
+        ObjectStoreFullError: no room for another task or object.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task
+    cdef uint32_t t, i
+    client.ensure()
+    t = check(_record(x, 1, 0, 0))
+    task = x.tasks + t
+    task.id = client_new_objref(x)
+    task.function, task.function_index, task.job = 0, 0, x.clients[x.me].job
+    task.cancelled, task.kind, task.retries, task.attempts = 0, 0, 0, 1
+    i = task_slots(x, t)[0].index
+    _announce(x, t)
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(x.task_words[t])))  # commit
+    return t, ref_wrap(client, i)
+
+
 # ---- run: a worker's side ----
 
 cpdef int next_task(Client client, double timeout_s, double spin_s) except -100:
@@ -248,9 +281,11 @@ def function_of(Client client, uint32_t t):
     return client.x.tasks[t].function, client.x.tasks[t].function_index
 
 
-def arguments(Client client, uint32_t t):
+def arguments(Client client, uint32_t t, bint raw=False):
     """The arguments of a claimed task.
 
+    Args:
+        raw: leave them as they are written, for `submit` on another node.
     Returns:
         (kind, args, refs): for kind ARGS_SCALARS `args` is the tuple, with Refs in the places of dependencies;
         otherwise the serialized bytes. `refs` are references to all that the arguments name.
@@ -265,7 +300,7 @@ def arguments(Client client, uint32_t t):
     for k in range(task.nrefs):
         check(object_acquire(x, slots[k].index, slots[k].objref, False))
         refs.append(ref_wrap(client, slots[k].index))
-    if task.kind == ARGS_SCALARS:
+    if task.kind == ARGS_SCALARS and not raw:
         return ARGS_SCALARS, args_read(data, task.bytes, refs), refs
     return task.kind, data[:task.bytes], refs
 

@@ -8,8 +8,9 @@ import signal
 from fastrt._core import tasks as core
 from fastrt._core.functions import function_name
 from fastrt._core.recovery import recover
-from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
+from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError, WorkerCrashedError
 from fastrt.store.client import Store
+from fastrt.tasks.cancel import is_worker
 
 
 class Janitor:
@@ -30,9 +31,10 @@ class Janitor:
         for task in result["ending"]:
             self._end(task, pid, status)
         for other in set(result["running"]):
-            # A dead driver's task: nobody wants its result, so its worker is not worth waiting for.
+            # A dead driver's task: nobody wants its result, so its worker is not worth waiting for. One that only
+            # lent it to another node is told to ask for its end there.
             try:
-                os.kill(other, signal.SIGKILL)
+                os.kill(other, signal.SIGKILL if is_worker(self._store, other) else signal.SIGINT)
             except ProcessLookupError:
                 continue
 
@@ -41,7 +43,9 @@ class Janitor:
         info = core.info(store.client, task)
         name = function_name(store.client, info["function"][0])
         error: FastrtError
-        if core.cancelled(store.client, task) or info["attempts"] == 0:
+        if not info["function"][0]:  # a stand-in, of which another process was to make an object of another node
+            error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
+        elif core.cancelled(store.client, task) or info["attempts"] == 0:
             error = TaskCancelledError(f"task {name!r} was cancelled")
         else:
             error = WorkerCrashedError(

@@ -48,7 +48,7 @@ class Pool:
             tasks_wait: whether tasks are queued. When every worker sleeps they may be what the sleepers need, so
                 one more is started then, whatever `spare` says.
         """
-        if self.counting:
+        if self.counting or not self.size:
             return 0
         there = len(self.pids) + self.starting
         able = there - len(self.blocked)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -97,13 +98,46 @@ class Processes:
         }
 
 
-def _spawn(module: str, call: str, argument: str, *ends: socket.socket) -> subprocess.Popen[bytes]:
+def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a process that serves, and wait until it does.
+
+    It runs `main(SETTINGS)` of the module, writes a line of JSON with its address to standard output, and ends when its
+    standard input does.
+
+    Args:
+        module: of this package.
+        settings: its argument, as JSON.
+        patience_s: how long it may take.
+    Returns:
+        The process, and the address.
+    Raises:
+        FastrtError: it ended, or did not answer in time; its own error output says why.
+    """
+    process = _spawn(module, "main(sys.argv[1])", json.dumps(settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    line = process.stdout.readline() if select.select([process.stdout], [], [], patience_s)[0] else b""
+    if not line:
+        process.kill()
+        process.communicate()
+        raise FastrtError(f"{module} did not start to serve; its error output says why")
+    return process, str(json.loads(line)["address"])
+
+
+def _spawn(
+    module: str,
+    call: str,
+    argument: str,
+    *ends: socket.socket,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+) -> subprocess.Popen[bytes]:
     """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
     code = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; {call}"
     # A session of its own: Ctrl-C at the terminal is the driver's to handle.
     return subprocess.Popen(
         [sys.executable, "-c", code, argument],
         pass_fds=[end.fileno() for end in ends],
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
+        stdout=stdout,
         start_new_session=True,
     )

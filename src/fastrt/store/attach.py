@@ -107,6 +107,11 @@ class Link:
         pid, uid, _ = struct.unpack("3i", raw)
         return pid, uid
 
+    def hang_up(self) -> None:
+        """End the connection for both; a thread that waits in `receive` gets EOFError."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close this end."""
         with contextlib.suppress(OSError):  # a task may have closed any descriptor

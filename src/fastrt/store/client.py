@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrt._core import arena, fsck, handles, spill
 from fastrt._core import tasks as core_tasks
@@ -27,6 +27,9 @@ from fastrt.errors import (
 from fastrt.store import ref as ref_module
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, serialize
+
+if TYPE_CHECKING:
+    from fastrt._core.handles import Writer
 
 _MISSING = object()
 _SPILL_PATIENCE_S = 60.0  # for one round: a disk that is slower than that counts as full
@@ -96,12 +99,26 @@ class Store:
         Raises:
             ObjectStoreFullError: there is no room.
         """
-        writer = self.with_room(
-            parts.nbytes, lambda: handles.create(self.client, parts.nbytes, parts.kind, len(parts.refs), error)
-        )
+        writer = self.create(parts.nbytes, parts.kind, len(parts.refs), error)
         parts.write(writer)
         ref: ObjectRef = writer.seal(parts.refs)
         return ref
+
+    def create(self, nbytes: int, kind: int, nrefs: int, error: bool = False) -> Writer:
+        """Memory for a value of `nbytes` bytes that contains `nrefs` references, as `handles.create` gives it.
+
+        Raises:
+            ObjectStoreFullError: there is no room, also after spilling.
+        """
+        return self.with_room(nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error))
+
+    def result(self, task: int, index: int, nbytes: int, kind: int, nrefs: int, error: bool = False) -> Writer | None:
+        """Memory for result `index` of a task that this process runs or ends; None when it is sealed already.
+
+        Raises:
+            ObjectStoreFullError: there is no room, also after spilling.
+        """
+        return self.with_room(nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error))
 
     def put_result(self, task: int, index: int, parts: Serialized, error: bool = False) -> None:
         """Seal result `index` of a task that this process runs or ends; nothing if it is sealed already.
@@ -109,10 +126,7 @@ class Store:
         Raises:
             ObjectStoreFullError: there is no room.
         """
-        writer = self.with_room(
-            parts.nbytes,
-            lambda: handles.result(self.client, task, index, parts.nbytes, parts.kind, len(parts.refs), error),
-        )
+        writer = self.result(task, index, parts.nbytes, parts.kind, len(parts.refs), error)
         if writer is not None:
             parts.write(writer)
             writer.seal(parts.refs)
@@ -204,22 +218,33 @@ class Store:
             values[k] = self.load(listed[k])
         return values
 
+    def read(self, ref: ObjectRef) -> tuple[int, bool, Any]:
+        """Return what a ready reference holds as it is stored: (kind, whether it is an error, data).
+
+        Returns:
+            `data` is the value itself for the core's scalars (kind below 16), else bytes or a view of the arena.
+        Raises:
+            ObjectLostError: it was spilled, and its file is gone or damaged.
+            ObjectStoreFullError: there is no room to bring it back.
+        """
+        found = handles.read(self.client, ref)
+        while found is None:
+            self._restore(ref)
+            found = handles.read(self.client, ref)
+        if found[0] == spill.KIND_LOST:
+            raise ObjectLostError(
+                f"{ref!r} was spilled to {spill.directory(self.client)} and cannot be read back: its file is missing, "
+                "damaged or unreadable; the node daemon's error output says which"
+            )
+        return found
+
     def load(self, ref: ObjectRef) -> Any:
         """Return the value of a ready reference.
 
         Raises:
             Exception: the error that it holds.
         """
-        found = handles.read(self.client, ref)
-        while found is None:
-            self._restore(ref)
-            found = handles.read(self.client, ref)
-        kind, is_error, data = found
-        if kind == spill.KIND_LOST:
-            raise ObjectLostError(
-                f"{ref!r} was spilled to {spill.directory(self.client)} and cannot be read back: its file is missing, "
-                "damaged or unreadable; the node daemon's error output says which"
-            )
+        kind, is_error, data = self.read(ref)
         if kind < 16:
             value = data
         else:

@@ -6,8 +6,10 @@ import os
 import signal
 
 from fastrt._core import tasks as core
+from fastrt._core.clients import KIND_WORKER, table
 from fastrt.errors import TaskCancelledError
 from fastrt.store import client as store_client
+from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 
 
@@ -29,13 +31,22 @@ def cancel(ref: ObjectRef, *, force: bool = False) -> None:
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"cancel takes an ObjectRef, not {type(ref).__name__}")
     store_client.refuse_stale(ref)
-    store = store_client.require()
+    cancel_in(store_client.require(), ref, force)
+
+
+def cancel_in(store: Store, ref: ObjectRef, force: bool = False) -> None:
+    """`cancel`, in the session of `store`."""
     what, task, pid = core.cancel(store.client, ref)
     if what == "ending":
         store.put_error(task, TaskCancelledError(f"the task that makes {ref!r} was cancelled before it started"))
         core.finish(store.client, task)
     elif what == "running":
         try:
-            os.kill(pid, signal.SIGKILL if force else signal.SIGINT)
+            os.kill(pid, signal.SIGKILL if force and is_worker(store, pid) else signal.SIGINT)
         except ProcessLookupError:
             pass  # it died by itself; recovery sees that the task is cancelled
+
+
+def is_worker(store: Store, pid: int) -> bool:
+    """Whether a process that runs a task may be killed for it: not one that has lent tasks to other nodes."""
+    return any(row["pid"] == pid and row["kind"] == KIND_WORKER for row in table(store.client.segment))

@@ -1,0 +1,152 @@
+"""`fastrt start` and `fastrt stop`: a node of a cluster, in the foreground or detached."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+_DEFAULT_PORT = 6465
+_DETACH_S = 30.0
+_END_S = 15.0
+_STEP_S = 0.05
+_DETACHED = "FASTRT_DETACHED_FD"  # where a detached child writes that it is up
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option that a variable can set too: --token-file is FASTRT_TOKEN_FILE."""
+    return click.option(name, envvar=f"FASTRT_{name[2:].replace('-', '_').upper()}", **about)
+
+
+@click.command(short_help="Run a node of a cluster.")
+@click.option("--head", is_flag=True, help="This node is the head: the others are told its address.")
+@_option("--address", help="HOST:PORT of the head to join.")
+@_option("--host", default="127.0.0.1", show_default=True, help="Where this node serves others.")
+@_option("--port", default=_DEFAULT_PORT, show_default=True, help="Of the head; 0 takes any free one.")
+@_option("--name", default="", help="This node's name; default: the machine's.")
+@_option("--num-workers", type=int, help="Default: the CPUs; 0 lends all tasks to other nodes.")
+@_option("--object-store-memory", help="Size of the object store, such as 512MiB.")
+@_option("--token-file", type=_file, help="The cluster's token; the head makes one.")
+@_option("--tls-cert", type=_file, help="PEM file: this node's certificate chain.")
+@_option("--tls-key", type=_file, help="PEM file: its private key.")
+@_option("--tls-ca", type=_file, help="PEM file: signs the certificates of all nodes.")
+@_option("--insecure", is_flag=True, help="Serve beyond this machine in plain text.")
+@click.option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
+def start(**given: Any) -> None:
+    """Run a node of a cluster, until SIGTERM or Ctrl-C.
+
+    One node is the head: `fastrt start --head`. The others join it: `fastrt start --address HOST:PORT`. Programs on
+    the machine of any node use the cluster by `fastrt.init(address="HOST:PORT")`.
+
+    \f
+    Raises:
+        click.ClickException: the options make no sense, or the node cannot start.
+    """
+    from fastrt.errors import FastrtError
+
+    if given["head"] == bool(given["address"]):
+        raise click.UsageError("Give either --head, or --address HOST:PORT of the head to join.")
+    try:
+        if given.pop("detach"):
+            _detach()
+        else:
+            _run(given)
+    except FastrtError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+@click.command(short_help="End this user's nodes on this machine.")
+def stop() -> None:
+    """End all nodes of this user's on this machine that `fastrt start` runs.
+
+    \f
+    Raises:
+        click.ClickException: one does not end in time.
+    """
+    from fastrt.runtime.nodefile import nodes_here
+
+    nodes = nodes_here(_runtime_dir())
+    for node in sorted(nodes, key=lambda node: node.is_head):  # the head last
+        os.kill(node.pid, signal.SIGTERM)
+    until = time.monotonic() + _END_S
+    while any(node.is_alive for node in nodes):
+        if time.monotonic() > until:
+            alive = ", ".join(str(node.pid) for node in nodes if node.is_alive)
+            raise click.ClickException(f"after {_END_S:.0f} s these processes still run: {alive}")
+        time.sleep(_STEP_S)
+    click.echo(f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} ended" if nodes else "no node runs here")
+
+
+def _run(given: dict[str, Any]) -> None:
+    from fastrt.config import Config
+    from fastrt.rpc.auth import TlsFiles
+    from fastrt.runtime.service import Node, NodeOptions
+
+    if (given["tls_cert"] is None) != (given["tls_key"] is None):
+        raise click.UsageError("--tls-cert and --tls-key go together.")
+    tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
+    config = Config.load(num_workers=given["num_workers"], object_store_memory=given["object_store_memory"])
+    options = NodeOptions(
+        config=config,
+        head=given["address"],
+        listen=f"{given['host']}:{given['port']}",
+        host=given["host"],
+        name=given["name"],
+        token_file=given["token_file"],
+        tls=tls,
+        insecure=given["insecure"],
+    )
+    with Node(options) as node:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda signum, frame: node.stop())
+        click.echo(f"node {node.session[:8]} of the cluster at {node.head}: {config.num_workers} workers")
+        if given["head"]:
+            click.echo(f"join it:      fastrt start --address {node.head}   (token: {node.token_file})")
+        click.echo(f'use it:       fastrt.init(address="{node.head}")')
+        sys.stdout.flush()
+        if _DETACHED in os.environ:
+            os.write(int(os.environ[_DETACHED]), b"up")
+            os.close(int(os.environ.pop(_DETACHED)))
+        node.run()
+
+
+def _detach() -> None:
+    """Start this very command again without a terminal, and wait until it says that it is up."""
+    from fastrt.errors import FastrtError
+
+    up, down = os.pipe()
+    log = _runtime_dir() / "node.log"
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    words = [word for word in sys.argv if word != "--detach"]
+    with log.open("ab") as output, log.open("rb") as lines:
+        lines.seek(0, os.SEEK_END)
+        child = subprocess.Popen(
+            [sys.executable, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=[down],
+            env={**os.environ, _DETACHED: str(down)},
+        )
+        os.close(down)
+        with os.fdopen(up, "rb") as pipe:
+            is_up = pipe.read(2) == b"up"
+        click.echo(lines.read().decode(errors="replace"), nl=False)
+        if not is_up:
+            child.wait(_DETACH_S)
+            raise FastrtError(f"the node did not start; see {log}")
+
+
+def _runtime_dir() -> Path:
+    from fastrt.config import Config
+
+    return Config.load(num_workers=1, object_store_memory=64 << 20).runtime_dir

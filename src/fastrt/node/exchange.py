@@ -1,0 +1,352 @@
+"""Two nodes working for each other over one stream: the caller lends tasks, the called runs them.
+
+A task that is lent stays this node's: it is RUNNING here, claimed by the uplink, and its results are sealed here when
+they come. So a dead uplink, a dead node and a cut network are what a dead worker is: the task runs again, here or
+elsewhere, up to its `max_retries`. The node that runs it submits it as a task of its own, whose arguments are stand-ins
+for objects here (`references`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fastrt._core import functions, handles
+from fastrt._core import tasks as core
+from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError, WorkerCrashedError
+from fastrt.node.outgoing import Outgoing
+from fastrt.node.readiness import Readiness
+from fastrt.node.references import PeerError, References
+from fastrt.rpc.descriptors import message_set
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import PICKLE, serialize
+from fastrt.tasks.cancel import cancel_in
+
+_SET = message_set("node")
+_Frame, _Value, _Ref, _Task, _Function, _Release = (
+    _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Function", "Release")
+)
+_SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
+_RESULTS_MAX = 10_000
+
+
+@dataclass
+class _Lent:
+    task: int  # of this node's table
+    done: bool = False  # sealed and given back already
+
+
+@dataclass
+class _Borrowed:
+    """A task of the other node's that runs here."""
+
+    results: list[ObjectRef]
+    left: int
+
+
+@dataclass
+class _Arriving:
+    """A value whose pieces come one after the other."""
+
+    writer: Any
+    contains: list[ObjectRef]
+    size: int
+    at: int = 0
+    finish: Callable[[], None] = field(default=lambda: None)
+
+
+class Exchange:
+    """This node's side of one stream.
+
+    Attributes:
+        node: the other node's session, once it has said hello.
+        name: what people call it.
+        workers, idle, queued: its load, as last heard.
+        out: what is to be sent.
+
+    Args:
+        store: this process's attachment.
+        readiness: watches references for this process.
+    """
+
+    def __init__(self, store: Store, readiness: Readiness) -> None:
+        self.node = ""
+        self.name = ""
+        self.workers = self.idle = self.queued = 0
+        self.out = Outgoing(_Frame, _Value)
+        self._store = store
+        self._client = store.client
+        self._readiness = readiness
+        self.references = References(store, self._send_object, _Ref)
+        self._lent: dict[int, _Lent] = {}
+        self._borrowed: dict[int, _Borrowed] = {}
+        self._arriving: dict[tuple[int, int, int], _Arriving] = {}
+        self._told: set[bytes] = set()  # functions that the other node has
+        self._digests: dict[int, bytes] = {}
+        self._numbers = 0
+        self.closed = False
+
+    @property
+    def lent(self) -> int:
+        """How many of our tasks the other node has."""
+        return len(self._lent)
+
+    # ---- the side that lends ----
+
+    def lend(self, task: int) -> None:
+        """Have the other node run a task that this process has claimed.
+
+        Raises:
+            FastrtError: the function cannot be read here.
+        """
+        info = core.info(self._client, task)
+        kind, data, refs = core.arguments(self._client, task, True)
+        message = _Task(
+            function=self._function(*info["function"]),
+            kind=kind,
+            argument=data,
+            ref=[self.references.name(ref) for ref in refs],
+            dependencies=info["deps"],
+            results=info["returns"],
+            retries=max(0, info["retries"] - info["attempts"] + 1),
+            retry_errors=core.may_retry_errors(self._client, task),
+        )
+        self._numbers += 1
+        message.task = self._numbers
+        self._lent[self._numbers] = _Lent(task)
+        self.out.add("task", message, len(data) + 128)
+
+    def _function(self, objref: int, index: int) -> bytes:
+        """The digest of a function that the other node has been sent."""
+        digest = self._digests.get(objref)
+        if digest is None:
+            ref = handles.acquire(self._client, objref, index)
+            kind, _, data = self._store.read(ref)
+            digest = self._digests[objref] = hashlib.blake2b(data, digest_size=16).digest()
+            contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
+            name = functions.function_name(self._client, objref)
+            message = _Function(digest=digest, name=name, kind=kind, value=bytes(data), contains=contains)
+            self.out.add("function", message, len(data))
+        return digest
+
+    def forget_cancelled(self) -> None:
+        """Somebody has cancelled tasks of this process: end those that are lent, here at once and there as well."""
+        for number, lent in list(self._lent.items()):
+            if not lent.done and core.cancelled(self._client, lent.task):
+                del self._lent[number]
+                self._drop_results(number)
+                self.out.add("cancel", number)
+                self._end(lent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
+
+    def _on_ended(self, number: int) -> None:
+        lent = self._lent.pop(number, None)
+        if lent is None:
+            return  # cancelled meanwhile
+        if not lent.done:
+            try:
+                core.finish(self._client, lent.task)
+            except RuntimeError as exc:
+                raise PeerError(f"node {self.name} says that a task has ended, but not all results came") from exc
+
+    def _end(self, task: int, error: FastrtError) -> None:
+        self._store.put_error(task, error)
+        core.finish(self._client, task)
+
+    # ---- the side that runs ----
+
+    def _on_function(self, message: Any) -> None:
+        contains = [self.references.resolve(one) for one in message.contains]
+        if functions.find_function(self._client, message.digest) is None:
+            writer = self._store.create(len(message.value), message.kind, len(contains))
+            writer.copy(0, message.value)
+            functions.add_function(self._client, message.digest, writer.seal(contains), message.name)
+        self._told.add(message.digest)
+
+    def _on_task(self, message: Any) -> None:
+        refs = [self.references.resolve(one) for one in message.ref]
+        if message.results > _RESULTS_MAX or message.dependencies > len(refs) or message.task in self._borrowed:
+            raise PeerError(f"node {self.name} sends a task with impossible counts, or twice the same")
+        function = functions.find_function(self._client, message.function) if message.function in self._told else None
+        if function is None:
+            raise PeerError(f"node {self.name} sends a task with a function that it has not sent")
+        flags = core.RETRY_ERRORS if message.retry_errors else 0
+        results = core.submit(
+            self._client, function, message.kind, message.argument, refs, message.dependencies, message.results,
+            min(message.retries, 250), flags,
+        )  # fmt: skip
+        listed = [results] if message.results == 1 else results
+        if not listed:
+            self.out.add("ended", message.task)  # nobody will ever ask for more
+            return
+        self._borrowed[message.task] = _Borrowed(listed, len(listed))
+        for k, ref in enumerate(listed):
+            self._readiness.watch(ref, partial(self._send_result, message.task, k))
+
+    def _send_result(self, number: int, k: int, ref: ObjectRef) -> None:
+        if self.closed or number not in self._borrowed:
+            return
+        self._send_value(ref, partial(self._result_sent, number), task=number, result=k)
+
+    def _result_sent(self, number: int) -> None:
+        borrowed = self._borrowed.get(number)
+        if borrowed is None:
+            return
+        borrowed.left -= 1
+        if borrowed.left == 0:
+            del self._borrowed[number]
+            self.out.add("ended", number)
+
+    def _on_cancel(self, number: int) -> None:
+        borrowed = self._borrowed.pop(number, None)
+        if borrowed is not None and borrowed.results:
+            cancel_in(self._store, borrowed.results[0])
+
+    # ---- values, both ways ----
+
+    def _send_object(self, ref: ObjectRef) -> None:
+        self._readiness.watch(ref, self._send_export)
+
+    def _send_export(self, ref: ObjectRef) -> None:
+        if not self.closed:
+            self._send_value(ref, lambda: None, objref=ref.objref)
+
+    def _send_value(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
+        try:
+            kind, error, data = self._store.read(ref)
+        except FastrtError as exc:  # lost here: whoever asked gets that as the value
+            kind, error, data = PICKLE, True, serialize(exc).to_bytes()
+        if kind < _SCALAR_KINDS_END:
+            data = pickle.dumps(data, 5)
+            first = _Value(error=error, size=len(data), **where)
+        else:
+            contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
+            first = _Value(kind=kind, error=error, size=len(data), contains=contains, **where)
+        self.out.add_value(first, memoryview(data).cast("B"), then)
+
+    def _on_value(self, message: Any) -> None:
+        key = (message.objref, message.task, message.result)
+        if message.at:
+            self._on_piece(key, message)
+            return
+        contains = [self.references.resolve(one) for one in message.contains]
+        task = self._sink(message)
+        if task is None:
+            return
+        if message.kind == 0 and not message.error and len(message.data) == message.size:
+            value = pickle.loads(message.data)  # the stream has shown the session's token
+            if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
+                self._sealed(message)
+                return
+        kind = message.kind or PICKLE
+        writer = self._store.result(task, message.result, message.size, kind, len(contains), message.error)
+        if writer is None:
+            return
+        arriving = _Arriving(writer, contains, message.size, finish=partial(self._arrived, message, task))
+        self._arriving[key] = arriving
+        self._on_piece(key, message)
+
+    def _sink(self, message: Any) -> int | None:
+        """The task of this node that a value is a result of; None when nobody wants it any more."""
+        if message.objref:
+            standin = self.references.waiting(message.objref)
+            return None if standin is None else standin.task
+        lent = self._lent.get(message.task)
+        return None if lent is None or lent.done else lent.task
+
+    def _on_piece(self, key: tuple[int, int, int], message: Any) -> None:
+        arriving = self._arriving.get(key)
+        if arriving is None:
+            return  # of a value that nobody wants any more
+        if message.at != arriving.at or arriving.at + len(message.data) > arriving.size:
+            raise PeerError(
+                f"node {self.name} sends {len(message.data)} bytes at {message.at} of a value of {arriving.size}, of "
+                f"which {arriving.at} have come"
+            )
+        arriving.writer.copy(arriving.at, message.data)
+        arriving.at += len(message.data)
+        if arriving.at == arriving.size:
+            del self._arriving[key]
+            arriving.writer.seal(arriving.contains)
+            arriving.finish()
+
+    def _arrived(self, message: Any, task: int) -> None:
+        if message.objref:
+            core.finish(self._client, task)
+            self._sealed(message)
+
+    def _sealed(self, message: Any) -> None:
+        """A value's task has been given back."""
+        if message.objref:
+            standin = self.references.waiting(message.objref)
+            if standin is not None:
+                standin.task = None
+        else:
+            self._lent[message.task].done = True
+
+    def _drop_results(self, number: int) -> None:
+        for key in [key for key in self._arriving if key[1] == number]:
+            del self._arriving[key]
+
+    # ---- the stream ----
+
+    def first_frame(self, report: Any) -> Any:
+        """What is sent first: who this node is."""
+        return _Frame(hello=report)
+
+    def on_frame(self, frame: Any) -> None:
+        """Take a frame of the other node's.
+
+        Raises:
+            PeerError: it makes no sense.
+            ObjectStoreFullError: there is no room for what came, even after spilling.
+        """
+        if frame.HasField("hello"):
+            self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
+        self.idle, self.queued = frame.idle, frame.queued
+        steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
+            (frame.function, self._on_function),
+            (frame.value, self._on_value),
+            (frame.task, self._on_task),
+            (frame.ended, self._on_ended),
+            (frame.cancel, self._on_cancel),
+            (frame.release, lambda one: self.references.released(one.objref, one.named)),
+        )
+        for messages, handle in steps:
+            for message in messages:
+                handle(message)
+
+    def tidy(self, needed: set[int]) -> None:
+        """Give up objects of the other node's that nobody here uses; not those with a stand-in in `needed`."""
+        for objref, standin in self.references.given_up(needed):
+            if standin.task is not None:
+                self._end(standin.task, TaskCancelledError("nobody holds this object any more"))
+            self.out.add("release", _Release(objref=objref, named=standin.named))
+
+    def close(self, why: str) -> None:
+        """The stream has ended: what was lent runs again, what ran for the other node ends, what it had is lost."""
+        if self.closed:
+            return
+        self.closed = True
+        self.out.close()
+        self._arriving.clear()
+        lost = f"node {self.name or 'that had it'} was lost: {why}"
+        for lent in self._lent.values():
+            if lent.done:
+                continue
+            if core.cancelled(self._client, lent.task):
+                self._end(lent.task, TaskCancelledError("the task was cancelled"))
+            elif not core.retry(self._client, lent.task):
+                attempts = core.info(self._client, lent.task)["attempts"]
+                self._end(lent.task, WorkerCrashedError(f"a task was given up after {attempts} attempts: {lost}"))
+        for standin in self.references.unfinished():
+            assert standin.task is not None
+            self._end(standin.task, ObjectLostError(f"an object of another node is lost: {lost}"))
+        for borrowed in self._borrowed.values():
+            cancel_in(self._store, borrowed.results[0])
+        self._lent.clear()
+        self._borrowed.clear()

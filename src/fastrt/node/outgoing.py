@@ -1,0 +1,89 @@
+"""What a stream to another node has to send: small things in order, large values in pieces beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# A frame holds about this much: large enough for the wire's speed, small enough that a task never waits long behind it.
+FRAME_BYTES = 1 << 20
+PIECE_BYTES = 1 << 18
+
+
+class Outgoing:
+    """Collects messages and hands them out as frames.
+
+    Small messages go in the order in which they were added. Large values take turns, a piece each, so that one of a
+    gigabyte delays nobody.
+
+    Args:
+        frame: makes an empty Frame.
+        piece: makes a further piece of a value: called with objref, task, result, at, data.
+    """
+
+    def __init__(self, frame: Callable[[], Any], piece: Callable[..., Any]) -> None:
+        self._frame = frame
+        self._piece = piece
+        self._small: deque[tuple[str, Any, int]] = deque()
+        self._large: deque[tuple[Iterator[Any], Callable[[], None]]] = deque()
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def add(self, field: str, message: Any, nbytes: int = 64) -> None:
+        """Send a message, or a number, in a repeated field of the next frame."""
+        self._small.append((field, message, nbytes))
+        self._news.set()
+
+    def add_value(self, first: Any, data: memoryview, then: Callable[[], None]) -> None:
+        """Send a value; `then` is called when its last piece has been taken.
+
+        Args:
+            first: the Value message without its data.
+            data: the bytes, flat.
+        """
+        if data.nbytes <= PIECE_BYTES:
+            first.data = bytes(data)
+            self.add("value", first, data.nbytes + 64)
+            then()
+            return
+        self._large.append((self._pieces(first, data), then))
+        self._news.set()
+
+    def close(self) -> None:
+        """Hand out nothing more."""
+        self._closed = True
+        self._news.set()
+
+    async def next_frame(self) -> Any | None:
+        """The next frame, once there is something to send; None after `close`."""
+        while not (self._small or self._large or self._closed):
+            self._news.clear()
+            await self._news.wait()
+        if self._closed:
+            return None
+        frame, room = self._frame(), FRAME_BYTES
+        while self._small and room > 0:
+            field, message, nbytes = self._small.popleft()
+            getattr(frame, field).append(message)
+            room -= nbytes
+        while self._large and room > 0:
+            pieces, then = self._large.popleft()
+            piece = next(pieces, None)
+            if piece is None:
+                then()
+                if self._small and room > 0:  # what `then` added comes after the last piece, and it does
+                    break
+                continue
+            frame.value.append(piece)
+            room -= len(piece.data)
+            self._large.append((pieces, then))
+        return frame
+
+    def _pieces(self, first: Any, data: memoryview) -> Iterator[Any]:
+        first.data = bytes(data[:PIECE_BYTES])
+        yield first
+        about = {"objref": first.objref, "task": first.task, "result": first.result}
+        for at in range(PIECE_BYTES, data.nbytes, PIECE_BYTES):
+            yield self._piece(at=at, data=bytes(data[at : at + PIECE_BYTES]), **about)

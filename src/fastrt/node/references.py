@@ -1,0 +1,127 @@
+"""Objects that two nodes have named to each other over one stream.
+
+Exports are objects here that the other node holds: kept alive for it, and counted by how often they were named.
+Imports are objects there that this node holds: each has a stand-in here, an object of this node's that becomes the
+same value once it has come. A stand-in that nobody but this process holds is given up, and the other node told by how
+many times it had named the object: when it has named it once more meanwhile, the two counts differ, and it sends the
+value again. So no message has to be waited for, and nothing is let go of too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastrt._core import handles
+from fastrt._core import tasks as core
+from fastrt.errors import FastrtError
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+
+
+class PeerError(FastrtError):
+    """The other node sent something that makes no sense; the stream to it is closed."""
+
+
+@dataclass
+class StandIn:
+    """What stands here for an object of the other node: `task` seals it, None once it is sealed."""
+
+    ref: ObjectRef
+    task: int | None
+    named: int = 0
+
+
+@dataclass
+class _Export:
+    ref: ObjectRef
+    named: int = 0
+
+
+class References:
+    """The two tables of one stream.
+
+    Args:
+        store: this process's attachment.
+        send: called for each object whose value the other node does not have and should get once it is ready.
+        make: makes the message that names an object, from its number and whether it is the receiver's own.
+    """
+
+    def __init__(self, store: Store, send: Callable[[ObjectRef], None], make: Callable[..., Any]) -> None:
+        self._store = store
+        self._send = send
+        self._make = make
+        self._exports: dict[int, _Export] = {}
+        self._imports: dict[int, StandIn] = {}
+        self._standing: dict[int, int] = {}  # stand-in's objref -> the other node's
+
+    def name(self, ref: ObjectRef) -> Any:
+        """The message that names an object of this node to the other one."""
+        theirs = self._standing.get(ref.objref)
+        if theirs is not None:
+            return self._make(objref=theirs, yours=True)
+        export = self._exports.get(ref.objref)
+        if export is None:
+            export = self._exports[ref.objref] = _Export(ref)
+            self._send(ref)
+        export.named += 1
+        return self._make(objref=ref.objref)
+
+    def resolve(self, message: Any) -> ObjectRef:
+        """What the other node has named: an object of ours, or a stand-in for one of its own.
+
+        Raises:
+            PeerError: it names an object of ours that it does not hold.
+            ObjectStoreFullError: no room for another stand-in.
+        """
+        if message.yours:
+            export = self._exports.get(message.objref)
+            if export is None:
+                raise PeerError(f"the other node names object {message.objref:#x} of this one, which it does not hold")
+            return export.ref
+        found = self._imports.get(message.objref)
+        if found is None:
+            task, ref = core.promise(self._store.client)
+            found = self._imports[message.objref] = StandIn(ref, task)
+            self._standing[ref.objref] = message.objref
+        found.named += 1
+        return found.ref
+
+    def waiting(self, objref: int) -> StandIn | None:
+        """The stand-in that waits for the value of the other node's object; None when nobody wants it any more."""
+        found = self._imports.get(objref)
+        return found if found is not None and found.task is not None else None
+
+    def released(self, objref: int, named: int) -> None:
+        """The other node has given up an object of ours that it had been told of so many times."""
+        export = self._exports.get(objref)
+        if export is None:
+            return
+        export.named -= named
+        if export.named > 0:
+            self._send(export.ref)  # it was named again before we knew; there it is a new stand-in
+        else:
+            del self._exports[objref]
+
+    @property
+    def exported(self) -> set[int]:
+        """Numbers of the objects of this node that the other one holds."""
+        return set(self._exports)
+
+    def given_up(self, needed: set[int]) -> Iterator[tuple[int, StandIn]]:
+        """Take out the imports that nobody here uses any more, and whose stand-ins are not `needed` either.
+
+        Returns:
+            (the other node's object, its stand-in) of each.
+        """
+        mine = [self._store.client.index]
+        for objref, one in list(self._imports.items()):
+            about = handles.describe(self._store.client, one.ref)
+            if about["refs"] == mine and not about["counted"] and one.ref.objref not in needed:
+                del self._imports[objref], self._standing[one.ref.objref]
+                yield objref, one
+
+    def unfinished(self) -> list[StandIn]:
+        """Stand-ins that still wait for their value, when the stream has ended."""
+        return [one for one in self._imports.values() if one.task is not None]

@@ -1,0 +1,349 @@
+"""The uplink's process: this node's part in a cluster. `main(SETTINGS)` is started by `fastrt.runtime`.
+
+It is a client of the arena like a worker, and runs nothing itself: it claims tasks that would wait too long here and
+lends them to other nodes, and submits theirs here. Workers, drivers and the daemon know nothing of it. When it dies,
+its tasks run again as a dead worker's do; another one takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from fastrt._core import tasks as core
+from fastrt._core.clients import KIND_WORKER, table
+from fastrt.errors import FastrtError, TaskCancelledError
+from fastrt.node.exchange import Exchange
+from fastrt.node.pressure import Pressure
+from fastrt.node.readiness import Readiness
+from fastrt.rpc import streams
+from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.streams import Access
+from fastrt.scheduler.membership import JOIN
+from fastrt.store import attach
+from fastrt.store.client import Store
+
+_SET = message_set("node")
+_Report = _SET.message("fastrt.node.Report")
+_EXCHANGE = "/fastrt.node.Node/Exchange"
+_BUSY_TICK_S = 0.002
+_IDLE_TICK_S = 0.05  # twenty looks a second cost about 0.1 % of a processor
+_ALONE_TICK_S = 0.5
+_TIDY_S = 1.0
+_AGAIN_S = 0.5  # before a node or the head that did not answer is called again
+_LENT_MAX = 4096
+_CLAIM_S = 0.5
+
+
+@dataclass
+class Peer:
+    """Another node: where it is, the stream to it, and how many tasks it may have of ours at once."""
+
+    report: Any
+    exchange: Exchange | None = None
+    calling: bool = False
+    call_at: float = 0.0
+    target: float = 0.0
+
+    def room(self) -> int:
+        """How many more tasks it should be lent now."""
+        if self.exchange is None or not self.exchange.node:
+            return 0
+        return max(0, int(self.target) - self.exchange.lent)
+
+    def adapt(self) -> None:
+        """After a frame: more, while it has nothing waiting when our results come; fewer, while much waits there."""
+        assert self.exchange is not None
+        workers = max(1, self.exchange.workers)
+        least = 2 * workers
+        if not self.exchange.queued and self.exchange.lent * 2 <= self.target:
+            self.target = min(_LENT_MAX, self.target * 2)
+        elif self.exchange.queued > 4 * workers + self.target / 2:
+            self.target *= 0.9
+        self.target = max(least, self.target)
+
+
+class Uplink:
+    """This node in its cluster.
+
+    Args:
+        store: this process's attachment.
+        settings: head, listen, name, workers; see `main`.
+        access: the cluster's token and certificates.
+    """
+
+    def __init__(self, store: Store, settings: dict[str, Any], access: Access) -> None:
+        self._store = store
+        self._client = store.client
+        self._settings = settings
+        self._access = access
+        self._node = self._client.segment.session
+        self._workers: int = settings["workers"]
+        self._readiness = Readiness(self._client, asyncio.get_running_loop())
+        self._peers: dict[str, Peer] = {}
+        self._exchanges: set[Exchange] = set()
+        self._pressure = Pressure()
+        self._stopping = asyncio.Event()
+        self._news = asyncio.Event()
+        self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
+        self._claims = threading.Condition()
+        self._claimable = 0
+        self._kept: list[int] = []  # claimed, and not lent yet
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        loop.add_signal_handler(signal.SIGINT, self._on_cancelled)
+        server, address = await streams.serve(
+            self._settings["listen"], self._access, _SET, {_EXCHANGE: self._on_stream}
+        )
+        self._report.address = address
+        streams.announce(address, self._stopping)
+        background = [loop.create_task(self._stay_joined()), loop.create_task(self._tend())]
+        claimer = threading.Thread(target=self._claim, args=[loop], name="fastrt-claimer", daemon=True)
+        if not self._workers:
+            claimer.start()
+        stopping = loop.create_task(self._stopping.wait())
+        try:
+            done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
+            for one in done - {stopping}:
+                one.result()  # what went wrong there ends the process
+        finally:
+            self._stopping.set()
+            for one in background:
+                one.cancel()
+            for exchange in list(self._exchanges):
+                exchange.close("the node that lent it left the cluster")
+            await server.stop(None)
+            with self._claims:
+                self._claims.notify()
+            if claimer.ident:
+                claimer.join()
+            self._readiness.close()
+
+    # ---- the head ----
+
+    async def _stay_joined(self) -> None:
+        while True:
+            channel, call = streams.open_stream(self._settings["head"], self._access, _SET, JOIN)
+            stream = call()
+            telling = asyncio.create_task(self._tell_head(stream))
+            try:
+                async for view in stream:
+                    self._on_view(view)
+            except grpc.aio.AioRpcError as exc:
+                if exc.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    raise FastrtError(f"the head at {self._settings['head']}: {exc.details()}") from None
+            finally:
+                telling.cancel()
+                await channel.close()
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _tell_head(self, stream: Any) -> None:
+        told = None
+        while True:
+            report = (self._report.idle, self._report.queued)
+            if report != told:
+                await stream.write(self._report)
+                told = report
+            await asyncio.sleep(_IDLE_TICK_S)
+
+    def _on_view(self, view: Any) -> None:
+        there = {report.node: report for report in view.node if report.node != self._node}
+        for node, report in there.items():
+            self._peers.setdefault(node, Peer(report)).report = report
+        for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
+            del self._peers[node]
+        self._news.set()
+
+    # ---- streams to other nodes ----
+
+    async def _on_stream(self, requests: AsyncIterator[Any], context: Any) -> None:
+        await self._exchange(requests, context.write)
+
+    async def _call(self, peer: Peer) -> None:
+        channel, call = streams.open_stream(peer.report.address, self._access, _SET, _EXCHANGE)
+        try:
+            stream = call()
+            await self._exchange(stream, stream.write)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # it is called again as long as the head knows it
+        finally:
+            peer.calling, peer.call_at = False, time.monotonic() + _AGAIN_S
+            await channel.close()
+
+    async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
+        exchange = Exchange(self._store, self._readiness)
+        self._exchanges.add(exchange)
+        writing = asyncio.create_task(self._write(exchange, write))
+        why = "the stream to it was closed"
+        try:
+            async for frame in frames:
+                exchange.on_frame(frame)
+                self._on_frame(exchange)
+        except grpc.aio.AioRpcError as exc:
+            why = f"{exc.code().name}: {exc.details()}"
+        except FastrtError as exc:
+            why = str(exc)
+            sys.stderr.write(f"fastrt: the stream to node {exchange.name} is closed: {exc}\n")
+        finally:
+            self._exchanges.discard(exchange)
+            peer = self._peers.get(exchange.node)
+            if peer is not None and peer.exchange is exchange:
+                peer.exchange = None
+            exchange.close(why)
+            writing.cancel()
+            self._news.set()
+
+    async def _write(self, exchange: Exchange, write: Any) -> None:
+        frame = exchange.first_frame(self._report)
+        while frame is not None:
+            frame.idle, frame.queued = self._report.idle, core.queued(self._client)
+            await write(frame)
+            frame = await exchange.out.next_frame()
+
+    def _on_frame(self, exchange: Exchange) -> None:
+        peer = self._peers.setdefault(exchange.node, Peer(None))
+        if peer.exchange is None:
+            peer.exchange, peer.target = exchange, 2.0 * max(1, exchange.workers)
+        if peer.exchange is exchange:
+            peer.adapt()
+        self._lend_more()
+
+    # ---- lending ----
+
+    async def _tend(self) -> None:
+        """Look after the queue, as often as there is something to see."""
+        tidy_at = 0.0
+        while True:
+            excess = self._look()
+            if excess:
+                self._lend_claimed(excess)
+            now = time.monotonic()
+            if now > tidy_at:
+                tidy_at = now + _TIDY_S
+                for exchange in list(self._exchanges):
+                    exchange.tidy({n for e in self._exchanges if e is not exchange for n in e.references.exported})
+            busy = self._report.queued or any(exchange.lent for exchange in self._exchanges)
+            tick = (_BUSY_TICK_S if busy else _IDLE_TICK_S) if self._peers else _ALONE_TICK_S
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), tick)
+            except asyncio.TimeoutError:
+                continue
+
+    def _look(self) -> int:
+        """Bring the report up to date; how many tasks wait too long here."""
+        workers = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
+        self._report.idle = sum(row["task"] is None for row in workers)
+        self._report.queued = core.queued(self._client)
+        if not self._workers:
+            self._lend_more()
+            return 0
+        done = sum(row["tasks_done"] for row in workers)
+        return self._pressure.excess(time.monotonic(), self._report.queued, self._report.idle, done)
+
+    def _helpers(self) -> list[Peer]:
+        """Nodes that can take tasks, those with the most room first; others are called meanwhile."""
+        now = time.monotonic()
+        for peer in self._peers.values():
+            wanted = peer.report is not None and peer.report.workers and not peer.calling and peer.exchange is None
+            if wanted and now >= peer.call_at:
+                peer.calling = True
+                asyncio.get_running_loop().create_task(self._call(peer))
+        able = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.workers]
+        return sorted([peer for peer in able if peer.room()], key=Peer.room, reverse=True)
+
+    def _lend_claimed(self, most: int) -> None:
+        """Claim up to so many tasks and lend them."""
+        for peer in self._helpers():
+            for _ in range(min(peer.room(), most)):
+                task = core.next_task(self._client, 0.0, 0.0)
+                if task < 0:
+                    return
+                self._lend(peer, task)
+                most -= 1
+
+    def _lend(self, peer: Peer, task: int) -> None:
+        assert peer.exchange is not None
+        try:
+            peer.exchange.lend(task)
+        except FastrtError as exc:  # its function or arguments cannot be read: whoever wants its results is told
+            self._store.put_error(task, exc)
+            core.finish(self._client, task)
+
+    def _lend_more(self) -> None:
+        """On a node without workers of its own: let the claimer take what others have room for."""
+        if self._workers:
+            return
+        helpers = self._helpers()
+        if self._kept and helpers:
+            self._lend_all([])
+            return
+        with self._claims:
+            self._claimable = sum(peer.room() for peer in helpers)
+            if self._claimable:
+                self._claims.notify()
+
+    def _claim(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The claimer's thread: sleep in the arena as an idle worker does, so that a task is lent at once."""
+        while not self._stopping.is_set():
+            with self._claims:
+                self._claims.wait_for(lambda: self._claimable or self._stopping.is_set(), _CLAIM_S)
+                most, self._claimable = self._claimable, 0
+            if not most:
+                continue
+            tasks = [core.next_task(self._client, _CLAIM_S, 0.0)]
+            while tasks[-1] >= 0 and len(tasks) < most:
+                tasks.append(core.next_task(self._client, 0.0, 0.0))
+            loop.call_soon_threadsafe(self._lend_all, [task for task in tasks if task >= 0])
+
+    def _lend_all(self, tasks: list[int]) -> None:
+        tasks = self._kept + tasks
+        for peer in self._helpers():
+            for _ in range(min(peer.room(), len(tasks))):
+                self._lend(peer, tasks.pop())
+        self._kept = tasks  # the node that had room has gone: the next one gets them
+        self._lend_more()
+
+    def _on_cancelled(self) -> None:
+        for exchange in self._exchanges:
+            exchange.forget_cancelled()
+        for task in [task for task in self._kept if core.cancelled(self._client, task)]:
+            self._kept.remove(task)
+            self._store.put_error(task, TaskCancelledError("the task was cancelled before it started"))
+            core.finish(self._client, task)
+
+
+def main(argument: str) -> None:
+    """Run the uplink.
+
+    Args:
+        argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, token_file, tls
+            (certificate, key and client_ca, or null), insecure.
+    """
+    settings = json.loads(argument)
+    try:
+        access = streams.access_of(settings)
+        client, link = attach.join(settings["socket"], "tool", "uplink")
+        daemon = attach.Lasting(settings["socket"], link)
+
+        async def run() -> None:
+            await Uplink(Store(client, 0.0, tell=daemon.send), settings, access).run()
+
+        asyncio.run(run())
+        client.close()
+    except FastrtError as exc:
+        sys.stderr.write(f"fastrt: the uplink ends: {exc}\n")
+        sys.exit(1)

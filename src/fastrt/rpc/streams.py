@@ -1,0 +1,164 @@
+"""gRPC streams on asyncio between fastrt's own processes: a server that asks for the session's token, and channels.
+
+Each message is a batch, so the cost of a call in `grpc.aio`, which made us serve coordination otherwise, is paid once
+for hundreds of tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from fastrt.errors import FastrtError
+from fastrt.rpc.auth import TlsFiles, is_loopback, read_token, refused_token
+from fastrt.rpc.channel import bearer
+from fastrt.rpc.descriptors import MessageSet
+
+# Frames are about 1 MiB; one function or one task's arguments may be larger, and come from who has the token.
+_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),  # a second process must fail, not share the port
+    # A network that is cut, or a machine that stops, is noticed within this time.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 4_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+Handler = Callable[[AsyncIterator[Any], Any], Awaitable[None]]  # reads the requests, writes to the context
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may come in, and how to come in elsewhere: the same for all nodes of a cluster.
+
+    Attributes:
+        token: of the cluster; every stream must carry it.
+        tls: PEM files, None for plain text.
+        insecure: serve beyond this machine in plain text.
+    """
+
+    token: str
+    tls: TlsFiles | None = None
+    insecure: bool = False
+
+    def refuse_bind(self, address: str) -> None:
+        """Refuse to send the token, and everything else, in the clear over a network.
+
+        Raises:
+            FastrtError: the address can be reached from outside, and there is no TLS.
+        """
+        if self.tls is None and not self.insecure and not is_loopback(address):
+            raise FastrtError(
+                f"serving on {address} would send tasks and the token over the network in the clear; give "
+                "certificates (--tls-cert, --tls-key, --tls-ca), or say --insecure if nobody else is on that network"
+            )
+
+
+def access_of(settings: Mapping[str, Any]) -> Access:
+    """The cluster's token and certificates, from the settings that one of its processes was started with.
+
+    Args:
+        settings: token_file, tls (certificate, key and client_ca by name, or None), insecure.
+    Raises:
+        TokenFileError: the token's file is missing, empty, or readable by others.
+    """
+    files = settings["tls"]
+    tls = None if files is None else TlsFiles(**{name: path and Path(path) for name, path in files.items()})
+    return Access(read_token(settings["token_file"]), tls, settings["insecure"])
+
+
+async def serve(
+    address: str, access: Access, set_: MessageSet, handlers: Mapping[str, Handler]
+) -> tuple[grpc.aio.Server, str]:
+    """Serve streaming methods.
+
+    Args:
+        address: `host:port`; port 0 takes any free one.
+        access: whom to let in.
+        set_: descriptions of the services.
+        handlers: by full method name, `/package.Service/Method`.
+    Returns:
+        The server, and the address with the port it got.
+    Raises:
+        FastrtError: the address is in use, or open to strangers.
+    """
+    access.refuse_bind(address)
+    server = grpc.aio.server(options=_OPTIONS, interceptors=[_Guard(access.token)])
+    methods: dict[str, dict[str, Any]] = {}
+    for path, handler in handlers.items():
+        _, service, method = path.split("/")
+        request, response = set_.methods(service)[method]
+        methods.setdefault(service, {})[method] = grpc.stream_stream_rpc_method_handler(
+            handler, request.FromString, response.SerializeToString
+        )
+    for service, table in methods.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, table),))
+    try:
+        if access.tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, access.tls.server_credentials())
+    except RuntimeError as exc:
+        raise FastrtError(f"cannot serve on {address}: {exc}. Is the port in use?") from None
+    await server.start()
+    return server, f"{address.rpartition(':')[0]}:{port}"
+
+
+def open_stream(
+    address: str, access: Access, set_: MessageSet, path: str
+) -> tuple[grpc.aio.Channel, Callable[[], grpc.aio.StreamStreamCall]]:
+    """A channel to `address`, and what opens a stream on it."""
+    if access.tls is None:
+        channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    else:
+        channel = grpc.aio.secure_channel(address, access.tls.channel_credentials(), options=_OPTIONS)
+    _, service, method = path.split("/")
+    request, response = set_.methods(service)[method]
+    call = channel.stream_stream(path, request.SerializeToString, response.FromString)
+    return channel, lambda: call(metadata=bearer(access.token))
+
+
+def announce(address: str, stop: asyncio.Event) -> None:
+    """Tell the process that started this one where it serves, and stop when that process ends.
+
+    Standard output and input are pipes to it: one line with the address, and the end of the file with its death.
+    """
+
+    def read() -> None:
+        if not os.read(0, 1024):
+            asyncio.get_running_loop().remove_reader(0)
+            stop.set()
+
+    os.write(1, json.dumps({"address": address}).encode() + b"\n")
+    asyncio.get_running_loop().add_reader(0, read)
+
+
+class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Refuses calls without the token before anything of them is read."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        why = refused_token(details.invocation_metadata, self._token)
+        if why is None:
+            return await continuation(details)
+
+        async def refuse(requests: Any, context: Any) -> None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)

@@ -1,0 +1,39 @@
+"""The head's process: the one place that all nodes of a cluster connect to. `service` starts `main(SETTINGS)`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+
+from fastrt.errors import FastrtError
+from fastrt.rpc import streams
+from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.streams import Access
+from fastrt.scheduler.membership import JOIN, Membership
+
+
+def main(argument: str) -> None:
+    """Run the head.
+
+    Args:
+        argument: JSON: listen (address), token_file, tls (certificate, key and client_ca, or null), insecure.
+    """
+    settings = json.loads(argument)
+    try:
+        asyncio.run(_serve(settings["listen"], streams.access_of(settings)))
+    except FastrtError as exc:
+        sys.stderr.write(f"fastrt: the head cannot start: {exc}\n")
+        sys.exit(1)
+
+
+async def _serve(listen: str, access: Access) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    membership = Membership()
+    server, address = await streams.serve(listen, access, message_set("node"), {JOIN: membership.join})
+    streams.announce(address, stop)
+    await stop.wait()
+    await server.stop(0.2)

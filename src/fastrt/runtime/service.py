@@ -1,0 +1,221 @@
+"""A node as a service, what `fastrt start` runs: a session, the uplink, on one node the head, and their keeper.
+
+All of them are children of this process. It starts again what is killed, and ends everything when it is told to, or
+killed itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastrt._core.segment import start_time
+from fastrt.config import Config
+from fastrt.errors import FastrtError
+from fastrt.rpc.auth import TlsFiles, read_token
+from fastrt.runtime.nodefile import NodeFile
+from fastrt.runtime.processes import spawn_service
+from fastrt.runtime.session import start
+
+_AGAIN_S = 0.2  # before a process that was killed is started again
+_DEATHS_MAX, _DEATHS_WITHIN_S = 20, 60.0
+_END_S = 5.0
+_WATCH_S = 0.1
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """How a node takes part in a cluster.
+
+    Attributes:
+        config: the session's settings.
+        head: address of the cluster's head; None: this node is the head.
+        listen: `host:port` where the head serves, on the head; port 0 takes any free one.
+        host: where this node serves other nodes.
+        name: for people; default: the machine's name.
+        token_file: the cluster's token; None: a new one on the head, else the one that a head of this user's on this
+            machine has left.
+        tls: PEM files, None for plain text.
+        insecure: serve beyond this machine in plain text.
+    """
+
+    config: Config
+    head: str | None = None
+    listen: str = "127.0.0.1:6465"
+    host: str = "127.0.0.1"
+    name: str = ""
+    token_file: Path | None = None
+    tls: TlsFiles | None = None
+    insecure: bool = False
+
+
+class Node:
+    """A running node. Use it in a `with` statement, or call `close`.
+
+    Attributes:
+        head: address of the cluster's head.
+        address: where this node serves others.
+        session: its session.
+        token_file: with the cluster's token.
+
+    Raises:
+        FastrtError: it cannot start; the message says why.
+    """
+
+    def __init__(self, options: NodeOptions) -> None:
+        self._options = options
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._deaths: list[float] = []
+        self._stop = threading.Event()
+        self._own_token: Path | None = None
+        self._runtime = start(options.config)
+        self.session = self._runtime.session
+        try:
+            self.token_file = self._token()
+            self.head = options.head or ""
+            self.address = f"{options.host}:0"
+            if options.head is None:
+                self.head = options.listen
+                self.head = self._start("head")
+                self._share_token()
+            self.address = self._start("uplink")
+            self._note().write()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def run(self) -> None:
+        """Keep the node running until `stop` is called.
+
+        Raises:
+            FastrtError: one of its processes dies again and again.
+        """
+        while not self._stop.wait(_WATCH_S):
+            for name, child in list(self._children.items()):
+                if child.poll() is not None:
+                    self._replace(name)
+
+    def stop(self) -> None:
+        """Have `run` return; safe in a signal's handler."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """End all processes of the node and remove the session."""
+        for child in reversed(self._children.values()):
+            child.send_signal(signal.SIGTERM)
+        for child in self._children.values():
+            try:
+                child.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            _close_pipes(child)
+        self._children.clear()
+        if self._own_token is not None:
+            self._own_token.unlink(missing_ok=True)
+        self._runtime.close()
+
+    def _replace(self, name: str) -> None:
+        now = time.monotonic()
+        self._deaths = [at for at in self._deaths if now - at < _DEATHS_WITHIN_S] + [now]
+        if len(self._deaths) > _DEATHS_MAX:
+            raise FastrtError(f"the {name} of this node ended {_DEATHS_MAX} times within {_DEATHS_WITHIN_S:.0f} s")
+        sys.stderr.write(
+            f"fastrt: the {name} of this node ended ({self._children[name].returncode}); starting another\n"
+        )
+        self._stop.wait(_AGAIN_S)
+        _close_pipes(self._children[name])
+        try:
+            self._start(name)
+        except FastrtError as exc:
+            sys.stderr.write(f"fastrt: {exc}\n")
+
+    def _start(self, name: str) -> str:
+        """Start the head or the uplink at its address; the address it got."""
+        options = self._options
+        settings: dict[str, Any] = {
+            "token_file": str(self.token_file),
+            "tls": options.tls and {key: value and str(value) for key, value in vars(options.tls).items()},
+            "insecure": options.insecure,
+            "listen": self.head if name == "head" else self.address,
+        }
+        module = "fastrt.runtime.head"
+        if name == "uplink":
+            module = "fastrt.node.uplink"
+            settings |= {"socket": self._runtime.socket_path, "head": self.head, "name": self._name}
+            settings["workers"] = options.config.num_workers
+        self._children[name], address = spawn_service(module, settings, options.config.start_timeout_s)
+        return address
+
+    @property
+    def _name(self) -> str:
+        return self._options.name or socket.gethostname()
+
+    def _token(self) -> Path:
+        """The file with the cluster's token, made here if this is the head and none was given."""
+        options = self._options
+        if options.token_file is not None:
+            read_token(options.token_file)
+            return options.token_file
+        if options.head is not None:
+            found = _shared_token(options.config.runtime_dir, options.head)
+            if not found.exists():
+                raise FastrtError(
+                    f"the token of the cluster at {options.head} is not known here. Copy its file from the head's "
+                    "machine (`fastrt start --head` says where it is), and give it by --token-file or FASTRT_TOKEN_FILE"
+                )
+            return found
+        path = Path(self._runtime.socket_path).with_name("token")
+        _write_token(path, secrets.token_hex(32))
+        return path
+
+    def _share_token(self) -> None:
+        """Leave the token where other nodes of this user's on this machine look for it."""
+        path = _shared_token(self._options.config.runtime_dir, self.head)
+        path.unlink(missing_ok=True)  # of a head that was killed
+        _write_token(path, read_token(self.token_file))
+        self._own_token = path
+
+    def _note(self) -> NodeFile:
+        return NodeFile(
+            head=self.head,
+            name=self._name,
+            is_head=self._options.head is None,
+            address=self.address,
+            socket_path=self._runtime.socket_path,
+            num_workers=self._options.config.num_workers,
+            token_file=str(self.token_file),
+            pid=os.getpid(),
+            start_time=start_time(os.getpid()),
+        )
+
+
+def _shared_token(runtime_dir: Path, head: str) -> Path:
+    return runtime_dir / f"head-{head.replace(':', '-').replace('/', '-')}.token"
+
+
+def _write_token(path: Path, token: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(token + "\n")
+
+
+def _close_pipes(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            pipe.close()

@@ -1,0 +1,1 @@
+"""What spans nodes: who is there, and what runs where."""
