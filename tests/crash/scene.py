@@ -104,7 +104,7 @@ class Scene:
 
     def submit_all(self) -> None:
         """One task of each kind, and some that wait for others."""
-        for op in (work.INT, work.BYTES, work.BOX, work.MANY, work.RETRY, work.FAIL, work.NEST):
+        for op in (work.INT, work.BYTES, work.BOX, work.MANY, work.RETRY, work.FAIL, work.NEST, work.PROMISE):
             self.submit(op, FIRST_SEED + 20 * op)
         first, second = self.expected[0], self.expected[1]
         both = [first.refs[0], second.refs[0]]

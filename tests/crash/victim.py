@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import work
-from work import BOX, BYTES, FAIL, INT, MANY, NEST, RETRY, SIZES, SUM
+from work import BOX, BYTES, FAIL, INT, MANY, NEST, PROMISE, RETRY, SIZES, SUM
 
 from fastrt._core import clients, functions, handles, recovery, spill, tasks
 from fastrt._core.clients import Client
@@ -105,10 +105,10 @@ class Victim:
         a = work.submit(c, f, INT, 5000)
         b = work.submit(c, f, BYTES, 5001, big=300)
         made = [a, b, work.submit(c, f, SUM, 5010, [a[0], b[0]]), work.submit(c, f, BOX, 5020)]
-        made += [work.submit(c, f, MANY, 5030), work.submit(c, f, NEST, 5040), work.submit(c, f, RETRY, 5050)]
+        made += [work.submit(c, f, op, 5030 + op) for op in (MANY, NEST, RETRY, PROMISE)]
         made += [work.submit(c, f, SUM, 5060, [made[2][0]], big=200), work.submit(c, f, FAIL, 5070)]
         made += [work.submit(c, f, INT, 5100 + k) for k in range(20)]  # more than the ring has cells
-        work.run_all(c, f, 12)
+        work.run_all(c, f, 14)
         self.kept.append(made[::2])
 
     def work_for_others(self) -> None:
@@ -154,7 +154,7 @@ class Victim:
             return
         c = self.client
         mine = [work.put(c, 8000 + k, 20000 + k) for k in range(5)]
-        work.spill_some(c, 8)
+        work.spill_some(c, 12)
         indexes = [handles.describe(c, ref)["index"] for ref in mine]
         if spill.is_spilled(c, mine[0]):
             spill.wait_restored(c, mine[0], 0.0003)

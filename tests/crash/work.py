@@ -19,8 +19,8 @@ SIZES = (8, 60, 72, 73, 300, 700, 1500, 3000, 5000, 8192, 8193, 20000, 150000)
 RETRIES = 250  # no task of a campaign may use up its attempts
 PATIENCE_S = 20.0
 FOLDER = [""]  # where the files of spilled values are: one for each process that makes scenes
-INT, BYTES, BOX, MANY, SUM, RETRY, FAIL, NEST = range(8)
-KINDS = 8
+INT, BYTES, BOX, MANY, SUM, RETRY, FAIL, NEST, PROMISE = range(9)
+KINDS = 9
 
 
 class Wrong(AssertionError):
@@ -150,6 +150,8 @@ def _perform(client: Client, function: Ref, task: int) -> None:
             value += sum(value_of(client, ref) for ref in refs)
         elif op == NEST:
             value += _nested(client, function, task, seed)
+        elif op == PROMISE:
+            value += _promised(client, seed)
         if not tasks.finish_scalar(client, task, value):
             raise Wrong(f"task {task} has its result already, but its word says it runs here")
 
@@ -174,6 +176,16 @@ def _nested(client: Client, function: Ref, task: int, seed: int) -> int:
             raise Wrong(f"the inner task of seed {seed} was lost: {tasks.info(client, task)}")
     tasks.set_blocked(client, task, False)
     return value_of(client, inner)
+
+
+def _promised(client: Client, seed: int) -> int:
+    """Name an object before it has a value, as a stand-in for one of another node is; its seed."""
+    inner, ref = tasks.promise(client)
+    box = put(client, seed, 100, [ref])
+    _result(client, inner, 0, seed, 300)
+    tasks.finish(client, inner)
+    del ref
+    return value_of(client, handles.contained(client, box)[0])
 
 
 def value_of(client: Client, ref: Ref) -> int:
@@ -213,7 +225,7 @@ class Expected:
                 raise Wrong(f"the task with seed {self.seed} (op {self.op}) gave {value!r}, not {self._scalar()}")
 
     def _scalar(self) -> int:
-        extra = {SUM: self.addends, NEST: answer(self.seed + 1)}.get(self.op, 0)
+        extra = {SUM: self.addends, NEST: answer(self.seed + 1), PROMISE: self.seed}.get(self.op, 0)
         return answer(self.seed) + extra
 
 

@@ -158,7 +158,7 @@ class Tasks(Model):
     # ---- who does what ----
 
     def driver(self, me: int) -> Program:
-        yield at(T + "_commit: FRT_OBJ_PENDING"), store, "result", "PENDING"
+        yield at(T + "_announce: FRT_OBJ_PENDING"), store, "result", "PENDING"
         yield from self.to_ready(me, 0, at(T + "_commit: a64_store_sc(x.task_words"), "submitter announces the push")
 
     def worker(self, me: int) -> Program:

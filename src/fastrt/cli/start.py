@@ -30,7 +30,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @click.option("--head", is_flag=True, help="This node is the head: the others are told its address.")
 @_option("--address", help="HOST:PORT of the head to join.")
 @_option("--host", default="127.0.0.1", show_default=True, help="Where this node serves others.")
-@_option("--port", default=_DEFAULT_PORT, show_default=True, help="Of the head; 0 takes any free one.")
+@_option("--port", type=click.IntRange(0, 65535), default=_DEFAULT_PORT, show_default=True, help="Of the head; 0 takes any free one.")
 @_option("--name", default="", help="This node's name; default: the machine's.")
 @_option("--num-workers", type=int, help="Default: the CPUs; 0 lends all tasks to other nodes.")
 @_option("--object-store-memory", help="Size of the object store, such as 512MiB.")

@@ -82,6 +82,7 @@ class Daemon:
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
         self._had_driver = False
+        self._ended = False
         self._comeback_until = 0.0
         self._surplus_since = 0.0
         self._selector = selectors.DefaultSelector()
@@ -147,11 +148,13 @@ class Daemon:
                 member.link.close()
         arena.discard(self._client, [m.index for m in self._members.values() if m.kind != "worker" and not m.gone_at])
         self._spiller.close()
+        if self._ended:  # drivers may still be there
+            self._segment.poison("its node was stopped; start one, and call fastrt.init() again", closed=True)
         self._segment.unlink()
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def _finished(self) -> bool:
-        return self._had_driver and not any(m.kind == "driver" and not m.left for m in self._members.values())
+        return self._ended or self._had_driver and not any(m.kind == "driver" and not m.left for m in self._members.values())
 
     def _on_starter(self, starter: socket.socket) -> None:
         self._selector.unregister(starter)  # it only ever closes
@@ -191,6 +194,8 @@ class Daemon:
             self._rejoin(link, pid, message)
         elif op == "bye" and pid in self._members:
             self._members[pid].left = True
+        elif op == "end":
+            self._ended = True
         elif op == "blocked":
             self._pool.blocked.add(pid)
         elif op == "unblocked":

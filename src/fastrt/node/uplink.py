@@ -13,8 +13,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -98,6 +99,7 @@ class Uplink:
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
         self._claims = threading.Condition()
         self._claimable = 0
+        self._announce: Callable[[], None] | None = None
         self._kept: list[int] = []  # claimed, and not lent yet
 
     async def run(self) -> None:
@@ -109,12 +111,14 @@ class Uplink:
             self._settings["listen"], self._access, _SET, {_EXCHANGE: self._on_stream}
         )
         self._report.address = address
-        streams.announce(address, self._stopping)
         background = [loop.create_task(self._stay_joined()), loop.create_task(self._tend())]
         claimer = threading.Thread(target=self._claim, args=[loop], name="fastrt-claimer", daemon=True)
         if not self._workers:
             claimer.start()
         stopping = loop.create_task(self._stopping.wait())
+        self._announce = partial(streams.announce, address, self._stopping)
+        if not self._settings["join_first"]:
+            self._on_joined()
         try:
             done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
             for one in done - {stopping}:
@@ -159,7 +163,13 @@ class Uplink:
                 told = report
             await asyncio.sleep(_IDLE_TICK_S)
 
+    def _on_joined(self) -> None:
+        announce, self._announce = self._announce, None
+        if announce is not None:
+            announce()
+
     def _on_view(self, view: Any) -> None:
+        self._on_joined()
         there = {report.node: report for report in view.node if report.node != self._node}
         for node, report in there.items():
             self._peers.setdefault(node, Peer(report)).report = report
@@ -330,8 +340,8 @@ def main(argument: str) -> None:
     """Run the uplink.
 
     Args:
-        argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, token_file, tls
-            (certificate, key and client_ca, or null), insecure.
+        argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
+            (whether to say that it serves only once the head has answered), token_file, tls, insecure.
     """
     settings = json.loads(argument)
     try:

@@ -128,7 +128,7 @@ class Node:
         self._children.clear()
         if self._own_token is not None:
             self._own_token.unlink(missing_ok=True)
-        self._runtime.close()
+        self._runtime.end_for_all()
 
     def _replace(self, name: str) -> None:
         now = time.monotonic()
@@ -158,7 +158,8 @@ class Node:
         if name == "uplink":
             module = "fastrt.node.uplink"
             settings |= {"socket": self._runtime.socket_path, "head": self.head, "name": self._name}
-            settings["workers"] = options.config.num_workers
+            # A node that starts waits for the head; an uplink that is replaced must not keep us from replacing the head.
+            settings |= {"workers": options.config.num_workers, "join_first": name not in self._children}
         self._children[name], address = spawn_service(module, settings, options.config.start_timeout_s)
         return address
 

@@ -145,6 +145,12 @@ class Embedded(Runtime):
         """In a forked child: let go of what belongs to the parent."""
         self._processes.forget()
 
+    def end_for_all(self) -> None:
+        """Leave, and end the session also for other drivers that use it."""
+        self._leaving = True
+        self._link.send(op="end")
+        self.close()
+
     def _replace_daemon(self, segment: Segment) -> bool:
         """Start a daemon that takes the session over. Not if it ended by itself, or if it is killed too often."""
         why = "it was killed too often, or ended by itself"

@@ -1,0 +1,76 @@
+"""Nodes of a cluster as processes of their own, as `fastrt start` runs them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from fastrt.runtime.nodefile import nodes_here
+
+START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
+UP_S = 30.0
+
+
+class RunningNode:
+    """One `fastrt start`."""
+
+    def __init__(self, runtime_dir: Path, *options: str) -> None:
+        env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_OBJECT_STORE_MEMORY": "256MiB"}
+        env["FASTRT_SPILL_DIR"] = str(runtime_dir.parent / "spill")
+        self.process = subprocess.Popen(
+            [*START, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        self.output = ""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if line.startswith("use it:"):
+                break
+        else:
+            raise AssertionError(f"the node did not start:\n{self.output}{self.process.communicate()[1]}")
+        (self.note,) = [node for node in nodes_here(runtime_dir) if node.pid == self.process.pid]
+
+    @property
+    def head(self) -> str:
+        return self.note.head
+
+    def child(self, module: str) -> psutil.Process | None:
+        """A process of the node: "fastrt.node.uplink", "fastrt.runtime.head"; None while there is none."""
+        for process in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
+                if module in " ".join(process.cmdline()):
+                    return process
+        return None
+
+    def kill_child(self, module: str) -> psutil.Process:
+        """Kill a process of the node; which one it was."""
+        process = self.child(module)
+        assert process is not None
+        process.kill()
+        return process
+
+    def kill(self) -> None:
+        """As a machine that loses its power: everything of the node at once, without a word."""
+        everything = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        for process in everything:
+            process.suspend()
+        for process in everything:
+            process.kill()
+        self.process.communicate()
+        psutil.wait_procs(everything, 10)
+
+    def stop(self) -> tuple[str, str]:
+        """End it as a service manager does; its output and error output."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        out, err = self.process.communicate(timeout=30)
+        return self.output + out, err

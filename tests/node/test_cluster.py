@@ -1,0 +1,251 @@
+"""Tasks of one node that run on another: a head without workers, and a node with two."""
+
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from cluster import RunningNode
+
+import fastrt
+from fastrt._core import fsck
+from fastrt.store import attach
+
+
+@pytest.fixture(scope="module")
+def nodes(runtime_dir):
+    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "0", "--name", "one")
+    other = RunningNode(runtime_dir, "--address", head.head, "--num-workers", "2", "--name", "two")
+    yield head, other
+    for node in (other, head):
+        out, err = node.stop()
+        assert node.process.returncode == 0, out + err
+        assert "fastrt:" not in err, err
+
+
+@pytest.fixture(scope="module")
+def rt(runtime_dir, nodes):
+    with fastrt.init(address=nodes[0].head, runtime_dir=runtime_dir) as runtime:
+        yield runtime
+
+
+@fastrt.remote
+def add(a, b):
+    return a + b
+
+
+@fastrt.remote
+def session_here():
+    return attached_session()
+
+
+def attached_session():
+    from fastrt.store import client
+
+    return client.require().client.segment.session
+
+
+def usage_of(node):
+    client, link = attach.join(node.note.socket_path, "tool", "test")
+    try:
+        return fsck.usage(client), fsck.fsck(client, True)
+    finally:
+        client.close()
+        link.send(op="bye")
+        link.close()
+
+
+def test_a_task_of_a_node_without_workers_runs_on_the_other(rt, nodes):
+    assert rt.session in nodes[0].note.socket_path
+    assert fastrt.get(session_here.remote(), timeout=20) in nodes[1].note.socket_path
+
+
+def test_many_tasks_come_back_right(rt):
+    refs = [add.remote(k, 1) for k in range(5000)]
+    assert fastrt.get(refs, timeout=30) == list(range(1, 5001))
+
+
+def test_a_chain_of_dependent_tasks_comes_back_right(rt):
+    ref = add.remote(0, 1)
+    for _ in range(50):
+        ref = add.remote(ref, 1)
+    assert fastrt.get(ref, timeout=20) == 51
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, -(2**63), 2**70, 1.5, "", "ü" * 1000, b"\0" * 5000, [1, (2, {"a": None})]]
+)
+def test_values_of_every_kind_travel_both_ways(rt, value):
+    @fastrt.remote
+    def same(value):
+        return value
+
+    assert fastrt.get(same.remote(value), timeout=20) == value
+    assert fastrt.get(same.remote(fastrt.put(value)), timeout=20) == value
+
+
+@pytest.mark.parametrize("items", [0, 1, 1000, 40_000, 3_000_000])
+def test_arrays_of_any_size_travel_both_ways(rt, items):
+    @fastrt.remote
+    def double(array):
+        return array * 2
+
+    array = np.random.default_rng(1).random(items)
+    assert np.array_equal(fastrt.get(double.remote(array), timeout=30), array * 2)
+
+
+def test_an_exception_arrives_with_its_type_and_the_remote_traceback(rt):
+    @fastrt.remote
+    def fail():
+        raise LookupError("not there")
+
+    with pytest.raises(LookupError, match="not there") as caught:
+        fastrt.get(fail.remote(), timeout=20)
+    assert "in fail" in str(caught.value)
+
+
+def test_several_results_and_none(rt):
+    @fastrt.remote(num_returns=3)
+    def three(value):
+        return value, np.full(100_000, value), [value]
+
+    @fastrt.remote(num_returns=0)
+    def nothing():
+        return None
+
+    small, large, listed = three.remote(7)
+    assert fastrt.get(small, timeout=20) == 7
+    assert fastrt.get(large, timeout=20).sum() == 700_000
+    assert fastrt.get(listed, timeout=20) == [7]
+    assert nothing.remote() is None
+
+
+def test_references_inside_arguments_are_usable_there_also_before_they_are_ready(rt, tmp_path):
+    gate = tmp_path / "gate"
+
+    @fastrt.remote
+    def late(path):
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return 40
+
+    @fastrt.remote
+    def total(refs):
+        return sum(fastrt.get(refs))
+
+    refs = [fastrt.put(1), add.remote(1, 0), late.remote(str(gate))]
+    waiting = total.remote(refs)
+    assert fastrt.wait([waiting], timeout=0.2)[0] == []
+    gate.touch()
+    assert fastrt.get(waiting, timeout=20) == 42
+
+
+def test_references_made_there_are_usable_here_and_go_back_as_themselves(rt):
+    @fastrt.remote
+    def make():
+        return {"array": fastrt.put(np.arange(50_000)), "task": add.remote(20, 22)}
+
+    @fastrt.remote
+    def use(made):
+        return int(fastrt.get(made["array"]).sum()) + fastrt.get(made["task"])
+
+    made = fastrt.get(make.remote(), timeout=20)
+    assert fastrt.get(made["task"], timeout=20) == 42
+    assert fastrt.get(made["array"], timeout=20)[-1] == 49_999
+    assert fastrt.get(use.remote(made), timeout=20) == 49_999 * 25_000 + 42
+
+
+def test_a_task_that_returns_the_reference_of_another_gives_that_reference(rt):
+    @fastrt.remote
+    def outer():
+        return add.remote(1, 2)
+
+    inner = fastrt.get(outer.remote(), timeout=20)
+    assert fastrt.get(inner, timeout=20) == 3
+
+
+def test_tasks_nested_there_run_there(rt):
+    @fastrt.remote
+    def nested(depth):
+        return 1 if depth == 0 else 1 + fastrt.get(nested.remote(depth - 1))
+
+    assert fastrt.get(nested.remote(6), timeout=30) == 7
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_lent_task_is_cancelled_here_and_there(rt, nodes, tmp_path, wait_until, force):
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+
+    @fastrt.remote
+    def endless(begun, ended):
+        open(begun, "w").close()
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            open(ended, "w").close()
+
+    uplink = nodes[0].child("fastrt.node.uplink")
+    ref = endless.remote(str(begun), str(ended))
+    wait_until(begun.exists, "the task's start")
+    fastrt.cancel(ref, force=force)
+    with pytest.raises(fastrt.TaskCancelledError):
+        fastrt.get(ref, timeout=10)
+    wait_until(ended.exists, "the task's end there")
+    assert nodes[0].child("fastrt.node.uplink") == uplink
+
+
+def test_a_worker_that_dies_there_is_replaced_and_its_task_runs_again(rt, tmp_path):
+    @fastrt.remote
+    def die_once(path):
+        if not os.path.exists(path):
+            open(path, "w").close()
+            os.kill(os.getpid(), 9)
+        return "again"
+
+    assert fastrt.get(die_once.remote(str(tmp_path / "died")), timeout=20) == "again"
+
+
+def test_a_worker_that_always_dies_there_gives_an_error_here(rt):
+    @fastrt.remote(max_retries=1)
+    def die():
+        os.kill(os.getpid(), 9)
+
+    with pytest.raises(fastrt.WorkerCrashedError, match=r"die.*2 attempts"):
+        fastrt.get(die.remote(), timeout=20)
+
+
+def test_calls_from_many_threads_come_back_to_each(rt):
+    wrong = []
+
+    def use(number):
+        for k in range(50):
+            if fastrt.get(add.remote(number, k), timeout=30) != number + k:
+                wrong.append((number, k))
+
+    threads = [threading.Thread(target=use, args=[1000 * n]) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_prints_there_is_heard_of_there(rt, nodes):
+    @fastrt.remote
+    def shout():
+        sys.stdout.write("hello from there\n")
+        return 1
+
+    assert fastrt.get(shout.remote(), timeout=20) == 1
+    assert any("hello from there" in line for line in iter(nodes[1].process.stdout.readline, ""))
+
+
+def test_nothing_is_left_on_the_other_node(rt, nodes, wait_until):
+    def clean():
+        usage, problems = usage_of(nodes[1])
+        return usage["objects"] == usage["functions"] and not usage["tasks"] and not problems
+
+    wait_until(clean, "a clean arena there")

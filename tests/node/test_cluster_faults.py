@@ -1,0 +1,185 @@
+"""What a cluster survives: the death of an uplink, of a node, of the head; and what it refuses."""
+
+import contextlib
+import os
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from cluster import START, RunningNode
+
+import fastrt
+from fastrt.node.daemon import sweep_sessions
+
+
+@pytest.fixture
+def start(tmp_path_factory, runtime_dir):
+    """Start nodes that are stopped at the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start_one(*options):
+            node = RunningNode(runtime_dir, *options)
+            stack.callback(node.stop)
+            return node
+
+        yield start_one
+    sweep_sessions(runtime_dir, runtime_dir.parent / "spill")  # what was killed is removed by the next that starts
+
+
+@pytest.fixture
+def pair(start, runtime_dir):
+    """A head without workers, a node with two, and this process at the head."""
+    head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one")
+    other = start("--address", head.head, "--num-workers", "2", "--name", "two")
+    with fastrt.init(address=head.head, runtime_dir=runtime_dir):
+        yield head, other
+
+
+@fastrt.remote(max_retries=20)
+def slow(value, seconds):
+    time.sleep(seconds)
+    return value + 1
+
+
+def test_a_killed_uplink_loses_nothing(pair, wait_until):
+    refs = [slow.remote(k, 0.01) for k in range(200)]
+    for victim in (pair[0], pair[1], pair[0]):
+        assert fastrt.wait(refs, num_returns=20, timeout=30)[1]
+        dead = victim.kill_child("fastrt.node.uplink")
+        wait_until(lambda victim=victim, dead=dead: victim.child("fastrt.node.uplink") not in (None, dead), "another")
+    assert fastrt.get(refs, timeout=60) == list(range(1, 201))
+
+
+def test_a_lost_node_costs_nothing_but_time(pair, start):
+    head, other = pair
+    refs = [slow.remote(k, 0.02) for k in range(100)]
+    fastrt.wait(refs, num_returns=10, timeout=30)
+    other.kill()
+    start("--address", head.head, "--num-workers", "2", "--name", "three")
+    assert fastrt.get(refs, timeout=60) == list(range(1, 101))
+
+
+def test_an_object_of_a_lost_node_is_lost_and_says_so(pair, tmp_path):
+    @fastrt.remote
+    def endless(begun):
+        open(begun, "w").close()
+        time.sleep(60)
+
+    @fastrt.remote
+    def unfinished(begun):
+        return [endless.remote(begun), fastrt.put(7)]
+
+    begun = tmp_path / "begun"
+    pending, ready = fastrt.get(unfinished.remote(str(begun)), timeout=20)
+    assert fastrt.get(ready, timeout=20) == 7
+    pair[1].kill()
+    with pytest.raises(fastrt.ObjectLostError, match="node two was lost"):
+        fastrt.get(pending, timeout=30)
+    assert fastrt.get(ready, timeout=20) == 7  # it has come already
+
+
+def test_a_task_whose_attempts_are_used_up_by_lost_nodes_says_so(pair):
+    once = slow.options(max_retries=0).remote(1, 60)
+    assert fastrt.wait([once], timeout=1.0)[0] == []
+    pair[1].kill()
+    with pytest.raises(fastrt.WorkerCrashedError, match="1 attempts: node two was lost"):
+        fastrt.get(once, timeout=30)
+
+
+def test_nodes_work_on_while_the_head_is_dead_and_join_the_next(pair, start, wait_until):
+    head = pair[0]
+    assert fastrt.get(slow.remote(1, 0), timeout=20) == 2
+    dead = head.kill_child("fastrt.runtime.head")
+    assert fastrt.get([slow.remote(k, 0) for k in range(100)], timeout=20) == list(range(1, 101))
+    wait_until(lambda: head.child("fastrt.runtime.head") not in (None, dead), "another head")
+    pair[1].kill()
+    start("--address", head.head, "--num-workers", "1", "--name", "three")
+    assert fastrt.get([slow.remote(k, 0) for k in range(100)], timeout=30) == list(range(1, 101))
+
+
+def test_a_stopped_node_ends_with_its_drivers_told(pair):
+    ref = slow.remote(1, 60)
+    _, err = pair[0].stop()
+    assert pair[0].process.returncode == 0, err
+    with pytest.raises(fastrt.FastrtError, match="its node was stopped"):
+        fastrt.get(ref, timeout=30)
+
+
+def test_a_busy_node_lends_what_would_wait_and_keeps_the_rest(start, runtime_dir):
+    head = start("--head", "--port", "0", "--num-workers", "1", "--name", "one")
+    start("--address", head.head, "--num-workers", "1", "--name", "two")
+
+    @fastrt.remote
+    def where():
+        from fastrt.store import client
+
+        time.sleep(0.1)
+        return client.require().client.segment.session
+
+    with fastrt.init(address="auto", runtime_dir=runtime_dir) as rt:
+        places = fastrt.get([where.remote() for _ in range(30)], timeout=60)
+        assert len(set(places)) == 2
+        assert places.count(rt.session) >= 5
+        one = [fastrt.get(where.remote(), timeout=30) for _ in range(3)]
+        assert set(one) == {rt.session}  # nothing waits: nothing is lent
+
+
+def test_a_function_that_holds_a_reference_takes_it_along(pair):
+    array = fastrt.put(np.arange(1000))
+
+    @fastrt.remote
+    def with_closure():
+        return int(fastrt.get(array).sum())
+
+    assert fastrt.get(with_closure.remote(), timeout=20) == 499_500
+
+
+def refusal(runtime_dir, *options, **env):
+    result = subprocess.run(
+        [*START, *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_OBJECT_STORE_MEMORY": "64MiB", **env},
+    )
+    assert result.returncode != 0, result.stdout
+    return result.stderr
+
+
+def test_a_wrong_token_gets_nothing(start, runtime_dir, tmp_path):
+    head = start("--head", "--port", "0", "--num-workers", "1")
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    token.chmod(0o600)
+    said = refusal(runtime_dir, "--address", head.head, "--num-workers", "1", "--token-file", str(token))
+    assert "is not the one of this session" in said
+
+
+def test_mistakes_are_told_in_words(runtime_dir, tmp_path):
+    open_file = tmp_path / "open"
+    open_file.write_text("x")
+    open_file.chmod(0o644)
+    for options, words in (
+        ((), "Give either --head, or --address"),
+        (("--head", "--address", "127.0.0.1:1"), "Give either --head, or --address"),
+        (("--address", "127.0.0.1:1"), "the token of the cluster at 127.0.0.1:1 is not known here"),
+        (("--head", "--port", "0", "--host", "0.0.0.0"), "in the clear"),
+        (("--head", "--tls-cert", str(open_file)), "--tls-cert and --tls-key go together"),
+        (("--head", "--token-file", str(open_file)), "Others may read the token file"),
+        (("--head", "--num-workers", "-1"), "num_workers"),
+        (("--head", "--port", "99999"), "99999"),
+    ):
+        assert words in refusal(runtime_dir, *options), options
+
+
+def test_a_driver_without_a_node_is_told_what_to_start(runtime_dir):
+    with pytest.raises(fastrt.AttachError, match=r"no node of '127.0.0.1:1'.*fastrt start --address 127.0.0.1:1"):
+        fastrt.init(address="127.0.0.1:1", runtime_dir=runtime_dir)
+    with pytest.raises(fastrt.AttachError, match="fastrt start --head"):
+        fastrt.init(address="auto", runtime_dir=runtime_dir)
+    with pytest.raises(fastrt.ConfigError, match="give them to `fastrt start`"):
+        fastrt.init(2, address="auto", runtime_dir=runtime_dir)
+    with pytest.raises(fastrt.ConfigError, match="num_workers=0"):
+        fastrt.init(0, runtime_dir=runtime_dir)
