@@ -90,8 +90,8 @@ def test_flags_are_words(monkeypatch, text, value):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("num_workers", 0, "from 1 to"),
-        ("num_workers", -(2**70), "from 1 to"),
+        ("num_workers", -1, "from 0 to"),
+        ("num_workers", -(2**70), "from 0 to"),
         ("num_workers", "two", "whole number"),
         ("num_workers", 2.0, "whole number"),
         ("num_workers", True, "whole number"),

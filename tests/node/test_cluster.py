@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -128,7 +127,7 @@ def test_references_inside_arguments_are_usable_there_also_before_they_are_ready
     @fastrt.remote
     def late(path):
         while not os.path.exists(path):
-            time.sleep(0.01)
+            threading.Event().wait(0.01)
         return 40
 
     @fastrt.remote
@@ -183,7 +182,7 @@ def test_a_lent_task_is_cancelled_here_and_there(rt, nodes, tmp_path, wait_until
         open(begun, "w").close()
         try:
             while True:
-                time.sleep(0.01)
+                threading.Event().wait(0.01)
         finally:
             open(ended, "w").close()
 

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import subprocess
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def pair(start, runtime_dir):
 
 @fastrt.remote(max_retries=20)
 def slow(value, seconds):
-    time.sleep(seconds)
+    threading.Event().wait(seconds)
     return value + 1
 
 
@@ -64,7 +64,7 @@ def test_an_object_of_a_lost_node_is_lost_and_says_so(pair, tmp_path):
     @fastrt.remote
     def endless(begun):
         open(begun, "w").close()
-        time.sleep(60)
+        threading.Event().wait(60)
 
     @fastrt.remote
     def unfinished(begun):
@@ -114,7 +114,7 @@ def test_a_busy_node_lends_what_would_wait_and_keeps_the_rest(start, runtime_dir
     def where():
         from fastrt.store import client
 
-        time.sleep(0.1)
+        threading.Event().wait(0.1)
         return client.require().client.segment.session
 
     with fastrt.init(address="auto", runtime_dir=runtime_dir) as rt:

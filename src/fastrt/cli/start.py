@@ -18,6 +18,7 @@ _DETACH_S = 30.0
 _END_S = 15.0
 _STEP_S = 0.05
 _DETACHED = "FASTRT_DETACHED_FD"  # where a detached child writes that it is up
+_port = click.IntRange(0, 65535)
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -30,7 +31,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @click.option("--head", is_flag=True, help="This node is the head: the others are told its address.")
 @_option("--address", help="HOST:PORT of the head to join.")
 @_option("--host", default="127.0.0.1", show_default=True, help="Where this node serves others.")
-@_option("--port", type=click.IntRange(0, 65535), default=_DEFAULT_PORT, show_default=True, help="Of the head; 0 takes any free one.")
+@_option("--port", type=_port, default=_DEFAULT_PORT, show_default=True, help="Of the head; 0 takes any free one.")
 @_option("--name", default="", help="This node's name; default: the machine's.")
 @_option("--num-workers", type=int, help="Default: the CPUs; 0 lends all tasks to other nodes.")
 @_option("--object-store-memory", help="Size of the object store, such as 512MiB.")

@@ -154,7 +154,8 @@ class Daemon:
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def _finished(self) -> bool:
-        return self._ended or self._had_driver and not any(m.kind == "driver" and not m.left for m in self._members.values())
+        drivers = any(m.kind == "driver" and not m.left for m in self._members.values())
+        return self._ended or (self._had_driver and not drivers)
 
     def _on_starter(self, starter: socket.socket) -> None:
         self._selector.unregister(starter)  # it only ever closes

@@ -158,7 +158,7 @@ class Node:
         if name == "uplink":
             module = "fastrt.node.uplink"
             settings |= {"socket": self._runtime.socket_path, "head": self.head, "name": self._name}
-            # A node that starts waits for the head; an uplink that is replaced must not keep us from replacing the head.
+            # A node that starts waits for the head; one uplink after another must not keep us from replacing the head.
             settings |= {"workers": options.config.num_workers, "join_first": name not in self._children}
         self._children[name], address = spawn_service(module, settings, options.config.start_timeout_s)
         return address
