@@ -4,16 +4,19 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "docs/coordination.md"]
+PAGES = ["README.md", "docs/coordination.md", "docs/cluster.md"]
+NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
 INSTEAD = {
     "fastrt bench": ["fastrt", "bench", "--list"],
     "python bench/compare.py": [sys.executable, str(ROOT / "bench/compare.py"), "--help"],
+    "fastrt start": ["fastrt", "start", "--help"],
     "fastrt coordinator": ["fastrt", "coordinator", "--help"],
     "pip install": [sys.executable, "-m", "pip", "install", "--help"],
 }
@@ -33,8 +36,32 @@ def commands():
                 yield pytest.param(line[2:].split("#")[0].strip(), id=line[2:])
 
 
+@pytest.fixture
+def cluster(monkeypatch, tmp_path_factory):
+    """The cluster of docs/cluster.md, for programs that need one."""
+    folder = tempfile.mkdtemp(prefix="frt-")  # sockets need short names
+    monkeypatch.setenv("FASTRT_RUNTIME_DIR", folder)
+    monkeypatch.setenv("FASTRT_OBJECT_STORE_MEMORY", "64MiB")
+
+    def run(*words):
+        result = subprocess.run(["fastrt", *words], capture_output=True, text=True, timeout=50)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    def start():
+        head = re.search(r"--address (\S+)", run("start", "--head", "--port", "0", "--num-workers", "0", "--detach"))[1]
+        run("start", "--address", head, "--num-workers", "2", "--detach")
+        assert f"the head of the cluster at {head}" in run("status")
+
+    yield start
+    run("stop")
+    shutil.rmtree(folder)
+
+
 @pytest.mark.parametrize("program", list(blocks("python")))
-def test_program_of_the_pages_runs(program, tmp_path):
+def test_program_of_the_pages_runs(program, tmp_path, cluster):
+    if NEEDS_A_CLUSTER in program:
+        cluster()
     path = tmp_path / "example.py"
     path.write_text(program)
     result = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=50)

@@ -17,10 +17,17 @@ _STORE_BYTES_ANY = 64 << 20
 def status(as_json: bool) -> None:
     """Show every session of this user on this machine: its processes, objects, memory and queue."""
     from fastrt.config import Config
+    from fastrt.runtime.nodefile import nodes_here
 
     # Sizes are given so that a machine with no room for another store can still be looked at.
     folder = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY).runtime_dir
+    nodes = {node.socket_path: node for node in nodes_here(folder)}
     sessions = [look(path) for path in sorted(folder.glob("*/node.sock"))]
+    for session in sessions:
+        node = nodes.get(session["socket"])
+        if node is not None:
+            about = ("head", "name", "is_head", "address")
+            session["cluster"] = {name: getattr(node, name) for name in about}
     if as_json:
         click.echo(json.dumps(sessions, indent=2))
     elif not sessions:
@@ -106,6 +113,10 @@ def _show(sessions: list[dict[str, Any]]) -> None:
             f"{session['queued']:,} queued, {_mib(session['bytes_used'])} used of {_mib(session['bytes_max'])} "
             f"({_mib(session['bytes_committed'])} committed)"
         )
+        if "cluster" in session:
+            about = session["cluster"]
+            what = "the head" if about["is_head"] else "a node"
+            console.print(f"{what} of the cluster at {about['head']}, named {about['name']}", markup=False)
         if session["spilled_objects"] or session["spill_error"]:
             console.print(
                 f"spilled {session['spilled_objects']:,} values ({_mib(session['spilled_bytes'])}) to "

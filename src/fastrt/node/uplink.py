@@ -38,9 +38,10 @@ _SET = message_set("node")
 _Report = _SET.message("fastrt.node.Report")
 _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002
-_IDLE_TICK_S = 0.05  # twenty looks a second cost about 0.1 % of a processor
+_IDLE_TICK_S = 0.1  # ten looks a second cost about 0.1 % of a processor
 _ALONE_TICK_S = 0.5
 _TIDY_S = 1.0
+_TELL_S = 0.1  # between two reports to the head
 _AGAIN_S = 0.5  # before a node or the head that did not answer is called again
 _LENT_MAX = 4096
 _CLAIM_S = 0.5
@@ -96,6 +97,7 @@ class Uplink:
         self._pressure = Pressure()
         self._stopping = asyncio.Event()
         self._news = asyncio.Event()
+        self._to_tell = asyncio.Event()
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
         self._claims = threading.Condition()
         self._claimable = 0
@@ -155,13 +157,11 @@ class Uplink:
             await asyncio.sleep(_AGAIN_S)
 
     async def _tell_head(self, stream: Any) -> None:
-        told = None
         while True:
-            report = (self._report.idle, self._report.queued)
-            if report != told:
-                await stream.write(self._report)
-                told = report
-            await asyncio.sleep(_IDLE_TICK_S)
+            self._to_tell.clear()
+            await stream.write(self._report)
+            await asyncio.sleep(_TELL_S)
+            await self._to_tell.wait()
 
     def _on_joined(self) -> None:
         announce, self._announce = self._announce, None
@@ -255,14 +255,20 @@ class Uplink:
 
     def _look(self) -> int:
         """Bring the report up to date; how many tasks wait too long here."""
+        queued = core.queued(self._client)
+        if self._workers and not queued and not self._report.queued:
+            self._pressure.excess(time.monotonic(), 0, 0, 0)
+            return 0
         workers = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
-        self._report.idle = sum(row["task"] is None for row in workers)
-        self._report.queued = core.queued(self._client)
+        idle = sum(row["task"] is None for row in workers)
+        if (idle, queued) != (self._report.idle, self._report.queued):
+            self._report.idle, self._report.queued = idle, queued
+            self._to_tell.set()
         if not self._workers:
             self._lend_more()
             return 0
         done = sum(row["tasks_done"] for row in workers)
-        return self._pressure.excess(time.monotonic(), self._report.queued, self._report.idle, done)
+        return self._pressure.excess(time.monotonic(), queued, idle, done)
 
     def _helpers(self) -> list[Peer]:
         """Nodes that can take tasks, those with the most room first; others are called meanwhile."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,6 @@ from fastrt.runtime.session import start
 _AGAIN_S = 0.2  # before a process that was killed is started again
 _DEATHS_MAX, _DEATHS_WITHIN_S = 20, 60.0
 _END_S = 5.0
-_WATCH_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,8 @@ class Node:
         self._options = options
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._deaths: list[float] = []
-        self._stop = threading.Event()
+        self._stopping = False
+        self._stop = os.pipe2(os.O_CLOEXEC)
         self._own_token: Path | None = None
         self._runtime = start(options.config)
         self.session = self._runtime.session
@@ -105,14 +105,19 @@ class Node:
         Raises:
             FastrtError: one of its processes dies again and again.
         """
-        while not self._stop.wait(_WATCH_S):
-            for name, child in list(self._children.items()):
-                if child.poll() is not None:
-                    self._replace(name)
+        while not self._stopping:
+            fds = {os.pidfd_open(child.pid): name for name, child in self._children.items()}
+            ended, _, _ = select.select([self._stop[0], *fds], [], [])
+            for fd in fds:
+                os.close(fd)
+            for fd in ended:
+                if fd in fds and not self._stopping:
+                    self._replace(fds[fd])
 
     def stop(self) -> None:
         """Have `run` return; safe in a signal's handler."""
-        self._stop.set()
+        self._stopping = True
+        os.write(self._stop[1], b"!")
 
     def close(self) -> None:
         """End all processes of the node and remove the session."""
@@ -129,21 +134,26 @@ class Node:
         if self._own_token is not None:
             self._own_token.unlink(missing_ok=True)
         self._runtime.end_for_all()
+        for fd in self._stop:
+            os.close(fd)
 
     def _replace(self, name: str) -> None:
-        now = time.monotonic()
-        self._deaths = [at for at in self._deaths if now - at < _DEATHS_WITHIN_S] + [now]
-        if len(self._deaths) > _DEATHS_MAX:
-            raise FastrtError(f"the {name} of this node ended {_DEATHS_MAX} times within {_DEATHS_WITHIN_S:.0f} s")
-        sys.stderr.write(
-            f"fastrt: the {name} of this node ended ({self._children[name].returncode}); starting another\n"
-        )
-        self._stop.wait(_AGAIN_S)
-        _close_pipes(self._children[name])
-        try:
-            self._start(name)
-        except FastrtError as exc:
-            sys.stderr.write(f"fastrt: {exc}\n")
+        """Start a process anew that has ended."""
+        dead = self._children[name]
+        dead.wait()
+        _close_pipes(dead)
+        sys.stderr.write(f"fastrt: the {name} of this node ended; another one is started\n")
+        while not self._stopping:
+            now = time.monotonic()
+            self._deaths = [at for at in self._deaths if now - at < _DEATHS_WITHIN_S] + [now]
+            if len(self._deaths) > _DEATHS_MAX:
+                raise FastrtError(f"the {name} of this node ended again and again; its error output says why")
+            select.select([self._stop[0]], [], [], _AGAIN_S)
+            try:
+                self._start(name)
+                return
+            except FastrtError as exc:
+                sys.stderr.write(f"fastrt: {exc}\n")
 
     def _start(self, name: str) -> str:
         """Start the head or the uplink at its address; the address it got."""
