@@ -161,11 +161,15 @@ def test_mistakes_are_told_in_words(runtime_dir, tmp_path):
     open_file = tmp_path / "open"
     open_file.write_text("x")
     open_file.chmod(0o644)
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    token.chmod(0o600)
     for options, words in (
         ((), "Give either --head, or --address"),
         (("--head", "--address", "127.0.0.1:1"), "Give either --head, or --address"),
         (("--address", "127.0.0.1:1"), "the token of the cluster at 127.0.0.1:1 is not known here"),
         (("--head", "--port", "0", "--host", "0.0.0.0"), "in the clear"),
+        (("--address", "192.0.2.1:1", "--token-file", str(token)), "in the clear at 192.0.2.1:1"),
         (("--head", "--tls-cert", str(open_file)), "--tls-cert and --tls-key go together"),
         (("--head", "--token-file", str(open_file)), "Others may read the token file"),
         (("--head", "--num-workers", "-1"), "num_workers"),
@@ -183,3 +187,36 @@ def test_a_driver_without_a_node_is_told_what_to_start(runtime_dir):
         fastrt.init(2, address="auto", runtime_dir=runtime_dir)
     with pytest.raises(fastrt.ConfigError, match="num_workers=0"):
         fastrt.init(0, runtime_dir=runtime_dir)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """Two authorities, each with one certificate for 127.0.0.1: options of `fastrt start` by authority."""
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*words):
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    options = {}
+    for name in ("ours", "foreign"):
+        key, request, certificate = (f"{name}.{end}" for end in ("key", "csr", "pem"))
+        new = ["req", "-newkey", "rsa:2048", "-nodes", "-subj"]
+        openssl(*new, "/CN=ca", "-x509", "-days", "2", "-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem")
+        openssl(*new, "/CN=node", "-keyout", key, "-out", request)
+        (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+        signed = ["-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial", "-days", "2"]
+        openssl("x509", "-req", "-in", request, *signed, "-extfile", "names", "-out", certificate)
+        files = {"--tls-cert": certificate, "--tls-key": key, "--tls-ca": f"{name}-ca.pem"}
+        options[name] = [word for option, file in files.items() for word in (option, str(folder / file))]
+    return options
+
+
+def test_nodes_with_certificates_of_one_authority_work_together(start, certificates, runtime_dir):
+    head = start("--head", "--port", "0", "--num-workers", "0", *certificates["ours"])
+    start("--address", head.head, "--num-workers", "1", *certificates["ours"])
+    with fastrt.init(address=head.head, runtime_dir=runtime_dir):
+        assert fastrt.get(slow.remote(1, 0), timeout=30) == 2
+    for wrong in (certificates["foreign"], []):
+        # gRPC says only that nobody answers; the token is never sent.
+        said = refusal(runtime_dir, "--address", head.head, "--num-workers", "1", *wrong, FASTRT_START_TIMEOUT_S="3")
+        assert "did not start to serve" in said

@@ -183,15 +183,19 @@ class Uplink:
         await self._exchange(requests, context.write)
 
     async def _call(self, peer: Peer) -> None:
-        channel, call = streams.open_stream(peer.report.address, self._access, _SET, _EXCHANGE)
+        channel = None
         try:
+            channel, call = streams.open_stream(peer.report.address, self._access, _SET, _EXCHANGE)
             stream = call()
             await self._exchange(stream, stream.write)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # it is called again as long as the head knows it
+        except FastrtError as exc:
+            sys.stderr.write(f"fastrt: node {peer.report.name} is not called: {exc}\n")
         finally:
             peer.calling, peer.call_at = False, time.monotonic() + _AGAIN_S
-            await channel.close()
+            if channel is not None:
+                await channel.close()
 
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
         exchange = Exchange(self._store, self._readiness)

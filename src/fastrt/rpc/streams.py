@@ -55,16 +55,18 @@ class Access:
     tls: TlsFiles | None = None
     insecure: bool = False
 
-    def refuse_bind(self, address: str) -> None:
+    def refuse_clear(self, address: str) -> None:
         """Refuse to send the token, and everything else, in the clear over a network.
 
+        Args:
+            address: where to serve, or whom to call.
         Raises:
-            FastrtError: the address can be reached from outside, and there is no TLS.
+            FastrtError: it is beyond this machine, and there is no TLS.
         """
         if self.tls is None and not self.insecure and not is_loopback(address):
             raise FastrtError(
-                f"serving on {address} would send tasks and the token over the network in the clear; give "
-                "certificates (--tls-cert, --tls-key, --tls-ca), or say --insecure if nobody else is on that network"
+                f"tasks and the token would go over the network in the clear at {address}; give certificates "
+                "(--tls-cert, --tls-key, --tls-ca), or say --insecure if nobody else is on that network"
             )
 
 
@@ -96,7 +98,7 @@ async def serve(
     Raises:
         FastrtError: the address is in use, or open to strangers.
     """
-    access.refuse_bind(address)
+    access.refuse_clear(address)
     server = grpc.aio.server(options=_OPTIONS, interceptors=[_Guard(access.token)])
     methods: dict[str, dict[str, Any]] = {}
     for path, handler in handlers.items():
@@ -121,7 +123,12 @@ async def serve(
 def open_stream(
     address: str, access: Access, set_: MessageSet, path: str
 ) -> tuple[grpc.aio.Channel, Callable[[], grpc.aio.StreamStreamCall]]:
-    """A channel to `address`, and what opens a stream on it."""
+    """A channel to `address`, and what opens a stream on it.
+
+    Raises:
+        FastrtError: the token would go there in the clear.
+    """
+    access.refuse_clear(address)
     if access.tls is None:
         channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
     else:
