@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -56,8 +56,10 @@ class _Arriving:
     writer: Any
     contains: list[ObjectRef]
     size: int
+    task: int  # of this node's table,
+    result: int  # whose result it is
+    finish: Callable[[], None]
     at: int = 0
-    finish: Callable[[], None] = field(default=lambda: None)
 
 
 class Exchange:
@@ -85,7 +87,7 @@ class Exchange:
         self.references = References(store, self._send_object, _Ref)
         self._lent: dict[int, _Lent] = {}
         self._borrowed: dict[int, _Borrowed] = {}
-        self._arriving: dict[tuple[int, int, int], _Arriving] = {}
+        self._arriving: dict[int, _Arriving] = {}  # by transfer
         self._told: set[bytes] = set()  # functions that the other node has
         self._digests: dict[int, bytes] = {}
         self._numbers = 0
@@ -139,7 +141,7 @@ class Exchange:
         for number, lent in list(self._lent.items()):
             if not lent.done and core.cancelled(self._client, lent.task):
                 del self._lent[number]
-                self._drop_results(number)
+                self._drop_arriving(lent.task)
                 self.out.add("cancel", number)
                 self._end(lent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
 
@@ -229,9 +231,8 @@ class Exchange:
         self.out.add_value(first, memoryview(data).cast("B"), then)
 
     def _on_value(self, message: Any) -> None:
-        key = (message.objref, message.task, message.result)
         if message.at:
-            self._on_piece(key, message)
+            self._on_piece(message)
             return
         contains = [self.references.resolve(one) for one in message.contains]
         task = self._sink(message)
@@ -243,12 +244,15 @@ class Exchange:
                 self._sealed(message)
                 return
         kind = message.kind or PICKLE
+        self._drop_arriving(task, message.result)
         writer = self._store.result(task, message.result, message.size, kind, len(contains), message.error)
         if writer is None:
             return
-        arriving = _Arriving(writer, contains, message.size, finish=partial(self._arrived, message, task))
-        self._arriving[key] = arriving
-        self._on_piece(key, message)
+        finish = partial(self._arrived, message, task)
+        arriving = _Arriving(writer, contains, message.size, task, message.result, finish)
+        self._take_piece(arriving, message)
+        if arriving.at < arriving.size:
+            self._arriving[message.transfer] = arriving
 
     def _sink(self, message: Any) -> int | None:
         """The task of this node that a value is a result of; None when nobody wants it any more."""
@@ -258,10 +262,15 @@ class Exchange:
         lent = self._lent.get(message.task)
         return None if lent is None or lent.done else lent.task
 
-    def _on_piece(self, key: tuple[int, int, int], message: Any) -> None:
-        arriving = self._arriving.get(key)
+    def _on_piece(self, message: Any) -> None:
+        arriving = self._arriving.get(message.transfer)
         if arriving is None:
             return  # of a value that nobody wants any more
+        self._take_piece(arriving, message)
+        if arriving.at == arriving.size:
+            del self._arriving[message.transfer]
+
+    def _take_piece(self, arriving: _Arriving, message: Any) -> None:
         if message.at != arriving.at or arriving.at + len(message.data) > arriving.size:
             raise PeerError(
                 f"node {self.name} sends {len(message.data)} bytes at {message.at} of a value of {arriving.size}, of "
@@ -270,7 +279,6 @@ class Exchange:
         arriving.writer.copy(arriving.at, message.data)
         arriving.at += len(message.data)
         if arriving.at == arriving.size:
-            del self._arriving[key]
             arriving.writer.seal(arriving.contains)
             arriving.finish()
 
@@ -288,9 +296,11 @@ class Exchange:
         else:
             self._lent[message.task].done = True
 
-    def _drop_results(self, number: int) -> None:
-        for key in [key for key in self._arriving if key[1] == number]:
-            del self._arriving[key]
+    def _drop_arriving(self, task: int, result: int | None = None) -> None:
+        """Write no more pieces of a result, or of all, of a task: its memory goes to somebody else."""
+        for transfer, one in list(self._arriving.items()):
+            if one.task == task and result in (None, one.result):
+                del self._arriving[transfer]
 
     # ---- the stream ----
 
@@ -310,8 +320,8 @@ class Exchange:
         self.idle, self.queued = frame.idle, frame.queued
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
             (frame.function, self._on_function),
-            (frame.value, self._on_value),
             (frame.task, self._on_task),
+            (frame.value, self._on_value),
             (frame.ended, self._on_ended),
             (frame.cancel, self._on_cancel),
             (frame.release, lambda one: self.references.released(one.objref, one.named)),
@@ -322,8 +332,10 @@ class Exchange:
 
     def tidy(self, needed: set[int]) -> None:
         """Give up objects of the other node's that nobody here uses; not those with a stand-in in `needed`."""
-        for objref, standin in self.references.given_up(needed):
+        arriving = {ref.objref for one in self._arriving.values() for ref in one.contains}
+        for objref, standin in self.references.given_up(needed | arriving):
             if standin.task is not None:
+                self._drop_arriving(standin.task)
                 self._end(standin.task, TaskCancelledError("nobody holds this object any more"))
             self.out.add("release", _Release(objref=objref, named=standin.named))
 
@@ -350,3 +362,4 @@ class Exchange:
             cancel_in(self._store, borrowed.results[0])
         self._lent.clear()
         self._borrowed.clear()
+        self.references.clear()

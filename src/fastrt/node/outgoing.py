@@ -15,12 +15,12 @@ PIECE_BYTES = 1 << 18
 class Outgoing:
     """Collects messages and hands them out as frames.
 
-    Small messages go in the order in which they were added. Large values take turns, a piece each, so that one of a
-    gigabyte delays nobody.
+    Small messages, and the first pieces of large values, go in the order in which they were added: a first piece may
+    name objects whose own values come after it. Further pieces take turns, so that a value of a gigabyte delays nobody.
 
     Args:
         frame: makes an empty Frame.
-        piece: makes a further piece of a value: called with objref, task, result, at, data.
+        piece: makes a further piece of a value: called with transfer, at, data.
     """
 
     def __init__(self, frame: Callable[[], Any], piece: Callable[..., Any]) -> None:
@@ -28,6 +28,7 @@ class Outgoing:
         self._piece = piece
         self._small: deque[tuple[str, Any, int]] = deque()
         self._large: deque[tuple[Iterator[Any], Callable[[], None]]] = deque()
+        self._transfers = 0
         self._news = asyncio.Event()
         self._closed = False
 
@@ -43,13 +44,14 @@ class Outgoing:
             first: the Value message without its data.
             data: the bytes, flat.
         """
+        first.data = bytes(data[:PIECE_BYTES])
+        if data.nbytes > PIECE_BYTES:
+            self._transfers += 1
+            first.transfer = self._transfers
+            self._large.append((self._pieces(first.transfer, data), then))
+        self.add("value", first, len(first.data) + 64)
         if data.nbytes <= PIECE_BYTES:
-            first.data = bytes(data)
-            self.add("value", first, data.nbytes + 64)
             then()
-            return
-        self._large.append((self._pieces(first, data), then))
-        self._news.set()
 
     def close(self) -> None:
         """Hand out nothing more."""
@@ -81,9 +83,6 @@ class Outgoing:
             self._large.append((pieces, then))
         return frame
 
-    def _pieces(self, first: Any, data: memoryview) -> Iterator[Any]:
-        first.data = bytes(data[:PIECE_BYTES])
-        yield first
-        about = {"objref": first.objref, "task": first.task, "result": first.result}
+    def _pieces(self, transfer: int, data: memoryview) -> Iterator[Any]:
         for at in range(PIECE_BYTES, data.nbytes, PIECE_BYTES):
-            yield self._piece(at=at, data=bytes(data[at : at + PIECE_BYTES]), **about)
+            yield self._piece(transfer=transfer, at=at, data=bytes(data[at : at + PIECE_BYTES]))

@@ -125,3 +125,9 @@ class References:
     def unfinished(self) -> list[StandIn]:
         """Stand-ins that still wait for their value, when the stream has ended."""
         return [one for one in self._imports.values() if one.task is not None]
+
+    def clear(self) -> None:
+        """Let go of everything: the stream has ended, and callbacks may keep this object for a while."""
+        self._exports.clear()
+        self._imports.clear()
+        self._standing.clear()
