@@ -1,0 +1,196 @@
+"""Two nodes' ends of one stream in one process, its frames passed by hand: orders that a network makes rarely."""
+
+import asyncio
+import contextlib
+import os
+
+import pytest
+
+from fastrt._core import clients, functions, handles
+from fastrt._core import tasks as core
+from fastrt._core.clients import Client
+from fastrt._core.fsck import fsck, usage
+from fastrt._core.segment import Segment
+from fastrt.node.exchange import Exchange
+from fastrt.node.readiness import Readiness
+from fastrt.node.references import PeerError
+from fastrt.rpc.descriptors import message_set
+from fastrt.store.client import Store
+
+Frame = message_set("node").message("fastrt.node.Frame")
+PATIENCE_S = 10.0
+
+
+class Side:
+    """A node without daemon and workers: an arena, and its end of the stream."""
+
+    def __init__(self):
+        self.segment = Segment.create(64 << 20, clients_max=64, objects_max=1 << 12, tasks_max=1 << 12, trace=False)
+        index, gen = clients.admit(self.segment, os.getpid(), clients.KIND_DRIVER, "test")
+        self.client = Client(self.segment, index, gen)
+        self.store = Store(self.client, 0.0)
+        self.readiness = Readiness(self.client, asyncio.get_running_loop())
+        self.exchange = Exchange(self.store, self.readiness)
+        self.function = functions.add_function(self.client, b"f" * 16, self.store.put(b"code" * 10), "f")
+
+    def lend(self, *args):
+        """Submit a task and lend it; its result."""
+        ref = core.submit_scalars(self.client, self.function, args, 1, 0, 0)
+        self.exchange.lend(core.next_task(self.client, 0.0, 0.0))
+        return ref
+
+    async def frames(self, enough):
+        """One frame with everything that comes until `enough(frame)`."""
+        whole = Frame()
+        while not enough(whole):
+            whole.MergeFrom(await asyncio.wait_for(self.exchange.out.next_frame(), PATIENCE_S))
+        return whole
+
+    def close(self):
+        self.exchange.close("the test is over")
+        self.readiness.close()
+        assert fsck(self.client, True) == []
+        self.client.close()
+        self.segment.unlink()
+
+
+@contextlib.asynccontextmanager
+async def pair():
+    here, there = Side(), Side()
+    try:
+        yield here, there
+    finally:
+        here.close()
+        there.close()
+
+
+def in_loop(test):
+    """Run a coroutine test; the interpreter's own loop is enough."""
+
+    def run():
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def received(frame):
+    return sum(len(value.data) for value in frame.value)
+
+
+def first_pieces(frame):
+    return [value for value in frame.value if not value.at]
+
+
+@in_loop
+async def test_a_value_in_the_frame_of_the_task_that_names_it_arrives():
+    async with pair() as (here, there):
+        argument = here.store.put(["value"])
+        result = here.lend(argument, 1)
+        frame = await here.frames(lambda frame: frame.task and frame.value)
+        there.exchange.on_frame(frame)
+        task = core.next_task(there.client, 0.0, 0.0)
+        assert task >= 0, "its argument is there, so it can run"
+        _, (stand_in, one), _ = core.arguments(there.client, task)
+        assert there.store.get(stand_in) == ["value"]
+        assert core.finish_scalar(there.client, task, one + 41)
+        here.exchange.on_frame(await there.frames(lambda frame: frame.ended))
+        assert here.store.get(result, timeout=0) == 42
+        assert here.exchange.lent == 0
+        del stand_in
+
+
+@in_loop
+async def test_a_large_container_comes_before_the_small_values_it_names():
+    async with pair() as (here, there):
+        inner = here.store.put([1, 2])
+        outer = here.store.put([inner, bytes(1 << 20)])
+        here.lend(outer)
+        frame = await here.frames(lambda frame: received(frame) > 1 << 20 and len(first_pieces(frame)) == 2)
+        there.exchange.on_frame(frame)
+        task = core.next_task(there.client, 0.0, 0.0)
+        _, (stand_in,), _ = core.arguments(there.client, task)
+        found, _ = there.store.get(stand_in)
+        assert there.store.get(found, timeout=0) == [1, 2]
+        assert core.finish_scalar(there.client, task, None)
+        del stand_in, found
+
+
+@in_loop
+async def test_an_object_named_again_while_its_release_is_under_way_is_sent_again():
+    async with pair() as (here, there):
+        argument = here.store.put(["value"])
+        for _ in range(2):
+            here.lend(argument)
+        first = await here.frames(lambda frame: len(frame.task) == 2 and frame.value)
+        second = Frame()
+        second.task.append(first.task.pop())
+        there.exchange.on_frame(first)
+        core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 1)
+        there.exchange.tidy(set())
+        answer = await there.frames(lambda frame: frame.ended and frame.release)
+        there.exchange.on_frame(second)
+        assert core.next_task(there.client, 0.0, 0.0) == core.NO_TASK
+        here.exchange.on_frame(answer)
+        there.exchange.on_frame(await here.frames(lambda frame: frame.value))
+        task = core.next_task(there.client, 0.0, 0.0)
+        assert task >= 0
+        assert core.finish_scalar(there.client, task, 2)
+
+
+@in_loop
+async def test_pieces_of_a_value_that_nobody_wants_any_more_touch_nothing():
+    async with pair() as (here, there):
+        inner = here.store.put(bytes(1 << 20))
+        holder = here.store.put([inner])
+        here.lend(holder)
+        frame = await here.frames(lambda frame: received(frame) > 1 << 20)
+        late = Frame(value=[value for value in frame.value if value.at])
+        early = Frame(function=frame.function, task=frame.task, value=first_pieces(frame))
+        there.exchange.on_frame(early)
+        core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 1)
+        there.exchange.tidy(set())  # the container
+        there.exchange.tidy(set())  # what it contained, of which a piece has come
+        filled = [there.store.put(bytes([k]) * (1 << 20)) for k in range(8)]
+        there.exchange.on_frame(late)
+        assert [there.store.get(ref)[-1] for ref in filled] == list(range(8))
+        assert usage(there.client)["tasks"] == 0
+
+
+@in_loop
+async def test_a_lost_stream_gives_everything_back():
+    async with pair() as (here, there):
+        result = here.lend(here.store.put(["value"]))
+        there.exchange.on_frame(await here.frames(lambda frame: frame.task and frame.value))
+        here.exchange.close("it was cut")
+        there.exchange.close("it was cut")
+        assert handles.is_ready(here.client, result)
+        with pytest.raises(Exception, match=r"1 attempts.*it was cut"):
+            here.store.get(result)
+        assert usage(there.client)["tasks"] == usage(here.client)["tasks"] == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        ({"task": [{"task": 1, "results": 1, "function": b"?" * 16}]}, "a function that it has not sent"),
+        ({"task": [{"task": 1, "results": 1 << 30}]}, "impossible counts"),
+        ({"task": [{"task": 1, "results": 1, "dependencies": 5}]}, "impossible counts"),
+        ({"task": [{"task": 1, "results": 1, "ref": [{"objref": 77, "yours": True}]}]}, "which it does not hold"),
+        ({"value": [{"objref": 5, "at": 100, "data": b"x"}], "release": [{"objref": 9, "named": 3}]}, None),
+        ({"ended": [12], "cancel": [13]}, None),
+    ],
+)
+def test_what_makes_no_sense_closes_the_stream_and_changes_nothing(frame, words):
+    @in_loop
+    async def run():
+        async with pair() as (_, there):
+            before = usage(there.client)
+            if words is None:
+                there.exchange.on_frame(Frame(**frame))
+            else:
+                with pytest.raises(PeerError, match=words):
+                    there.exchange.on_frame(Frame(**frame))
+            assert usage(there.client) == before
+
+    run()
