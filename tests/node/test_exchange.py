@@ -74,12 +74,14 @@ def in_loop(test):
     return run
 
 
-def received(frame):
-    return sum(len(value.data) for value in frame.value)
-
-
 def first_pieces(frame):
     return [value for value in frame.value if not value.at]
+
+
+def has_values(frame, count):
+    """Whether so many values are there, whole."""
+    firsts = first_pieces(frame)
+    return len(firsts) == count and sum(len(v.data) for v in frame.value) == sum(v.size for v in firsts)
 
 
 @in_loop
@@ -106,7 +108,7 @@ async def test_a_large_container_comes_before_the_small_values_it_names():
         inner = here.store.put([1, 2])
         outer = here.store.put([inner, bytes(1 << 20)])
         here.lend(outer)
-        frame = await here.frames(lambda frame: received(frame) > 1 << 20 and len(first_pieces(frame)) == 2)
+        frame = await here.frames(lambda frame: has_values(frame, 2))
         there.exchange.on_frame(frame)
         task = core.next_task(there.client, 0.0, 0.0)
         _, (stand_in,), _ = core.arguments(there.client, task)
@@ -144,7 +146,7 @@ async def test_pieces_of_a_value_that_nobody_wants_any_more_touch_nothing():
         inner = here.store.put(bytes(1 << 20))
         holder = here.store.put([inner])
         here.lend(holder)
-        frame = await here.frames(lambda frame: received(frame) > 1 << 20)
+        frame = await here.frames(lambda frame: has_values(frame, 2))
         late = Frame(value=[value for value in frame.value if value.at])
         early = Frame(function=frame.function, task=frame.task, value=first_pieces(frame))
         there.exchange.on_frame(early)
