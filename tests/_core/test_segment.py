@@ -171,6 +171,7 @@ def test_create_size_of_other_type_is_refused(store_bytes):
         Segment.create(store_bytes)
 
 
+@pytest.mark.skipif("FASTRT_SANITIZE" in os.environ, reason="a sanitizer's shadow needs terabytes of address space")
 def test_create_without_address_space_is_refused_and_leaves_nothing():
     code = """
         import resource

@@ -12,7 +12,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from fastrt._core.arena cimport arena_alloc, arena_free
 from fastrt._core.clients cimport client_new_objref, client_wake
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport entry_slots, links_count, links_sealed, links_uncount
+from fastrt._core.links cimport links_count, links_names, links_sealed, links_uncount
 from fastrt._core.pool cimport pool_keep_object, pool_take_object
 from fastrt._core.segment cimport spill_remove
 
@@ -54,9 +54,11 @@ cdef char *object_room(frt_ctx *x, uint32_t i, uint64_t nbytes, uint32_t nrefs, 
 cdef int object_contain(frt_ctx *x, uint32_t i) noexcept nogil:
     """Count the refs that the caller has written after the value. Before the seal."""
     cdef frt_entry *entry = x.entries + i
+    cdef uint32_t n
+    cdef frt_refslot *slots = frt_entry_refs(x, i, &n)
     if entry.nrefs == 0:
         return FRT_OK
-    return links_count(x, entry_slots(x, i), entry.nrefs, &entry.flags, FRT_ENTRY_COUNTED)
+    return links_count(x, slots, n, &entry.flags, FRT_ENTRY_COUNTED)
 
 
 cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
@@ -123,15 +125,15 @@ cdef bint object_is_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     return frt_word_state(a64_load_acq(frt_state(x, i))) > FRT_OBJ_PENDING
 
 
-cdef const char *object_view(frt_ctx *x, uint32_t i) noexcept nogil:
-    """The value's bytes in the read-only mapping, or in the entry. The offset is checked: it comes from others."""
-    cdef uint64_t offset = x.entries[i].offset
-    cdef uint64_t nbytes = x.entries[i].bytes
+cdef const char *object_view(frt_ctx *x, uint32_t i, uint64_t *nbytes) noexcept nogil:
+    """The value's bytes in the read-only mapping, or in the entry, and how many; NULL when they lie outside."""
+    cdef uint64_t offset = a64_load_rlx(&x.entries[i].offset)
+    nbytes[0] = a64_load_rlx(&x.entries[i].bytes)
     if offset == 0:
+        if nbytes[0] > FRT_INLINE_BYTES:
+            return NULL
         return (<const char *>x.view) + (<char *>x.entries[i].inlined - x.base)
-    if offset < x.payload_offset or offset > x.total_bytes or nbytes > x.total_bytes - offset:
-        return NULL
-    return x.view + offset
+    return x.view + offset if frt_inside(x, offset, nbytes[0]) != NULL else NULL
 
 
 # ---- holders against deleters ----
@@ -147,6 +149,8 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word
     cdef int what, rc
+    if i >= x.objects_max:
+        return FRT_STALE
     if held[0]:
         if x.entries[i].objref != objref:
             return FRT_STALE
@@ -213,15 +217,17 @@ cdef int _let_go(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
     The list runs through the children's `task` fields (nobody asks who will seal a sealed entry), so a chain of
     any length is deleted without recursion and without memory.
     """
-    cdef frt_refslot *slots = entry_slots(x, i)
     cdef frt_entry *entry = x.entries + i
-    cdef uint32_t k, child
-    cdef int rc = links_uncount(x, slots, entry.nrefs, &entry.flags, FRT_ENTRY_COUNTED)
+    cdef frt_refslot slot
+    cdef uint32_t k, n, child
+    cdef frt_refslot *slots = frt_entry_refs(x, i, &n)
+    cdef int rc = links_uncount(x, slots, n, &entry.flags, FRT_ENTRY_COUNTED)
     if rc != FRT_OK:
         return rc
-    for k in range(entry.nrefs):
-        child = slots[k].index
-        if x.entries[child].objref == slots[k].objref:
+    for k in range(n):
+        slot = slots[k]
+        child = slot.index
+        if links_names(x, &slot):
             if condemned == NULL:
                 object_maybe_delete(x, child)
             elif _condemn(x, child):
@@ -238,6 +244,9 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
     cdef uint32_t w
     x.entries[i].task = 0
     while condemned:
+        if condemned > x.objects_max:
+            frt_broken(x, "the list of objects to free is damaged")
+            return
         i = condemned - 1
         entry = x.entries + i
         condemned = entry.task
