@@ -1,7 +1,7 @@
 """The core's tests on a build with sanitizers: AddressSanitizer with UndefinedBehaviorSanitizer, or ThreadSanitizer.
 
     python tests/crash/sanitizers.py address        what `make asan` runs
-    python tests/crash/sanitizers.py thread         threads of one process, in threads.py
+    python tests/crash/sanitizers.py thread         threads of one process, see thread_test.py
 
 The interpreter itself is not instrumented: the runtime libraries are preloaded into it. Leaks are not looked for, as
 CPython keeps much until its end. A report ends the process that made it; those of processes whose end or error
@@ -19,7 +19,11 @@ import variant
 HERE = Path(__file__).resolve().parent
 # What runs in sessions of several processes takes too long, or tests the Python around the core.
 TESTS = ["tests/_core", "tests/store/test_attach.py", "tests/store/test_client.py"]
-RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
+RUNTIMES = {
+    "address": ("libasan.so", "libubsan.so"),
+    "fuzzer": ("libasan.so", "libubsan.so"),
+    "thread": ("libtsan.so",),
+}
 ABSENT = 3  # exit code: nothing could be tested here
 
 
@@ -70,23 +74,27 @@ def run(kind: str, command: list[str]) -> int:
     return code or bool(reports)
 
 
-def sees_an_overrun() -> bool:
-    """Whether a planted mistake is reported: a runtime that is not in force reports nothing either."""
-    program = "import ctypes; ctypes.memset(ctypes.create_string_buffer(64), 0, 65)"
+def is_reported(kind: str, command: list[str], what: str) -> bool:
+    """Whether a mistake on purpose is reported: a runtime that is not in force reports nothing either."""
     with tempfile.TemporaryDirectory(prefix="frt-reports-") as folder:
-        command = [sys.executable, "-c", program]
-        subprocess.run(command, env=environment("address", Path(folder, "report")), capture_output=True)
-        return any("heap-buffer-overflow" in path.read_text() for path in Path(folder).iterdir())
+        environ = environment(kind, Path(folder, "report"))
+        subprocess.run(command, env=environ, capture_output=True)
+        return any(what in path.read_text() for path in Path(folder).iterdir())
 
 
 def main() -> int:
     kind = sys.argv[1]
     if kind == "thread":
-        return run(kind, [sys.executable, str(HERE / "threads.py"), *sys.argv[2:]])
-    if not sees_an_overrun():
-        sys.exit("AddressSanitizer does not work here: a planted overrun was not reported")
-    tests = sys.argv[2:] or TESTS
-    return run(kind, [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests])
+        command = [sys.executable, str(HERE / "thread_test.py")]
+        planted, what = [*command, "planted"], "data race"
+        command += sys.argv[2:]
+    else:
+        planted = [sys.executable, "-c", "import ctypes; ctypes.memset(ctypes.create_string_buffer(64), 0, 65)"]
+        what = "heap-buffer-overflow"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(sys.argv[2:] or TESTS)]
+    if not is_reported(kind, planted, what):
+        sys.exit(f"the sanitizer ({kind}) does not work here: a planted {what} was not reported")
+    return run(kind, command)
 
 
 if __name__ == "__main__":

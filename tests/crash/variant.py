@@ -1,7 +1,7 @@
 """Test builds of the core, each made once for each state of its sources: with failpoints, with sanitizers.
 
-They lie under build/crash/, build/address/ and build/thread/, named by a digest of what they are made of; unchanged
-modules are taken from the build before. The Python modules around the compiled ones are links into src/, so they are
+They lie in a folder below build/ for each kind, named by a digest of what they are made of; unchanged modules are
+taken from the build before. The Python modules around the compiled ones are links into src/, so they are
 always the newest.
 """
 
@@ -19,6 +19,7 @@ KINDS = {  # of builds: what setup.py is told
     "crash": {"FASTRT_FAILPOINTS": "1"},
     "address": {"FASTRT_SANITIZE": "address"},
     "thread": {"FASTRT_SANITIZE": "thread"},
+    "fuzzer": {"FASTRT_SANITIZE": "fuzzer"},
 }
 
 

@@ -396,7 +396,7 @@ cdef int arena_alloc(frt_ctx *x, uint64_t nbytes, uint32_t owner, uint64_t *home
     if nbytes > x.total_bytes or pages > x.pages_max:
         return FRT_TOO_LARGE
     while True:
-        seen = a32_load_acq(&x.sb.pages_committed)
+        seen = frt_pages(x)
         if nbytes <= FRT_CLASS_BYTES(FRT_CLASSES - 1):
             rc = _alloc_block(x, _class_for(nbytes), owner, home)
         else:
@@ -498,7 +498,7 @@ def grow(Client client):
     cdef int rc
     client.ensure()
     with nogil:
-        rc = arena_grow(x, a32_load_acq(&x.sb.pages_committed))
+        rc = arena_grow(x, frt_pages(x))
     if rc == FRT_FULL:
         return False
     check(rc)

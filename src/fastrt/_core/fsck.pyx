@@ -21,9 +21,9 @@ cdef bint _stamped_by_living(frt_ctx *x, uint64_t word) noexcept:
 
 cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
     cdef list bad = []
-    cdef uint32_t i, c, task, empty = 0
+    cdef uint32_t i, c, w, task, empty = 0
     cdef int state
-    cdef uint64_t word
+    cdef uint64_t word, bits
     cdef frt_entry *entry
     for i in range(frt_objects(x)):
         word = frt_state(x, i)[0]
@@ -42,8 +42,11 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
             bad.append(f"object {i} names block {entry.offset}, whose owner word is {arena_owner(x, entry.offset)}")
         if entry.offset and state == FRT_OBJ_SEALED and arena_block_bytes(x, entry.offset) < entry.bytes:
             bad.append(f"object {i} of {entry.bytes} bytes lies in a block of {arena_block_bytes(x, entry.offset)}")
-        for c in range(x.clients_max):
-            if (frt_refs(x, i)[c >> 6] | frt_pins(x, i)[c >> 6]) >> (c & 63) & 1:
+        for w in range(x.words):
+            bits = frt_refs(x, i)[w] | frt_pins(x, i)[w]
+            while bits:
+                c = w * 64 + frt_lowest(bits)
+                bits &= bits - 1
                 if frt_word_state(x.clients[c].word) == FRT_CLIENT_FREE:
                     bad.append(f"object {i} is held by client {c}, which is not there")
         task = entry.task

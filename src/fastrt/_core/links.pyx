@@ -25,7 +25,7 @@ cdef int task_result(frt_ctx *x, uint32_t t, uint32_t k) noexcept nogil:
     if not frt_task_body(x, t, &body) or k >= body.nreturns:
         return FRT_NOT_FOUND
     slot = body.results[k]
-    if not links_names(x, &slot) or x.entries[slot.index].task != t + 1 or \
+    if not links_names(x, &slot) or a32_load_rlx(&x.entries[slot.index].task) != t + 1 or \
             frt_word_state(a64_load_acq(frt_state(x, slot.index))) != FRT_OBJ_PENDING:
         return FRT_NOT_FOUND
     return <int>slot.index
@@ -76,7 +76,7 @@ cdef void links_recount(frt_ctx *x) noexcept nogil:
 
 cdef bint links_names(frt_ctx *x, const frt_refslot *slot) noexcept nogil:
     """Whether a slot, copied to where nobody changes it, names an object that is there."""
-    return slot.index < x.objects_max and x.entries[slot.index].objref == slot.objref
+    return slot.index < x.objects_max and a64_load_rlx(&x.entries[slot.index].objref) == slot.objref
 
 
 cdef int links_count(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil:
@@ -140,7 +140,7 @@ cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
             frt_broken(x, "a waiting task names an object that cannot be")
             return
         if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:
-            task.waiter = x.entries[i].waiter
+            task.waiter = a32_load_rlx(&x.entries[i].waiter)
             task.flags |= FRT_TASK_LINKED
             a32_store_sc(&x.entries[i].waiter, t + 1)
             # A sealer stores the state and then looks for waiters; we do it the other way round.
@@ -203,7 +203,7 @@ cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     _lock_surely(x)
     # Detached first: the entry may have been freed and taken by a new tenant meanwhile, and then a task of
     # the old list that waits for the new tenant links itself again.
-    waiter = x.entries[i].waiter
+    waiter = a32_load_rlx(&x.entries[i].waiter)
     a32_store_sc(&x.entries[i].waiter, 0)
     while waiter:
         if waiter > x.tasks_max or left == 0:

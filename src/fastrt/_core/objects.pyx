@@ -24,8 +24,11 @@ cdef int object_new(frt_ctx *x) noexcept nogil:
     if i < 0:
         return i
     entry = x.entries + i
-    entry.objref = client_new_objref(x)
-    entry.bytes, entry.offset, entry.task, entry.waiter, entry.nrefs = 0, 0, 0, 0, 0
+    # Whoever comes too late for the entry's last tenant may be looking at it.
+    a64_store_rlx(&entry.objref, client_new_objref(x))
+    a32_store_rlx(&entry.task, 0)
+    a32_store_rlx(&entry.waiter, 0)
+    entry.bytes, entry.offset, entry.nrefs = 0, 0, 0
     entry.flags, entry.kind, entry.used = 0, 0, x.sb.clock
     return i
 
@@ -66,7 +69,7 @@ cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
     cdef uint64_t *state = frt_state(x, i)
     x.refs_held[i] = 1
     a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
-    a64_store_rel(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(state[0])))  # commit
+    a64_store_rel(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(a64_load_rlx(state))))  # commit
 
 
 cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
@@ -86,7 +89,7 @@ cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
 cdef void object_seal_pending(frt_ctx *x, uint32_t i) noexcept nogil:
     """Seal a task's result. An entry that nobody holds any more is deleted at once."""
     cdef uint64_t *state = frt_state(x, i)
-    cdef uint64_t word = state[0]
+    cdef uint64_t word = a64_load_rlx(state)
     cdef frt_client *me = x.clients + x.me
     if frt_word_state(word) != FRT_OBJ_PENDING:
         return
@@ -114,8 +117,8 @@ cdef int object_discard(frt_ctx *x, uint32_t i) noexcept nogil:
     """Give an unsealed entry that only the caller knows back."""
     cdef int rc = object_empty(x, i)
     cdef uint64_t *state = frt_state(x, i)
-    x.entries[i].objref = 0
-    a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(state[0]) + 1))
+    a64_store_rlx(&x.entries[i].objref, 0)
+    a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(a64_load_rlx(state)) + 1))
     pool_keep_object(x, i)
     return rc
 
@@ -152,7 +155,7 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
     if i >= x.objects_max:
         return FRT_STALE
     if held[0]:
-        if x.entries[i].objref != objref:
+        if a64_load_rlx(&x.entries[i].objref) != objref:
             return FRT_STALE
         held[0] += 1
         return FRT_OK
@@ -165,7 +168,7 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
         word = a64_load_sc(state)
     what = frt_word_state(word)
     rc = FRT_STALE
-    if x.entries[i].objref == objref:
+    if a64_load_rlx(&x.entries[i].objref) == objref:
         if what == FRT_OBJ_SEALED or what == FRT_OBJ_PENDING:
             rc = FRT_OK
         elif what >= FRT_OBJ_SPILLING:
@@ -231,7 +234,7 @@ cdef int _let_go(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
             if condemned == NULL:
                 object_maybe_delete(x, child)
             elif _condemn(x, child):
-                x.entries[child].task = condemned[0]
+                a32_store_rlx(&x.entries[child].task, condemned[0])
                 condemned[0] = child + 1
     return FRT_OK
 
@@ -242,14 +245,14 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
     cdef frt_entry *entry
     cdef uint64_t *state
     cdef uint32_t w
-    x.entries[i].task = 0
+    a32_store_rlx(&x.entries[i].task, 0)
     while condemned:
         if condemned > x.objects_max:
             frt_broken(x, "the list of objects to free is damaged")
             return
         i = condemned - 1
         entry = x.entries + i
-        condemned = entry.task
+        condemned = a32_load_rlx(&entry.task)
         if entry.nrefs and _let_go(x, i, &condemned) != FRT_OK:
             return  # a stuck lock; the entry stays FREEING(me), recovery finds it
         entry.nrefs = 0  # before the slots go: recovery reads as many as this says
@@ -257,12 +260,12 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
             return
         if entry.flags & FRT_ENTRY_FILE:
             spill_remove(x, entry.objref)
-        entry.objref = 0
+        a64_store_rlx(&entry.objref, 0)
         entry.flags = 0
         for w in range(x.words):
-            frt_waits(x, i)[w] = 0
+            a64_store_rlx(frt_waits(x, i) + w, 0)
         state = frt_state(x, i)
-        a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(state[0]) + 1))  # commit
+        a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(a64_load_rlx(state)) + 1))  # commit
         pool_keep_object(x, i)
 
 

@@ -120,8 +120,10 @@ cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noe
                     i = FRT_NONE
             elif pool.fresh < pool.committed:
                 i = pool.fresh  # a client that died with it may have stamped it already
-            else:
+            elif pool.fresh == pool.committed:
                 break
+            else:
+                i = FRT_NONE
             if i >= _max(x, tasks):
                 rc = frt_broken(x, "a stack of free records is damaged")
                 break

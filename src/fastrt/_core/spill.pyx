@@ -215,7 +215,7 @@ def finish_restore(Client client, uint32_t i, bint good):
         x.sb.restored_objects += 1
         x.sb.restored_bytes += entry.bytes
         entry.used = x.sb.clock
-        entry.flags &= ~FRT_ENTRY_FILE
+        # FRT_ENTRY_FILE stays: whoever frees the value looks for the file that a death from here on leaves.
     else:
         check(arena_free(x, i + 1, &entry.offset))
         entry.bytes, entry.kind = 0, KIND_LOST

@@ -70,7 +70,7 @@ cdef int _record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nbytes)
             rc = i
             break
         slots[k].objref, slots[k].index, slots[k].pad = x.entries[i].objref, i, 0
-        x.entries[i].task = t + 1
+        a32_store_rlx(&x.entries[i].task, t + 1)
         task.nreturns = k + 1
     if rc < 0:
         _forget(x, t)
@@ -106,7 +106,7 @@ cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
         state = frt_state(x, i)
         x.refs_held[i] = 1
         a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
-        a64_store_rel(state, frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(state[0])))
+        a64_store_rel(state, frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(a64_load_rlx(state))))
     task.ndeps = ndeps
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING if ndeps else FRT_TASK_READY, x.me,
@@ -429,24 +429,33 @@ def claim_for(Client client, Ref ref):
     cdef frt_ctx *x = &client.x
     cdef uint32_t i, t, task, dep
     cdef uint32_t left = x.tasks_max
-    cdef uint64_t word
+    cdef uint64_t word, objref
     cdef frt_body body
+    cdef frt_refslot slot
     client.ensure()
     ref_use(client, ref)
-    i = ref.index
-    while left and not object_is_sealed(x, i):
+    i, objref = ref.index, ref.objref
+    while left:
         left -= 1
-        task = x.entries[i].task
+        task = a32_load_rlx(&x.entries[i].task)
         if task == 0 or task > frt_tasks(x):
-            break  # we hold only the first of these objects: this one went while we looked
+            break
         t = task - 1
         word = a64_load_sc(x.task_words + t)
+        # We hold only the first of these objects; another may have gone while we looked, and its entry and its task
+        # be strangers'. If it is there after the word was read, the word is its task's, or the swap fails.
+        if frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING or \
+                a64_load_rlx(&x.entries[i].objref) != objref or a32_load_rlx(&x.entries[i].task) != task:
+            break
         if frt_word_state(word) == FRT_TASK_READY:
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word))):
                 return _start(x, t)
         elif frt_word_state(word) == FRT_TASK_WAITING and frt_task_body(x, t, &body):
             dep = x.tasks[t].dep
-            i = body.refs[dep].index if dep < body.ndeps else FRT_NONE
+            if dep >= body.ndeps:
+                break
+            slot = body.refs[dep]
+            i, objref = slot.index, slot.objref
             if i >= frt_objects(x):
                 break
         else:
@@ -532,7 +541,7 @@ def cancel(Client client, Ref ref):
     cdef int state, pid
     client.ensure()
     ref_use(client, ref)
-    t = x.entries[ref.index].task
+    t = a32_load_rlx(&x.entries[ref.index].task)
     if t == 0 or object_is_sealed(x, ref.index):
         return "done", 0, 0
     if t > frt_tasks(x):
