@@ -262,9 +262,13 @@ cdef inline uint64_t _all_free(uint32_t cls) noexcept nogil:
 
 
 cdef void _rebuild_class(frt_ctx *x, uint32_t cls) noexcept nogil:
-    """The class's bitmaps and list again, from page and owner words."""
+    """The class's bitmaps and list again, from page and owner words. The caller also has the extent lock.
+
+    An empty page that was on its way back goes back now: nobody will empty it a second time.
+    """
     cdef uint32_t page = 0
-    cdef uint32_t n, b, blocks = FRT_PAGE_BYTES // FRT_CLASS_BYTES(cls)
+    cdef uint32_t left = x.pages_max
+    cdef uint32_t n, b, following, blocks = FRT_PAGE_BYTES // FRT_CLASS_BYTES(cls)
     cdef uint64_t bits
     x.sb.slab_head[cls] = FRT_NONE
     while page < frt_pages(x):
@@ -283,6 +287,14 @@ cdef void _rebuild_class(frt_ctx *x, uint32_t cls) noexcept nogil:
             else:
                 x.links[page].listed = 0
         page += n
+    page = x.sb.slab_head[cls]
+    while page < x.pages_max and left:
+        left -= 1
+        following = x.links[page].next
+        if x.bits[page] == _all_free(cls) and (x.sb.slab_head[cls] != page or following != FRT_NONE):
+            _list_remove(x, &x.sb.slab_head[cls], page)
+            _free_run_locked(x, page)
+        page = following
 
 
 cdef int _lock_class(frt_ctx *x, uint32_t cls) noexcept nogil:

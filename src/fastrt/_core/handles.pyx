@@ -358,8 +358,10 @@ cpdef object read_scalar(Client client, Ref ref, missing):
     if ref.client is not client or not client.usable():
         return missing
     entry = client.x.entries + ref.index
-    kind = entry.kind
-    if not object_is_sealed(&client.x, ref.index) or kind >= KIND_SCALARS_END or entry.flags & FRT_ENTRY_ERROR:
+    if not object_is_sealed(&client.x, ref.index):
+        return missing
+    kind = entry.kind  # only now: an entry that is not sealed yet looks like None
+    if kind >= KIND_SCALARS_END or entry.flags & FRT_ENTRY_ERROR:
         return missing
     data = object_view(&client.x, ref.index, &nbytes)
     if data == NULL or nbytes >= FRT_SPILL_BYTES_MIN:  # it may be in a file, or on its way
