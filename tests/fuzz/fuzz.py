@@ -58,7 +58,7 @@ def find_atheris() -> str:
 
 
 def keep(folder: Path) -> None:
-    """Write the inputs of a folder, the smallest that reach all that was reached, into corpus.txt."""
+    """Add the inputs of a folder to corpus.txt, the smallest first: each reached something new when it was found."""
     inputs = sorted({path.read_bytes() for path in folder.iterdir()} - set(corpus()))
     inputs.sort(key=len)
     with CORPUS.open("a") as file:
@@ -70,7 +70,7 @@ def fuzz(seconds: int, keeping: bool, options: list[str]) -> int:
     """Run libFuzzer; its exit code. What it reached first and last is printed."""
     with tempfile.TemporaryDirectory(prefix="frt-fuzz-run-") as name:
         folder = Path(name)
-        for part in ("corpus", "small", "found"):
+        for part in ("corpus", "found"):
             (folder / part).mkdir()
         for number, data in enumerate(corpus()):
             (folder / "corpus" / f"{number:04}").write_bytes(data)
@@ -95,9 +95,7 @@ def fuzz(seconds: int, keeping: bool, options: list[str]) -> int:
             for report in sorted(folder.glob("report*")):
                 sys.stdout.write(report.read_text(errors="replace"))
         elif keeping:
-            merge = [*target, "-merge=1", *limits, str(folder / "small"), str(folder / "corpus")]
-            subprocess.run(merge, env=environ, check=True, capture_output=True)
-            keep(folder / "small")
+            keep(folder / "corpus")
         if seen:
             first, last = seen[0], seen[-1]
             sys.stdout.write(

@@ -23,11 +23,12 @@ def new_inputs() -> list[str]:
     return [(head + rng.randbytes(12 * rng.randint(1, PATCHES_MOST))).hex() for head in heads]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("inputs", [corpus(), new_inputs()], ids=["kept", "new"])
 def test_damaged_arena_is_an_error_or_harmless(inputs):
     """A crash ends the process with a signal, a wrong error with a traceback; a hang ends the test."""
     command = [sys.executable, str(HERE / "damage.py")]
-    done = subprocess.run(command, input="\n".join(inputs), capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, input="\n".join(inputs), capture_output=True, text=True, timeout=280)
     last = done.stdout.splitlines()[-1:]
     assert done.returncode == 0, f"ended with {done.returncode} at {last}:\n{done.stderr}"
     assert len(done.stdout.splitlines()) == len(inputs)
