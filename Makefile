@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell fin
 	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos wheels clean
+.PHONY: help demo test check asan bench chaos wheels clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,9 +23,15 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	$(BIN)/python -m mypy.stubtest fastrt._core --allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist
 	$(BIN)/python -m pytest
 
-check: .venv/.tools ## real jaxlib 0.4.13 to 0.10.2 against the coordination service (2 minutes; downloads go to .cache/jax)
+check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2 (8 minutes; downloads go to .cache/jax)
+	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
+	$(BIN)/python tests/fuzz/fuzz.py 60
 	$(BIN)/python tests/conformance/jax_envs.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
+
+asan: .venv/.tools ## the core's tests on builds with AddressSanitizer, UndefinedBehavior- and ThreadSanitizer (4 minutes)
+	$(BIN)/python tests/crash/sanitizers.py address
+	$(BIN)/python tests/crash/sanitizers.py thread
 
 bench: .venv/.tools ## run the benchmark suites; each run's figures stay in .benchmarks/ as JSON
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-autosave

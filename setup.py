@@ -5,6 +5,8 @@ objects never end up in a wheel:
 
     FASTRT_FAILPOINTS=1        compile in the points where tests kill the process
     FASTRT_SANITIZE=address    compile with AddressSanitizer and UndefinedBehaviorSanitizer
+    FASTRT_SANITIZE=thread     compile with ThreadSanitizer
+    FASTRT_SANITIZE=fuzzer     as address, and every branch and comparison is reported to a fuzzer
 """
 
 import os
@@ -18,11 +20,17 @@ CORE = Path("src/fastrt/_core")
 DESCRIPTORS = Path("fastrt/rpc/descriptors")
 FAILPOINTS = os.environ.get("FASTRT_FAILPOINTS", "0") not in ("", "0")
 SANITIZE = os.environ.get("FASTRT_SANITIZE", "")
-if SANITIZE not in ("", "address"):
-    raise SystemExit(f"FASTRT_SANITIZE={SANITIZE!r}: only 'address' is known")
+SANITIZERS = {
+    "": [],
+    "address": ["-fsanitize=address,undefined"],
+    "thread": ["-fsanitize=thread"],
+    "fuzzer": ["-fsanitize=address,undefined", "-fsanitize-coverage=trace-pc,trace-cmp"],
+}
+if SANITIZE not in SANITIZERS:
+    raise SystemExit(f"FASTRT_SANITIZE={SANITIZE!r}: only {', '.join(filter(None, SANITIZERS))} are known")
 
 VARIANT = "".join(["-failpoints" * FAILPOINTS, f"-{SANITIZE}" * bool(SANITIZE)])
-SANITIZER_FLAGS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"] if SANITIZE else []
+SANITIZER_FLAGS = [*SANITIZERS[SANITIZE], "-fno-omit-frame-pointer", "-g"] if SANITIZE else []
 # No -march=native: a wheel runs on every CPU of its architecture. The segment's words are read through several
 # types, hence no-strict-aliasing.
 COMPILE_FLAGS = ["-O2", "-std=gnu11", "-fno-strict-aliasing", "-pthread", *SANITIZER_FLAGS]

@@ -1,13 +1,15 @@
 """fsck finds what is wrong: each kind of damage, written into the segment behind the core's back."""
 
+import contextlib
 import struct
 
 import pytest
 
 from fastrt._core import fsck, handles, tasks
+from fastrt.errors import ArenaCorrupt
 
 # Offsets of the superblock's fields, from include/layout.h (regions begin after six sizes and the locks' offset).
-REGIONS = 48
+REGIONS, STATE_AT = 48, 228
 (LOCKS, CLIENTS, CTL, ENTRIES, TASK_WORDS, TASKS, FREE_OBJECTS, FREE_TASKS, RING, FUNCTIONS, PAGES, LINKS, OWNERS, BITS,
  TRACE, PAYLOAD) = range(16)  # fmt: skip
 ENTRY_BYTES, CTL_WORDS = 128, 4
@@ -100,6 +102,76 @@ def test_damaged_task_words_are_found(node, client, function, raw):
     assert "ready and not queued" in damaged(client, raw, word, "Q", 3 << 56 | 77)[0]
     assert "waits for task" in damaged(client, raw, word + 7, "B", 1)[0]
     assert "which is not its own" in damaged(client, raw, raw.at(TASKS, 256 * task + 32), "Q", raw.at(PAYLOAD, 8192))[0]
+    node.end([task])
+
+
+# ---- what the calls themselves make of it; tests/fuzz tries everything else ----
+
+
+@contextlib.contextmanager
+def changed(raw, at: int, form: str, value: int):
+    """One word is another inside; at the end the segment is as if nothing had happened."""
+    old, state = raw.read(at, form), raw.read(STATE_AT, "I")
+    raw.write(at, form, value)
+    yield
+    raw.write(at, form, old)
+    raw.write(STATE_AT, "I", state)
+
+
+def test_impossible_state_under_a_lock_ends_the_session_for_all(node, client, function, raw):
+    ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
+    peer = node.peer()
+    assert peer.run("handles.put_scalar(client, 1) is not None")
+    with changed(raw, raw.at(RING, 0), "Q", 1 << 30):
+        with pytest.raises(ArenaCorrupt, match="names a task that cannot be"):
+            tasks.next_task(client, 0.0, 0.0)
+        with pytest.raises(ArenaCorrupt, match="names a task that cannot be"):
+            handles.put_scalar(client, 1)
+        with pytest.raises(AssertionError, match=r"ArenaCorrupt.*names a task that cannot be"):
+            peer.run("handles.put_scalar(client, 1)")
+    what, task, _ = tasks.cancel(client, ref)
+    assert what == "ending"
+    node.end([task])
+
+
+@pytest.mark.parametrize(
+    ("place", "form", "value"), [(8, "Q", 1 << 60), (16, "Q", 1 << 60), (16, "Q", 4096), (16, "Q", -64 & (1 << 64) - 1)]
+)
+def test_value_outside_of_the_arena_is_not_read(node, client, raw, place, form, value):
+    ref = node.put(5000)
+    with changed(raw, raw.at(ENTRIES, ENTRY_BYTES * ref.index + place), form, value), pytest.raises(ArenaCorrupt):
+        handles.read(client, ref)
+
+
+@pytest.mark.parametrize("value", [1, 9, 1 << 40])
+def test_number_of_another_length_is_not_read(client, raw, value):
+    ref = handles.put_scalar(client, 5)
+    with changed(raw, raw.at(ENTRIES, ENTRY_BYTES * ref.index + 8), "Q", value), pytest.raises(ArenaCorrupt):
+        handles.read(client, ref)
+    assert handles.read(client, ref)[2] == 5
+
+
+@pytest.mark.parametrize(
+    ("place", "form", "value"), [(44, "I", 1 << 31), (48, "I", 1 << 20), (52, "I", 9), (32, "Q", 64)]
+)
+def test_body_outside_of_its_task_is_not_read(node, client, function, raw, place, form, value):
+    ref = tasks.submit_scalars(client, function, (1, "two"), 1, 0, 0)
+    task = tasks.next_task(client, 0.0, 0.0)
+    with changed(raw, raw.at(TASKS, 256 * task + place), form, value), pytest.raises(ArenaCorrupt):
+        tasks.arguments(client, task)
+    node.end([task])
+    del ref
+
+
+def test_entry_with_another_tenant_is_not_claimed_for(node, client, function, raw):
+    inner = tasks.submit_scalars(client, function, (), 1, 0, 0)
+    outer = tasks.submit_scalars(client, function, (inner,), 1, 0, 0)
+    with changed(raw, raw.at(ENTRIES, ENTRY_BYTES * inner.index), "Q", 77):
+        assert tasks.claim_for(client, outer) == tasks.NO_TASK
+    task = tasks.claim_for(client, outer)
+    assert task >= 0
+    node.end([task])
+    task = tasks.next_task(client, 0.0, 0.0)
     node.end([task])
 
 

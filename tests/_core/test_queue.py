@@ -122,3 +122,23 @@ json.dumps(got)
         for k in range(2):
             mine = [value for value in values if value // each == k]
             assert mine == sorted(mine)
+
+
+def test_result_that_is_polled_for_is_never_seen_half_written(node, client, function):
+    """What a value is must be read after whether it is there: a result that is not sealed yet looks like None."""
+    peer, count = node.peer(), 20_000
+    peer.start(
+        f"""
+for k in range({count}):
+    t = tasks.next_task(client, 20.0, 1.0)
+    tasks.finish_scalar(client, t, 7)
+"""
+    )
+    missing = object()
+    for _ in range(count):
+        ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
+        value = missing
+        while value is missing:
+            value = handles.read_scalar(client, ref, missing)
+        assert value == 7
+    peer.finish()

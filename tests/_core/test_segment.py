@@ -108,8 +108,10 @@ def test_attach_changed_superblock_is_refused(made, offset, data, match):
 
 
 @pytest.mark.parametrize(
-    ("offset", "match"), [(TOTAL_BYTES, "damaged"), (BOOT, "before this boot"), (PID_NAMESPACE, "PID namespace")]
-)
+    ("offset", "match"),
+    [(TOTAL_BYTES, "damaged"), (PAGES_MAX, "damaged"), (CTL_OFFSET, "damaged"), (BOOT, "before this boot"),
+     (PID_NAMESPACE, "PID namespace")],
+)  # fmt: skip
 def test_attach_of_another_world_is_refused(made, offset, match):
     patch(made, offset, b"\1\2\3\4\5\6\7", mend_crc=True)
     with pytest.raises(AttachError, match=match):
@@ -171,6 +173,7 @@ def test_create_size_of_other_type_is_refused(store_bytes):
         Segment.create(store_bytes)
 
 
+@pytest.mark.skipif("FASTRT_SANITIZE" in os.environ, reason="a sanitizer's shadow needs terabytes of address space")
 def test_create_without_address_space_is_refused_and_leaves_nothing():
     code = """
         import resource

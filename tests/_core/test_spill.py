@@ -118,6 +118,16 @@ def test_value_of_a_file_that_is_gone_is_lost(node, client):
     assert fsck.usage(client)["bytes_used"] == 0
 
 
+def test_file_left_by_a_death_after_the_restore_goes_with_the_value(node, client, directory):
+    ref = node.put(LARGE)
+    spill_out(client, ref)
+    file = directory / f"{ref.objref:016x}"
+    file.touch()
+    restore(client, ref)  # whoever did it is killed before it removes the file
+    del ref
+    assert not file.exists()
+
+
 def test_restore_into_a_full_store_leaves_the_value_spilled(make_node):
     node = make_node(store_bytes=1 << 20)
     client = node.client

@@ -70,7 +70,7 @@ def test_serialized_arguments_of_any_size_arrive(node, client, function, nbytes,
     assert [(ref.objref, ref.index) for ref in got_refs] == names
     info = tasks.info(client, task)
     assert (info["returns"], info["refs"], info["deps"], info["retries"]) == (returns, 2, 1, 3)
-    assert tasks.may_retry_errors(client, task)
+    assert info["flags"] & tasks.RETRY_ERRORS
     refs = [refs] if returns == 1 else refs
     for k in range(returns):
         writer = handles.result(client, task, k, 2000 * k, 17)
@@ -322,7 +322,7 @@ def test_claim_for_what_runs_elsewhere_is_nothing(client, function):
 
 def test_call_on_a_task_of_nobody_is_refused(node, client):
     for task in (0, 63, 64, 8192, 1 << 20, 0xFFFFFFFF):
-        for call in (tasks.info, tasks.cancelled, tasks.may_retry_errors, tasks.must_stop, tasks.function_of):
+        for call in (tasks.info, tasks.cancelled, tasks.must_stop, tasks.function_of):
             with pytest.raises(IndexError, match=f"no task {task}"):
                 call(client, task)
 

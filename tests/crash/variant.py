@@ -1,7 +1,8 @@
-"""The failpoint build that the campaign runs on, made once for each state of the core's sources.
+"""Test builds of the core, each made once for each state of its sources: with failpoints, with sanitizers.
 
-It lies under build/crash/, named by a digest of what it is made of; unchanged modules are taken from the build before.
-The Python modules around the compiled ones are links into src/, so they are always the newest.
+They lie in a folder below build/ for each kind, named by a digest of what they are made of; unchanged modules are
+taken from the build before. The Python modules around the compiled ones are links into src/, so they are
+always the newest.
 """
 
 import fcntl
@@ -14,6 +15,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = 3  # builds; older ones are removed
+KINDS = {  # of builds: what setup.py is told
+    "crash": {"FASTRT_FAILPOINTS": "1"},
+    "address": {"FASTRT_SANITIZE": "address"},
+    "thread": {"FASTRT_SANITIZE": "thread"},
+    "fuzzer": {"FASTRT_SANITIZE": "fuzzer"},
+}
 
 
 def sources(root: Path) -> list[Path]:
@@ -28,9 +35,9 @@ def digest(root: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def build(root: Path = ROOT) -> Path:
-    """Return a folder to put on PYTHONPATH; takes half a minute when the sources are new."""
-    home = ROOT / "build" / "crash"
+def build(root: Path = ROOT, kind: str = "crash") -> Path:
+    """Return a folder to put on PYTHONPATH; takes half a minute when the sources are new, a sanitizer's a whole one."""
+    home = ROOT / "build" / kind
     home.mkdir(parents=True, exist_ok=True)
     with open(home / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once
@@ -41,7 +48,7 @@ def build(root: Path = ROOT) -> Path:
             if older:
                 shutil.copytree(older[-1].parent, target, symlinks=True)  # with its times: what is newer is compiled
                 (target / "done").unlink()
-            compile_core(root, target, home / "objects")
+            compile_core(root, target, home / "objects", kind)
             link_package(root, target)
             (target / "done").touch()
             for old in older[: max(0, len(older) + 1 - KEPT)]:
@@ -50,11 +57,11 @@ def build(root: Path = ROOT) -> Path:
         return target
 
 
-def compile_core(root: Path, target: Path, objects: Path) -> None:
+def compile_core(root: Path, target: Path, objects: Path, kind: str = "crash") -> None:
     command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", target, "--build-temp", objects / "o"]
-    done = subprocess.run(command, cwd=root, env={**os.environ, "FASTRT_FAILPOINTS": "1"}, capture_output=True)
+    done = subprocess.run(command, cwd=root, env={**os.environ, **KINDS[kind]}, capture_output=True)
     if done.returncode:
-        raise RuntimeError(f"the failpoint build failed:\n{done.stderr.decode(errors='replace')[-4000:]}")
+        raise RuntimeError(f"the test build {kind!r} failed:\n{done.stderr.decode(errors='replace')[-4000:]}")
 
 
 def link_package(root: Path, target: Path) -> None:
@@ -71,5 +78,5 @@ def link(path: Path, at: Path) -> None:
 
 
 def environment(target: Path) -> dict[str, str]:
-    """For processes that are to import the failpoint build."""
+    """For processes that are to import a test build."""
     return {**os.environ, "PYTHONPATH": str(target), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -41,7 +41,9 @@ cdef void _list_add(frt_ctx *x, uint32_t *head, uint32_t page) noexcept nogil:
     x.links[page].next = head[0]
     x.links[page].prev = FRT_NONE
     x.links[page].listed = 1
-    if head[0] != FRT_NONE:
+    if head[0] != FRT_NONE and head[0] >= x.pages_max:
+        frt_broken(x, "a list of pages is damaged")
+    elif head[0] != FRT_NONE:
         x.links[head[0]].prev = page
     head[0] = page
 
@@ -49,6 +51,9 @@ cdef void _list_add(frt_ctx *x, uint32_t *head, uint32_t page) noexcept nogil:
 cdef void _list_remove(frt_ctx *x, uint32_t *head, uint32_t page) noexcept nogil:
     cdef uint32_t after = x.links[page].next
     cdef uint32_t before = x.links[page].prev
+    if after != FRT_NONE and after >= x.pages_max or before != FRT_NONE and before >= x.pages_max:
+        frt_broken(x, "a list of pages is damaged")
+        return
     x.links[page].listed = 0
     if before == FRT_NONE:
         head[0] = after
@@ -81,10 +86,11 @@ cdef void _rebuild_bins(frt_ctx *x) noexcept nogil:
     cdef uint64_t used = 0
     for b in range(FRT_BINS):
         x.sb.bin_head[b] = FRT_NONE
-    while page < x.sb.pages_committed:
+    while page < frt_pages(x):
         n = _pages_of(x.pages[page])
-        if n == 0:
-            break  # cannot be; fsck reports it
+        if n == 0 or n > frt_pages(x) - page:
+            frt_broken(x, "a run of pages has an impossible length")
+            break
         if (x.pages[page] >> 56) == <uint64_t>FRT_PAGE_RUN and _owner(x, page, 0)[0] == 0:
             a64_store_rel(x.pages + page, frt_page_word(FRT_PAGE_FREE, 0, n))
         if (x.pages[page] >> 56) != <uint64_t>FRT_PAGE_FREE:
@@ -115,6 +121,9 @@ cdef uint32_t _lowest_fit(frt_ctx *x, int b, uint32_t n, uint32_t most) noexcept
     cdef uint32_t best = FRT_NONE
     cdef uint32_t page = x.sb.bin_head[b]
     while page != FRT_NONE and most:
+        if page >= x.pages_max:
+            frt_broken(x, "a list of free runs is damaged")
+            return FRT_NONE
         if _pages_of(x.pages[page]) >= n and page < best:
             best = page
         page = x.links[page].next
@@ -134,7 +143,7 @@ cdef uint32_t _find_run(frt_ctx *x, uint32_t n) noexcept nogil:
         best = _lowest_fit(x, b, n, 32)
         if best != FRT_NONE:
             return best
-    return _lowest_fit(x, own, n, FRT_NONE)
+    return _lowest_fit(x, own, n, x.pages_max)
 
 
 cdef int _take_run(frt_ctx *x, uint32_t n, int kind, uint32_t cls, uint32_t owner, uint64_t *home) noexcept nogil:
@@ -144,10 +153,14 @@ cdef int _take_run(frt_ctx *x, uint32_t n, int kind, uint32_t cls, uint32_t owne
     if rc != FRT_OK:
         return rc
     page = _find_run(x, n)
+    have = _pages_of(x.pages[page]) if page != FRT_NONE else 0
     if page == FRT_NONE:
+        rc = FRT_GROW
+    elif page >= frt_pages(x) or have > frt_pages(x) - page or (x.pages[page] >> 56) != <uint64_t>FRT_PAGE_FREE:
+        rc = frt_broken(x, "a free run has an impossible length")
+    if rc != FRT_OK:
         frt_lock_give(x.locks + FRT_LOCK_EXTENT)
-        return FRT_GROW
-    have = _pages_of(x.pages[page])
+        return rc
     _bin_remove(x, page)
     if have > n:
         # Invisible until the first run is shortened.
@@ -168,10 +181,14 @@ cdef void _free_run_locked(frt_ctx *x, uint32_t page) noexcept nogil:
     """Free the run at `page` and join it with free neighbours: one page word commits each step."""
     cdef uint32_t n = _pages_of(x.pages[page])
     cdef uint32_t other
+    cdef uint32_t end = frt_pages(x)
+    if n == 0 or page >= end or n > end - page:
+        frt_broken(x, "a run of pages has an impossible length")
+        return
     a64_store_rel(x.pages + page, frt_page_word(FRT_PAGE_FREE, 0, n))  # commit
     x.sb.used_pages -= n
     other = page + n
-    if other < x.sb.pages_committed and (x.pages[other] >> 56) == <uint64_t>FRT_PAGE_FREE:
+    if other < end and (x.pages[other] >> 56) == <uint64_t>FRT_PAGE_FREE and _pages_of(x.pages[other]) <= end - other:
         _bin_remove(x, other)
         n += _pages_of(x.pages[other])
         a64_store_rel(x.pages + page, frt_page_word(FRT_PAGE_FREE, 0, n))
@@ -179,7 +196,7 @@ cdef void _free_run_locked(frt_ctx *x, uint32_t page) noexcept nogil:
         # `back` is only a hint: believed if a free run starts there and ends right before us.
         other = x.links[page - 1].back
         if other < page and (x.pages[other] >> 56) == <uint64_t>FRT_PAGE_FREE and x.links[other].listed \
-                and other + _pages_of(x.pages[other]) == page:
+                and _pages_of(x.pages[other]) == page - other:
             _bin_remove(x, other)
             n += page - other
             a64_store_rel(x.pages + other, frt_page_word(FRT_PAGE_FREE, 0, n))
@@ -202,7 +219,7 @@ cdef int arena_grow(frt_ctx *x, uint32_t seen) noexcept nogil:
         frt_lock_mend(x.locks + FRT_LOCK_GROW)  # a half-done fallocate is simply done again
     elif rc < 0:
         return rc
-    first = sb.pages_committed
+    first = frt_pages(x)
     n = FRT_COMMIT_BYTES >> FRT_PAGE_SHIFT
     if n > x.pages_max - first:
         n = x.pages_max - first
@@ -216,10 +233,10 @@ cdef int arena_grow(frt_ctx *x, uint32_t seen) noexcept nogil:
     o = FRT_BLOCKS_PER_PAGE * 4
     rc = FRT_FULL
     while rc != FRT_OK and n:
-        rc = segment_commit(x, sb.pages_offset + first * 8, n * 8)
-        rc = rc or segment_commit(x, sb.links_offset + first * sizeof(frt_page_link), n * sizeof(frt_page_link))
-        rc = rc or segment_commit(x, sb.bits_offset + first * 8, n * 8)
-        rc = rc or segment_commit(x, sb.owners_offset + first * o, n * o)
+        rc = segment_commit(x, <char *>(x.pages + first) - x.base, n * 8)
+        rc = rc or segment_commit(x, <char *>(x.links + first) - x.base, n * sizeof(frt_page_link))
+        rc = rc or segment_commit(x, <char *>(x.bits + first) - x.base, n * 8)
+        rc = rc or segment_commit(x, <char *>x.owners - x.base + first * o, n * o)
         rc = rc or segment_commit(x, x.payload_offset + (first << FRT_PAGE_SHIFT), n << FRT_PAGE_SHIFT)
         if rc != FRT_OK:
             segment_discard(x, x.payload_offset + (first << FRT_PAGE_SHIFT), n << FRT_PAGE_SHIFT)  # its first steps
@@ -245,14 +262,19 @@ cdef inline uint64_t _all_free(uint32_t cls) noexcept nogil:
 
 
 cdef void _rebuild_class(frt_ctx *x, uint32_t cls) noexcept nogil:
-    """The class's bitmaps and list again, from page and owner words."""
+    """The class's bitmaps and list again, from page and owner words. The caller also has the extent lock.
+
+    An empty page that was on its way back goes back now: nobody will empty it a second time.
+    """
     cdef uint32_t page = 0
-    cdef uint32_t n, b, blocks = FRT_PAGE_BYTES // FRT_CLASS_BYTES(cls)
+    cdef uint32_t left = x.pages_max
+    cdef uint32_t n, b, following, blocks = FRT_PAGE_BYTES // FRT_CLASS_BYTES(cls)
     cdef uint64_t bits
     x.sb.slab_head[cls] = FRT_NONE
-    while page < x.sb.pages_committed:
+    while page < frt_pages(x):
         n = _pages_of(a64_load_acq(x.pages + page))
-        if n == 0:
+        if n == 0 or n > frt_pages(x) - page:
+            frt_broken(x, "a run of pages has an impossible length")
             return
         if x.pages[page] == frt_page_word(FRT_PAGE_SLAB, cls, 1):
             bits = 0
@@ -265,6 +287,14 @@ cdef void _rebuild_class(frt_ctx *x, uint32_t cls) noexcept nogil:
             else:
                 x.links[page].listed = 0
         page += n
+    page = x.sb.slab_head[cls]
+    while page < x.pages_max and left:
+        left -= 1
+        following = x.links[page].next
+        if x.bits[page] == _all_free(cls) and (x.sb.slab_head[cls] != page or following != FRT_NONE):
+            _list_remove(x, &x.sb.slab_head[cls], page)
+            _free_run_locked(x, page)
+        page = following
 
 
 cdef int _lock_class(frt_ctx *x, uint32_t cls) noexcept nogil:
@@ -291,12 +321,17 @@ cdef int _alloc_block(frt_ctx *x, uint32_t cls, uint32_t owner, uint64_t *home) 
     page = x.sb.slab_head[cls]
     if page == FRT_NONE:
         got = _take_run(x, 1, FRT_PAGE_SLAB, cls, 0, NULL)
-        if got < 0:
-            frt_lock_give(x.locks + FRT_LOCK_CLASS0 + cls)
-            return got
-        page = <uint32_t>got
-        x.bits[page] = _all_free(cls)
-        _list_add(x, &x.sb.slab_head[cls], page)
+        if got >= 0:
+            page = <uint32_t>got
+            x.bits[page] = _all_free(cls)
+            _list_add(x, &x.sb.slab_head[cls], page)
+        else:
+            rc = got
+    elif page >= x.pages_max or x.bits[page] == 0 or x.bits[page] & ~_all_free(cls):
+        rc = frt_broken(x, "a list of slab pages is damaged")
+    if rc != FRT_OK:
+        frt_lock_give(x.locks + FRT_LOCK_CLASS0 + cls)
+        return rc
     block = frt_lowest(x.bits[page])
     home[0] = x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT) + block * FRT_CLASS_BYTES(cls)
     a32_store_rel(_owner(x, page, block), owner)  # commit
@@ -333,13 +368,15 @@ cdef int _free_block(frt_ctx *x, uint32_t cls, uint32_t page, uint32_t block, ui
 
 cdef bint _release_spares(frt_ctx *x) noexcept nogil:
     """Free the one empty page that each class keeps: they may lie in the middle of the only large enough run."""
-    cdef uint32_t cls, page, following
+    cdef uint32_t cls, page, following, left
     cdef bint released = False
     for cls in range(FRT_CLASSES):
         if _lock_class(x, cls) != FRT_OK:
             continue
         page = x.sb.slab_head[cls]
-        while page != FRT_NONE:
+        left = x.pages_max
+        while page < x.pages_max and left:
+            left -= 1
             following = x.links[page].next
             if x.bits[page] == _all_free(cls) and _lock_extent(x) == FRT_OK:
                 _list_remove(x, &x.sb.slab_head[cls], page)
@@ -371,7 +408,7 @@ cdef int arena_alloc(frt_ctx *x, uint64_t nbytes, uint32_t owner, uint64_t *home
     if nbytes > x.total_bytes or pages > x.pages_max:
         return FRT_TOO_LARGE
     while True:
-        seen = a32_load_acq(&x.sb.pages_committed)
+        seen = frt_pages(x)
         if nbytes <= FRT_CLASS_BYTES(FRT_CLASSES - 1):
             rc = _alloc_block(x, _class_for(nbytes), owner, home)
         else:
@@ -439,7 +476,7 @@ cdef uint64_t arena_block_bytes(frt_ctx *x, uint64_t offset) noexcept nogil:
         return 0
     word = a64_load_acq(x.pages + _page_at(x, offset))
     if (word >> 56) == <uint64_t>FRT_PAGE_SLAB:
-        return FRT_CLASS_BYTES((word >> 48) & 255)
+        return FRT_CLASS_BYTES((word >> 48) & 255) if ((word >> 48) & 255) < FRT_CLASSES else 0
     if (word >> 56) == <uint64_t>FRT_PAGE_RUN:
         return <uint64_t>_pages_of(word) << FRT_PAGE_SHIFT
     return 0
@@ -453,7 +490,7 @@ cdef uint32_t arena_owner(frt_ctx *x, uint64_t offset) noexcept nogil:
         return 0
     page = _page_at(x, offset)
     word = a64_load_acq(x.pages + page)
-    if (word >> 56) == <uint64_t>FRT_PAGE_SLAB:
+    if (word >> 56) == <uint64_t>FRT_PAGE_SLAB and ((word >> 48) & 255) < FRT_CLASSES:
         return a32_load_acq(_owner(x, page, <uint32_t>((offset & (FRT_PAGE_BYTES - 1)) //
                                                        FRT_CLASS_BYTES((word >> 48) & 255))))
     return a32_load_acq(_owner(x, page, 0))
@@ -463,7 +500,7 @@ def room(Client client):
     """(used, committed, most) bytes of the payload region, in whole pages; without a lock."""
     cdef frt_ctx *x = &client.x
     client.ensure()
-    return (x.sb.used_pages << FRT_PAGE_SHIFT, <uint64_t>a32_load_acq(&x.sb.pages_committed) << FRT_PAGE_SHIFT,
+    return (x.sb.used_pages << FRT_PAGE_SHIFT, <uint64_t>frt_pages(x) << FRT_PAGE_SHIFT,
             <uint64_t>x.pages_max << FRT_PAGE_SHIFT)
 
 
@@ -473,7 +510,7 @@ def grow(Client client):
     cdef int rc
     client.ensure()
     with nogil:
-        rc = arena_grow(x, a32_load_acq(&x.sb.pages_committed))
+        rc = arena_grow(x, frt_pages(x))
     if rc == FRT_FULL:
         return False
     check(rc)
@@ -492,12 +529,12 @@ def discard(Client client, list keepers):
     """
     cdef frt_ctx *x = &client.x
     cdef uint64_t at = x.payload_offset
-    cdef uint64_t end = at + (<uint64_t>x.sb.pages_committed << FRT_PAGE_SHIFT)
+    cdef uint64_t end = at + (<uint64_t>frt_pages(x) << FRT_PAGE_SHIFT)
     cdef uint32_t i, c
     cdef list kept = []
     client.ensure()
-    for i in range(x.sb.objects.fresh):
-        if x.entries[i].offset:
+    for i in range(frt_objects(x)):
+        if frt_inside(x, x.entries[i].offset, x.entries[i].bytes) != NULL:
             for c in keepers:
                 if frt_pins(x, i)[c >> 6] >> (c & 63) & 1:
                     kept.append((x.entries[i].offset, x.entries[i].offset + x.entries[i].bytes))

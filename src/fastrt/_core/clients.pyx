@@ -16,7 +16,7 @@ from fastrt.errors import ArenaCorrupt, AttachError, NodeDiedError, NotInitializ
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memset, strlen
+from libc.string cimport memset
 
 from fastrt._core.layout cimport *
 from fastrt._core.pool cimport pool_flush
@@ -31,6 +31,9 @@ cdef extern from "<sys/mman.h>" nogil:
 
 KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL = (
     FRT_KIND_DAEMON, FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_TOOL)
+
+cdef extern from "<string.h>" nogil:
+    size_t strnlen(const char *, size_t)
 
 cdef extern from "<pthread.h>" nogil:
     int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept nogil)
@@ -57,7 +60,7 @@ cdef uint64_t client_new_objref(frt_ctx *x) noexcept nogil:
         x.next_objref = a64_add_rlx(&x.sb.next_objref, 1 << 16)
         x.end_objref = x.next_objref + (1 << 16)
     x.next_objref += 1
-    return (<uint64_t>x.sb.node << 48) | (x.next_objref - 1)
+    return (<uint64_t>x.node << 48) | (x.next_objref - 1)
 
 
 cdef void client_wake(frt_ctx *x, uint32_t client) noexcept nogil:
@@ -124,7 +127,7 @@ def table(Segment segment):
                 "client": i, "pid": slot.pid, "kind": slot.kind, "state": frt_word_state(slot.word),
                 "gen": frt_word_gen(slot.word), "start_time": slot.starttime, "blocked": slot.blocked,
                 "task": None if slot.task == 0 else slot.task - 1, "tasks_done": slot.tasks_done,
-                "name": slot.name[:strlen(slot.name)].decode("utf-8", "replace"),
+                "name": slot.name[:strnlen(slot.name, 64)].decode("utf-8", "replace"),
             })
     return rows
 
@@ -182,7 +185,7 @@ cdef class Client:
             raise ForkedHandle()
         cdef uint32_t state = a32_load_acq(&self.x.sb.state)
         if state != <uint32_t>FRT_SEG_READY:
-            why = self.x.sb.poison[:strlen(self.x.sb.poison)].decode("utf-8", "replace")
+            why = self.x.sb.poison[:strnlen(self.x.sb.poison, 128)].decode("utf-8", "replace")
             raise NodeDiedError(why) if state == <uint32_t>FRT_SEG_CLOSED else ArenaCorrupt(why)
         return 0
 

@@ -11,7 +11,7 @@ from libc.string cimport memset
 from fastrt._core.arena cimport arena_block_bytes, arena_owner
 from fastrt._core.clients cimport Client
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport entry_slots, task_slots
+from fastrt._core.links cimport links_names
 
 
 cdef bint _stamped_by_living(frt_ctx *x, uint64_t word) noexcept:
@@ -21,11 +21,11 @@ cdef bint _stamped_by_living(frt_ctx *x, uint64_t word) noexcept:
 
 cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
     cdef list bad = []
-    cdef uint32_t i, c, empty = 0
+    cdef uint32_t i, c, w, task, empty = 0
     cdef int state
-    cdef uint64_t word
+    cdef uint64_t word, bits
     cdef frt_entry *entry
-    for i in range(x.sb.objects.fresh):
+    for i in range(frt_objects(x)):
         word = frt_state(x, i)[0]
         state = frt_word_state(word)
         entry = x.entries + i
@@ -42,13 +42,17 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
             bad.append(f"object {i} names block {entry.offset}, whose owner word is {arena_owner(x, entry.offset)}")
         if entry.offset and state == FRT_OBJ_SEALED and arena_block_bytes(x, entry.offset) < entry.bytes:
             bad.append(f"object {i} of {entry.bytes} bytes lies in a block of {arena_block_bytes(x, entry.offset)}")
-        for c in range(x.clients_max):
-            if (frt_refs(x, i)[c >> 6] | frt_pins(x, i)[c >> 6]) >> (c & 63) & 1:
+        for w in range(x.words):
+            bits = frt_refs(x, i)[w] | frt_pins(x, i)[w]
+            while bits:
+                c = w * 64 + frt_lowest(bits)
+                bits &= bits - 1
                 if frt_word_state(x.clients[c].word) == FRT_CLIENT_FREE:
                     bad.append(f"object {i} is held by client {c}, which is not there")
-        if quiet and state == FRT_OBJ_PENDING and (entry.task == 0 or frt_word_state(x.task_words[entry.task - 1])
-                                                   in (FRT_TASK_EMPTY, FRT_TASK_RESERVED)):
-            bad.append(f"object {i} waits for task {<int>entry.task - 1}, which is not there")
+        task = entry.task
+        if quiet and state == FRT_OBJ_PENDING and (task == 0 or task > frt_tasks(x) or frt_word_state(
+                x.task_words[task - 1]) in (FRT_TASK_EMPTY, FRT_TASK_RESERVED)):
+            bad.append(f"object {i} waits for task {<int>task - 1}, which is not there")
         if quiet and (state == FRT_OBJ_SEALED or state == FRT_OBJ_SPILLED):
             if not (frt_any(frt_refs(x, i), x.words) or frt_any(frt_pins(x, i), x.words) or counted[i]):
                 bad.append(f"sealed object {i} is held by nobody")
@@ -63,30 +67,69 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
 
 cdef void _recount(frt_ctx *x, uint32_t *counted) noexcept:
     """The `counted` words as the records say they should be."""
-    cdef uint32_t i, k
+    cdef uint32_t i, n
     cdef frt_refslot *slots
-    for i in range(x.sb.objects.fresh):
+    cdef frt_body body
+    for i in range(frt_objects(x)):
         if x.entries[i].flags & FRT_ENTRY_COUNTED and frt_word_state(frt_state(x, i)[0]) != FRT_OBJ_EMPTY:
-            slots = entry_slots(x, i)
-            for k in range(x.entries[i].nrefs):
-                counted[slots[k].index] += 1
-    for i in range(x.sb.tasks.fresh):
+            slots = frt_entry_refs(x, i, &n)
+            _count(x, counted, slots, n)
+    for i in range(frt_tasks(x)):
         if x.tasks[i].flags & FRT_TASK_COUNTED and frt_word_state(x.task_words[i]) != FRT_TASK_EMPTY:
-            slots = task_slots(x, i) + x.tasks[i].nreturns
-            for k in range(x.tasks[i].nrefs):
-                counted[slots[k].index] += 1
+            frt_task_body(x, i, &body)
+            _count(x, counted, body.refs, body.nrefs)
     for i in range(FRT_FUNCTIONS):
         if x.functions[i].objref:
-            counted[x.functions[i].index] += 1
+            n = x.functions[i].index
+            if n < x.objects_max:
+                counted[n] += 1
+
+
+cdef void _count(frt_ctx *x, uint32_t *counted, const frt_refslot *slots, uint32_t n) noexcept:
+    cdef uint32_t k, i
+    for k in range(n):
+        i = slots[k].index
+        if i < x.objects_max:
+            counted[i] += 1
+
+
+cdef list _check_bodies(frt_ctx *x):
+    """Bodies and refs that lie where they may, and refs that name what is there."""
+    cdef list bad = []
+    cdef frt_body body
+    cdef frt_refslot *slots
+    cdef frt_refslot slot
+    cdef uint32_t i, k, n
+    for i in range(frt_objects(x)):
+        if x.entries[i].flags & FRT_ENTRY_COUNTED and frt_word_state(frt_state(x, i)[0]) != FRT_OBJ_EMPTY:
+            slots = frt_entry_refs(x, i, &n)
+            if n != x.entries[i].nrefs:
+                bad.append(f"object {i} contains {x.entries[i].nrefs} references, which lie outside of its block")
+            for k in range(n):
+                slot = slots[k]
+                if not links_names(x, &slot):
+                    bad.append(f"object {i} contains object {slot.objref:#x}, which is not there")
+    for i in range(frt_tasks(x)):
+        if x.tasks[i].flags & FRT_TASK_COUNTED and frt_word_state(x.task_words[i]) != FRT_TASK_EMPTY:
+            if not frt_task_body(x, i, &body):
+                bad.append(f"task {i} has a body that lies outside of its block")
+            for k in range(body.nrefs):
+                slot = body.refs[k]
+                if not links_names(x, &slot):
+                    bad.append(f"task {i} names object {slot.objref:#x}, which is not there")
+    return bad
 
 
 cdef list _check_tasks(frt_ctx *x, bint quiet):
     cdef list bad = []
-    cdef uint32_t t, empty = 0
+    cdef uint32_t t, cells, empty = 0
     cdef int state
     cdef uint64_t k
-    ring = {x.ring[k & (x.sb.ring_cells - 1)] for k in range(x.sb.ring_head, x.sb.ring_tail)}
-    for t in range(x.sb.tasks.fresh):
+    cells = x.sb.ring_cells
+    if cells == 0 or cells & (cells - 1) or cells > x.ring_max or x.sb.ring_tail - x.sb.ring_head > cells:
+        return [f"the ready queue runs from {x.sb.ring_head} to {x.sb.ring_tail} in {cells} cells"]
+    ring = {x.ring[k & (cells - 1)] for k in range(x.sb.ring_head, x.sb.ring_tail)}
+    for t in range(frt_tasks(x)):
         state = frt_word_state(x.task_words[t])
         if state > FRT_TASK_ENDING:
             bad.append(f"task {t} is in state {state}, which does not exist")
@@ -102,8 +145,6 @@ cdef list _check_tasks(frt_ctx *x, bint quiet):
             bad.append(f"task {t} is ready and not queued")
     if quiet and empty != x.sb.tasks.free_count:
         bad.append(f"{empty} task records are empty, the free stack holds {x.sb.tasks.free_count}")
-    if not x.sb.ring_head <= x.sb.ring_tail <= x.sb.ring_head + x.sb.ring_cells:
-        bad.append(f"the ready queue runs from {x.sb.ring_head} to {x.sb.ring_tail} in {x.sb.ring_cells} cells")
     return bad
 
 
@@ -111,9 +152,9 @@ cdef object _owner_problem(frt_ctx *x, uint32_t owner, uint64_t offset):
     """Why the record that an owner word names does not name the block, or None."""
     cdef uint32_t i = (owner & ~FRT_OWNER_TASK) - 1
     if owner & FRT_OWNER_TASK:
-        if i >= x.sb.tasks.fresh or x.tasks[i].offset != offset:
+        if i >= frt_tasks(x) or x.tasks[i].offset != offset:
             return f"block {offset} belongs to task {i}, which does not name it"
-    elif i >= x.sb.objects.fresh or x.entries[i].offset != offset:
+    elif i >= frt_objects(x) or x.entries[i].offset != offset:
         return f"block {offset} belongs to object {i}, which does not name it"
     return None
 
@@ -124,18 +165,19 @@ cdef list _check_pages(frt_ctx *x, bint quiet):
     cdef uint32_t n, b, cls, owner, blocks
     cdef uint64_t used = 0
     cdef uint64_t offset, bits
-    while page < x.sb.pages_committed:
+    while page < frt_pages(x):
         n = <uint32_t>x.pages[page]
         kind = <int>(x.pages[page] >> 56)
-        if n == 0 or n > x.sb.pages_committed - page or kind not in (FRT_PAGE_FREE, FRT_PAGE_RUN, FRT_PAGE_SLAB):
+        cls = (x.pages[page] >> 48) & 255
+        if n == 0 or n > frt_pages(x) - page or kind not in (FRT_PAGE_FREE, FRT_PAGE_RUN, FRT_PAGE_SLAB) \
+                or kind == FRT_PAGE_SLAB and (cls >= FRT_CLASSES or n != 1):
             bad.append(f"page {page} has word {x.pages[page]:#x}: the walk over the arena ends here")
             return bad
         offset = x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT)
         if kind != FRT_PAGE_FREE:
             used += n
-        blocks, cls = 1, 0
+        blocks = 1
         if kind == FRT_PAGE_SLAB:
-            cls = (x.pages[page] >> 48) & 255
             blocks = FRT_PAGE_BYTES // FRT_CLASS_BYTES(cls)
         bits = 0
         for b in range(blocks):
@@ -144,7 +186,7 @@ cdef list _check_pages(frt_ctx *x, bint quiet):
                 if owner:
                     bad.append(f"free page {page} has owner {owner}")
             elif owner:
-                problem = _owner_problem(x, owner, offset + b * FRT_CLASS_BYTES(cls))
+                problem = _owner_problem(x, owner, offset + b * (FRT_CLASS_BYTES(cls) if blocks > 1 else 0))
                 if problem:
                     bad.append(problem)
             else:
@@ -180,6 +222,8 @@ def fsck(Client client, bint quiet=False):
     try:
         _recount(x, counted)
         bad += _check_objects(x, counted, quiet)
+        if quiet:
+            bad += _check_bodies(x)
         bad += _check_tasks(x, quiet)
         bad += _check_pages(x, quiet)
     finally:
@@ -202,7 +246,7 @@ def holders(Client client):
     client.ensure()
     memset(bytes_held, 0, sizeof(bytes_held))
     memset(objects_held, 0, sizeof(objects_held))
-    for i in range(x.sb.objects.fresh):
+    for i in range(frt_objects(x)):
         room = arena_block_bytes(x, x.entries[i].offset)
         if room == 0:
             continue
@@ -231,11 +275,11 @@ def usage(Client client):
     client.ensure()
     for i in range(FRT_FUNCTIONS):
         functions += a64_load_acq(&x.functions[i].objref) != 0
-    for i in range(x.sb.objects.fresh):
+    for i in range(frt_objects(x)):
         state = frt_word_state(frt_state(x, i)[0])
         objects += state > FRT_OBJ_RESERVED
         reserved += state == FRT_OBJ_RESERVED
-    for i in range(x.sb.tasks.fresh):
+    for i in range(frt_tasks(x)):
         state = frt_word_state(x.task_words[i])
         tasks += state > FRT_TASK_RESERVED
         reserved += state == FRT_TASK_RESERVED

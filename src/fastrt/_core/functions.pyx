@@ -4,8 +4,9 @@
 A slot of the open hash table counts from the store of its objref on, its last field; slots are never taken back.
 The table holds its objects: each is counted once (links), just before its slot commits.
 """
+from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy, strlen
+from libc.string cimport memcpy
 
 from fastrt._core.clients cimport Client
 from fastrt._core.errors cimport check
@@ -14,12 +15,15 @@ from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_hold_function, links_recount
 from fastrt._core.objects cimport object_acquire
 
+cdef extern from "<string.h>" nogil:
+    size_t strnlen(const char *, size_t)
+
 
 def find_function(Client client, bytes digest):
     """A reference to the function object stored under a 16-byte digest of its content; None if there is none."""
     cdef frt_ctx *x = &client.x
     cdef uint64_t want[2]
-    cdef uint32_t at, k
+    cdef uint32_t at, k, index
     cdef frt_function *f
     client.ensure()
     if len(digest) != 16:
@@ -31,8 +35,9 @@ def find_function(Client client, bytes digest):
         if a64_load_acq(&f.objref) == 0:
             return None
         if f.hash[0] == want[0] and f.hash[1] == want[1]:
-            check(object_acquire(x, f.index, f.objref, False))
-            return ref_wrap(client, f.index)
+            index = f.index
+            check(object_acquire(x, index, f.objref, False))
+            return ref_wrap(client, index)
     return None
 
 
@@ -44,7 +49,7 @@ def function_name(Client client, uint64_t objref):
     for k in range(FRT_FUNCTIONS):
         f = client.x.functions + k
         if objref and f.objref == objref:
-            return f.name[:strlen(f.name)].decode("utf-8", "replace")
+            return f.name[:strnlen(f.name, 64)].decode("utf-8", "replace")
     return "?"
 
 

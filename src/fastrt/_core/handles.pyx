@@ -19,7 +19,7 @@ from libc.string cimport memcpy
 from fastrt._core.clients cimport Client
 from fastrt._core.errors cimport check
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport entry_slots, task_is_mine, task_result
+from fastrt._core.links cimport task_is_mine, task_result
 from fastrt._core.objects cimport *
 from fastrt._core.scalar cimport KIND_SCALARS_END, scalar_read, scalar_size, scalar_write
 from fastrt._core.wait cimport spin_sealed, wait_any, wait_sealed
@@ -136,7 +136,7 @@ def acquire(Client client, uint64_t objref, uint32_t index):
         StaleReferenceError: there is no such object any more.
     """
     client.ensure()
-    if index >= client.x.sb.objects.fresh:
+    if index >= frt_objects(&client.x):
         raise StaleReferenceError(f"object {objref:#x} is not in this session's table")
     if object_acquire(&client.x, index, objref, False) != FRT_OK:
         raise StaleReferenceError(f"object {objref:#x} is gone: the last reference to it was dropped")
@@ -318,6 +318,8 @@ def read(Client client, Ref ref):
     """
     cdef frt_entry *entry
     cdef const char *data
+    cdef uint64_t nbytes
+    cdef uint16_t kind
     cdef Pin pin = None
     cdef int rc
     client.ensure()
@@ -334,16 +336,17 @@ def read(Client client, Ref ref):
         pin = Pin.__new__(Pin)
         pin.client, pin.index = client, ref.index
         entry.used = client.x.sb.clock
-    data = object_view(&client.x, ref.index)
+    data = object_view(&client.x, ref.index, &nbytes)
     if data == NULL:
         check(FRT_CORRUPT)
     error = (entry.flags & FRT_ENTRY_ERROR) != 0
-    if entry.kind < KIND_SCALARS_END:
-        return entry.kind, error, scalar_read(entry.kind, data, entry.bytes)
+    kind = entry.kind
+    if kind < KIND_SCALARS_END:
+        return kind, error, scalar_read(kind, data, nbytes)
     if pin is None:
-        return entry.kind, error, data[:entry.bytes]
-    pin.data, pin.nbytes = data, entry.bytes
-    return entry.kind, error, pin
+        return kind, error, data[:nbytes]
+    pin.data, pin.nbytes = data, nbytes
+    return kind, error, pin
 
 
 cpdef object read_scalar(Client client, Ref ref, missing, double spin_s=0.0):
@@ -353,6 +356,9 @@ cpdef object read_scalar(Client client, Ref ref, missing, double spin_s=0.0):
     here again costs 10 us more than the wait.
     """
     cdef frt_entry *entry
+    cdef const char *data
+    cdef uint64_t nbytes
+    cdef uint16_t kind
     cdef int64_t spin = <int64_t>(spin_s * 1e9)
     if ref.client is not client or not client.usable():
         return missing
@@ -360,10 +366,15 @@ cpdef object read_scalar(Client client, Ref ref, missing, double spin_s=0.0):
     if spin and not object_is_sealed(&client.x, ref.index):
         with nogil:
             spin_sealed(&client.x, ref.index, spin)
-    if not object_is_sealed(&client.x, ref.index) or entry.kind >= KIND_SCALARS_END or entry.flags & FRT_ENTRY_ERROR \
-            or entry.bytes >= FRT_SPILL_BYTES_MIN:  # it may be in a file, or on its way
+    if not object_is_sealed(&client.x, ref.index):
         return missing
-    return scalar_read(entry.kind, object_view(&client.x, ref.index), entry.bytes)
+    kind = entry.kind  # only now: an entry that is not sealed yet looks like None
+    if kind >= KIND_SCALARS_END or entry.flags & FRT_ENTRY_ERROR:
+        return missing
+    data = object_view(&client.x, ref.index, &nbytes)
+    if data == NULL or nbytes >= FRT_SPILL_BYTES_MIN:  # it may be in a file, or on its way
+        return missing
+    return scalar_read(kind, data, nbytes)
 
 
 def read_scalars(Client client, list refs, missing):
@@ -377,12 +388,14 @@ def read_scalars(Client client, list refs, missing):
 def contained(Client client, Ref ref):
     """References to what a sealed value contains, in the order in which they were written."""
     cdef frt_refslot *slots
-    cdef uint32_t k
+    cdef uint32_t k, n
     client.ensure()
     ref_use(client, ref)
-    slots = entry_slots(&client.x, ref.index)
+    slots = frt_entry_refs(&client.x, ref.index, &n)
+    if n != client.x.entries[ref.index].nrefs:
+        check(FRT_CORRUPT)
     refs = []
-    for k in range(client.x.entries[ref.index].nrefs):
+    for k in range(n):
         refs.append(acquire(client, slots[k].objref, slots[k].index))
     return refs
 
@@ -481,12 +494,12 @@ cdef class Writer:
         """
         cdef frt_ctx *x = &self.client.x
         cdef frt_refslot *slots
-        cdef uint32_t k = 0
+        cdef uint32_t n, k = 0
         cdef Ref ref
         self._check_open()
-        slots = entry_slots(x, self.index)
-        if len(refs) != x.entries[self.index].nrefs:
-            raise ValueError(f"{len(refs)} contained references given, {x.entries[self.index].nrefs} were announced")
+        slots = frt_entry_refs(x, self.index, &n)
+        if len(refs) != n:
+            raise ValueError(f"{len(refs)} contained references given, {n} were announced")
         for ref in refs:
             ref_use(self.client, ref)
             slots[k].objref, slots[k].index, slots[k].pad = ref.objref, ref.index, 0

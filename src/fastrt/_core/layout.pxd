@@ -141,7 +141,9 @@ cdef extern from "layout.h" nogil:
         uint64_t *bits
         frt_trace_ring *traces
         uint64_t payload_offset
-        uint32_t words, stride, clients_max, objects_max, tasks_max, pages_max
+        uint32_t words, stride, clients_max, objects_max, tasks_max, pages_max, ring_max, node
+        uint32_t *free_objects
+        uint32_t *free_tasks
         uint32_t me, gen, me_word
         uint64_t me_bit, next_objref, end_objref
         uint32_t objects_kept, tasks_kept
@@ -149,6 +151,21 @@ cdef extern from "layout.h" nogil:
         uint32_t tasks_free[128]
         uint32_t *refs_held
         uint32_t *pins_held
+
+    ctypedef struct frt_body:
+        frt_refslot *results
+        frt_refslot *refs
+        const char *args
+        uint32_t nreturns, nrefs, ndeps, bytes
+
+    int frt_broken(const frt_ctx *x, const char *why) noexcept
+    uint32_t frt_most(const uint32_t *word, uint32_t most) noexcept
+    uint32_t frt_objects(const frt_ctx *x) noexcept
+    uint32_t frt_tasks(const frt_ctx *x) noexcept
+    uint32_t frt_pages(const frt_ctx *x) noexcept
+    char *frt_inside(const frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept
+    bint frt_task_body(const frt_ctx *x, uint32_t t, frt_body *body) noexcept
+    frt_refslot *frt_entry_refs(const frt_ctx *x, uint32_t i, uint32_t *n) noexcept
 
     uint64_t *frt_state(const frt_ctx *x, uint32_t i) noexcept
     uint64_t *frt_refs(const frt_ctx *x, uint32_t i) noexcept

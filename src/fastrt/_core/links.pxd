@@ -2,8 +2,7 @@ from libc.stdint cimport uint8_t, uint32_t
 
 from fastrt._core.layout cimport frt_ctx, frt_refslot
 
-cdef frt_refslot *task_slots(frt_ctx *x, uint32_t t) noexcept nogil
-cdef frt_refslot *entry_slots(frt_ctx *x, uint32_t i) noexcept nogil
+cdef bint links_names(frt_ctx *x, const frt_refslot *slot) noexcept nogil
 cdef int task_result(frt_ctx *x, uint32_t t, uint32_t k) noexcept nogil
 cdef bint task_is_mine(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int links_count(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil

@@ -18,23 +18,14 @@ from fastrt._core.queue cimport queue_push
 cdef enum:
     BIAS = 0x80000000  # on every count while they are rebuilt: deleters look without the lock
 
-cdef frt_refslot *task_slots(frt_ctx *x, uint32_t t) noexcept nogil:
-    """The task's results, followed by its refs, followed by the bytes of its arguments."""
-    cdef frt_task *task = x.tasks + t
-    return <frt_refslot *>(x.base + task.offset if task.offset else task.inlined)
-
-
-cdef frt_refslot *entry_slots(frt_ctx *x, uint32_t i) noexcept nogil:
-    """The refs that a value contains, after its bytes, at the next multiple of 8."""
-    cdef frt_entry *entry = x.entries + i
-    return <frt_refslot *>((x.base + entry.offset if entry.offset else entry.inlined) + ((entry.bytes + 7) & ~7))
-
-
 cdef int task_result(frt_ctx *x, uint32_t t, uint32_t k) noexcept nogil:
     """The entry of result k if it is still to be sealed; FRT_NOT_FOUND otherwise (it may be a stranger's by now)."""
-    cdef frt_refslot *slot = task_slots(x, t) + k
-    if slot.index >= x.objects_max or x.entries[slot.index].objref != slot.objref or \
-            x.entries[slot.index].task != t + 1 or \
+    cdef frt_body body
+    cdef frt_refslot slot
+    if not frt_task_body(x, t, &body) or k >= body.nreturns:
+        return FRT_NOT_FOUND
+    slot = body.results[k]
+    if not links_names(x, &slot) or a32_load_rlx(&x.entries[slot.index].task) != t + 1 or \
             frt_word_state(a64_load_acq(frt_state(x, slot.index))) != FRT_OBJ_PENDING:
         return FRT_NOT_FOUND
     return <int>slot.index
@@ -43,7 +34,7 @@ cdef int task_result(frt_ctx *x, uint32_t t, uint32_t k) noexcept nogil:
 cdef bint task_is_mine(frt_ctx *x, uint32_t t) noexcept nogil:
     """Whether there is such a task and this client runs or ends it."""
     cdef uint64_t word
-    if t >= a32_load_rlx(&x.sb.tasks.fresh):
+    if t >= frt_tasks(x):
         return False
     word = a64_load_acq(x.task_words + t)
     return frt_word_state(word) >= FRT_TASK_CLAIMED and frt_word_client(word) == x.me
@@ -83,18 +74,22 @@ cdef void links_recount(frt_ctx *x) noexcept nogil:
     _unlock(x)
 
 
-cdef inline bint _names(frt_ctx *x, const frt_refslot *slot) noexcept nogil:
-    return slot.index < x.objects_max and x.entries[slot.index].objref == slot.objref
+cdef bint links_names(frt_ctx *x, const frt_refslot *slot) noexcept nogil:
+    """Whether a slot, copied to where nobody changes it, names an object that is there."""
+    return slot.index < x.objects_max and a64_load_rlx(&x.entries[slot.index].objref) == slot.objref
 
 
 cdef int links_count(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil:
     """Count n refs that the record with these flags names. The caller holds each of them."""
+    cdef frt_refslot slot
     cdef uint32_t k
     cdef int rc = _lock(x)
     if rc != FRT_OK:
         return rc
     for k in range(n):
-        a32_add_sc(&x.entries[slots[k].index].counted, 1)
+        slot = slots[k]
+        if slot.index < x.objects_max:
+            a32_add_sc(&x.entries[slot.index].counted, 1)
     flags[0] |= flag
     _unlock(x)
     return FRT_OK
@@ -102,6 +97,7 @@ cdef int links_count(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *
 
 cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil:
     """Take the counts back; the caller then deletes what nobody holds any more."""
+    cdef frt_refslot slot
     cdef uint32_t k
     cdef int rc = _lock(x)
     if rc != FRT_OK:
@@ -109,8 +105,9 @@ cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t
     if flags[0] & flag:
         for k in range(n):
             # After a death half-way some may be gone already, and their entries be others'.
-            if _names(x, slots + k):
-                a32_sub_sc(&x.entries[slots[k].index].counted, 1)
+            slot = slots[k]
+            if links_names(x, &slot):
+                a32_sub_sc(&x.entries[slot.index].counted, 1)
         flags[0] &= ~flag
     _unlock(x)
     return FRT_OK
@@ -128,16 +125,22 @@ cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil:
 cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
     """Under the lock: make a task that waits wait for its next unsealed argument, or READY and queued."""
     cdef frt_task *task = x.tasks + t
-    cdef const frt_refslot *deps
+    cdef frt_body body
     cdef uint64_t word = a64_load_acq(x.task_words + t)
-    cdef uint32_t i
+    cdef uint32_t i, dep
     if frt_word_state(word) != FRT_TASK_WAITING or task.flags & FRT_TASK_LINKED:
         return
-    deps = task_slots(x, t) + task.nreturns
-    while task.dep < task.ndeps:
-        i = deps[task.dep].index
+    if not frt_task_body(x, t, &body):
+        frt_broken(x, "a waiting task's body lies outside the arena")
+        return
+    dep = task.dep
+    while dep < body.ndeps:
+        i = body.refs[dep].index
+        if i >= x.objects_max:
+            frt_broken(x, "a waiting task names an object that cannot be")
+            return
         if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:
-            task.waiter = x.entries[i].waiter
+            task.waiter = a32_load_rlx(&x.entries[i].waiter)
             task.flags |= FRT_TASK_LINKED
             a32_store_sc(&x.entries[i].waiter, t + 1)
             # A sealer stores the state and then looks for waiters; we do it the other way round.
@@ -145,7 +148,8 @@ cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
                 return
             a32_store_sc(&x.entries[i].waiter, task.waiter)
             task.flags &= ~FRT_TASK_LINKED
-        task.dep += 1
+        dep += 1
+        task.dep = dep
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if we do not come that far
     if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word))):
         queue_push(x, t)
@@ -167,13 +171,24 @@ cdef void links_wait(frt_ctx *x, uint32_t t) noexcept nogil:
 cdef void links_unwait(frt_ctx *x, uint32_t t) noexcept nogil:
     """Take a task that is being cancelled out of the list it waits in, if it is in one."""
     cdef frt_task *task = x.tasks + t
+    cdef frt_body body
     cdef uint32_t *at
+    cdef uint32_t i, dep, waiter
+    cdef uint32_t left = x.tasks_max
     _lock_surely(x)
     if task.flags & FRT_TASK_LINKED:
-        at = &x.entries[task_slots(x, t)[task.nreturns + task.dep].index].waiter
-        while at[0] != 0 and at[0] != t + 1:
-            at = &x.tasks[at[0] - 1].waiter
-        if at[0] == t + 1:
+        dep = task.dep
+        i = body.refs[dep].index if frt_task_body(x, t, &body) and dep < body.ndeps else FRT_NONE
+        at = &x.entries[i].waiter if i < x.objects_max else NULL
+        waiter = at[0] if at != NULL else 0
+        while waiter != 0 and waiter != t + 1:
+            left -= 1
+            if waiter > x.tasks_max or left == 0:
+                frt_broken(x, "a list of waiting tasks is damaged")
+                break
+            at = &x.tasks[waiter - 1].waiter
+            waiter = at[0]
+        if waiter == t + 1:
             at[0] = task.waiter
         task.flags &= ~FRT_TASK_LINKED
     _unlock(x)
@@ -182,14 +197,19 @@ cdef void links_unwait(frt_ctx *x, uint32_t t) noexcept nogil:
 cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     """Tell the tasks that wait for entry i, which was just sealed."""
     cdef uint32_t t, waiter
+    cdef uint32_t left = x.tasks_max
     if a32_load_sc(&x.entries[i].waiter) == 0:
         return
     _lock_surely(x)
     # Detached first: the entry may have been freed and taken by a new tenant meanwhile, and then a task of
     # the old list that waits for the new tenant links itself again.
-    waiter = x.entries[i].waiter
+    waiter = a32_load_rlx(&x.entries[i].waiter)
     a32_store_sc(&x.entries[i].waiter, 0)
     while waiter:
+        if waiter > x.tasks_max or left == 0:
+            frt_broken(x, "a list of waiting tasks is damaged")
+            break
+        left -= 1
         t = waiter - 1
         waiter = x.tasks[t].waiter
         x.tasks[t].flags &= ~FRT_TASK_LINKED
@@ -198,10 +218,12 @@ cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef void _count(frt_ctx *x, const frt_refslot *slots, uint32_t n) noexcept nogil:
+    cdef frt_refslot slot
     cdef uint32_t k
     for k in range(n):
-        if _names(x, slots + k):
-            a32_add_sc(&x.entries[slots[k].index].counted, 1)
+        slot = slots[k]
+        if links_names(x, &slot):
+            a32_add_sc(&x.entries[slot.index].counted, 1)
 
 
 cdef void _rebuild(frt_ctx *x) noexcept nogil:
@@ -209,16 +231,19 @@ cdef void _rebuild(frt_ctx *x) noexcept nogil:
 
     Objects that others could not delete because of the bias are found by the recovery that follows the death.
     """
-    cdef uint32_t i, t, k
-    cdef uint32_t objects = x.sb.objects.fresh
-    cdef uint32_t tasks = x.sb.tasks.fresh
+    cdef uint32_t i, t, k, n
+    cdef uint32_t objects = frt_objects(x)
+    cdef uint32_t tasks = frt_tasks(x)
+    cdef const frt_refslot *slots
+    cdef frt_body body
     for i in range(objects):
         a32_store_sc(&x.entries[i].counted, BIAS)
         a32_store_sc(&x.entries[i].waiter, 0)
     for i in range(objects):
         if x.entries[i].flags & FRT_ENTRY_COUNTED and \
                 frt_word_state(a64_load_acq(frt_state(x, i))) != FRT_OBJ_EMPTY:
-            _count(x, entry_slots(x, i), x.entries[i].nrefs)
+            slots = frt_entry_refs(x, i, &n)
+            _count(x, slots, n)
     for k in range(FRT_FUNCTIONS):
         i = x.functions[k].index
         if x.functions[k].objref and i < objects and x.entries[i].objref == x.functions[k].objref:
@@ -228,7 +253,8 @@ cdef void _rebuild(frt_ctx *x) noexcept nogil:
             x.tasks[t].flags &= ~FRT_TASK_LINKED
         if x.tasks[t].flags & FRT_TASK_COUNTED and \
                 frt_word_state(a64_load_acq(x.task_words + t)) != FRT_TASK_EMPTY:
-            _count(x, task_slots(x, t) + x.tasks[t].nreturns, x.tasks[t].nrefs)
+            frt_task_body(x, t, &body)
+            _count(x, body.refs, body.nrefs)
     for i in range(objects):
         a32_sub_sc(&x.entries[i].counted, BIAS)
     for t in range(tasks):

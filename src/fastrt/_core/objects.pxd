@@ -15,4 +15,4 @@ cdef void object_release(frt_ctx *x, uint32_t i, bint pin) noexcept nogil
 cdef void object_maybe_delete(frt_ctx *x, uint32_t i) noexcept nogil
 cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil
 cdef bint object_is_sealed(frt_ctx *x, uint32_t i) noexcept nogil
-cdef const char *object_view(frt_ctx *x, uint32_t i) noexcept nogil
+cdef const char *object_view(frt_ctx *x, uint32_t i, uint64_t *nbytes) noexcept nogil

@@ -12,7 +12,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from fastrt._core.arena cimport arena_alloc, arena_free
 from fastrt._core.clients cimport client_new_objref, client_wake
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport entry_slots, links_count, links_sealed, links_uncount
+from fastrt._core.links cimport links_count, links_names, links_sealed, links_uncount
 from fastrt._core.pool cimport pool_keep_object, pool_take_object
 from fastrt._core.segment cimport spill_remove
 
@@ -24,8 +24,11 @@ cdef int object_new(frt_ctx *x) noexcept nogil:
     if i < 0:
         return i
     entry = x.entries + i
-    entry.objref = client_new_objref(x)
-    entry.bytes, entry.offset, entry.task, entry.waiter, entry.nrefs = 0, 0, 0, 0, 0
+    # Whoever comes too late for the entry's last tenant may be looking at it.
+    a64_store_rlx(&entry.objref, client_new_objref(x))
+    a32_store_rlx(&entry.task, 0)
+    a32_store_rlx(&entry.waiter, 0)
+    entry.bytes, entry.offset, entry.nrefs = 0, 0, 0
     entry.flags, entry.kind, entry.used = 0, 0, x.sb.clock
     return i
 
@@ -54,9 +57,11 @@ cdef char *object_room(frt_ctx *x, uint32_t i, uint64_t nbytes, uint32_t nrefs, 
 cdef int object_contain(frt_ctx *x, uint32_t i) noexcept nogil:
     """Count the refs that the caller has written after the value. Before the seal."""
     cdef frt_entry *entry = x.entries + i
+    cdef uint32_t n
+    cdef frt_refslot *slots = frt_entry_refs(x, i, &n)
     if entry.nrefs == 0:
         return FRT_OK
-    return links_count(x, entry_slots(x, i), entry.nrefs, &entry.flags, FRT_ENTRY_COUNTED)
+    return links_count(x, slots, n, &entry.flags, FRT_ENTRY_COUNTED)
 
 
 cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
@@ -64,7 +69,7 @@ cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
     cdef uint64_t *state = frt_state(x, i)
     x.refs_held[i] = 1
     a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
-    a64_store_rel(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(state[0])))  # commit
+    a64_store_rel(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(a64_load_rlx(state))))  # commit
 
 
 cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
@@ -84,7 +89,7 @@ cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
 cdef void object_seal_pending(frt_ctx *x, uint32_t i) noexcept nogil:
     """Seal a task's result. An entry that nobody holds any more is deleted at once."""
     cdef uint64_t *state = frt_state(x, i)
-    cdef uint64_t word = state[0]
+    cdef uint64_t word = a64_load_rlx(state)
     cdef frt_client *me = x.clients + x.me
     if frt_word_state(word) != FRT_OBJ_PENDING:
         return
@@ -112,8 +117,8 @@ cdef int object_discard(frt_ctx *x, uint32_t i) noexcept nogil:
     """Give an unsealed entry that only the caller knows back."""
     cdef int rc = object_empty(x, i)
     cdef uint64_t *state = frt_state(x, i)
-    x.entries[i].objref = 0
-    a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(state[0]) + 1))
+    a64_store_rlx(&x.entries[i].objref, 0)
+    a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(a64_load_rlx(state)) + 1))
     pool_keep_object(x, i)
     return rc
 
@@ -123,15 +128,15 @@ cdef bint object_is_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
     return frt_word_state(a64_load_acq(frt_state(x, i))) > FRT_OBJ_PENDING
 
 
-cdef const char *object_view(frt_ctx *x, uint32_t i) noexcept nogil:
-    """The value's bytes in the read-only mapping, or in the entry. The offset is checked: it comes from others."""
-    cdef uint64_t offset = x.entries[i].offset
-    cdef uint64_t nbytes = x.entries[i].bytes
+cdef const char *object_view(frt_ctx *x, uint32_t i, uint64_t *nbytes) noexcept nogil:
+    """The value's bytes in the read-only mapping, or in the entry, and how many; NULL when they lie outside."""
+    cdef uint64_t offset = a64_load_rlx(&x.entries[i].offset)
+    nbytes[0] = a64_load_rlx(&x.entries[i].bytes)
     if offset == 0:
+        if nbytes[0] > FRT_INLINE_BYTES:
+            return NULL
         return (<const char *>x.view) + (<char *>x.entries[i].inlined - x.base)
-    if offset < x.payload_offset or offset > x.total_bytes or nbytes > x.total_bytes - offset:
-        return NULL
-    return x.view + offset
+    return x.view + offset if frt_inside(x, offset, nbytes[0]) != NULL else NULL
 
 
 # ---- holders against deleters ----
@@ -147,8 +152,10 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word
     cdef int what, rc
+    if i >= x.objects_max:
+        return FRT_STALE
     if held[0]:
-        if x.entries[i].objref != objref:
+        if a64_load_rlx(&x.entries[i].objref) != objref:
             return FRT_STALE
         held[0] += 1
         return FRT_OK
@@ -161,7 +168,7 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
         word = a64_load_sc(state)
     what = frt_word_state(word)
     rc = FRT_STALE
-    if x.entries[i].objref == objref:
+    if a64_load_rlx(&x.entries[i].objref) == objref:
         if what == FRT_OBJ_SEALED or what == FRT_OBJ_PENDING:
             rc = FRT_OK
         elif what >= FRT_OBJ_SPILLING:
@@ -213,19 +220,21 @@ cdef int _let_go(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
     The list runs through the children's `task` fields (nobody asks who will seal a sealed entry), so a chain of
     any length is deleted without recursion and without memory.
     """
-    cdef frt_refslot *slots = entry_slots(x, i)
     cdef frt_entry *entry = x.entries + i
-    cdef uint32_t k, child
-    cdef int rc = links_uncount(x, slots, entry.nrefs, &entry.flags, FRT_ENTRY_COUNTED)
+    cdef frt_refslot slot
+    cdef uint32_t k, n, child
+    cdef frt_refslot *slots = frt_entry_refs(x, i, &n)
+    cdef int rc = links_uncount(x, slots, n, &entry.flags, FRT_ENTRY_COUNTED)
     if rc != FRT_OK:
         return rc
-    for k in range(entry.nrefs):
-        child = slots[k].index
-        if x.entries[child].objref == slots[k].objref:
+    for k in range(n):
+        slot = slots[k]
+        child = slot.index
+        if links_names(x, &slot):
             if condemned == NULL:
                 object_maybe_delete(x, child)
             elif _condemn(x, child):
-                x.entries[child].task = condemned[0]
+                a32_store_rlx(&x.entries[child].task, condemned[0])
                 condemned[0] = child + 1
     return FRT_OK
 
@@ -236,11 +245,14 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
     cdef frt_entry *entry
     cdef uint64_t *state
     cdef uint32_t w
-    x.entries[i].task = 0
+    a32_store_rlx(&x.entries[i].task, 0)
     while condemned:
+        if condemned > x.objects_max:
+            frt_broken(x, "the list of objects to free is damaged")
+            return
         i = condemned - 1
         entry = x.entries + i
-        condemned = entry.task
+        condemned = a32_load_rlx(&entry.task)
         if entry.nrefs and _let_go(x, i, &condemned) != FRT_OK:
             return  # a stuck lock; the entry stays FREEING(me), recovery finds it
         entry.nrefs = 0  # before the slots go: recovery reads as many as this says
@@ -248,12 +260,12 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
             return
         if entry.flags & FRT_ENTRY_FILE:
             spill_remove(x, entry.objref)
-        entry.objref = 0
+        a64_store_rlx(&entry.objref, 0)
         entry.flags = 0
         for w in range(x.words):
-            frt_waits(x, i)[w] = 0
+            a64_store_rlx(frt_waits(x, i) + w, 0)
         state = frt_state(x, i)
-        a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(state[0]) + 1))  # commit
+        a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(a64_load_rlx(state)) + 1))  # commit
         pool_keep_object(x, i)
 
 

@@ -24,12 +24,20 @@ cdef inline frt_pool *_pool(frt_ctx *x, bint tasks) noexcept nogil:
     return &x.sb.tasks if tasks else &x.sb.objects
 
 
+cdef inline uint32_t _max(frt_ctx *x, bint tasks) noexcept nogil:
+    return x.tasks_max if tasks else x.objects_max
+
+
+cdef inline uint32_t *_free(frt_ctx *x, bint tasks) noexcept nogil:
+    return x.free_tasks if tasks else x.free_objects
+
+
 cdef void _rebuild(frt_ctx *x, bint tasks) noexcept nogil:
     """The free stack again, from the state words."""
     cdef frt_pool *pool = _pool(x, tasks)
-    cdef uint32_t *free = <uint32_t *>(x.base + (x.sb.free_tasks_offset if tasks else x.sb.free_objects_offset))
+    cdef uint32_t *free = _free(x, tasks)
     cdef uint32_t i, n = 0
-    for i in range(pool.fresh):
+    for i in range(frt_most(&pool.fresh, _max(x, tasks))):
         if frt_word_state(a64_load_acq(_word(x, tasks, i))) == FRT_OBJ_EMPTY:  # 0 in both tables
             free[n] = i
             n += 1
@@ -67,22 +75,22 @@ cdef int _commit_more(frt_ctx *x, bint tasks) noexcept nogil:
         frt_lock_mend(x.locks + FRT_LOCK_GROW)
     elif rc < 0:
         return rc
-    first = pool.committed
-    n = pool.max - first if pool.max - first < FRT_COMMIT_RECORDS else FRT_COMMIT_RECORDS
+    first = frt_most(&pool.committed, _max(x, tasks))
+    n = _max(x, tasks) - first if _max(x, tasks) - first < FRT_COMMIT_RECORDS else FRT_COMMIT_RECORDS
     rc = FRT_OK
     if pool.fresh + BATCH <= first:
         pass  # another client was here first
     elif n == 0:
         rc = FRT_TABLE_FULL
     elif tasks:
-        rc = segment_commit(x, x.sb.task_words_offset + first * 8, n * 8)
-        rc |= segment_commit(x, x.sb.tasks_offset + first * sizeof(frt_task), n * sizeof(frt_task))
-        rc |= segment_commit(x, x.sb.free_tasks_offset + first * 4, n * 4)
-        rc |= segment_commit(x, x.sb.ring_offset, queue_cells(first + n) * FRT_CELL_BYTES)
+        rc = segment_commit(x, <char *>(x.task_words + first) - x.base, n * 8)
+        rc |= segment_commit(x, <char *>(x.tasks + first) - x.base, n * sizeof(frt_task))
+        rc |= segment_commit(x, <char *>(x.free_tasks + first) - x.base, n * 4)
+        rc |= segment_commit(x, <char *>x.ring - x.base, queue_cells(first + n) * FRT_CELL_BYTES)
     else:
-        rc = segment_commit(x, x.sb.ctl_offset + first * x.stride * 8, n * x.stride * 8)
-        rc |= segment_commit(x, x.sb.entries_offset + first * sizeof(frt_entry), n * sizeof(frt_entry))
-        rc |= segment_commit(x, x.sb.free_objects_offset + first * 4, n * 4)
+        rc = segment_commit(x, <char *>frt_state(x, <uint32_t>first) - x.base, n * x.stride * 8)
+        rc |= segment_commit(x, <char *>(x.entries + first) - x.base, n * sizeof(frt_entry))
+        rc |= segment_commit(x, <char *>(x.free_objects + first) - x.base, n * 4)
     if rc == FRT_OK and n != 0 and pool.fresh + BATCH > first:
         a32_store_rel(&pool.committed, <uint32_t>(first + n))
     frt_lock_give(x.locks + FRT_LOCK_GROW)
@@ -92,7 +100,7 @@ cdef int _commit_more(frt_ctx *x, bint tasks) noexcept nogil:
 cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noexcept nogil:
     """Up to BATCH records from the free stack or the never-used ones, each marked RESERVED(me)."""
     cdef frt_pool *pool = _pool(x, tasks)
-    cdef uint32_t *free = <uint32_t *>(x.base + (x.sb.free_tasks_offset if tasks else x.sb.free_objects_offset))
+    cdef uint32_t *free = _free(x, tasks)
     cdef uint32_t i
     cdef uint64_t *word
     cdef int rc
@@ -107,10 +115,17 @@ cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noe
             return rc
         while kept[0] < BATCH:
             if pool.free_count:
-                i = free[pool.free_count - 1]
+                i = free[pool.free_count - 1] if pool.free_count <= _max(x, tasks) else FRT_NONE
+                if i < _max(x, tasks) and frt_word_state(_word(x, tasks, i)[0]) != FRT_OBJ_EMPTY:
+                    i = FRT_NONE
             elif pool.fresh < pool.committed:
-                i = pool.fresh
+                i = pool.fresh  # a client that died with it may have stamped it already
+            elif pool.fresh == pool.committed:
+                break
             else:
+                i = FRT_NONE
+            if i >= _max(x, tasks):
+                rc = frt_broken(x, "a stack of free records is damaged")
                 break
             word = _word(x, tasks, i)
             # Commit point: from here on recovery gives the record back if we die.
@@ -122,25 +137,30 @@ cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noe
             magazine[kept[0]] = i
             kept[0] += 1
         _unlock(x, tasks)
+        if rc != FRT_OK:
+            return rc
     return FRT_OK
 
 
 cdef int pool_return(frt_ctx *x, bint tasks, const uint32_t *records, uint32_t n) noexcept nogil:
     """Give records back to the shared stack: EMPTY, the generation kept."""
     cdef frt_pool *pool = _pool(x, tasks)
-    cdef uint32_t *free = <uint32_t *>(x.base + (x.sb.free_tasks_offset if tasks else x.sb.free_objects_offset))
+    cdef uint32_t *free = _free(x, tasks)
     cdef uint64_t *word
     cdef uint32_t k
     cdef int rc = _lock(x, tasks)
     if rc != FRT_OK:
         return rc
     for k in range(n):
+        if pool.free_count >= _max(x, tasks):
+            rc = frt_broken(x, "a stack of free records is damaged")
+            break
         word = _word(x, tasks, records[k])
         a64_store_rel(word, frt_word(FRT_OBJ_EMPTY, 0, frt_word_gen(word[0])))
         free[pool.free_count] = records[k]
         pool.free_count += 1
     _unlock(x, tasks)
-    return FRT_OK
+    return rc
 
 
 cdef int _take(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noexcept nogil:

@@ -33,6 +33,15 @@ cdef int queue_touch(frt_ctx *x) noexcept nogil:
     return rc
 
 
+cdef uint32_t _cells(frt_ctx *x) noexcept nogil:
+    """How many cells the ring has: a power of two that fits, with no more in it than that; else 0."""
+    cdef uint32_t cells = a32_load_rlx(&x.sb.ring_cells)
+    if cells == 0 or cells & (cells - 1) or cells > x.ring_max or x.sb.ring_tail - x.sb.ring_head > cells:
+        frt_broken(x, "the ready queue's ends are damaged")
+        return 0
+    return cells
+
+
 cdef void _drop_stale(frt_ctx *x) noexcept nogil:
     """Keep only the cells of READY tasks. There is then room: the ring has two cells for each task there can be."""
     cdef uint64_t k, cell, h = x.sb.ring_tail
@@ -40,7 +49,7 @@ cdef void _drop_stale(frt_ctx *x) noexcept nogil:
     # From the newest to the oldest, moved up against the tail: a death leaves doubles, never losses.
     for k in range(x.sb.ring_tail - x.sb.ring_head):
         cell = x.ring[(x.sb.ring_tail - 1 - k) & mask]
-        if queue_means(x, cell, a64_load_acq(x.task_words + <uint32_t>cell)):
+        if <uint32_t>cell < x.tasks_max and queue_means(x, cell, a64_load_acq(x.task_words + <uint32_t>cell)):
             h -= 1
             x.ring[h & mask] = cell
     a64_store_rel(&x.sb.ring_head, h)
@@ -77,15 +86,18 @@ cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
     """
     cdef frt_superblock *sb = x.sb
     cdef uint64_t cell = <uint64_t>frt_word_gen(a64_load_acq(x.task_words + t)) << 32 | t
+    cdef uint32_t cells
     while _lock(x) != FRT_OK:
         pass
-    if sb.ring_tail - sb.ring_head == sb.ring_cells:
-        if sb.ring_cells < queue_cells(a32_load_acq(&sb.tasks.committed)):
-            _widen(x)
-        else:
-            _drop_stale(x)
-    x.ring[sb.ring_tail & (sb.ring_cells - 1)] = cell
-    a64_store_sc(&sb.ring_tail, sb.ring_tail + 1)  # commit
+    cells = _cells(x)
+    if cells:
+        if sb.ring_tail - sb.ring_head == cells:
+            if cells < queue_cells(frt_most(&sb.tasks.committed, x.tasks_max)):
+                _widen(x)
+            else:
+                _drop_stale(x)
+        x.ring[sb.ring_tail & (sb.ring_cells - 1) & (x.ring_max - 1)] = cell
+        a64_store_sc(&sb.ring_tail, sb.ring_tail + 1)  # commit
     frt_lock_give(x.locks + FRT_LOCK_QUEUE)
     queue_wake_idle(x)
 
@@ -93,7 +105,7 @@ cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
 cdef int queue_pop(frt_ctx *x) noexcept nogil:
     """Claim the oldest ready task: its index, now CLAIMED(me); FRT_NOT_FOUND when there is none."""
     cdef frt_superblock *sb = x.sb
-    cdef uint32_t t
+    cdef uint32_t t, cells
     cdef uint64_t cell, word
     cdef bint claimed = False
     cdef int rc
@@ -102,15 +114,20 @@ cdef int queue_pop(frt_ctx *x) noexcept nogil:
     rc = _lock(x)
     if rc != FRT_OK:
         return rc
-    while not claimed and sb.ring_head != sb.ring_tail:
-        cell = x.ring[sb.ring_head & (sb.ring_cells - 1)]
+    cells = _cells(x)
+    while cells and not claimed and sb.ring_head != sb.ring_tail:
+        cell = x.ring[sb.ring_head & (cells - 1)]
         t = <uint32_t>cell
+        if t >= x.tasks_max:
+            cells = 0
+            frt_broken(x, "the ready queue names a task that cannot be")
+            break
         word = a64_load_acq(x.task_words + t)
         claimed = queue_means(x, cell, word) and a64_cas_sc(
             x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))
         a64_store_rel(&sb.ring_head, sb.ring_head + 1)  # commit
     frt_lock_give(x.locks + FRT_LOCK_QUEUE)
-    return <int>t if claimed else FRT_NOT_FOUND
+    return <int>t if claimed else (FRT_NOT_FOUND if cells else FRT_CORRUPT)
 
 
 cdef uint64_t queue_length(frt_ctx *x) noexcept nogil:

@@ -13,10 +13,11 @@ from fastrt._core.clients cimport Client, client_wake
 from fastrt._core.errors cimport check
 from fastrt._core.functions cimport functions_touch
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport links_touch, links_unwait, links_wait, task_result, task_slots
+from fastrt._core.links cimport links_names, links_touch, links_unwait, links_wait, task_result
 from fastrt._core.objects cimport object_empty, object_free, object_maybe_delete, object_tell
 from fastrt._core.pool cimport pool_return, pool_touch
 from fastrt._core.queue cimport queue_push, queue_touch
+from fastrt._core.segment import start_time
 from fastrt._core.tasks cimport (
     task_done, task_is_cancelled, task_let_go, task_mark_cancelled, task_results_sealed)
 
@@ -42,11 +43,16 @@ cdef void _intents(frt_ctx *x, uint32_t v) noexcept nogil:
     if a32_cas_sc(&x.sb.spinner, v + 1, 0):
         pass
     a64_and_sc(&x.sb.idle[v >> 6], ~(<uint64_t>1 << (v & 63)))
-    if slot.sealing:
-        object_tell(x, slot.sealing - 1)
+    t = slot.sealing
+    if t:
+        if t <= x.objects_max:
+            object_tell(x, t - 1)
         slot.sealing = 0
-    if slot.pushing:
-        t = slot.pushing - 1
+    t = slot.pushing
+    if t > x.tasks_max:
+        slot.pushing = 0
+    elif t:
+        t -= 1
         state = frt_word_state(a64_load_sc(x.task_words + t))
         if state == FRT_TASK_READY:
             queue_push(x, t)
@@ -58,13 +64,16 @@ cdef void _intents(frt_ctx *x, uint32_t v) noexcept nogil:
 cdef int _unsubmit(frt_ctx *x, uint32_t t) noexcept nogil:
     """Give back a record that the dead client had in reserve, perhaps half made into a task."""
     cdef frt_task *task = x.tasks + t
-    cdef frt_refslot *slots = task_slots(x, t)
+    cdef frt_body body
+    cdef frt_refslot slot
     cdef uint32_t k, i
     cdef uint64_t word
     cdef int rc = task_let_go(x, t)
-    for k in range(task.nreturns):
-        i = slots[k].index
-        if i < x.sb.objects.fresh and x.entries[i].objref == slots[k].objref and x.entries[i].task == t + 1:
+    frt_task_body(x, t, &body)
+    for k in range(body.nreturns):
+        slot = body.results[k]
+        i = slot.index
+        if links_names(x, &slot) and x.entries[i].task == t + 1:
             word = a64_load_sc(frt_state(x, i))
             if frt_word_state(word) == FRT_OBJ_PENDING:
                 # Only the dead one ever knew it: the object scan takes it from here.
@@ -79,7 +88,9 @@ cdef int _unsubmit(frt_ctx *x, uint32_t t) noexcept nogil:
 cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     """Make a task of the dead client READY again; what its last attempt had written is dropped."""
     cdef int i, rc
-    for k in range(x.tasks[t].nreturns):
+    cdef frt_body body
+    frt_task_body(x, t, &body)
+    for k in range(body.nreturns):
         i = task_result(x, t, k)
         if i >= 0:
             rc = object_empty(x, i)
@@ -118,29 +129,37 @@ cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     return FRT_OK
 
 
+cdef bint _take_waiting(frt_ctx *x, uint32_t t, uint64_t *word) noexcept nogil:
+    """Take a task that nobody has started in order to end it; False when somebody else did, with its word then."""
+    cdef uint32_t gen = frt_word_gen(word[0])
+    while frt_word_gen(word[0]) == gen and frt_word_state(word[0]) in (FRT_TASK_WAITING, FRT_TASK_READY):
+        if a64_cas_sc(x.task_words + t, word[0], frt_word(FRT_TASK_ENDING, x.me, gen)):
+            return True
+        word[0] = a64_load_acq(x.task_words + t)  # from WAITING to READY, perhaps: try that, too
+    return False
+
+
 cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running):
     """What the dead client had of the task table, and with `job` also the tasks of its job."""
-    cdef uint32_t t
+    cdef uint32_t t, gen
     cdef uint64_t word
     cdef int state, rc, pid
     cdef list ending = []
-    for t in range(x.sb.tasks.fresh):
+    for t in range(frt_tasks(x)):
         word = a64_load_acq(x.task_words + t)
-        state = frt_word_state(word)
+        state, gen = frt_word_state(word), frt_word_gen(word)
         if state == FRT_TASK_EMPTY:
             continue
         rc = FRT_OK
         if job and x.tasks[t].job == job and state != FRT_TASK_RESERVED and state != FRT_TASK_ENDING:
-            if state == FRT_TASK_WAITING or state == FRT_TASK_READY:
-                if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
-                    links_unwait(x, t)
-                    ending.append(t)
-                    continue
-                word = a64_load_acq(x.task_words + t)
-            if frt_word_state(word) >= FRT_TASK_CLAIMED:
+            if _take_waiting(x, t, &word):
+                links_unwait(x, t)
+                ending.append(t)
+                continue
+            if frt_word_state(word) >= FRT_TASK_CLAIMED and frt_word_gen(word) == gen:
                 pid = task_mark_cancelled(x, t, word)
                 if frt_word_client(word) != v:
-                    if pid > 0:
+                    if pid > 0 and start_time(pid) == x.clients[frt_word_client(word)].starttime:
                         running.append(pid)
                     continue
         if frt_word_client(word) == v:
@@ -159,7 +178,7 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
     cdef uint64_t *state
     cdef int what
     cdef int rc = FRT_OK
-    for i in range(x.sb.objects.fresh):
+    for i in range(frt_objects(x)):
         state = frt_state(x, i)
         word = a64_load_acq(state)
         what = frt_word_state(word)

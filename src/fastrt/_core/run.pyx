@@ -11,13 +11,14 @@ from libc.stdint cimport uint32_t, uint64_t
 from fastrt._core import trace
 from fastrt._core.clients cimport Client
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport task_slots
 from fastrt._core.scalar cimport args_read
 from fastrt._core.tasks cimport ARGS_SCALARS, finish_scalar, next_task, task_is_cancelled
 from fastrt.errors import ObjectStoreFullError
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
+
+cdef list _NO_REFS = []
 
 cdef enum:
     TASKS_PER_LOOK = 64  # functions of C alone never come by the interpreter's own look at signals and threads
@@ -100,15 +101,16 @@ cdef int _execute(Runner self, uint32_t t) except -1:
 cdef object _call(Runner self, uint32_t t):
     """Call the task's function with its arguments."""
     cdef frt_ctx *x = &self.client.x
+    cdef frt_body body
     cdef object function = None
     cdef tuple args
     cdef dict kwargs = None
-    if x.tasks[t].kind == ARGS_SCALARS and x.tasks[t].nrefs == 0:
+    if x.tasks[t].kind == ARGS_SCALARS and frt_task_body(x, t, &body) and body.nrefs == 0:
         function = _function(self, x.tasks[t].function)
     if function is None:
         function, args, kwargs = self.prepare(t)
     else:
-        args = args_read(<const char *>(task_slots(x, t) + x.tasks[t].nreturns), x.tasks[t].bytes, None)
+        args = args_read(body.args, body.bytes, _NO_REFS)
     try:
         self.interruptible = True
         if task_is_cancelled(x, t):

@@ -8,6 +8,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.unicode cimport PyUnicode_DecodeUTF8
+
+from fastrt.errors import ArenaCorrupt
+
 from libc.stdint cimport int64_t, uint16_t, uint32_t
 from libc.string cimport memcpy
 
@@ -72,6 +75,8 @@ cdef object scalar_read(uint16_t kind, const char *data, Py_ssize_t nbytes):
     """The value again: always a new object that owns its bytes."""
     cdef int64_t whole
     cdef double real
+    if nbytes != 8 and (kind == KIND_INT or kind == KIND_FLOAT):
+        raise ArenaCorrupt(f"a number of {nbytes} bytes stands in the shared segment")
     if kind == KIND_INT:
         memcpy(&whole, data, 8)
         return whole
@@ -85,10 +90,13 @@ cdef object scalar_read(uint16_t kind, const char *data, Py_ssize_t nbytes):
     if kind == KIND_FALSE:
         return False
     if kind == KIND_STR:
-        return PyUnicode_DecodeUTF8(data, nbytes, NULL)
+        try:
+            return PyUnicode_DecodeUTF8(data, nbytes, NULL)
+        except UnicodeDecodeError as exc:
+            raise ArenaCorrupt(f"a text in the shared segment is none: {exc}") from None
     if kind == KIND_BYTES:
         return PyBytes_FromStringAndSize(data, nbytes)
-    raise ValueError(f"{kind} is not a kind of scalar")
+    raise ArenaCorrupt(f"a value in the shared segment is of kind {kind}, which is no kind of scalar")
 
 
 cdef Py_ssize_t args_write(tuple args, type ref_type, char *to, Py_ssize_t room, list refs) except -2:
@@ -125,10 +133,16 @@ cdef tuple args_read(const char *data, Py_ssize_t nbytes, list refs):
     cdef uint32_t head[2]
     cdef list values = []
     while at < nbytes:
+        if nbytes - at < HEADER:
+            raise ArenaCorrupt("the arguments of a task are cut off")
         memcpy(head, data + at, HEADER)
         if head[0] == TAG_REF:
+            if head[1] >= <uint32_t>len(refs):
+                raise ArenaCorrupt("the arguments of a task name a reference that it does not have")
             values.append(refs[head[1]])
         else:
+            if head[0] >= TAG_REF or head[1] > nbytes - at - HEADER:
+                raise ArenaCorrupt("the arguments of a task are damaged")
             values.append(scalar_read(<uint16_t>head[0], data + at + HEADER, head[1]))
             at += (head[1] + 7) & ~7
         at += HEADER

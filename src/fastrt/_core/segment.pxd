@@ -10,10 +10,13 @@ cdef class Segment:
     cdef const char *view
     cdef int fd
     cdef int pid
+    cdef frt_ctx plan
 
     cdef frt_superblock *superblock(self) except NULL
     cdef int describe(self, frt_ctx *x) except -1
-    cdef int _map(self, int fd, uint64_t nbytes) except -1
+    cdef void _plan(self, const frt_superblock *sb) noexcept
+    cdef int _map(self, int fd, const frt_superblock *sb) except -1
+    cdef object _foreign(self, frt_superblock *sb, uint64_t size)
     cdef int _initialise(self, frt_superblock *sb, bint trace) except -1
 
 cdef uint64_t segment_room(int fd) noexcept nogil

@@ -3,6 +3,8 @@ from typing_extensions import disjoint_base
 NAME_PREFIX: str
 STORE_BYTES_MIN: int
 STORE_BYTES_MAX: int
+RECORDS_MIN: int
+RECORDS_MAX: int
 
 def boot_hash() -> int: ...
 def pid_namespace() -> int: ...

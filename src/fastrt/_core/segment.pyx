@@ -25,7 +25,7 @@ from libc.errno cimport EINTR
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from fastrt._core.layout cimport *
 
@@ -38,6 +38,9 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int unlink(const char *)
+
+cdef extern from "<string.h>" nogil:
+    size_t strnlen(const char *, size_t)
 
 cdef extern from "<fcntl.h>" nogil:
     int posix_fallocate(int, long, long)
@@ -68,6 +71,7 @@ cdef extern from *:
 NAME_PREFIX = "/fastrt-"
 STORE_BYTES_MIN = 1 << 20
 STORE_BYTES_MAX = 1 << 44  # page indexes stay below 2**30
+RECORDS_MIN, RECORDS_MAX = 64, 1 << 26
 cdef enum:
     TABLES_RESERVE = 6 << 20  # the first FRT_COMMIT_RECORDS of both tables, and some more
     COMMIT_STEP = 1 << 18  # a quarter of a millisecond: fallocate starts again after each signal, timers' too
@@ -107,7 +111,7 @@ cdef void spill_remove(frt_ctx *x, uint64_t objref) noexcept nogil:
     """Remove the file of a spilled value that nobody holds any more."""
     cdef char path[300]
     if x.sb.spill_dir[0]:
-        snprintf(path, sizeof(path), "%s/%016llx", x.sb.spill_dir, <unsigned long long>objref)
+        snprintf(path, sizeof(path), "%.255s/%016llx", x.sb.spill_dir, <unsigned long long>objref)
         unlink(path)
 
 
@@ -171,6 +175,24 @@ cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
     sb.total_bytes = end
 
 
+cdef bint _damaged(frt_superblock *sb, uint64_t size):
+    """Whether a copied superblock describes a layout that no build of this version makes for a file of this size.
+
+    The checksum finds accidents. That the places of all regions follow from the tables' sizes is checked besides:
+    whoever writes a wrong place can compute a checksum, too.
+    """
+    cdef frt_superblock made
+    if sb.static_crc != zlib.crc32((<char *>sb)[:FRT_STATIC_BYTES]) or sb.total_bytes != size:
+        return True
+    if sb.words == 0 or sb.words > FRT_CLIENTS_MOST // 64 or sb.clients_max != 64 * sb.words or \
+            not RECORDS_MIN <= sb.objects_max <= RECORDS_MAX or not RECORDS_MIN <= sb.tasks_max <= RECORDS_MAX or \
+            sb.pages_max == 0 or sb.pages_max > STORE_BYTES_MAX >> FRT_PAGE_SHIFT:
+        return True
+    memcpy(&made, sb, sizeof(made))
+    _lay_out(&made, <uint64_t>sb.pages_max << FRT_PAGE_SHIFT)
+    return memcmp(&made, sb, FRT_STATIC_BYTES) != 0
+
+
 cdef class Segment:
     """A mapped segment. Use `Segment.create` or `Segment.attach`.
 
@@ -202,15 +224,24 @@ cdef class Segment:
 
     cdef int describe(self, frt_ctx *x) except -1:
         """Fill in a process's view of the segment: mappings and geometry, no client."""
-        cdef frt_superblock *sb = self.superblock()
+        self.superblock()
+        memcpy(x, &self.plan, sizeof(frt_ctx))
+        return 0
+
+    cdef void _plan(self, const frt_superblock *sb) noexcept:
+        """Keep the places of all regions, from a checked copy of the superblock: they are never read from it again."""
+        cdef frt_ctx *x = &self.plan
         memset(x, 0, sizeof(frt_ctx))
-        x.base, x.view, x.total_bytes, x.fd, x.sb = self.base, self.view, self.total_bytes, self.fd, sb
+        x.base, x.view, x.total_bytes, x.fd = self.base, self.view, self.total_bytes, self.fd
+        x.sb = <frt_superblock *>self.base
         x.locks = <frt_lock *>(self.base + sb.locks_offset)
         x.clients = <frt_client *>(self.base + sb.clients_offset)
         x.ctl = <uint64_t *>(self.base + sb.ctl_offset)
         x.entries = <frt_entry *>(self.base + sb.entries_offset)
+        x.free_objects = <uint32_t *>(self.base + sb.free_objects_offset)
         x.task_words = <uint64_t *>(self.base + sb.task_words_offset)
         x.tasks = <frt_task *>(self.base + sb.tasks_offset)
+        x.free_tasks = <uint32_t *>(self.base + sb.free_tasks_offset)
         x.ring = <uint64_t *>(self.base + sb.ring_offset)
         x.functions = <frt_function *>(self.base + sb.functions_offset)
         x.pages = <uint64_t *>(self.base + sb.pages_offset)
@@ -221,11 +252,11 @@ cdef class Segment:
         x.payload_offset = sb.payload_offset
         x.words, x.stride = sb.words, 1 + 3 * sb.words
         x.clients_max, x.objects_max, x.tasks_max = sb.clients_max, sb.objects_max, sb.tasks_max
-        x.pages_max = sb.pages_max
+        x.pages_max, x.ring_max, x.node = sb.pages_max, sb.ring_max, sb.node
         x.me = FRT_NONE
-        return 0
 
-    cdef int _map(self, int fd, uint64_t nbytes) except -1:
+    cdef int _map(self, int fd, const frt_superblock *sb) except -1:
+        cdef uint64_t nbytes = sb.total_bytes
         self.fd, self.total_bytes, self.pid = fd, nbytes, os.getpid()
         cdef void *rw = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0)
         if rw == MAP_FAILED:
@@ -236,6 +267,7 @@ cdef class Segment:
         if ro == MAP_FAILED:
             raise AttachError(f"cannot map {nbytes} bytes of {self.name}: raise the address-space limit (ulimit -v)")
         self.view = <const char *>ro
+        self._plan(sb)
         return 0
 
     @staticmethod
@@ -262,8 +294,8 @@ cdef class Segment:
         if not 1 <= clients_max <= FRT_CLIENTS_MOST:
             raise ValueError(f"clients_max is {clients_max}; it must be from 1 to {FRT_CLIENTS_MOST}")
         for what, count in (("objects_max", objects_max), ("tasks_max", tasks_max)):
-            if not 64 <= count <= 1 << 26:
-                raise ValueError(f"{what} is {count}; it must be from 64 to 2**26")
+            if not RECORDS_MIN <= count <= RECORDS_MAX:
+                raise ValueError(f"{what} is {count}; it must be from {RECORDS_MIN} to {RECORDS_MAX}")
         cdef frt_superblock sb
         memset(&sb, 0, sizeof(sb))
         sb.magic, sb.version, sb.abi = FRT_MAGIC, FRT_LAYOUT_VERSION, frt_abi()
@@ -278,7 +310,7 @@ cdef class Segment:
         self.name = f"{NAME_PREFIX}{sb.session[0]:016x}{sb.session[1]:016x}"
         shm = posix_ipc.SharedMemory(self.name, posix_ipc.O_CREX, mode=0o600, size=sb.total_bytes)
         try:
-            self._map(shm.fd, sb.total_bytes)
+            self._map(shm.fd, &sb)
             self._initialise(&sb, trace)
         except BaseException:
             self.unlink()
@@ -325,6 +357,7 @@ cdef class Segment:
             AttachError: there is no such segment, it is not ours, or another build, boot or PID namespace made it.
         """
         cdef Segment self = Segment.__new__(Segment)
+        cdef frt_superblock copy
         self.name = name
         if not re.fullmatch(NAME_PREFIX + "[0-9a-f]{32}", name):
             raise AttachError(f"{name!r} is not the name of a fastrt segment")
@@ -342,31 +375,32 @@ cdef class Segment:
         elif info.st_size < 4096:
             why = f"it has {info.st_size} bytes and no superblock"
         if why is None:
-            why = self._foreign(info.st_size)
+            why = self._foreign(&copy, info.st_size)
         if why is not None:
             raise AttachError(f"{name} is refused: {why}")
-        self._map(shm.fd, info.st_size)
+        self._map(shm.fd, &copy)
         return self
 
-    def _foreign(self, uint64_t size):
-        """Why this segment cannot be used here, or None. Read, not mapped: a hole may have no memory behind it."""
-        cdef frt_superblock copy
-        cdef frt_superblock *sb = &copy
-        cdef bytes raw = os.pread(self.fd, sizeof(copy), 0)
-        memcpy(sb, <char *>raw, sizeof(copy))
+    cdef object _foreign(self, frt_superblock *sb, uint64_t size):
+        """Why this segment cannot be used here, or None; its superblock is copied to `sb`.
+
+        Read, not mapped: a hole may have no memory behind it.
+        """
+        cdef bytes raw = os.pread(self.fd, sizeof(frt_superblock), 0)
+        memcpy(sb, <char *>raw, sizeof(frt_superblock))
         if sb.magic != FRT_MAGIC:
             return "it is not a fastrt segment, or it is not initialised yet"
         if sb.version != FRT_LAYOUT_VERSION or sb.abi != frt_abi():
             return (f"it has layout {sb.version}/{sb.abi:08x}, this build has {FRT_LAYOUT_VERSION}/{frt_abi():08x}; "
                     "run all processes of a session with the same fastrt and interpreter build")
-        if sb.static_crc != zlib.crc32((<char *>sb)[:FRT_STATIC_BYTES]) or sb.total_bytes != size:
+        if _damaged(sb, size):
             return "its superblock is damaged"
         if sb.boot_hash != boot_hash():
             return "it was made before this boot"
         if sb.pid_namespace != pid_namespace():
             return "it was made in another PID namespace; share the namespace (docker run --pid=...)"
         if sb.state == FRT_SEG_POISONED:
-            return f"it is poisoned: {sb.poison.decode('utf-8', 'replace')}"
+            return f"it is poisoned: {sb.poison[:strnlen(sb.poison, 128)].decode('utf-8', 'replace')}"
         if sb.state != FRT_SEG_READY:
             return f"its state is {sb.state}, not ready"
         return None
@@ -458,7 +492,7 @@ cdef bint _in_use(name) except -1:
         raw = os.pread(shm.fd, sizeof(sb), 0)
         if len(raw) < <Py_ssize_t>sizeof(sb):
             return _young(shm.fd)
-        sb = (<frt_superblock *><char *>raw)[0]
+        memcpy(&sb, <char *>raw, sizeof(sb))  # not read in place: bytes are not aligned as the struct is
         if sb.magic == 0:
             return _young(shm.fd)
         if sb.magic != FRT_MAGIC or sb.pid_namespace != pid_namespace():
@@ -469,9 +503,13 @@ cdef bint _in_use(name) except -1:
             return True
         if sb.version != FRT_LAYOUT_VERSION or sb.abi != frt_abi():
             return False
+        if _damaged(&sb, os.fstat(shm.fd).st_size):
+            return True
         for i in range(sb.clients_max):
             raw = os.pread(shm.fd, sizeof(slot), sb.clients_offset + i * sizeof(slot))
-            slot = (<frt_client *><char *>raw)[0]
+            if len(raw) < <Py_ssize_t>sizeof(slot):
+                return True
+            memcpy(&slot, <char *>raw, sizeof(slot))
             if frt_word_state(slot.word) != FRT_CLIENT_FREE and start_time(slot.pid) == slot.starttime:
                 return True
         return False

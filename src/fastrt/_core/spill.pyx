@@ -13,8 +13,9 @@ from cpython.buffer cimport PyBuffer_FillInfo
 
 from fastrt.errors import FastrtError
 
+from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memset, strlen
+from libc.string cimport memset
 
 from fastrt._core.arena cimport arena_alloc, arena_block_bytes, arena_free
 from fastrt._core.clients cimport Client, client_wake
@@ -23,6 +24,9 @@ from fastrt._core.handles cimport Ref, ref_use
 from fastrt._core.layout cimport *
 from fastrt._core.objects cimport object_maybe_delete, object_tell
 from fastrt._core.wait cimport wait_news, wait_resident
+
+cdef extern from "<string.h>" nogil:
+    size_t strnlen(const char *, size_t)
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
@@ -58,7 +62,7 @@ cdef Bytes _bytes(Client client, uint32_t i, bint readonly):
     cdef uint64_t offset = x.entries[i].offset
     cdef uint64_t nbytes = x.entries[i].bytes
     cdef Bytes b
-    if offset < x.payload_offset or offset > x.total_bytes or nbytes > x.total_bytes - offset:
+    if frt_inside(x, offset, nbytes) == NULL:
         return None
     b = Bytes.__new__(Bytes)
     b.client, b.readonly, b.nbytes = client, readonly, nbytes
@@ -68,7 +72,7 @@ cdef Bytes _bytes(Client client, uint32_t i, bint readonly):
 
 cdef int _check_entry(Client client, uint32_t i) except -1:
     client.ensure()
-    if i >= client.x.sb.objects.fresh:
+    if i >= frt_objects(&client.x):
         raise IndexError(f"there is no entry {i}")
     return 0
 
@@ -95,7 +99,7 @@ def candidates(Client client):
     cdef uint32_t i
     client.ensure()
     rows = []
-    for i in range(x.sb.objects.fresh):
+    for i in range(frt_objects(x)):
         entry = x.entries + i
         if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and entry.nrefs == 0 \
                 and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(frt_pins(x, i), x.words):
@@ -114,7 +118,7 @@ def begin(Client client, uint32_t i, uint64_t objref):
     cdef uint64_t *state
     cdef uint64_t word, spilling
     client.ensure()
-    if i >= x.sb.objects.fresh:
+    if i >= frt_objects(x):
         return None
     state = frt_state(x, i)
     word = a64_load_sc(state)
@@ -182,7 +186,7 @@ def begin_restore(Client client, uint32_t i, uint64_t objref):
     cdef uint64_t word
     cdef int rc
     client.ensure()
-    if i >= x.sb.objects.fresh:
+    if i >= frt_objects(x):
         return None
     state = frt_state(x, i)
     word = a64_load_sc(state)
@@ -211,7 +215,7 @@ def finish_restore(Client client, uint32_t i, bint good):
         x.sb.restored_objects += 1
         x.sb.restored_bytes += entry.bytes
         entry.used = x.sb.clock
-        entry.flags &= ~FRT_ENTRY_FILE
+        # FRT_ENTRY_FILE stays: whoever frees the value looks for the file that a death from here on leaves.
     else:
         check(arena_free(x, i + 1, &entry.offset))
         entry.bytes, entry.kind = 0, KIND_LOST
@@ -277,7 +281,7 @@ def last_round(Client client):
     """(bytes freed by the last round, what went wrong in it or "")."""
     client.ensure()
     cdef frt_superblock *sb = client.x.sb
-    return sb.spill_freed, sb.spill_error[:strlen(sb.spill_error)].decode("utf-8", "replace")
+    return sb.spill_freed, sb.spill_error[:strnlen(sb.spill_error, 128)].decode("utf-8", "replace")
 
 
 def tick(Client client):
@@ -298,7 +302,7 @@ def directory(Client client):
     """Where the files of spilled values are; "" when nothing can be spilled."""
     client.ensure()
     cdef frt_superblock *sb = client.x.sb
-    return sb.spill_dir[:strlen(sb.spill_dir)].decode("utf-8", "surrogateescape")
+    return sb.spill_dir[:strnlen(sb.spill_dir, 256)].decode("utf-8", "surrogateescape")
 
 
 def wait_round(Client client, uint32_t seen, double timeout_s):
@@ -318,4 +322,4 @@ def wait_round(Client client, uint32_t seen, double timeout_s):
 def size(Client client, uint32_t i):
     """How many bytes the value of entry i has; a hint, read without any hold."""
     client.ensure()
-    return client.x.entries[i].bytes if i < client.x.sb.objects.fresh else 0
+    return client.x.entries[i].bytes if i < frt_objects(&client.x) else 0

@@ -18,7 +18,7 @@ from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport (
-    links_count, links_uncount, links_unwait, links_wait, task_is_mine, task_result, task_slots)
+    links_count, links_names, links_uncount, links_unwait, links_wait, task_is_mine, task_result)
 from fastrt._core.objects cimport *
 from fastrt._core.pool cimport pool_keep_task, pool_take_task
 from fastrt._core.queue cimport queue_length, queue_pop, queue_push
@@ -39,6 +39,11 @@ NO_TASK = FRT_NOT_FOUND
 
 # ---- submit ----
 
+cdef inline frt_refslot *_own_slots(frt_ctx *x, uint32_t t) noexcept nogil:
+    """The slots of a record that this client is filling; whoever reads another's calls frt_task_body."""
+    return <frt_refslot *>(x.base + x.tasks[t].offset if x.tasks[t].offset else x.tasks[t].inlined)
+
+
 cdef int _record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nbytes) noexcept nogil:
     """A task record with room for its body and its result entries named; its index, or a negative code."""
     cdef int t = pool_take_task(x)
@@ -55,7 +60,7 @@ cdef int _record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nbytes)
     task.flags, task.attempts, task.signal, task.dep, task.ndeps = 0, 0, 0, 0, 0
     if room > FRT_TASK_INLINE_BYTES:
         rc = arena_alloc(x, room, FRT_OWNER_TASK | (<uint32_t>t + 1), &task.offset)
-    slots = task_slots(x, t)
+    slots = _own_slots(x, t)
     for k in range(nreturns):
         if rc < 0:
             break
@@ -64,7 +69,7 @@ cdef int _record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nbytes)
             rc = i
             break
         slots[k].objref, slots[k].index, slots[k].pad = x.entries[i].objref, i, 0
-        x.entries[i].task = t + 1
+        a32_store_rlx(&x.entries[i].task, t + 1)
         task.nreturns = k + 1
     if rc < 0:
         _forget(x, t)
@@ -76,7 +81,7 @@ cdef void _forget(frt_ctx *x, uint32_t t) noexcept nogil:
     """Undo _record."""
     cdef frt_task *task = x.tasks + t
     for k in range(task.nreturns):
-        object_discard(x, task_slots(x, t)[k].index)
+        object_discard(x, _own_slots(x, t)[k].index)
     task.nreturns = 0  # before the slots go: recovery reads as many as this says
     if task.offset:
         arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
@@ -85,7 +90,7 @@ cdef void _forget(frt_ctx *x, uint32_t t) noexcept nogil:
 
 cdef void _announce(frt_ctx *x, uint32_t t) noexcept nogil:
     """Make the results of a record that is about to become a task PENDING, with a hold of this client's."""
-    cdef frt_refslot *slots = task_slots(x, t)
+    cdef frt_refslot *slots = _own_slots(x, t)
     cdef uint32_t k, i
     cdef uint64_t *state
     for k in range(x.tasks[t].nreturns):
@@ -93,13 +98,13 @@ cdef void _announce(frt_ctx *x, uint32_t t) noexcept nogil:
         state = frt_state(x, i)
         x.refs_held[i] = 1
         a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
-        a64_store_rel(state, frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(state[0])))
+        a64_store_rel(state, frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(a64_load_rlx(state))))
 
 
 cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
     """Make a filled record a task."""
     cdef frt_task *task = x.tasks + t
-    cdef frt_refslot *slots = task_slots(x, t)
+    cdef frt_refslot *slots = _own_slots(x, t)
     cdef int rc
     if task.nrefs:
         rc = links_count(x, slots + task.nreturns, task.nrefs, &task.flags, FRT_TASK_COUNTED)
@@ -137,7 +142,7 @@ cdef object _submit(Client client, Ref function, uint16_t kind, const char *args
     task.job = x.clients[x.me].job
     task.cancelled = 0
     task.kind, task.retries, task.flags = kind, retries, flags & FRT_TASK_RETRY_ERRORS
-    slots = task_slots(x, t) + nreturns
+    slots = _own_slots(x, t) + nreturns
     for ref in refs:
         slots[k].objref, slots[k].index, slots[k].pad = ref.objref, ref.index, 0
         k += 1
@@ -223,7 +228,7 @@ def promise(Client client):
     task.id = client_new_objref(x)
     task.function, task.function_index, task.job = 0, 0, x.clients[x.me].job
     task.cancelled, task.kind, task.retries, task.attempts = 0, 0, 0, 1
-    i = task_slots(x, t)[0].index
+    i = _own_slots(x, t)[0].index
     _announce(x, t)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(x.task_words[t])))  # commit
     return t, ref_wrap(client, i)
@@ -292,30 +297,36 @@ def arguments(Client client, uint32_t t, bint raw=False):
     """
     _check_mine(client, t)
     cdef frt_ctx *x = &client.x
-    cdef frt_task *task = x.tasks + t
-    cdef frt_refslot *slots = task_slots(x, t) + task.nreturns
-    cdef const char *data = <const char *>(slots + task.nrefs)
+    cdef uint16_t kind = x.tasks[t].kind
+    cdef frt_body body
+    cdef frt_refslot slot
     cdef list refs = []
     cdef uint32_t k
-    for k in range(task.nrefs):
-        check(object_acquire(x, slots[k].index, slots[k].objref, False))
-        refs.append(ref_wrap(client, slots[k].index))
-    if task.kind == ARGS_SCALARS and not raw:
-        return ARGS_SCALARS, args_read(data, task.bytes, refs), refs
-    return task.kind, data[:task.bytes], refs
+    if not frt_task_body(x, t, &body):
+        check(FRT_CORRUPT)
+    for k in range(body.nrefs):
+        slot = body.refs[k]
+        check(object_acquire(x, slot.index, slot.objref, False))
+        refs.append(ref_wrap(client, slot.index))
+    if kind == ARGS_SCALARS and not raw:
+        return ARGS_SCALARS, args_read(body.args, body.bytes, refs), refs
+    return kind, body.args[:body.bytes], refs
 
 
 cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil:
     """Uncount what the task's arguments name, and delete what only they kept alive."""
     cdef frt_task *task = x.tasks + t
-    cdef frt_refslot *slots = task_slots(x, t) + task.nreturns
+    cdef frt_body body
+    cdef frt_refslot slot
     cdef uint32_t k
     cdef int rc = FRT_OK
     if task.flags & FRT_TASK_COUNTED:
-        rc = links_uncount(x, slots, task.nrefs, &task.flags, FRT_TASK_COUNTED)
-        for k in range(task.nrefs if rc == FRT_OK else 0):
-            if x.entries[slots[k].index].objref == slots[k].objref:
-                object_maybe_delete(x, slots[k].index)
+        frt_task_body(x, t, &body)
+        rc = links_uncount(x, body.refs, body.nrefs, &task.flags, FRT_TASK_COUNTED)
+        for k in range(body.nrefs if rc == FRT_OK else 0):
+            slot = body.refs[k]
+            if links_names(x, &slot):
+                object_maybe_delete(x, slot.index)
     return rc
 
 
@@ -336,7 +347,9 @@ cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil:
 
 cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil:
     """Whether no result is left to seal."""
-    for k in range(x.tasks[t].nreturns):
+    cdef frt_body body
+    frt_task_body(x, t, &body)
+    for k in range(body.nreturns):
         if task_result(x, t, k) >= 0:
             return False
     return True
@@ -344,7 +357,7 @@ cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil:
 
 cdef int _check_task(Client client, uint32_t t) except -1:
     client.ensure()
-    if t >= client.x.sb.tasks.fresh:
+    if t >= frt_tasks(&client.x):
         raise IndexError(f"there is no task {t}")
     return 0
 
@@ -448,22 +461,36 @@ def claim_for(Client client, Ref ref):
         The task's index, now RUNNING here; NO_TASK when others run what is needed.
     """
     cdef frt_ctx *x = &client.x
-    cdef uint32_t i, t
-    cdef uint64_t word
+    cdef uint32_t i, t, task, dep
+    cdef uint32_t left = x.tasks_max
+    cdef uint64_t word, objref
+    cdef frt_body body
+    cdef frt_refslot slot
     client.ensure()
     ref_use(client, ref)
-    i = ref.index
-    while x.entries[i].task and not object_is_sealed(x, i):
-        t = x.entries[i].task - 1
-        if t >= x.sb.tasks.fresh:
-            break  # we hold only the first of these objects: this one went while we looked
+    i, objref = ref.index, ref.objref
+    while left:
+        left -= 1
+        task = a32_load_rlx(&x.entries[i].task)
+        if task == 0 or task > frt_tasks(x):
+            break
+        t = task - 1
         word = a64_load_sc(x.task_words + t)
+        # We hold only the first of these objects; another may have gone while we looked, and its entry and its task
+        # be strangers'. If it is there after the word was read, the word is its task's, or the swap fails.
+        if frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING or \
+                a64_load_rlx(&x.entries[i].objref) != objref or a32_load_rlx(&x.entries[i].task) != task:
+            break
         if frt_word_state(word) == FRT_TASK_READY:
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word))):
                 return _start(x, t)
-        elif frt_word_state(word) == FRT_TASK_WAITING and x.tasks[t].dep < x.tasks[t].ndeps:
-            i = task_slots(x, t)[x.tasks[t].nreturns + x.tasks[t].dep].index
-            if i >= x.sb.objects.fresh:
+        elif frt_word_state(word) == FRT_TASK_WAITING and frt_task_body(x, t, &body):
+            dep = x.tasks[t].dep
+            if dep >= body.ndeps:
+                break
+            slot = body.refs[dep]
+            i, objref = slot.index, slot.objref
+            if i >= frt_objects(x):
                 break
         else:
             break
@@ -497,12 +524,6 @@ def queued(Client client):
     return queue_length(&client.x)
 
 
-def may_retry_errors(Client client, uint32_t t):
-    """Whether an exception of the task's function makes it run again."""
-    _check_task(client, t)
-    return (client.x.tasks[t].flags & FRT_TASK_RETRY_ERRORS) != 0
-
-
 def cancelled(Client client, uint32_t t):
     """Whether somebody asked for the task's end."""
     _check_task(client, t)
@@ -515,13 +536,19 @@ cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
-    """Mark a task that a client was running when its word said `word`; the pid of that client, 0 if it ended."""
+    """Mark a task that a client was running when its word said `word`.
+
+    The pid of that client; 0 when the word says something else by now; FRT_CORRUPT when there is no such client.
+    """
     cdef uint32_t w = frt_word_client(word)
     cdef uint64_t id = a64_load_acq(&x.tasks[t].id)
-    cdef int pid = x.clients[w].pid
+    cdef int pid
+    pid = x.clients[w].pid if w < x.clients_max else 0
     # The id and the pid are the task's and its worker's if the word still says so.
     if a64_load_sc(x.task_words + t) != word:
         return 0
+    if pid <= 0:
+        return FRT_CORRUPT  # -1 would be every process there is
     a64_store_sc(&x.tasks[t].cancelled, id)
     a64_store_sc(&x.clients[w].cancel, id)
     client_wake(x, w)
@@ -542,9 +569,12 @@ def cancel(Client client, Ref ref):
     cdef int state, pid
     client.ensure()
     ref_use(client, ref)
-    if x.entries[ref.index].task == 0 or object_is_sealed(x, ref.index):
+    t = a32_load_rlx(&x.entries[ref.index].task)
+    if t == 0 or object_is_sealed(x, ref.index):
         return "done", 0, 0
-    t = x.entries[ref.index].task - 1
+    if t > frt_tasks(x):
+        check(FRT_CORRUPT)
+    t -= 1
     while True:
         word = a64_load_sc(x.task_words + t)
         state = frt_word_state(word)
@@ -555,7 +585,7 @@ def cancel(Client client, Ref ref):
                 links_unwait(x, t)
                 return "ending", t, 0
         elif state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED or state == FRT_TASK_CLAIMED:
-            pid = task_mark_cancelled(x, t, word)
+            pid = check(task_mark_cancelled(x, t, word))
             if pid > 0:
                 return "running", t, pid
         else:

@@ -22,8 +22,9 @@ from fastrt._core.clients import KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKE
 from fastrt._core.segment import Segment, start_time, sweep
 from fastrt.config import SHM_DIR, Config
 from fastrt.errors import FastrtError, LockStuck
-from fastrt.node.janitor import Janitor
+from fastrt.node.janitor import Janitor, explain
 from fastrt.node.logs import LogPipe
+from fastrt.node.memory import KillCounters
 from fastrt.node.pool import Pool
 from fastrt.node.spiller import Spiller
 from fastrt.store.attach import Link, answers, listen
@@ -78,6 +79,7 @@ class Daemon:
         self._client = Client(self._segment, index, gen)
         self._spiller = Spiller(self._client, config.spill_dir / self._segment.session)
         self._janitor = Janitor(Store(self._client, 0.0))
+        self._oom_kills = KillCounters(time.monotonic())
         self._members: dict[int, Member] = {}  # by pid
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
@@ -109,7 +111,7 @@ class Daemon:
             if index == self._client.index:
                 continue
             if row["kind"] == KIND_DAEMON:
-                self._janitor.bury(index, pid, None)
+                self._janitor.bury(index, pid, explain(None))
                 continue
             kind = next(name for name, number in _KINDS.items() if number == row["kind"])
             self._had_driver |= kind == "driver"
@@ -252,7 +254,8 @@ class Daemon:
             if not reported and now - member.gone_at < _STATUS_PATIENCE_S:
                 continue
             try:
-                self._janitor.bury(member.index, member.pid, self._statuses.get(member.pid))
+                how = explain(self._statuses.get(member.pid), self._oom_kills.story())
+                self._janitor.bury(member.index, member.pid, how)
             except LockStuck:
                 continue  # by a stopped process; the next look tries again
             self._statuses.pop(member.pid, None)
@@ -335,6 +338,7 @@ class Daemon:
                 self._selector.register(pipe, selectors.EVENT_READ, self._on_log)
             self._muted.clear()
         spill.tick(self._client)
+        self._oom_kills.look(time.monotonic())
         used, committed, most = arena.room(self._client)
         if committed < most and committed - used < _AHEAD_BYTES:
             arena.grow(self._client)

@@ -116,7 +116,7 @@ class Exchange:
             dependencies=info["deps"],
             results=info["returns"],
             retries=max(0, info["retries"] - info["attempts"] + 1),
-            retry_errors=core.may_retry_errors(self._client, task),
+            retry_errors=bool(info["flags"] & core.RETRY_ERRORS),
         )
         self._numbers += 1
         message.task = self._numbers

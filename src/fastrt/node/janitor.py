@@ -19,17 +19,17 @@ class Janitor:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def bury(self, client: int, pid: int, status: int | None) -> None:
+    def bury(self, client: int, pid: int, how: str) -> None:
         """Recover the client slot of a process that has ended.
 
         Args:
             client: its slot.
             pid: its process id.
-            status: its wait status where known: it names the signal in `WorkerCrashedError`.
+            how: it ended, for `WorkerCrashedError`; see `explain`.
         """
         result = recover(self._store.client, client)
         for task in result["ending"]:
-            self._end(task, pid, status)
+            self._end(task, pid, how)
         for other in set(result["running"]):
             # A dead driver's task: nobody wants its result, so its worker is not worth waiting for. One that only
             # lent it to another node is told to ask for its end there.
@@ -38,7 +38,7 @@ class Janitor:
             except ProcessLookupError:
                 continue
 
-    def _end(self, task: int, pid: int, status: int | None) -> None:
+    def _end(self, task: int, pid: int, how: str) -> None:
         store = self._store
         info = core.info(store.client, task)
         name = function_name(store.client, info["function"][0])
@@ -50,17 +50,23 @@ class Janitor:
         else:
             error = WorkerCrashedError(
                 f"task {name!r} was given up after {info['attempts']} attempts: its worker, process {pid}, "
-                f"{explain(status)}; raise max_retries if the cause may pass by itself"
+                f"{how}; raise max_retries if the cause may pass by itself"
             )
         store.put_error(task, error)
         core.finish(store.client, task)
 
 
-def explain(status: int | None) -> str:
-    """Say in words how a process ended, from its wait status."""
+def explain(status: int | None, memory: str = "") -> str:
+    """Say in words how a process ended.
+
+    Args:
+        status: its wait status where known: it names the signal.
+        memory: what the kernel's counters say of lack of memory; only SIGKILL can have come from that.
+    """
     if status is None:
         return "ended"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return f"was killed by signal {number} ({signal.strsignal(number) or 'unknown'})"
+        words = f"was killed by signal {number} ({signal.strsignal(number) or 'unknown'})"
+        return f"{words}; {memory}" if memory and number == signal.SIGKILL else words
     return f"exited with code {os.waitstatus_to_exitcode(status)}"

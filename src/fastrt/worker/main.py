@@ -102,7 +102,7 @@ class Worker:
         elif (
             issubclass(type(exc), Exception)  # isinstance would ask the exception, which may say anything
             and not issubclass(type(exc), FastrtError)
-            and core.may_retry_errors(self._client, task)
+            and core.info(self._client, task)["flags"] & core.RETRY_ERRORS
             and core.retry(self._client, task)
         ):
             return

@@ -16,6 +16,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "atomic.h"
 #include "lock.h"
@@ -343,7 +344,8 @@ typedef struct {
     frt_trace_ring *traces;
     uint64_t payload_offset;
     uint32_t words, stride; /* stride: 1 + 3 * words */
-    uint32_t clients_max, objects_max, tasks_max, pages_max;
+    uint32_t clients_max, objects_max, tasks_max, pages_max, ring_max, node;
+    uint32_t *free_objects, *free_tasks;
 
     uint32_t me; /* client index */
     uint32_t gen;
@@ -359,6 +361,83 @@ static inline uint64_t *frt_state(const frt_ctx *x, uint32_t i) { return x->ctl 
 static inline uint64_t *frt_refs(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1; }
 static inline uint64_t *frt_pins(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1 + x->words; }
 static inline uint64_t *frt_waits(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1 + 2 * x->words; }
+
+/* ---- what others wrote ----------------------------------------------------------------------------------------
+ * A process with a stray pointer leaves any number anywhere. So every index, offset and count from the segment is
+ * copied once, held against this process's own geometry, and then used. Whoever reads without a lock or a hold may
+ * see another tenant's numbers: to him a wrong one only means that what he looked for is gone. */
+
+/* Something impossible stands under a lock or in a record of ours: nobody goes on. Every later call of every client
+ * raises ArenaCorrupt. */
+static inline int frt_broken(const frt_ctx *x, const char *why) {
+    uint32_t ready = FRT_SEG_READY;
+    if (a32_load_acq(&x->sb->state) == FRT_SEG_READY) {
+        for (size_t i = 0; i < sizeof x->sb->poison; i++) {
+            x->sb->poison[i] = *why;
+            if (*why) why++;
+        }
+        __atomic_compare_exchange_n(&x->sb->state, &ready, FRT_SEG_POISONED, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    }
+    return FRT_CORRUPT;
+}
+
+static inline uint32_t frt_most(const uint32_t *word, uint32_t most) {
+    uint32_t n = a32_load_acq(word);
+    return n < most ? n : most;
+}
+/* How many records of each table and pages of the payload there are to look at. */
+static inline uint32_t frt_objects(const frt_ctx *x) { return frt_most(&x->sb->objects.fresh, x->objects_max); }
+static inline uint32_t frt_tasks(const frt_ctx *x) { return frt_most(&x->sb->tasks.fresh, x->tasks_max); }
+static inline uint32_t frt_pages(const frt_ctx *x) { return frt_most(&x->sb->pages_committed, x->pages_max); }
+
+/* The memory at an offset if so many bytes of a block fit there, else NULL. */
+static inline char *frt_inside(const frt_ctx *x, uint64_t offset, uint64_t nbytes) {
+    if (offset < x->payload_offset || offset > x->total_bytes || offset & 63) return NULL;
+    if (nbytes > x->total_bytes - offset) return NULL;
+    return x->base + offset;
+}
+
+/* A task's body as one reader sees it; see frt_task. */
+typedef struct {
+    frt_refslot *results, *refs;
+    const char *args;
+    uint32_t nreturns, nrefs, ndeps, bytes;
+} frt_body;
+
+/* 1 when all of the body lies where it may; else 0, and the body is empty. */
+static inline int frt_task_body(const frt_ctx *x, uint32_t t, frt_body *b) {
+    frt_task *task = x->tasks + t;
+    uint64_t offset = a64_load_rlx(&task->offset), room;
+    b->nreturns = a32_load_rlx(&task->nreturns);
+    b->nrefs = a32_load_rlx(&task->nrefs);
+    b->ndeps = a32_load_rlx(&task->ndeps);
+    b->bytes = a32_load_rlx(&task->bytes);
+    room = ((uint64_t)b->nreturns + b->nrefs) * sizeof(frt_refslot) + b->bytes;
+    char *at = offset ? frt_inside(x, offset, room) : room <= FRT_TASK_INLINE_BYTES ? task->inlined : NULL;
+    if (!at || b->ndeps > b->nrefs) {
+        memset(b, 0, sizeof *b);
+        return 0;
+    }
+    b->results = (frt_refslot *)at;
+    b->refs = b->results + b->nreturns;
+    b->args = (const char *)(b->refs + b->nrefs);
+    return 1;
+}
+
+/* The refs that a value contains, after its bytes, at the next multiple of 8; n of them, 0 when they lie wrong. */
+static inline frt_refslot *frt_entry_refs(const frt_ctx *x, uint32_t i, uint32_t *n) {
+    frt_entry *entry = x->entries + i;
+    uint64_t offset = a64_load_rlx(&entry->offset), nbytes = a64_load_rlx(&entry->bytes);
+    uint64_t start = (nbytes + 7) & ~(uint64_t)7, room;
+    char *at = NULL;
+    *n = a32_load_rlx(&entry->nrefs);
+    if (*n && nbytes <= x->total_bytes) {
+        room = start + *n * sizeof(frt_refslot);
+        at = offset ? frt_inside(x, offset, room) : room <= FRT_INLINE_BYTES ? entry->inlined : NULL;
+    }
+    if (!at) *n = 0;
+    return at ? (frt_refslot *)(at + start) : NULL;
+}
 
 /* The number of the lowest bit that is set; there is one. */
 static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }
