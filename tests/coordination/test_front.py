@@ -33,7 +33,7 @@ def kill_keeper(front: Front, wait_until: Callable[..., None]) -> None:
     pid = front.keeper_pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: front.keeper_pid != pid, "another keeper")
+    wait_until(lambda: front.keeper_pid != pid, "another keeper", 50)
 
 
 def test_killed_keeper_keeps_incarnation_keys_members_and_passed_barriers(
@@ -64,9 +64,9 @@ def test_blocked_calls_survive_the_keeper(front: Any, raw: Any, refused: Any, wa
     get = calls.tensorflow("GetKeyValue", key="late")
     poll = calls.tensorflow("PollForError", source_task=tasks[0])
     barrier = calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=60000, source_task=tasks[0])
-    wait_until(lambda: calls.snapshot().waiting_calls == 3, "three calls to wait")
+    wait_until(lambda: calls.snapshot().waiting_calls == 3, "three calls to wait", 50)
     kill_keeper(service, wait_until)
-    wait_until(lambda: calls.snapshot().waiting_calls == 3, "them to wait again")
+    wait_until(lambda: calls.snapshot().waiting_calls == 3, "them to wait again", 50)
     calls.tensorflow("InsertKeyValue", kv={"key": "late", "value": b"1"}).result()
     assert get.result().kv.value == b"1"
     calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=1000, source_task=tasks[1]).result()
@@ -91,10 +91,10 @@ def test_every_acknowledged_increment_counts_once_whatever_is_killed(front: Any,
             counts = [pool.submit(count) for _ in range(4)]
             for _ in range(6):
                 reached = agent.increment("n", 0)
-                wait_until(lambda reached=reached: agent.increment("n", 0) > reached + 20, "some increments")
+                wait_until(lambda reached=reached: agent.increment("n", 0) > reached + 20, "some increments", 50)
                 kill_keeper(service, wait_until)
             done.set()
-            total = sum(one.result(30) for one in counts)
+            total = sum(one.result(50) for one in counts)
         assert agent.increment("n", 0) == total
 
 
@@ -121,19 +121,21 @@ def test_directory_in_use_or_of_another_job_is_refused(front: Any, tmp_path: Pat
     assert "was made for tasks" in capfd.readouterr().err
 
 
-def test_stop_tells_those_who_wait_and_keeps_their_barrier_open(front: Any, raw: Any, refused: Any) -> None:
+def test_stop_tells_those_who_wait_and_keeps_their_barrier_open(
+    front: Any, raw: Any, refused: Any, wait_until: Any
+) -> None:
     service = front(num_tasks=2)
     calls = raw(service.address)
     tasks = [{"job_name": "jax_worker", "task_id": n} for n in (0, 1)]
     for call in [calls.tensorflow("RegisterTask", incarnation=5, source_task=task) for task in tasks]:
         call.result()
     barrier = calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=60000, source_task=tasks[0])
-    calls.snapshot()
+    wait_until(lambda: calls.snapshot().waiting_calls == 1, "the call to wait")
     service.stop()
     assert refused(barrier)[0] == "ABORTED"
     calls = raw(front(num_tasks=2).address)
     rounds = [
-        calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=9000, source_task=task) for task in tasks
+        calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=90_000, source_task=task) for task in tasks
     ]
     assert [call.result().counter for call in rounds] == [0, 0]
 
@@ -149,4 +151,4 @@ def test_keeper_that_cannot_live_ends_the_service_aloud(front: Any, tmp_path: Pa
     pid = service.keeper_pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    assert given_up.wait(30)
+    assert given_up.wait(50)

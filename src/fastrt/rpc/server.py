@@ -329,6 +329,11 @@ class Server:
             message = f"{unary.method} takes exactly one request message, and none arrived."
             self._reply(unary, False, grpc.StatusCode.INVALID_ARGUMENT.value[0], message, b"", _NO_METADATA)
             return
+        if self._told:
+            # Accepted before `stop`, and read after the handler has answered everybody and taken its leave.
+            words = "The service is shutting down."
+            self._reply(unary, False, grpc.StatusCode.UNAVAILABLE.value[0], words, b"", _NO_METADATA)
+            return
         self._next_number += 1
         number = unary.number = self._next_number
         self._pending[number] = unary
