@@ -8,10 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from fastrt.coordination import CoordinatorOptions, Front, connect
+from fastrt.coordination.replica import VALUE_BYTES_MAX, Replica
+from fastrt.coordination.state import Settings
 from fastrt.durable import StateDirectoryError
+from fastrt.rpc.descriptors import message_set
 
 
 @pytest.fixture
@@ -152,3 +156,112 @@ def test_keeper_that_cannot_live_ends_the_service_aloud(front: Any, tmp_path: Pa
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     assert given_up.wait(50)
+
+
+def test_answers_larger_than_any_buffer_hold_up_nobody(front: Any, raw: Any, refused: Any, wait_until: Any) -> None:
+    """Both ways in which the keeper sends much at once: what one call decides for many, and what time decides."""
+    service = front(num_tasks=2)
+    calls = raw(service.address)
+    task, other = ({"job_name": "jax_worker", "task_id": n} for n in (0, 1))
+    for call in [calls.tensorflow("RegisterTask", incarnation=5, source_task=one) for one in (task, other)]:
+        call.result()
+    value = bytes(1 << 20)
+    gets = [calls.tensorflow("GetKeyValue", key="late") for _ in range(20)]
+    wait_until(lambda: calls.snapshot().waiting_calls == 20, "the calls to wait", 50)
+    calls.tensorflow("InsertKeyValue", kv={"key": "late", "value": value}).result()
+    assert all(get.result().kv.value == value for get in gets)
+    with ThreadPoolExecutor(1) as pool:
+        name = "b" * 400
+        timing_out = [
+            calls.tensorflow("Barrier", barrier_id=f"{name}{n}", barrier_timeout_in_ms=100, source_task=task)
+            for n in range(3000)
+        ]
+        done = threading.Event()
+
+        def busy() -> int:
+            made = 0
+            while not done.is_set():
+                calls.tensorflow("IncrementKeyValue", key="n", increment=1).result()
+                made += 1
+            return made
+
+        counting = pool.submit(busy)
+        codes = {refused(call)[0] for call in timing_out}
+        done.set()
+        assert counting.result(50) > 0
+    assert codes == {"DEADLINE_EXCEEDED"}
+
+
+def test_reads_never_show_what_was_overwritten_or_deleted(front: Any, raw: Any, wait_until: Any) -> None:
+    """Through every way of changing a key, in both dialects, before and after the keeper's death."""
+    service = front()
+    calls = raw(service.address)
+    told = {"service_incarnation": calls.snapshot().incarnation}
+
+    def both() -> set[bytes]:
+        mine = calls.tensorflow("TryGetKeyValue", key="/dir//k")
+        other = calls.xla("GetKeyValue", incarnations=told, key="dir/k")
+        return {mine.result().kv.value, other.result().kv.value}
+
+    for turn in range(3):
+        for number in range(5):
+            value = b"%d-%d" % (turn, number)
+            calls.tensorflow("InsertKeyValue", kv={"key": "dir/k", "value": value}, allow_overwrite=True).result()
+            assert both() == {value}
+        calls.tensorflow("InsertKeyValue", kv={"key": "dir/k", "value": b"41"}, allow_overwrite=True).result()
+        calls.xla("IncrementKeyValue", incarnations=told, key="dir//k", increment=1).result()
+        assert both() == {b"42"}
+        calls.tensorflow("DeleteKeyValue", key="dir", is_directory=True).result()
+        assert calls.tensorflow("TryGetKeyValue", key="dir/k").code() is grpc.StatusCode.NOT_FOUND
+        large = bytes([turn]) * (VALUE_BYTES_MAX + 1)
+        calls.tensorflow("InsertKeyValue", kv={"key": "dir/k", "value": b"short"}).result()
+        calls.tensorflow("InsertKeyValue", kv={"key": "dir/k", "value": large}, allow_overwrite=True).result()
+        assert both() == {large}
+        calls.tensorflow("InsertKeyValue", kv={"key": "dir/k", "value": b"last"}, allow_overwrite=True).result()
+        kill_keeper(service, wait_until)
+        assert both() == {b"last"}
+
+
+def test_replica_keeps_to_its_size_and_knows_what_it_has() -> None:
+    replica = Replica(Settings(roles={"job": 1}, incarnation=7), bytes_max=10_000)
+    for number in range(100):
+        replica.apply(f"k{number}", bytes(500))
+    replica.apply("k99", b"new")
+    replica.apply("k98", None)
+    assert 10 < len(replica) < 20
+    assert replica.bytes_count <= 10_000
+    kept = [n for n in range(100) if answered(replica, f"k{n}") is not None]
+    assert kept[-1] == 99
+    assert 98 not in kept
+    assert len(kept) == len(replica)
+    replica.clear()
+    assert replica.bytes_count == len(replica) == 0
+    assert answered(replica, "k99") is None
+
+
+def test_replica_leaves_to_the_keeper_what_is_not_a_read_of_a_known_key() -> None:
+    replica = Replica(Settings(roles={"job": 1}, incarnation=7))
+    replica.apply("k", b"v")
+    reply = answered(replica, "/k/")
+    assert reply is not None
+    assert reply.body == answer_of("/k/", b"v")
+    assert replica.read(1, "/tensorflow.CoordinationService/DeleteKeyValue", request_of("k")) is None
+    assert replica.read(1, GET, b"\xff\xff\xff") is None
+    assert replica.read(1, "/xla.coordination.CoordinationService/GetKeyValue", request_of("k")) is None
+
+
+GET = "/tensorflow.CoordinationService/GetKeyValue"
+
+
+def request_of(key: str) -> bytes:
+    request, _ = message_set("coordination_tensorflow").methods("tensorflow.CoordinationService")["GetKeyValue"]
+    return bytes(request(key=key).SerializeToString())
+
+
+def answer_of(key: str, value: bytes) -> bytes:
+    _, response = message_set("coordination_tensorflow").methods("tensorflow.CoordinationService")["GetKeyValue"]
+    return bytes(response(kv={"key": key, "value": value}).SerializeToString())
+
+
+def answered(replica: Replica, key: str) -> Any:
+    return replica.read(1, GET, request_of(key))

@@ -21,6 +21,7 @@ from fastrt.coordination import dialect_runtime, dialect_tensorflow, dialect_xla
 from fastrt.coordination import events as ev
 from fastrt.coordination.dialects import Method, parse_request
 from fastrt.coordination.events import Persist
+from fastrt.coordination.keyvalues import normalized
 from fastrt.coordination.snapshot import SNAPSHOT_PATH, snapshot
 from fastrt.coordination.state import CoordinationState, Settings
 from fastrt.coordination.status import Code, Failure, to_json
@@ -36,6 +37,8 @@ _KeptAnswers = message_set("coordination").message("fastrt.coordination.KeptAnsw
 _ALL = [*dialect_xla.methods(), *dialect_tensorflow.methods(), *dialect_runtime.methods()]
 METHODS = {method.path: method for method in _ALL}
 PATHS = (*METHODS, SNAPSHOT_PATH)
+# Reads of one key, which a front may answer by itself.
+READ_PATHS = frozenset(path for path in METHODS if path.endswith(("/GetKeyValue", "/TryGetKeyValue")))
 
 
 class Reply(NamedTuple):
@@ -78,6 +81,7 @@ class Core:
         self._kept: dict[int, Reply] = {}
         self._to_keep: list[Reply] = []
         self._batch = 0
+        self._told_keys: set[str] = set()
         found = list(journal.records()) if journal is not None else []
         settings.incarnation = self._incarnation(settings, found)
         self.state = CoordinationState(settings)
@@ -111,6 +115,8 @@ class Core:
             return
         request, event = parse_request(method, body, call, self.state)
         self._pending[call] = (method, request)
+        if self._front is not None and path in READ_PATHS and not isinstance(event, Failure):
+            self._told_keys.add(normalized(request.key))
         if isinstance(event, Failure):
             self._answer(call, event)
         else:
@@ -140,6 +146,13 @@ class Core:
         replies, self._replies = self._replies, []
         return replies
 
+    def take_keys(self) -> list[tuple[str, bytes | None]]:
+        """What a front is to know before it passes on the answers of the last settle: keys set, removed or read."""
+        if not self._told_keys:
+            return []
+        keys, self._told_keys = self._told_keys, set()
+        return [(key, self.state.keys.find(key)) for key in keys]
+
     def next_deadline(self) -> float | None:
         """When to settle again at the latest, by the clock."""
         return self.state.next_deadline()
@@ -160,6 +173,8 @@ class Core:
             if isinstance(effect, Persist):
                 if self._journal is not None:
                     self._records[effect.kind, effect.key] = effect.value
+                    if self._front is not None and effect.kind == "key":
+                        self._told_keys.add(effect.key)
             else:
                 self._answer(effect.call, effect.value)
 

@@ -6,11 +6,14 @@ nothing: it takes calls, remembers which are not answered, passes them to the ke
 When the keeper dies it is started again on the same records, and the front asks it again everything that is not
 answered, in the old order. A client sees a slow answer and nothing else. Killing the front itself closes the sockets.
 
-Threads: the server's thread takes calls, and exchanges each batch of them for the keeper's immediate answers; the
-reader thread takes the later answers, and notices the keeper's end while the server is idle. (One exchange a batch on
+Reads of keys that the keeper has told of are answered here, see `replica`.
+
+Threads: the server's thread takes calls, and exchanges each batch of them for the keeper's answers; the reader thread
+takes the answers that time brings, and notices the keeper's end while the server is idle. (One exchange a batch on
 the server's own thread, because waking the reader for each answer would cost as much as the call.) `_lock` guards the
-links, `_pending` and `_outgoing`; it is held during an exchange, and while calls are replayed to a new keeper, so that
-none is passed before an older one.
+links, the replica's changes, `_outgoing` and what is added to `_pending`; it is held during an exchange, and while
+calls are replayed to a new keeper, so that none is passed before an older one. The reader answers without it: the
+keeper may be waiting for the reader to make room while the server's thread, in an exchange, waits for the keeper.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 
 from fastrt.coordination.core import PATHS, Reply
-from fastrt.coordination.link import CALL, END_BYTES, FORGET, SETTINGS, STOP, Frame, Link, LinkClosed
+from fastrt.coordination.link import CALL, END_BYTES, FORGET, KEY, REPLY, SETTINGS, STOP, Frame, Link, LinkClosed
+from fastrt.coordination.replica import Replica
 from fastrt.coordination.service import CoordinatorOptions, Listener
 from fastrt.durable import StateDirectoryError
 from fastrt.errors import ConfigError
@@ -70,6 +74,7 @@ class Front(Listener):
         self._outgoing: list[bytes] = []
         self._calls: Link | None = None
         self._later: Link | None = None
+        self._replica: Replica | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._stopping = False
@@ -114,6 +119,11 @@ class Front(Listener):
 
     def take(self, call: int, method: str, body: bytes) -> None:
         """See `Listener`."""
+        replica = self._replica
+        known = replica.read(call, method, body) if replica is not None else None
+        if known is not None:
+            self.answer(known)
+            return
         packed = Frame(CALL, call, path=_INDEX[method], body=body).pack()
         with self._lock:
             self._pending[call] = packed
@@ -154,22 +164,32 @@ class Front(Listener):
                     return
                 self._replace()
                 continue
-            for frame in batch or ():
-                self._answer(frame)
+            self._take_in(batch or ())
             return
         self._give_up()
+
+    def _take_in(self, frames: Iterable[Frame]) -> None:
+        """Pass on answers; what they say of keys comes first. `_lock` is held."""
+        for frame in frames:
+            if frame.kind == REPLY:
+                self._answer(frame)
+            elif frame.kind == KEY and self._replica is not None:
+                key = frame.message.decode("utf-8", "surrogateescape")
+                self._replica.apply(key, frame.body if frame.code else None)
 
     def _answer(self, frame: Frame) -> None:
         self._pending.pop(frame.call, None)
         self.answer(Reply(frame.call, frame.code, frame.message.decode(), frame.details, frame.body))
 
     def _read(self) -> None:
-        """The reader thread: later answers to callers, and a new keeper for one that died while nobody called."""
+        """The reader thread: answers that time brings, and a new keeper for one that died while nobody called."""
         while True:
-            with self._lock:
-                later = self._later
+            later = self._later
             if later is None:
-                return
+                with self._lock:  # held while the keeper is replaced
+                    later = self._later
+                if later is None:
+                    return
             try:
                 frames = later.read()
             except LinkClosed:
@@ -179,9 +199,8 @@ class Front(Listener):
                         self._replace()
                         self._exchange()
                 continue
-            with self._lock:
-                for frame in frames:
-                    self._answer(frame)
+            for frame in frames:
+                self._answer(frame)
 
     def _replace(self) -> None:
         """Start a new keeper, to be asked again what is not answered. `_lock` is held."""
@@ -189,7 +208,10 @@ class Front(Listener):
         _log.warning("the keeper has ended (%s); starting another", self._wait_for_end())
         for attempt in range(_FAILURES_MAX):
             if self._spawn():
-                self._outgoing = [self._pending[call] for call in sorted(self._pending)]
+                # A copy, because the reader may answer a call of the old keeper meanwhile; asked again, it is answered
+                # again, to nobody.
+                pending = self._pending.copy()
+                self._outgoing = [pending[call] for call in sorted(pending)]
                 return
             if self._stopping:
                 return
@@ -212,7 +234,10 @@ class Front(Listener):
         self._calls, self._later = Link(calls), Link(later)
         try:
             self._calls.write(Frame(SETTINGS, body=self._told).pack() + END_BYTES)
-            if self._calls.read_batch(_READY_S) is not None:
+            ready = self._calls.read_batch(_READY_S)
+            if ready:
+                settings = replace(self.options.settings(), incarnation=ready[0].call)
+                self._replica = Replica(settings)
                 return True
         except LinkClosed:
             pass
@@ -225,6 +250,7 @@ class Front(Listener):
             if link is not None:
                 link.close()
         self._calls = self._later = None
+        self._replica = None
 
     def _wait_for_end(self) -> str:
         assert self._keeper is not None

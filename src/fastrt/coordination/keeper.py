@@ -1,8 +1,9 @@
 """The process behind a front: it holds the state and its records, and may die at any moment.
 
 Run by `front` as `python -m fastrt.coordination.keeper CALLS LATER`, the file descriptors of its ends of two socket
-pairs. It takes a batch of calls, settles once for all of them, answers those it can over the first pair, and the
-others over the second when their time comes. It ends when the front closes the pairs, or says so.
+pairs. It takes a batch of calls, settles once for all of them, and answers over the first pair what these calls have
+decided, for themselves and for earlier ones that waited. What time decides it answers over the second. It ends when
+the front closes the pairs, or says so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fastrt.coordination.core import PATHS, Core, Reply
-from fastrt.coordination.link import CALL, END_BYTES, FORGET, REPLY, SETTINGS, STOP, Frame, Link, LinkClosed
+from fastrt.coordination.link import (
+    CALL,
+    END_BYTES,
+    FORGET,
+    KEY,
+    READY,
+    REPLY,
+    SETTINGS,
+    STOP,
+    Frame,
+    Link,
+    LinkClosed,
+)
+from fastrt.coordination.replica import VALUE_BYTES_MAX
 from fastrt.coordination.state import Settings
 from fastrt.durable import Journal
 from fastrt.errors import FastrtError
@@ -35,15 +49,13 @@ def serve(calls: Link, later: Link) -> None:
     if not first or first[0].kind != SETTINGS:
         return
     core = _core(json.loads(first[0].body))
-    calls.write(END_BYTES)
+    calls.write(Frame(READY, core.state.settings.incarnation).pack() + END_BYTES)
     while True:
         deadline = core.next_deadline()
         timeout_s = None if deadline is None else max(0.001, deadline - time.monotonic())
         batch = calls.read_batch(timeout_s)
-        asked = set()
         for frame in batch or ():
             if frame.kind == CALL:
-                asked.add(frame.call)
                 core.submit(frame.call, PATHS[frame.path], frame.body)
             elif frame.kind == FORGET:
                 core.forget(frame.call)
@@ -51,11 +63,11 @@ def serve(calls: Link, later: Link) -> None:
                 calls.write(_packed(core.stop()) + END_BYTES)
                 return
         replies = core.settle()
-        waited = [reply for reply in replies if reply.call not in asked]
         if batch is not None:
-            calls.write(_packed(reply for reply in replies if reply.call in asked) + END_BYTES)
-        if waited:
-            later.write(_packed(waited))
+            calls.write(_packed_keys(core.take_keys()) + _packed(replies) + END_BYTES)
+        elif replies:
+            # Time alone changes no key, so there is none to tell of.
+            later.write(_packed(replies))
 
 
 def _core(told: dict[str, object]) -> Core:
@@ -69,6 +81,17 @@ def _packed(replies: Iterable[Reply]) -> bytes:
         Frame(REPLY, r.call, code=r.code, message=r.message.encode(), details=r.details, body=r.body).pack()
         for r in replies
     )
+
+
+def _packed_keys(keys: Iterable[tuple[str, bytes | None]]) -> bytes:
+    frames = []
+    for key, value in keys:
+        name = key.encode("utf-8", "surrogateescape")
+        if value is None or len(value) > VALUE_BYTES_MAX:
+            frames.append(Frame(KEY, message=name).pack())
+        else:
+            frames.append(Frame(KEY, code=1, message=name, body=value).pack())
+    return b"".join(frames)
 
 
 def main() -> int:

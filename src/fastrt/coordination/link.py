@@ -1,7 +1,8 @@
 """Frames between a front and its keeper, over two socket pairs.
 
 The first pair is a conversation: the front sends a batch of calls, closed by an END, and the keeper sends the answers
-it has at once, closed by an END. The second pair goes one way: answers that come later, to calls that waited.
+that follow from it, closed by an END. The second pair goes one way: answers that nobody's call has brought about, but
+time.
 
 Both ends are one installation of fastrt, started together, so there is no version in a frame:
 
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-SETTINGS, CALL, FORGET, STOP, REPLY, END = range(6)
+SETTINGS, READY, CALL, FORGET, STOP, KEY, REPLY, END = range(8)
 
 _HEADER = struct.Struct("<BBHQIII")
 _READ_BYTES = 1 << 18
@@ -31,7 +32,8 @@ _TALKING_S = 0.0006
 class Frame(NamedTuple):
     """One frame; what its fields hold depends on `kind`.
 
-    SETTINGS: body is JSON. CALL: path is an index of `core.PATHS`, body the request. FORGET: call.
+    SETTINGS: body is JSON. READY: call is the service's incarnation. CALL: path is an index of `core.PATHS`, body the
+    request. FORGET: call. KEY: message is a key, code 1 with its value as body, code 0 when the front is to have none.
     REPLY: call, code, message, details, body. STOP and END carry nothing.
     """
 
