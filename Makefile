@@ -26,6 +26,7 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 check: .venv/.tools ## real jaxlib 0.4.13 to 0.10.2 against the coordination service (2 minutes; downloads go to .cache/jax)
 	$(BIN)/python tests/conformance/jax_envs.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
+	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
 
 bench: .venv/.tools ## run the benchmark suites; each run's figures stay in .benchmarks/ as JSON
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-autosave

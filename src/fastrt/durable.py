@@ -22,6 +22,9 @@ from pathlib import Path
 from fastrt.errors import FastrtError
 
 _SCHEMA_VERSION = 1
+# How many pages the log may hold before they go to the database, which costs two fsyncs and a write of each page that
+# changed. The default of 1,000 does that every 300 small batches, a third of their whole cost.
+_CHECKPOINT_PAGES = 8000
 # A plain table and an index, not WITHOUT ROWID: rows of 1 KiB would overflow an index page each.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL);
@@ -117,6 +120,7 @@ class Journal:
             os.chmod(path, 0o600)
             database.execute("PRAGMA journal_mode = WAL")
             database.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
+            database.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             version = database.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _SCHEMA_VERSION):
                 raise StateDirectoryError(
