@@ -12,9 +12,10 @@ import grpc
 import pytest
 
 from fastrt.coordination import CoordinatorOptions, Front, connect
+from fastrt.coordination.core import Core
 from fastrt.coordination.replica import VALUE_BYTES_MAX, Replica
 from fastrt.coordination.state import Settings
-from fastrt.durable import StateDirectoryError
+from fastrt.durable import Journal, StateDirectoryError
 from fastrt.rpc.descriptors import message_set
 
 
@@ -77,6 +78,31 @@ def test_blocked_calls_survive_the_keeper(front: Any, raw: Any, refused: Any, wa
     barrier.result()
     calls.tensorflow("ReportErrorToService", error_code=13, error_message="x", error_origin=tasks[1]).result()
     assert refused(poll) == ("INTERNAL", "x")
+
+
+def test_barriers_deadline_is_not_put_off_by_the_keepers_death(front: Any, raw: Any, wait_until: Any) -> None:
+    service = front(num_tasks=2)
+    calls = raw(service.address)
+    tasks = [{"job_name": "jax_worker", "task_id": n} for n in (0, 1)]
+    for call in [calls.tensorflow("RegisterTask", incarnation=5, source_task=task) for task in tasks]:
+        call.result()
+
+    def left_s() -> dict[str, float]:
+        return {b.id: b.remaining_s for b in calls.snapshot(with_barriers=True).barriers if b.open}
+
+    waiting = [
+        calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=40_000, source_task=tasks[0]),
+        calls.tensorflow("ShutdownTask", source_task=tasks[0]),
+    ]
+    wait_until(lambda: len(left_s()) == 2 and left_s()["b"] < 39.5, "half a second", 50)
+    before = left_s()
+    kill_keeper(service, wait_until)
+    wait_until(lambda: len(left_s()) == 2, "them to wait again", 30)
+    assert all(left < before[barrier_id] for barrier_id, left in left_s().items())
+    calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=1000, source_task=tasks[1]).result()
+    calls.tensorflow("ShutdownTask", source_task=tasks[1]).result()
+    for call in waiting:
+        call.result()
 
 
 def test_every_acknowledged_increment_counts_once_whatever_is_killed(front: Any, wait_until: Any) -> None:
@@ -220,6 +246,28 @@ def test_reads_never_show_what_was_overwritten_or_deleted(front: Any, raw: Any, 
         calls.tensorflow("InsertKeyValue", kv={"key": "dir/k", "value": b"last"}, allow_overwrite=True).result()
         kill_keeper(service, wait_until)
         assert both() == {b"last"}
+
+
+def test_call_asked_again_after_its_commit_gets_its_first_answer(tmp_path: Path) -> None:
+    """The keeper dies after its commit and before its answer, which no kill from outside hits but by chance."""
+    path = "/tensorflow.CoordinationService/IncrementKeyValue"
+    request, response = message_set("coordination_tensorflow").methods("tensorflow.CoordinationService")[
+        "IncrementKeyValue"
+    ]
+    body = request(key="n", increment=1).SerializeToString()
+
+    def answers(front: int, *calls: int) -> list[int]:
+        journal = Journal(tmp_path)
+        core = Core(Settings(roles={"job": 1}), journal, front)
+        for call in calls:
+            core.submit(call, path, body)
+        told = [int(response.FromString(reply.body).kv.value) for reply in core.settle()]
+        journal.close()
+        return told
+
+    assert answers(5, 1, 2) == [1, 2]
+    assert answers(5, 1, 2, 3) == [1, 2, 3]
+    assert answers(6, 1) == [4], "another front's calls have nothing to do with these"
 
 
 def test_replica_keeps_to_its_size_and_knows_what_it_has() -> None:

@@ -37,6 +37,7 @@ _KeptAnswers = message_set("coordination").message("fastrt.coordination.KeptAnsw
 _ALL = [*dialect_xla.methods(), *dialect_tensorflow.methods(), *dialect_runtime.methods()]
 METHODS = {method.path: method for method in _ALL}
 PATHS = (*METHODS, SNAPSHOT_PATH)
+_TIMED = (ev.EnterBarrier, ev.NodeConnect, ev.NodeGetKey, ev.NodeBarrier)
 # Reads of one key, which a front may answer by itself.
 READ_PATHS = frozenset(path for path in METHODS if path.endswith(("/GetKeyValue", "/TryGetKeyValue")))
 
@@ -93,10 +94,18 @@ class Core:
         """Whether records are kept, so that settling costs a write."""
         return self._journal is not None
 
-    def submit(self, call: int, path: str, body: bytes) -> None:
-        """A call has come; its answer, now or later, is among those of a settle."""
+    def submit(self, call: int, path: str, body: bytes, waited_s: float = 0.0) -> None:
+        """A call has come; its answer, now or later, is among those of a settle.
+
+        Args:
+            call: its number.
+            path: its method.
+            body: its request.
+            waited_s: how long ago its caller made it. A front that asks again counts from the first time, so that a
+                barrier's deadline is what it was.
+        """
         try:
-            self._submit(call, path, body)
+            self._submit(call, path, body, waited_s)
         except Exception:
             # A fault of ours in one call must not end the service, and least of all be asked again and again.
             _log.exception("the service failed on %s", path)
@@ -104,7 +113,7 @@ class Core:
             message = f"The service failed on {path}; its log says why. The call may have had effect."
             self._replies.append(Reply(call, int(Code.INTERNAL), message, b"", b""))
 
-    def _submit(self, call: int, path: str, body: bytes) -> None:
+    def _submit(self, call: int, path: str, body: bytes, waited_s: float) -> None:
         kept = self._kept.pop(call, None) if self._kept else None
         if kept is not None:
             self._replies.append(kept)
@@ -119,8 +128,12 @@ class Core:
             self._told_keys.add(normalized(request.key))
         if isinstance(event, Failure):
             self._answer(call, event)
-        else:
-            self._handle(event)
+            return
+        if isinstance(event, _TIMED):
+            event.timeout_s -= waited_s
+        elif isinstance(event, (ev.Register, ev.Shutdown)):
+            event.waited_s = waited_s
+        self._handle(event)
 
     def forget(self, call: int) -> None:
         """A caller went away."""

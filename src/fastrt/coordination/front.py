@@ -30,7 +30,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 
 from fastrt.coordination.core import PATHS, Reply
-from fastrt.coordination.link import CALL, END_BYTES, FORGET, KEY, REPLY, SETTINGS, STOP, Frame, Link, LinkClosed
+from fastrt.coordination.link import (
+    CALL,
+    END_BYTES,
+    FORGET,
+    KEY,
+    REPLY,
+    SETTINGS,
+    STOP,
+    Frame,
+    Link,
+    LinkClosed,
+    packed_time,
+)
 from fastrt.coordination.replica import Replica
 from fastrt.coordination.service import CoordinatorOptions, Listener
 from fastrt.durable import StateDirectoryError
@@ -124,7 +136,7 @@ class Front(Listener):
         if known is not None:
             self.answer(known)
             return
-        packed = Frame(CALL, call, path=_INDEX[method], body=body).pack()
+        packed = Frame(CALL, call, path=_INDEX[method], details=packed_time(), body=body).pack()
         with self._lock:
             self._pending[call] = packed
             self._outgoing.append(packed)

@@ -29,6 +29,7 @@ from fastrt.coordination.link import (
     Frame,
     Link,
     LinkClosed,
+    seconds_since,
 )
 from fastrt.coordination.replica import VALUE_BYTES_MAX
 from fastrt.coordination.state import Settings
@@ -56,7 +57,7 @@ def serve(calls: Link, later: Link) -> None:
         batch = calls.read_batch(timeout_s)
         for frame in batch or ():
             if frame.kind == CALL:
-                core.submit(frame.call, PATHS[frame.path], frame.body)
+                core.submit(frame.call, PATHS[frame.path], frame.body, seconds_since(frame.details))
             elif frame.kind == FORGET:
                 core.forget(frame.call)
             elif frame.kind == STOP:

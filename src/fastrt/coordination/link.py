@@ -14,20 +14,23 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 SETTINGS, READY, CALL, FORGET, STOP, KEY, REPLY, END = range(8)
 
 _HEADER = struct.Struct("<BBHQIII")
+_TIME = struct.Struct("<d")
 _READ_BYTES = 1 << 18
 
 
 class Frame(NamedTuple):
     """One frame; what its fields hold depends on `kind`.
 
-    SETTINGS: body is JSON. READY: call is the service's incarnation. CALL: path is an index of `core.PATHS`, body the
-    request. FORGET: call. KEY: message is a key, code 1 with its value as body, code 0 when the front is to have none.
+    SETTINGS: body is JSON. READY: call is the service's incarnation.
+    CALL: path is an index of `core.PATHS`, body the request, details the `packed_time` at which the front took it.
+    FORGET: call. KEY: message is a key, code 1 with its value as body, code 0 when the front is to have none.
     REPLY: call, code, message, details, body. STOP and END carry nothing.
     """
 
@@ -47,6 +50,16 @@ class Frame(NamedTuple):
 
 
 END_BYTES = Frame(END).pack()
+
+
+def packed_time() -> bytes:
+    """Now, by the clock that all processes of one running machine share."""
+    return _TIME.pack(time.monotonic())
+
+
+def seconds_since(packed: bytes) -> float:
+    """How long ago a `packed_time` was."""
+    return max(0.0, time.monotonic() - float(_TIME.unpack(packed)[0]))
 
 
 class LinkClosed(Exception):
