@@ -25,7 +25,7 @@ from fastrt.coordination.keyvalues import normalized
 from fastrt.coordination.snapshot import SNAPSHOT_PATH, snapshot
 from fastrt.coordination.state import CoordinationState, Settings
 from fastrt.coordination.status import Code, Failure, to_json
-from fastrt.durable import Journal, StateDirectoryError
+from fastrt.durable import Journal, StateDirectoryError, WriteLog
 from fastrt.rpc.descriptors import message_set
 
 _log = logging.getLogger(__name__)
@@ -37,9 +37,12 @@ _KeptAnswers = message_set("coordination").message("fastrt.coordination.KeptAnsw
 _ALL = [*dialect_xla.methods(), *dialect_tensorflow.methods(), *dialect_runtime.methods()]
 METHODS = {method.path: method for method in _ALL}
 PATHS = (*METHODS, SNAPSHOT_PATH)
+_NO_CALL = 0  # servers count their calls from 1
+_LAST_WRITE = ("state", "last_write")
 _TIMED = (ev.EnterBarrier, ev.NodeConnect, ev.NodeGetKey, ev.NodeBarrier)
 # Reads of one key, which a front may answer by itself.
 READ_PATHS = frozenset(path for path in METHODS if path.endswith(("/GetKeyValue", "/TryGetKeyValue")))
+INSERT_PATHS = frozenset(path for path in METHODS if path.endswith("/InsertKeyValue"))
 
 
 class Reply(NamedTuple):
@@ -59,6 +62,7 @@ class Core:
         settings: of the state machine. The incarnation is replaced by the journal's, if it has one.
         journal: where records go; None keeps nothing.
         front: identifies the front whose call numbers these are; None when there is none that could ask again.
+        owns_log: take in what is in the journal's log of writes; False while a living front has it.
         clock: seconds that never go back.
 
     Raises:
@@ -70,6 +74,7 @@ class Core:
         settings: Settings,
         journal: Journal | None = None,
         front: int | None = None,
+        owns_log: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._journal = journal
@@ -88,6 +93,9 @@ class Core:
         self.state = CoordinationState(settings)
         self.state.restore(found, clock())
         self._load_kept(found)
+        self.last_write = next((int(value) for kind, key, value in found if (kind, key) == _LAST_WRITE), 0)
+        if journal is not None and owns_log:
+            self._take_writes(journal)
 
     @property
     def is_durable(self) -> bool:
@@ -134,6 +142,15 @@ class Core:
         elif isinstance(event, (ev.Register, ev.Shutdown)):
             event.waited_s = waited_s
         self._handle(event)
+
+    def write(self, number: int, key: str, value: bytes) -> None:
+        """A front has set a key and kept that in its `WriteLog`; it is carried out once, whoever says it how often."""
+        if number <= self.last_write:
+            return
+        self.last_write = number
+        self._handle(ev.InsertKey(_NO_CALL, key, value, overwrite=True))
+        self._records[_LAST_WRITE] = b"%d" % number
+        self._told_keys.discard(key)  # by whom it was set, it is known
 
     def forget(self, call: int) -> None:
         """A caller went away."""
@@ -228,6 +245,17 @@ class Core:
                 if kept.front == self._front:
                     for a in kept.answers:
                         self._kept[a.call] = Reply(a.call, a.code, a.message, a.details, a.body)
+
+    def _take_writes(self, journal: Journal) -> None:
+        """Carry out what a front, which is dead now, has set and not passed on."""
+        log = WriteLog(journal.directory)
+        try:
+            for number, key, value in log.after(self.last_write):
+                self.write(number, key, value)
+            self.settle()
+            log.drop(self.last_write)
+        finally:
+            log.close()
 
     def _incarnation(self, settings: Settings, found: list[tuple[str, str, bytes]]) -> int:
         """The service's incarnation: the kept one, else a new one, which is kept."""

@@ -18,24 +18,31 @@ from pathlib import Path
 
 from fastrt.coordination.core import PATHS, Core, Reply
 from fastrt.coordination.link import (
+    ASIDE,
     CALL,
     END_BYTES,
     FORGET,
     KEY,
+    LONG_VALUE,
+    NO_VALUE,
     READY,
     REPLY,
     SETTINGS,
     STOP,
+    WITH_VALUE,
+    WRITE,
     Frame,
     Link,
     LinkClosed,
     seconds_since,
 )
-from fastrt.coordination.replica import VALUE_BYTES_MAX
+from fastrt.coordination.replica import BYTES_MAX, ENTRY_BYTES, VALUE_BYTES_MAX
 from fastrt.coordination.state import Settings
 from fastrt.durable import Journal
 from fastrt.errors import FastrtError
 
+# The keeper of a front that was killed a moment ago still has the directory, until it has seen that.
+_DYING_S = 3.0
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +57,12 @@ def serve(calls: Link, later: Link) -> None:
     if not first or first[0].kind != SETTINGS:
         return
     core = _core(json.loads(first[0].body))
-    calls.write(Frame(READY, core.state.settings.incarnation).pack() + END_BYTES)
+    keys = core.state.keys
+    tell_all = keys.bytes_count + len(keys) * ENTRY_BYTES <= BYTES_MAX // 2
+    told = _packed_keys((key, keys.find(key)) for key in keys.all_keys()) if tell_all else b""
+    last_write = str(core.last_write).encode()
+    ready = Frame(READY, core.state.settings.incarnation, code=int(tell_all), details=last_write)
+    calls.write(told + ready.pack() + END_BYTES)
     while True:
         deadline = core.next_deadline()
         timeout_s = None if deadline is None else max(0.001, deadline - time.monotonic())
@@ -58,23 +70,25 @@ def serve(calls: Link, later: Link) -> None:
         for frame in batch or ():
             if frame.kind == CALL:
                 core.submit(frame.call, PATHS[frame.path], frame.body, seconds_since(frame.details))
+            elif frame.kind == WRITE:
+                core.write(frame.call, frame.message.decode("utf-8", "surrogateescape"), frame.body)
             elif frame.kind == FORGET:
                 core.forget(frame.call)
             elif frame.kind == STOP:
                 calls.write(_packed(core.stop()) + END_BYTES)
                 return
         replies = core.settle()
-        if batch is not None:
+        if batch is not None and not (batch and batch[0].kind == ASIDE):
             calls.write(_packed_keys(core.take_keys()) + _packed(replies) + END_BYTES)
         elif replies:
-            # Time alone changes no key, so there is none to tell of.
+            # Neither time nor the front's own writes change a key that it is to be told of.
             later.write(_packed(replies))
 
 
 def _core(told: dict[str, object]) -> Core:
     settings = Settings(**told["settings"])  # type: ignore[arg-type]
-    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]))
-    return Core(settings, journal, front=int(str(told["front"])))
+    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]), _DYING_S)
+    return Core(settings, journal, front=int(str(told["front"])), owns_log=bool(told["owns_log"]))
 
 
 def _packed(replies: Iterable[Reply]) -> bytes:
@@ -88,10 +102,12 @@ def _packed_keys(keys: Iterable[tuple[str, bytes | None]]) -> bytes:
     frames = []
     for key, value in keys:
         name = key.encode("utf-8", "surrogateescape")
-        if value is None or len(value) > VALUE_BYTES_MAX:
-            frames.append(Frame(KEY, message=name).pack())
+        if value is None:
+            frames.append(Frame(KEY, code=NO_VALUE, message=name).pack())
+        elif len(value) > VALUE_BYTES_MAX:
+            frames.append(Frame(KEY, code=LONG_VALUE, message=name).pack())
         else:
-            frames.append(Frame(KEY, code=1, message=name, body=value).pack())
+            frames.append(Frame(KEY, code=WITH_VALUE, message=name, body=value).pack())
     return b"".join(frames)
 
 

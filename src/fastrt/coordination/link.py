@@ -18,7 +18,9 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-SETTINGS, READY, CALL, FORGET, STOP, KEY, REPLY, END = range(8)
+SETTINGS, READY, CALL, WRITE, ASIDE, FORGET, STOP, KEY, REPLY, END = range(10)
+# What a KEY says of its key in `code`.
+NO_VALUE, WITH_VALUE, LONG_VALUE = range(3)
 
 _HEADER = struct.Struct("<BBHQIII")
 _TIME = struct.Struct("<d")
@@ -28,9 +30,12 @@ _READ_BYTES = 1 << 18
 class Frame(NamedTuple):
     """One frame; what its fields hold depends on `kind`.
 
-    SETTINGS: body is JSON. READY: call is the service's incarnation.
+    SETTINGS: body is JSON. READY: call is the service's incarnation, details the number of the last WRITE as text,
+    code 1 when KEYs of all there are have come before it.
     CALL: path is an index of `core.PATHS`, body the request, details the `packed_time` at which the front took it.
-    FORGET: call. KEY: message is a key, code 1 with its value as body, code 0 when the front is to have none.
+    WRITE: a key that the front has set and logged: call is its number in the log, message the key, body the value.
+    ASIDE: the front waits for no answer to this batch. FORGET: call.
+    KEY: message is a key, code one of NO_VALUE, WITH_VALUE (its body) and LONG_VALUE (too long to be told).
     REPLY: call, code, message, details, body. STOP and END carry nothing.
     """
 
