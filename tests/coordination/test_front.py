@@ -20,6 +20,8 @@ from fastrt.coordination.state import Settings
 from fastrt.durable import Journal, StateDirectoryError
 from fastrt.rpc.descriptors import message_set
 
+pytestmark = pytest.mark.timeout(240)  # keepers are started anew many times, on however busy a machine
+
 
 @pytest.fixture
 def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
@@ -128,6 +130,17 @@ def test_every_acknowledged_increment_counts_once_whatever_is_killed(front: Any,
             done.set()
             total = sum(one.result(50) for one in counts)
         assert agent.increment("n", 0) == total
+
+
+def test_value_of_64_mib_is_kept_over_the_keepers_death(front: Any, raw: Any, wait_until: Any) -> None:
+    service = front()
+    calls = raw(service.address)
+    value = bytes(range(256)) * (1 << 18)
+    calls.tensorflow("InsertKeyValue", kv={"key": "big", "value": value}).result()
+    calls.tensorflow("InsertKeyValue", kv={"key": "small", "value": b"1"}).result()
+    kill_keeper(service, wait_until)
+    assert calls.tensorflow("TryGetKeyValue", key="big").result().kv.value == value
+    assert calls.tensorflow("GetKeyValue", key="small").result().kv.value == b"1"
 
 
 def test_front_started_again_on_its_directory_goes_on(front: Any, raw: Any) -> None:
