@@ -28,6 +28,7 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2 (8
 	$(BIN)/python tests/fuzz/fuzz.py 60
 	$(BIN)/python tests/conformance/jax_envs.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
+	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
 
 asan: .venv/.tools ## the core's tests on builds with AddressSanitizer, UndefinedBehavior- and ThreadSanitizer (4 minutes)
 	$(BIN)/python tests/crash/sanitizers.py address

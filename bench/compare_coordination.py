@@ -25,7 +25,7 @@ from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 from fastrt.coordination.core import PATHS
 from fastrt.rpc.channel import open_channel
 from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import Server
+from fastrt.rpc.server import Server, open_server
 
 CLIENTS = Path(__file__).with_name("jax_clients.py")
 # What one round does: command, calls, and the bar that a ratio of rates must reach (None: no bar).
@@ -122,7 +122,7 @@ def serve(kind: str, tasks: int) -> None:
                 wait(front.address)
         elif kind == "nothing":
             handler = Nothing()
-            handler.server = Server(handler, PATHS)
+            handler.server = open_server(handler, PATHS)
             port = handler.server.bind("127.0.0.1:0")
             handler.server.start()
             wait(f"127.0.0.1:{port}")

@@ -51,7 +51,7 @@ class Process:
         line = self.process.stdout.readline()
         return json.loads(line) if line else None
 
-    def ended(self, timeout: float = 40.0) -> tuple[int, list[Any], str]:
+    def ended(self, timeout: float = 60.0) -> tuple[int, list[Any], str]:
         """Exit code, lines and errors once the process ends by itself."""
         if not self.reads_stdin:
             out, err = self.process.communicate(timeout=timeout)
@@ -80,10 +80,16 @@ def spawn() -> Iterator[Callable[..., Process]]:
         one.end()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def reserved(stack: contextlib.ExitStack) -> int:
+    """A port for jaxlib's service, which cannot take any free one and say which.
+
+    It stays bound here, without listening, while jaxlib's service (gRPC sets SO_REUSEPORT) binds it as well: nobody
+    else gets it in the second that jaxlib takes to start.
+    """
+    held = stack.enter_context(socket.socket())
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("127.0.0.1", 0))
+    return int(held.getsockname()[1])
 
 
 @pytest.fixture
@@ -92,14 +98,14 @@ def services(spawn: Any) -> Iterator[Callable[..., list[int]]]:
     with contextlib.ExitStack() as stack:
 
         def start(version: str, tasks: int, options: dict[str, Any]) -> list[int]:
-            port = free_port()
+            port = reserved(stack)
             assert spawn(version, "service", port, tasks, options).hear() == "serving"
             ours = Coordinator(
                 CoordinatorOptions(
                     num_tasks=tasks,
                     heartbeat_timeout_s=options.get("heartbeat_timeout", 100),
-                    register_timeout_s=options.get("register_timeout", 20),
-                    shutdown_timeout_s=options.get("shutdown_timeout", 3),
+                    register_timeout_s=options.get("register_timeout", 60),
+                    shutdown_timeout_s=options.get("shutdown_timeout", 60),
                 )
             )
             stack.enter_context(ours)

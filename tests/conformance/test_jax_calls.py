@@ -34,14 +34,14 @@ def tidied(outcome: Any, to_the_letter: bool) -> Any:
     return {"error": [re.sub(r" \[type\.googleapis\.com/[^ ]*\]", "", words), sorted(payloads)]}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("version", "options", "to_the_letter"), CASES, ids=lambda value: json.dumps(value))
 def test_every_call_comes_out_as_with_jaxlibs_own_service(
     services: Any, spawn: Any, version: str, options: dict[str, Any], to_the_letter: bool
 ) -> None:
     ports = services(version, 2, options)
     runs = [spawn(version, "calls", port, options) for port in ports]
-    (code, theirs, errors), (our_code, ours, our_errors) = [run.ended(60) for run in runs]
+    (code, theirs, errors), (our_code, ours, our_errors) = [run.ended(100) for run in runs]
     assert code == 0, errors
     assert our_code == 0, our_errors
     assert len(theirs) > (10 if options.get("coordination") is False else 20)

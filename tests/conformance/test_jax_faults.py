@@ -1,10 +1,14 @@
 """Faults by hand-made calls, on jaxlib 0.10.2's own service and on fastrt's: code, words and payloads must agree.
 
+jaxlib's service hands its calls to several threads, so two that are under way may be handled in either order, also
+when one was sent much earlier. A scenario in which the order matters therefore goes on only once the service has shown
+that the first call is there: see `there`.
+
 Where fastrt means to do better than upstream, the case is in `test_better_than_upstream` and not here.
 """
 
 import re
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +18,13 @@ from fastrt.rpc.channel import open_channel
 from fastrt.rpc.descriptors import message_set
 
 SERVICE = "xla.coordination.CoordinationService"
-METHODS = message_set("coordination_xla").methods(SERVICE)
+XLA = message_set("coordination_xla")
+METHODS = XLA.methods(SERVICE)
 PAYLOADS = message_set("coordination").message("fastrt.coordination.StatusPayloads")
 VERSION = "0.10.2"
+# What is answered as soon as the machine gets to it may take so long, and no call is ever given up.
+ENOUGH_S = 60
+ENOUGH_MS = 30_000
 
 
 class Caller:
@@ -31,7 +39,7 @@ class Caller:
         if "incarnations" in request.DESCRIPTOR.fields_by_name and "incarnations" not in fields:
             fields["incarnations"] = {"service_incarnation": self.service}
         stub = self.channel.unary_unary(f"/{SERVICE}/{method}", request.SerializeToString, response.FromString)
-        return stub.future(request(**fields), timeout=20)
+        return stub.future(request(**fields), timeout=ENOUGH_S)
 
     def register(self) -> None:
         calls = [self.call("RegisterTask", incarnation=11 + n, source_task_id=n) for n in (0, 1)]
@@ -39,7 +47,7 @@ class Caller:
 
     def came_to(self, future: Any) -> Any:
         """The outcome of a call, without what is random: the incarnation, the order of payloads and members."""
-        error = future.exception(timeout=20)
+        error = future.exception(timeout=ENOUGH_S)
         if error is None:
             answer = future.result()
             if answer.DESCRIPTOR.name == "WatchTasksResponse":
@@ -48,19 +56,44 @@ class Caller:
                 return [self.tidied(str(info)) for info in tasks]
             return self.tidied(str(answer))
         found = dict(error.trailing_metadata()).get("grpc-status-details-bin", b"")
-        payloads = {url: self.tidied(repr(data)) for url, data in PAYLOADS.FromString(found).payloads.items()}
+        payloads = {url: self.payload(url, data) for url, data in PAYLOADS.FromString(found).payloads.items()}
         return [error.code().name, self.tidied(error.details()), payloads]
 
+    def payload(self, url: str, data: bytes) -> str:
+        message = XLA.message("xla.coordination." + url.rpartition(".")[2]).FromString(data)
+        if getattr(message, "service_incarnation", None) == self.service:
+            message.service_incarnation = 1
+        if hasattr(message, "barrier_id"):
+            message.barrier_id = self.tidied(message.barrier_id)
+        return repr(message.SerializeToString(deterministic=True))
+
     def tidied(self, text: str) -> str:
-        mark = repr(self.service.to_bytes(8, "little"))[2:-1]
-        text = text.replace(str(self.service), "SERVICE").replace(mark, "SERVICE")
-        # The length byte before a text with the incarnation, which has 18 to 20 digits.
-        text = re.sub(r"\\+x1[cdef]Shutdown", "Shutdown", text)
+        text = text.replace(str(self.service), "SERVICE")
+        # The length byte before a text with the incarnation, which has any number of digits up to 20.
+        text = re.sub(r"\\+x[01][0-9a-f]Shutdown", "Shutdown", text)
         quoted = re.findall(r" \[type[^ ]*\]", text)
         return re.sub(r" \[type[^ ]*\]", "", text) + "".join(sorted(quoted))
 
+    def twice(self, method: str, **fields: Any) -> tuple[Any, Any]:
+        """Make a call twice, of a kind where a task's second call takes the place of its first, which is answered.
 
-def barrier(name: str, source: int = 0, timeout: int = 1200, **more: Any) -> dict[str, Any]:
+        Returns the call that was answered and the one that waits, whichever of them arrived first.
+        """
+        answered = threading.Event()
+        both = [self.call(method, **fields) for _ in range(2)]
+        for call in both:
+            call.add_done_callback(lambda _: answered.set())
+        assert answered.wait(ENOUGH_S), f"neither of two calls of {method} was answered"
+        waiting, done = sorted(both, key=lambda call: call.done())
+        assert not waiting.done(), f"{method}: {self.came_to(waiting)} and {self.came_to(done)}"
+        return done, waiting
+
+    def there(self, method: str, **fields: Any) -> Any:
+        """A call that is known to wait in the service."""
+        return self.twice(method, **fields)[1]
+
+
+def barrier(name: str, source: int = 0, timeout: int = ENOUGH_MS, **more: Any) -> dict[str, Any]:
     return {"barrier_id": name, "barrier_timeout_in_ms": timeout, "source_task_id": source, **more}
 
 
@@ -110,33 +143,37 @@ def waiting(caller: Caller) -> Iterator[tuple[str, Any]]:
     """Callers that wait at barriers, and what the next caller does to them."""
 
     def pair(first: dict[str, Any], method: str, second: dict[str, Any]) -> list[Any]:
-        waits = caller.call("Barrier", **first)
-        caller.call("TryGetKeyValue", key="so that the first call is there").exception(timeout=10)
+        waits = caller.there("Barrier", **first)
         after = caller.call(method, **second)
         return [caller.came_to(waits), caller.came_to(after)]
 
-    yield "timeout", caller.came_to(caller.call("Barrier", **barrier("late")))
+    def together(*requests: dict[str, Any]) -> list[Any]:
+        return [caller.came_to(call) for call in [caller.call("Barrier", **request) for request in requests]]
+
+    yield "timeout", caller.came_to(caller.call("Barrier", **barrier("late", timeout=1200)))
     yield "after the timeout", caller.came_to(caller.call("Barrier", **barrier("late", 1)))
     yield "another round", caller.came_to(caller.call("Barrier", **barrier("late", counter=4)))
     yield "cancelled", pair(barrier("c"), "CancelBarrier", {"barrier_id": "c", "source_task_id": 1})
     yield "other members", pair(barrier("o"), "Barrier", barrier("o", 1, task_ids=[1]))
-    yield "the same caller again", pair(barrier("s"), "Barrier", barrier("s"))
-    yield "both", pair(barrier("b", timeout=9000), "Barrier", barrier("b", 1))
-    yield "next round", pair(barrier("b", timeout=9000, counter=1), "Barrier", barrier("b", 1, counter=1))
+    yield "the same caller again", sorted(together(*[barrier("s", timeout=1200)] * 2), key=repr)
+    yield "both", together(barrier("b"), barrier("b", 1))
+    yield "next round", together(barrier("b", counter=1), barrier("b", 1, counter=1))
     yield "a round too early", pair(barrier("b", counter=2), "Barrier", barrier("b", 1, counter=3))
 
 
 def failing(caller: Caller) -> Iterator[tuple[str, Any]]:
     """A task comes back as another incarnation, and all that follows from it."""
-    poll = caller.call("PollForError", source_task_id=0)
-    again = caller.call("PollForError", source_task_id=0)
-    yield "a poll that is made twice", caller.came_to(poll)
-    waits = caller.call("Barrier", **barrier("w", timeout=9000))
+    answered, poll = caller.twice("PollForError", source_task_id=0)
+    yield "a poll that is made twice", caller.came_to(answered)
+    waits = caller.there("Barrier", **barrier("w"))
     version = caller.call("WatchTasks", version_number=-1).result().version_number
     watch = caller.call("WatchTasks", version_number=version)
     yield "another incarnation", caller.came_to(caller.call("RegisterTask", incarnation=99, source_task_id=1))
     yield "who waits", caller.came_to(waits)
-    yield "who polls", caller.came_to(again)
+    yield "who polls", caller.came_to(poll)
+    while not any(info.error_code for info in watch.result().task_state):
+        # Upstream counts the registration of the last task twice, and the second time may come after our look.
+        watch = caller.call("WatchTasks", version_number=watch.result().version_number)
     yield "who watches", caller.came_to(watch)
     for method, fields in [
         ("PollForError", {"source_task_id": 0}),
@@ -169,15 +206,16 @@ def leaving(caller: Caller) -> Iterator[tuple[str, Any]]:
 
 def alone(caller: Caller) -> Iterator[tuple[str, Any]]:
     """One task shuts down, and the other never does."""
-    poll = caller.call("PollForError", source_task_id=1)
+    poll = caller.there("PollForError", source_task_id=1)
     yield "shutdown", caller.came_to(caller.call("ShutdownTask", source_task_id=0))
     yield "poll", caller.came_to(poll)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("scenario", [quick, waiting, failing, leaving, alone], ids=lambda value: value.__name__)
 def test_faults_are_answered_as_by_jaxlibs_own_service(services: Any, scenario: Any) -> None:
-    callers = [Caller(port) for port in services(VERSION, 2, {"shutdown_timeout": 2})]
+    options = {"shutdown_timeout": 2 if scenario is alone else ENOUGH_S}
+    callers = [Caller(port) for port in services(VERSION, 2, options)]
     for caller in callers:
         caller.register()
     for (name, expected), (_, got) in zip(*(scenario(caller) for caller in callers), strict=True):
@@ -186,14 +224,12 @@ def test_faults_are_answered_as_by_jaxlibs_own_service(services: Any, scenario: 
         caller.channel.close()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 def test_task_that_never_comes_fails_registration_alike(services: Any) -> None:
     outcomes = []
     for port in services(VERSION, 2, {"register_timeout": 2}):
         caller = Caller(port)
-        began = time.monotonic()
         outcomes.append(caller.came_to(caller.call("RegisterTask", incarnation=1, source_task_id=0)))
-        assert time.monotonic() - began < 10
         outcomes[-1] = [outcomes[-1], caller.came_to(caller.call("RegisterTask", incarnation=1, source_task_id=0))]
         caller.channel.close()
     assert outcomes[0] == outcomes[1]

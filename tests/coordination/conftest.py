@@ -1,6 +1,7 @@
 """A coordinator in this process, and hand-made calls in any of its dialects."""
 
 import contextlib
+import random
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,7 +37,7 @@ class Raw:
     def __init__(self, address: str) -> None:
         self.channel = open_channel(address)
 
-    def call(self, service: str, method: str, timeout: float = 10.0, **fields: Any) -> Any:
+    def call(self, service: str, method: str, timeout: float = 50.0, **fields: Any) -> Any:
         request, response = message_set(_SETS[service]).methods(service)[method]
         stub = self.channel.unary_unary(f"/{service}/{method}", request.SerializeToString, response.FromString)
         return stub.future(request(**fields), timeout=timeout)
@@ -53,13 +54,13 @@ class Raw:
     def snapshot(self, **fields: Any) -> Any:
         return self.call("fastrt.coordination.Inspector", "Snapshot", **fields).result()
 
-    def bytes(self, path: str, body: bytes, timeout: float = 10.0) -> Any:
+    def bytes(self, path: str, body: bytes, timeout: float = 50.0) -> Any:
         return self.channel.unary_unary(path).future(body, timeout=timeout)
 
 
 def refused(future: Any) -> tuple[str, str]:
     """The status code's name and the words of a call that must fail."""
-    error = future.exception(timeout=20)
+    error = future.exception(timeout=50)
     assert isinstance(error, grpc.RpcError), f"the call was answered: {future.result()}"
     return error.code().name, error.details()
 
@@ -98,9 +99,13 @@ def raw() -> Iterator[Callable[[str], Raw]]:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port nobody listens on, from below those that outgoing connections are given."""
+    for _ in range(100):
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a hundred ports are all taken")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from fastrt.rpc.descriptors import message_set
 
 def together(*works: Callable[[], Any]) -> list[Any]:
     with ThreadPoolExecutor(len(works)) as pool:
-        return [future.result(30) for future in [pool.submit(work) for work in works]]
+        return [future.result(50) for future in [pool.submit(work) for work in works]]
 
 
 def join(address: str, count: int, **options: Any) -> list[Agent]:
@@ -54,7 +54,7 @@ def test_keys_are_shared_counted_listed_and_deleted(serve: Any) -> None:
 
 def test_get_waits_for_the_key_and_times_out_without_it(serve: Any) -> None:
     one, two = agents = join(serve().address, 2)
-    results = together(lambda: one.get("late", 10), lambda: two.set("late", "now"))
+    results = together(lambda: one.get("late", 50), lambda: two.set("late", "now"))
     assert results[0] == b"now"
     with pytest.raises(CoordinationTimeoutError, match="never"):
         one.get("never", 0.1)
@@ -77,7 +77,7 @@ def test_error_of_one_is_told_to_all(serve: Any) -> None:
     heard = threading.Event()
     two.on_error(lambda error: (told.append(error), heard.set()))
     one.report_error("no more disk", "DATA_LOSS")
-    assert heard.wait(10)
+    assert heard.wait(50)
     assert (told[0].code, told[0].source) == ("DATA_LOSS", "jax_worker/0")
     assert "no more disk" in str(told[0])
     assert two.error is told[0]
@@ -90,7 +90,7 @@ def test_exception_inside_with_is_reported_to_the_others(serve: Any) -> None:
     two.on_error(lambda error: heard.set())
     with pytest.raises(ZeroDivisionError), one:
         1 / 0  # noqa: B018
-    assert heard.wait(10)
+    assert heard.wait(50)
     assert two.error is not None
     assert "ZeroDivisionError" in str(two.error)
     two.close(wait=False)
@@ -105,7 +105,7 @@ def test_alive_tasks_and_watch_show_who_left(serve: Any) -> None:
     two.close(wait=False)
     agents.remove(two)
     while tasks[1].state != "disconnected":
-        version, tasks = one.watch(version, 10)
+        version, tasks = one.watch(version, 50)
     leave(agents, wait=False)
 
 
@@ -127,7 +127,7 @@ def test_agent_finds_a_coordinator_that_was_restarted_on_its_records(serve: Any,
         serve(**options)
         assert agent.get("before", 30) == b"1"
         agent.set("after", "2")
-        assert waiting.result(30) == b"2"
+        assert waiting.result(50) == b"2"
     assert agent.error is None
     agent.close()
 
@@ -160,7 +160,7 @@ def test_report_error_to_task_reaches_the_agent_that_listens(serve: Any) -> None
         )
         source = {"source_task": {"job_name": "jax_worker", "task_id": 5}}
         stub(request(error_code=13, error_message="it broke", error_payload=source), timeout=10)
-    assert heard.wait(10)
+    assert heard.wait(50)
     assert agent.error is not None
     assert (agent.error.code, agent.error.source) == ("INTERNAL", "jax_worker/5")
     agent.close(wait=False)

@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from fastrt.durable import Journal, StateDirectoryError
+from fastrt.durable import Journal, StateDirectoryError, WriteLog
 
 KILLED = """
 import os, signal, sys
@@ -64,3 +65,26 @@ def test_other_format_is_refused(tmp_path: Path) -> None:
     journal.close()
     with pytest.raises(StateDirectoryError, match="format 99"):
         Journal(tmp_path)
+
+
+def test_log_of_writes_gives_them_back_in_order_until_they_are_dropped(tmp_path: Path) -> None:
+    log = WriteLog(tmp_path)
+    for number in range(1, 6):
+        log.append(number, f"k\udcff{number}", b"v%d" % number)
+    log.drop(2)
+    log.close()
+    again = WriteLog(tmp_path)
+    assert again.after(3) == [(4, "k\udcff4", b"v4"), (5, "k\udcff5", b"v5")]
+    assert [number for number, _, _ in again.after(0)] == [3, 4, 5]
+    again.close()
+    (tmp_path / "writes.sqlite").write_bytes(b"no database" * 500)
+    with pytest.raises(StateDirectoryError, match=r"writes\.sqlite"):
+        WriteLog(tmp_path)
+
+
+def test_directory_of_one_that_ends_soon_is_waited_for(tmp_path: Path) -> None:
+    first = Journal(tmp_path)
+    ending = threading.Timer(0.1, first.close)
+    ending.start()
+    Journal(tmp_path, wait_s=50.0).close()
+    ending.join()

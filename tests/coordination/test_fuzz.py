@@ -135,9 +135,9 @@ def test_undecodable_bytes_name_the_method_and_message(serve: Any, raw: Any, ref
 def test_values_up_to_64_mib_are_taken_and_larger_ones_refused(serve: Any, raw: Any, refused: Any) -> None:
     calls = raw(serve().address)
     value = bytes(64 << 20)
-    calls.tensorflow("InsertKeyValue", kv={"key": "big", "value": value}, timeout=30).result()
-    assert calls.tensorflow("TryGetKeyValue", key="big", timeout=30).result().kv.value == value
-    too_big = calls.tensorflow("InsertKeyValue", kv={"key": "huge", "value": bytes(65 << 20)}, timeout=30)
+    calls.tensorflow("InsertKeyValue", kv={"key": "big", "value": value}, timeout=50).result()
+    assert calls.tensorflow("TryGetKeyValue", key="big", timeout=50).result().kv.value == value
+    too_big = calls.tensorflow("InsertKeyValue", kv={"key": "huge", "value": bytes(65 << 20)}, timeout=50)
     assert refused(too_big)[0] == "RESOURCE_EXHAUSTED"
     assert calls.snapshot().key_count == 1
 

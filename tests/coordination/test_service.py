@@ -27,7 +27,7 @@ def registered(raw: Any, count: int = 2) -> int:
 
 
 def payloads(future: Any) -> dict[str, bytes]:
-    future.exception(timeout=10)
+    future.exception(timeout=50)
     kept = message_set("coordination").message("fastrt.coordination.StatusPayloads")
     found = dict(future.trailing_metadata())
     return {
@@ -36,15 +36,16 @@ def payloads(future: Any) -> dict[str, bytes]:
 
 
 def test_both_newer_dialects_see_one_cluster_and_write_members_their_own_way(
-    serve: Any, raw: Any, refused: Any
+    serve: Any, raw: Any, refused: Any, wait_until: Any
 ) -> None:
     calls = raw(serve().address)
     service = registered(calls)
     told = {"service_incarnation": service}
     calls.xla("InsertKeyValue", incarnations=told, kv={"key": "k", "value": b"v"}).result()
     assert calls.tensorflow("GetKeyValue", key="k").result().kv.value == b"v"
-    waits = calls.xla("Barrier", incarnations=told, barrier_id="b", barrier_timeout_in_ms=100, source_task_id=0)
-    late = calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=100, source_task=task(1), counter=3)
+    waits = calls.xla("Barrier", incarnations=told, barrier_id="b", barrier_timeout_in_ms=90_000, source_task_id=0)
+    wait_until(lambda: calls.snapshot().waiting_calls == 1, "the first caller")
+    late = calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=90_000, source_task=task(1), counter=3)
     assert refused(waits)[0] == refused(late)[0] == "INTERNAL"
     lonely = calls.tensorflow("Barrier", barrier_id="c", barrier_timeout_in_ms=50, source_task=task(0))
     assert "names:\n/job:jax_worker/replica:0/task:1\n" in refused(lonely)[1]
@@ -53,12 +54,12 @@ def test_both_newer_dialects_see_one_cluster_and_write_members_their_own_way(
     assert set(payloads(lonely)) == {"BarrierError", "CoordinationServiceError"}
 
 
-def test_reported_error_carries_its_source_to_all_who_poll(serve: Any, raw: Any, refused: Any) -> None:
+def test_reported_error_carries_its_source_to_all_who_poll(serve: Any, raw: Any, refused: Any, wait_until: Any) -> None:
     calls = raw(serve().address)
     registered(calls)
     poll = calls.tensorflow("PollForError", source_task=task(1))
     other = calls.tensorflow("PollForError", source_task=task(0))
-    calls.tensorflow("GetTaskState", source_task=[task(0)]).result()
+    wait_until(lambda: calls.snapshot().waiting_calls == 2, "both to poll")
     calls.tensorflow("ReportErrorToService", error_code=9, error_message="bad", error_origin=task(0)).result()
     assert refused(poll) == refused(other) == ("FAILED_PRECONDITION", "bad")
     error = message_set("coordination_tensorflow").message("tensorflow.CoordinationServiceError")
@@ -134,10 +135,11 @@ def test_both_runtime_versions_enumerate_devices_in_node_order(serve: Any, raw: 
         request, response = methods[method]
         path = f"/xla.DistributedRuntimeService/{method}"
         stub = calls.channel.unary_unary(path, request.SerializeToString, response.FromString)
-        return stub.future(request(**fields), timeout=10)
+        return stub.future(request(**fields), timeout=50)
 
     joins = [
-        call("Connect", protocol_version=version, timeout_milliseconds=5000, node_id=n, client_id=n + 1) for n in (0, 1)
+        call("Connect", protocol_version=version, timeout_milliseconds=50_000, node_id=n, client_id=n + 1)
+        for n in (0, 1)
     ]
     session = joins[0].result().session_id
     assert session == joins[1].result().session_id
@@ -177,13 +179,13 @@ def test_hung_up_callers_are_forgotten(serve: Any, raw: Any, wait_until: Any) ->
     wait_until(lambda: calls.snapshot().waiting_calls == 0, "all calls to be forgotten")
 
 
-def test_stop_tells_those_who_wait(serve: Any, raw: Any, refused: Any) -> None:
+def test_stop_tells_those_who_wait(serve: Any, raw: Any, refused: Any, wait_until: Any) -> None:
     service = serve()
     calls = raw(service.address)
     registered(calls)
     poll = calls.tensorflow("PollForError", source_task=task(0))
     barrier = calls.tensorflow("Barrier", barrier_id="b", barrier_timeout_in_ms=60000, source_task=task(0))
-    calls.snapshot()
+    wait_until(lambda: calls.snapshot().waiting_calls == 2, "both calls to wait")
     service.stop()
     assert refused(poll)[0] == "CANCELLED"
     assert refused(barrier)[0] == "ABORTED"
@@ -212,19 +214,19 @@ def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 def test_health_checks_and_reflection_answer(serve: Any) -> None:
     with grpc.insecure_channel(serve().address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        serving = health.Check(health_pb2.HealthCheckRequest(service="xla.DistributedRuntimeService"), timeout=10)
+        serving = health.Check(health_pb2.HealthCheckRequest(service="xla.DistributedRuntimeService"), timeout=50)
         assert serving.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as unknown:
-            health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=10)
+            health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=50)
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
-        watched = health.Watch(health_pb2.HealthCheckRequest(), timeout=10)
+        watched = health.Watch(health_pb2.HealthCheckRequest(), timeout=50)
         assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
         watched.cancel()
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         symbols = ["tensorflow.CoordinationService", "xla.coordination.BarrierRequest", "fastrt.coordination.Inspector"]
         asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
         asked += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols]
-        listed, *files = reflection.ServerReflectionInfo(iter(asked), timeout=10)
+        listed, *files = reflection.ServerReflectionInfo(iter(asked), timeout=50)
         assert {s.name for s in listed.list_services_response.service} >= {symbols[0], symbols[2]}
         assert all(file.file_descriptor_response.file_descriptor_proto for file in files)
 
@@ -236,7 +238,7 @@ def test_thousands_of_blocked_calls_cost_no_thread(serve: Any, raw: Any, wait_un
     calls = raw(service.address)
     before = threading.active_count()
     waiting = [calls.tensorflow("GetKeyValue", key="go", timeout=60) for _ in range(3000)]
-    wait_until(lambda: calls.snapshot().waiting_calls == 3000, "all calls to wait", 30)
+    wait_until(lambda: calls.snapshot().waiting_calls == 3000, "all calls to wait", 50)
     assert threading.active_count() <= before + 2
     calls.tensorflow("InsertKeyValue", kv={"key": "go", "value": b"!"}).result()
     with ThreadPoolExecutor(1):

@@ -7,6 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
+from fastrt.rpc.aio_server import AioServer
+from fastrt.rpc.queue_server import QueueServer
 from fastrt.rpc.server import Server
 
 
@@ -44,21 +46,21 @@ class Recorder:
 METHODS = ["/t.S/Echo", "/t.S/Fail", "/t.S/Raise", "/t.S/Wait"]
 
 
-def started(credentials: Any = None, **options: Any) -> tuple[Recorder, int]:
+def started(kind: Any, credentials: Any = None, **options: Any) -> tuple[Recorder, int]:
     recorder = Recorder()
-    recorder.server = Server(recorder, METHODS, **options)
+    recorder.server = kind(recorder, METHODS, **options)
     port = recorder.server.bind("127.0.0.1:0", credentials)
     recorder.server.start()
     return recorder, port
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., tuple[Recorder, grpc.Channel]]]:
-    """A recorder and a channel to its server; both end with the test."""
+@pytest.fixture(params=[QueueServer, AioServer])
+def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., tuple[Recorder, grpc.Channel]]]:
+    """A recorder and a channel to its server, of either kind; both end with the test."""
     with contextlib.ExitStack() as stack:
 
         def start(**options: Any) -> tuple[Recorder, grpc.Channel]:
-            recorder, port = started(**options)
+            recorder, port = started(request.param, **options)
             assert recorder.server is not None
             stack.callback(recorder.server.stop)
             recorder.address = f"127.0.0.1:{port}"
@@ -68,8 +70,9 @@ def serve() -> Iterator[Callable[..., tuple[Recorder, grpc.Channel]]]:
 
 
 # grpc opens now what it keeps open for good.
-_recorder, _port = started()
-with grpc.insecure_channel(f"127.0.0.1:{_port}") as _channel:
-    _channel.unary_unary("/t.S/Echo")(b"", timeout=10)
-assert _recorder.server is not None
-_recorder.server.stop()
+for _kind in (QueueServer, AioServer):
+    _recorder, _port = started(_kind)
+    with grpc.insecure_channel(f"127.0.0.1:{_port}") as _channel:
+        _channel.unary_unary("/t.S/Echo")(b"", timeout=10)
+    assert _recorder.server is not None
+    _recorder.server.stop()

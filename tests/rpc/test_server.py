@@ -1,4 +1,4 @@
-"""The completion-queue server, called by grpcio's own client."""
+"""Both servers, the completion-queue one and the asyncio one, called by grpcio's own client."""
 
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
+from fastrt.rpc.aio_server import AioServer
 from fastrt.rpc.auth import TlsFiles, refused_token
 from fastrt.rpc.channel import bearer
-from fastrt.rpc.server import Stream
+from fastrt.rpc.queue_server import QueueServer
+from fastrt.rpc.server import Stream, open_server
 
 OPENSSL = [
     ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca"],
@@ -20,30 +22,31 @@ OPENSSL = [
 
 
 def status(call: Any) -> tuple[str, str]:
-    error = call.exception(timeout=10)
+    error = call.exception(timeout=40)
     assert isinstance(error, grpc.RpcError)
     return error.code().name, error.details()
 
 
 def test_answers_and_failures_arrive_with_their_words_and_metadata(serve: Any) -> None:
     _, channel = serve()
-    assert channel.unary_unary("/t.S/Echo")(b"x" * 100_000, timeout=10) == b"x" * 100_000
-    failed = channel.unary_unary("/t.S/Fail").future(b"", timeout=10)
+    assert channel.unary_unary("/t.S/Echo")(b"x" * 100_000, timeout=40) == b"x" * 100_000
+    failed = channel.unary_unary("/t.S/Fail").future(b"", timeout=40)
     assert status(failed) == ("FAILED_PRECONDITION", "not now")
     assert dict(failed.trailing_metadata())["why-bin"] == b"\x00\xff"
 
 
 def test_unknown_method_and_failing_handler_do_not_end_the_server(serve: Any, caplog: Any) -> None:
     _, channel = serve()
-    assert status(channel.unary_unary("/t.S/None").future(b"", timeout=10))[0] == "UNIMPLEMENTED"
-    assert status(channel.unary_unary("/t.S/Raise").future(b"", timeout=10))[0] == "INTERNAL"
+    assert status(channel.unary_unary("/t.S/None").future(b"", timeout=40))[0] == "UNIMPLEMENTED"
+    assert status(channel.unary_unary("/t.S/Raise").future(b"", timeout=40))[0] == "INTERNAL"
     assert "ZeroDivisionError" in caplog.text
-    assert channel.unary_unary("/t.S/Echo")(b"still", timeout=10) == b"still"
+    assert channel.unary_unary("/t.S/Echo")(b"still", timeout=40) == b"still"
+    caplog.clear()  # its traceback holds the call, and that the server
 
 
 def test_hung_up_and_timed_out_callers_are_reported_once(serve: Any, wait_until: Any) -> None:
     recorder, channel = serve()
-    calls = [channel.unary_unary("/t.S/Wait").future(b"", timeout=30) for _ in range(20)]
+    calls = [channel.unary_unary("/t.S/Wait").future(b"", timeout=40) for _ in range(20)]
     short = channel.unary_unary("/t.S/Wait").future(b"", timeout=0.2)
     wait_until(lambda: len(recorder.waiting) == 21, "all calls")
     for call in calls:
@@ -56,28 +59,28 @@ def test_hung_up_and_timed_out_callers_are_reported_once(serve: Any, wait_until:
 
 def test_waiting_call_is_answered_from_another_thread(serve: Any, wait_until: Any) -> None:
     recorder, channel = serve()
-    call = channel.unary_unary("/t.S/Wait").future(b"", timeout=30)
+    call = channel.unary_unary("/t.S/Wait").future(b"", timeout=40)
     wait_until(lambda: recorder.waiting, "the call")
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(recorder.server.finish, recorder.waiting[0], 0, "", b"now").result()
-    assert call.result(timeout=10) == b"now"
+    assert call.result(timeout=40) == b"now"
     assert not recorder.server.finish(recorder.waiting[0], body=b"twice")
 
 
 def test_too_large_request_is_refused_and_a_large_answer_is_not(serve: Any) -> None:
     _, channel = serve(message_bytes_max=1000)
-    assert status(channel.unary_unary("/t.S/Echo").future(b"x" * 2000, timeout=10))[0] == "RESOURCE_EXHAUSTED"
-    assert channel.unary_unary("/t.S/Echo")(b"y" * 900, timeout=10) == b"y" * 900
+    assert status(channel.unary_unary("/t.S/Echo").future(b"x" * 2000, timeout=40))[0] == "RESOURCE_EXHAUSTED"
+    assert channel.unary_unary("/t.S/Echo")(b"y" * 900, timeout=40) == b"y" * 900
 
 
 def test_stop_answers_open_calls_and_refuses_new_ones(serve: Any, wait_until: Any) -> None:
     recorder, channel = serve()
-    call = channel.unary_unary("/t.S/Wait").future(b"", timeout=30)
+    call = channel.unary_unary("/t.S/Wait").future(b"", timeout=40)
     wait_until(lambda: recorder.waiting, "the call")
     recorder.server.stop()
     assert recorder.stopped
     assert status(call) == ("UNAVAILABLE", "The service is shutting down.")
-    assert status(channel.unary_unary("/t.S/Echo").future(b"", timeout=10))[0] == "UNAVAILABLE"
+    assert status(channel.unary_unary("/t.S/Echo").future(b"", timeout=40))[0] == "UNAVAILABLE"
 
 
 def test_stream_gets_every_message_and_sends_in_order(serve: Any) -> None:
@@ -92,16 +95,16 @@ def test_stream_gets_every_message_and_sends_in_order(serve: Any) -> None:
         stream.receiver = receive
 
     _, channel = serve(streams={"/t.S/Twice": doubled})
-    answers = channel.stream_stream("/t.S/Twice")(iter([b"a", b"b"]), timeout=10)
+    answers = channel.stream_stream("/t.S/Twice")(iter([b"a", b"b"]), timeout=40)
     assert list(answers) == [b"a", b"aa", b"b", b"bb"]
 
 
 def test_call_without_the_token_is_unauthenticated(serve: Any) -> None:
     _, channel = serve(authorize=lambda method, metadata: refused_token(metadata, "secret"))
     echo = channel.unary_unary("/t.S/Echo")
-    assert echo(b"ok", timeout=10, metadata=bearer("secret")) == b"ok"
-    assert status(echo.future(b"", timeout=10, metadata=bearer("guess")))[0] == "UNAUTHENTICATED"
-    code, words = status(echo.future(b"", timeout=10))
+    assert echo(b"ok", timeout=40, metadata=bearer("secret")) == b"ok"
+    assert status(echo.future(b"", timeout=40, metadata=bearer("guess")))[0] == "UNAUTHENTICATED"
+    code, words = status(echo.future(b"", timeout=40))
     assert code == "UNAUTHENTICATED"
     assert "FASTRT_TOKEN_FILE" in words
 
@@ -114,10 +117,10 @@ def test_mutual_tls_admits_only_known_clients(serve: Any, tmp_path: Path) -> Non
     recorder, _ = serve(credentials=tls.server_credentials())
     options = [("grpc.ssl_target_name_override", "localhost")]
     with grpc.secure_channel(recorder.address, tls.channel_credentials(), options) as known:
-        assert known.unary_unary("/t.S/Echo")(b"ok", timeout=10) == b"ok"
+        assert known.unary_unary("/t.S/Echo")(b"ok", timeout=40) == b"ok"
     stranger = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes())
     with grpc.secure_channel(recorder.address, stranger, options) as unknown:
-        assert status(unknown.unary_unary("/t.S/Echo").future(b"", timeout=10))[0] == "UNAVAILABLE"
+        assert status(unknown.unary_unary("/t.S/Echo").future(b"", timeout=40))[0] == "UNAVAILABLE"
 
 
 def test_taken_port_is_an_oserror(serve: Any) -> None:
@@ -125,3 +128,20 @@ def test_taken_port_is_an_oserror(serve: Any) -> None:
     other, _ = serve()
     with pytest.raises(OSError, match=recorder.address):
         other.server.bind(recorder.address)
+    new = type(other.server)(other, [])  # never started, so it must end by itself
+    with pytest.raises(OSError, match=recorder.address):
+        new.bind(recorder.address)
+
+
+def test_grpcio_without_the_private_parts_is_served_by_the_public_ones(monkeypatch: Any, caplog: Any) -> None:
+    class Nobody:
+        def on_call(self, call: int, method: str, body: bytes) -> None: ...
+        def on_cancel(self, call: int) -> None: ...
+        def on_idle(self) -> float | None: ...
+        def on_stop(self) -> None: ...
+
+    assert isinstance(open_server(Nobody(), []), QueueServer)
+    monkeypatch.delattr("grpc._cython.cygrpc.SendMessageOperation")
+    assert isinstance(open_server(Nobody(), []), AioServer)
+    assert "lacks SendMessageOperation" in caplog.text
+    assert "Use grpcio" in caplog.text

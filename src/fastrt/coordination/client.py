@@ -17,7 +17,7 @@ from fastrt.coordination.agent import AsyncAgent, TaskView, connect_async
 from fastrt.coordination.errors import CoordinationError
 from fastrt.coordination.status import Code
 from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import Server
+from fastrt.rpc.server import open_server
 
 T = TypeVar("T")
 
@@ -230,7 +230,7 @@ class ErrorListener:
 
     def __init__(self, address: str, told: Callable[[CoordinationError], None]) -> None:
         self._told = told
-        self._server = Server(self, [_REPORT_PATH])
+        self._server = open_server(self, [_REPORT_PATH])
         port = self._server.bind(address)
         self.address = f"{address.rpartition(':')[0]}:{port}"
         self._server.start()

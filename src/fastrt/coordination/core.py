@@ -21,10 +21,11 @@ from fastrt.coordination import dialect_runtime, dialect_tensorflow, dialect_xla
 from fastrt.coordination import events as ev
 from fastrt.coordination.dialects import Method, parse_request
 from fastrt.coordination.events import Persist
+from fastrt.coordination.keyvalues import normalized
 from fastrt.coordination.snapshot import SNAPSHOT_PATH, snapshot
 from fastrt.coordination.state import CoordinationState, Settings
 from fastrt.coordination.status import Code, Failure, to_json
-from fastrt.durable import Journal, StateDirectoryError
+from fastrt.durable import Journal, StateDirectoryError, WriteLog
 from fastrt.rpc.descriptors import message_set
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,12 @@ _KeptAnswers = message_set("coordination").message("fastrt.coordination.KeptAnsw
 _ALL = [*dialect_xla.methods(), *dialect_tensorflow.methods(), *dialect_runtime.methods()]
 METHODS = {method.path: method for method in _ALL}
 PATHS = (*METHODS, SNAPSHOT_PATH)
+_NO_CALL = 0  # servers count their calls from 1
+_LAST_WRITE = ("state", "last_write")
+_TIMED = (ev.EnterBarrier, ev.NodeConnect, ev.NodeGetKey, ev.NodeBarrier)
+# Reads of one key, which a front may answer by itself.
+READ_PATHS = frozenset(path for path in METHODS if path.endswith(("/GetKeyValue", "/TryGetKeyValue")))
+INSERT_PATHS = frozenset(path for path in METHODS if path.endswith("/InsertKeyValue"))
 
 
 class Reply(NamedTuple):
@@ -55,6 +62,7 @@ class Core:
         settings: of the state machine. The incarnation is replaced by the journal's, if it has one.
         journal: where records go; None keeps nothing.
         front: identifies the front whose call numbers these are; None when there is none that could ask again.
+        owns_log: take in what is in the journal's log of writes; False while a living front has it.
         clock: seconds that never go back.
 
     Raises:
@@ -66,6 +74,7 @@ class Core:
         settings: Settings,
         journal: Journal | None = None,
         front: int | None = None,
+        owns_log: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._journal = journal
@@ -78,21 +87,33 @@ class Core:
         self._kept: dict[int, Reply] = {}
         self._to_keep: list[Reply] = []
         self._batch = 0
+        self._told_keys: set[str] = set()
         found = list(journal.records()) if journal is not None else []
         settings.incarnation = self._incarnation(settings, found)
         self.state = CoordinationState(settings)
         self.state.restore(found, clock())
         self._load_kept(found)
+        self.last_write = next((int(value) for kind, key, value in found if (kind, key) == _LAST_WRITE), 0)
+        if journal is not None and owns_log:
+            self._take_writes(journal)
 
     @property
     def is_durable(self) -> bool:
         """Whether records are kept, so that settling costs a write."""
         return self._journal is not None
 
-    def submit(self, call: int, path: str, body: bytes) -> None:
-        """A call has come; its answer, now or later, is among those of a settle."""
+    def submit(self, call: int, path: str, body: bytes, waited_s: float = 0.0) -> None:
+        """A call has come; its answer, now or later, is among those of a settle.
+
+        Args:
+            call: its number.
+            path: its method.
+            body: its request.
+            waited_s: how long ago its caller made it. A front that asks again counts from the first time, so that a
+                barrier's deadline is what it was.
+        """
         try:
-            self._submit(call, path, body)
+            self._submit(call, path, body, waited_s)
         except Exception:
             # A fault of ours in one call must not end the service, and least of all be asked again and again.
             _log.exception("the service failed on %s", path)
@@ -100,7 +121,7 @@ class Core:
             message = f"The service failed on {path}; its log says why. The call may have had effect."
             self._replies.append(Reply(call, int(Code.INTERNAL), message, b"", b""))
 
-    def _submit(self, call: int, path: str, body: bytes) -> None:
+    def _submit(self, call: int, path: str, body: bytes, waited_s: float) -> None:
         kept = self._kept.pop(call, None) if self._kept else None
         if kept is not None:
             self._replies.append(kept)
@@ -111,10 +132,25 @@ class Core:
             return
         request, event = parse_request(method, body, call, self.state)
         self._pending[call] = (method, request)
+        if self._front is not None and path in READ_PATHS and not isinstance(event, Failure):
+            self._told_keys.add(normalized(request.key))
         if isinstance(event, Failure):
             self._answer(call, event)
-        else:
-            self._handle(event)
+            return
+        if isinstance(event, _TIMED):
+            event.timeout_s -= waited_s
+        elif isinstance(event, (ev.Register, ev.Shutdown)):
+            event.waited_s = waited_s
+        self._handle(event)
+
+    def write(self, number: int, key: str, value: bytes) -> None:
+        """A front has set a key and kept that in its `WriteLog`; it is carried out once, whoever says it how often."""
+        if number <= self.last_write:
+            return
+        self.last_write = number
+        self._handle(ev.InsertKey(_NO_CALL, key, value, overwrite=True))
+        self._records[_LAST_WRITE] = b"%d" % number
+        self._told_keys.discard(key)  # by whom it was set, it is known
 
     def forget(self, call: int) -> None:
         """A caller went away."""
@@ -140,6 +176,13 @@ class Core:
         replies, self._replies = self._replies, []
         return replies
 
+    def take_keys(self) -> list[tuple[str, bytes | None]]:
+        """What a front is to know before it passes on the answers of the last settle: keys set, removed or read."""
+        if not self._told_keys:
+            return []
+        keys, self._told_keys = self._told_keys, set()
+        return [(key, self.state.keys.find(key)) for key in keys]
+
     def next_deadline(self) -> float | None:
         """When to settle again at the latest, by the clock."""
         return self.state.next_deadline()
@@ -160,6 +203,8 @@ class Core:
             if isinstance(effect, Persist):
                 if self._journal is not None:
                     self._records[effect.kind, effect.key] = effect.value
+                    if self._front is not None and effect.kind == "key":
+                        self._told_keys.add(effect.key)
             else:
                 self._answer(effect.call, effect.value)
 
@@ -200,6 +245,17 @@ class Core:
                 if kept.front == self._front:
                     for a in kept.answers:
                         self._kept[a.call] = Reply(a.call, a.code, a.message, a.details, a.body)
+
+    def _take_writes(self, journal: Journal) -> None:
+        """Carry out what a front, which is dead now, has set and not passed on."""
+        log = WriteLog(journal.directory)
+        try:
+            for number, key, value in log.after(self.last_write):
+                self.write(number, key, value)
+            self.settle()
+            log.drop(self.last_write)
+        finally:
+            log.close()
 
     def _incarnation(self, settings: Settings, found: list[tuple[str, str, bytes]]) -> int:
         """The service's incarnation: the kept one, else a new one, which is kept."""

@@ -14,12 +14,16 @@ from fastrt.coordination.status import Code, Failure, Member
 
 @dataclass
 class Register:
-    """A member starts (or starts again): answered with None once all members have registered."""
+    """A member starts (or starts again): answered with None once all members have registered.
+
+    `waited_s`: how long its caller has waited already, at an earlier process of this service.
+    """
 
     call: int
     member: Member
     incarnation: int
     recoverable: bool | None = None
+    waited_s: float = 0.0
 
 
 @dataclass
@@ -33,10 +37,11 @@ class Heartbeat:
 
 @dataclass
 class Shutdown:
-    """A member is done: answered with None when all are (the shutdown barrier)."""
+    """A member is done: answered with None when all are (the shutdown barrier). `waited_s` as in `Register`."""
 
     call: int
     member: Member
+    waited_s: float = 0.0
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """The process behind a front: it holds the state and its records, and may die at any moment.
 
 Run by `front` as `python -m fastrt.coordination.keeper CALLS LATER`, the file descriptors of its ends of two socket
-pairs. It takes a batch of calls, settles once for all of them, answers those it can over the first pair, and the
-others over the second when their time comes. It ends when the front closes the pairs, or says so.
+pairs. It takes a batch of calls, settles once for all of them, and answers over the first pair what these calls have
+decided, for themselves and for earlier ones that waited. What time decides it answers over the second. It ends when
+the front closes the pairs, or says so.
 """
 
 from __future__ import annotations
@@ -16,11 +17,32 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fastrt.coordination.core import PATHS, Core, Reply
-from fastrt.coordination.link import CALL, END_BYTES, FORGET, REPLY, SETTINGS, STOP, Frame, Link, LinkClosed
+from fastrt.coordination.link import (
+    ASIDE,
+    CALL,
+    END_BYTES,
+    FORGET,
+    KEY,
+    LONG_VALUE,
+    NO_VALUE,
+    READY,
+    REPLY,
+    SETTINGS,
+    STOP,
+    WITH_VALUE,
+    WRITE,
+    Frame,
+    Link,
+    LinkClosed,
+    seconds_since,
+)
+from fastrt.coordination.replica import BYTES_MAX, ENTRY_BYTES, VALUE_BYTES_MAX
 from fastrt.coordination.state import Settings
 from fastrt.durable import Journal
 from fastrt.errors import FastrtError
 
+# The keeper of a front that was killed a moment ago still has the directory, until it has seen that.
+_DYING_S = 3.0
 _log = logging.getLogger(__name__)
 
 
@@ -35,33 +57,38 @@ def serve(calls: Link, later: Link) -> None:
     if not first or first[0].kind != SETTINGS:
         return
     core = _core(json.loads(first[0].body))
-    calls.write(END_BYTES)
+    keys = core.state.keys
+    tell_all = keys.bytes_count + len(keys) * ENTRY_BYTES <= BYTES_MAX // 2
+    told = _packed_keys((key, keys.find(key)) for key in keys.all_keys()) if tell_all else b""
+    last_write = str(core.last_write).encode()
+    ready = Frame(READY, core.state.settings.incarnation, code=int(tell_all), details=last_write)
+    calls.write(told + ready.pack() + END_BYTES)
     while True:
         deadline = core.next_deadline()
         timeout_s = None if deadline is None else max(0.001, deadline - time.monotonic())
         batch = calls.read_batch(timeout_s)
-        asked = set()
         for frame in batch or ():
             if frame.kind == CALL:
-                asked.add(frame.call)
-                core.submit(frame.call, PATHS[frame.path], frame.body)
+                core.submit(frame.call, PATHS[frame.path], frame.body, seconds_since(frame.details))
+            elif frame.kind == WRITE:
+                core.write(frame.call, frame.message.decode("utf-8", "surrogateescape"), frame.body)
             elif frame.kind == FORGET:
                 core.forget(frame.call)
             elif frame.kind == STOP:
                 calls.write(_packed(core.stop()) + END_BYTES)
                 return
         replies = core.settle()
-        waited = [reply for reply in replies if reply.call not in asked]
-        if batch is not None:
-            calls.write(_packed(reply for reply in replies if reply.call in asked) + END_BYTES)
-        if waited:
-            later.write(_packed(waited))
+        if batch is not None and not (batch and batch[0].kind == ASIDE):
+            calls.write(_packed_keys(core.take_keys()) + _packed(replies) + END_BYTES)
+        elif replies:
+            # Neither time nor the front's own writes change a key that it is to be told of.
+            later.write(_packed(replies))
 
 
 def _core(told: dict[str, object]) -> Core:
     settings = Settings(**told["settings"])  # type: ignore[arg-type]
-    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]))
-    return Core(settings, journal, front=int(str(told["front"])))
+    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]), _DYING_S)
+    return Core(settings, journal, front=int(str(told["front"])), owns_log=bool(told["owns_log"]))
 
 
 def _packed(replies: Iterable[Reply]) -> bytes:
@@ -69,6 +96,19 @@ def _packed(replies: Iterable[Reply]) -> bytes:
         Frame(REPLY, r.call, code=r.code, message=r.message.encode(), details=r.details, body=r.body).pack()
         for r in replies
     )
+
+
+def _packed_keys(keys: Iterable[tuple[str, bytes | None]]) -> bytes:
+    frames = []
+    for key, value in keys:
+        name = key.encode("utf-8", "surrogateescape")
+        if value is None:
+            frames.append(Frame(KEY, code=NO_VALUE, message=name).pack())
+        elif len(value) > VALUE_BYTES_MAX:
+            frames.append(Frame(KEY, code=LONG_VALUE, message=name).pack())
+        else:
+            frames.append(Frame(KEY, code=WITH_VALUE, message=name, body=value).pack())
+    return b"".join(frames)
 
 
 def main() -> int:

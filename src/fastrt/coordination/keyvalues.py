@@ -173,6 +173,14 @@ class KeyValues:
         """The value of a key that exists."""
         return self._values[key]
 
+    def find(self, key: str) -> bytes | None:
+        """The value of a normalised key, None when it is not set."""
+        return self._values.get(key)
+
+    def all_keys(self) -> list[str]:
+        """All keys, in no order."""
+        return list(self._values)
+
     def check_invariants(self) -> None:
         """Raise AssertionError when the index and the values disagree. Costs a walk over all keys."""
         found = set(self.below(""))

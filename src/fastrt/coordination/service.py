@@ -21,7 +21,7 @@ from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import ConfigError
 from fastrt.rpc.auth import TlsFiles, refuse_open_bind
 from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import Server
+from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Listener(ABC):
         self.options = options
         services = sorted({path.split("/")[1] for path in METHODS} | {SNAPSHOT_PATH.split("/")[1]})
         self._standard = StandardServices(services, [message_set(name) for name in _SETS])
-        self._server = Server(self, [*PATHS, CHECK_PATH], self._standard.streams, _MESSAGE_BYTES_MAX)
+        self._server = open_server(self, [*PATHS, CHECK_PATH], self._standard.streams, _MESSAGE_BYTES_MAX)
         self.address = ""
 
     def listen(self) -> None:

@@ -193,7 +193,8 @@ class CoordinationState:
         lost = record.error is not None and record.error.code is Code.UNAVAILABLE
         if record.state is State.DISCONNECTED or (recoverable and lost):
             self.members.set_incarnation(member, event.incarnation)
-            entry = ev.EnterBarrier(event.call, REGISTER_ID, 0, self.settings.register_timeout_s, member)
+            left_s = self.settings.register_timeout_s - event.waited_s
+            entry = ev.EnterBarrier(event.call, REGISTER_ID, 0, left_s, member)
             self.barriers.enter(entry, Waiter(event.call, "register", event.incarnation), now)
             self._changed()
             return
@@ -269,9 +270,8 @@ class CoordinationState:
     def _on_shutdown(self, event: ev.Shutdown, now: float) -> None:
         member = event.member
         if self.settings.shutdown_timeout_s > 0 and not self.members.is_recoverable(member):
-            entry = ev.EnterBarrier(
-                event.call, self.shutdown_id, 0, self.settings.shutdown_timeout_s, member, self._steady_members()
-            )
+            left_s = self.settings.shutdown_timeout_s - event.waited_s
+            entry = ev.EnterBarrier(event.call, self.shutdown_id, 0, left_s, member, self._steady_members())
             self.barriers.enter(entry, Waiter(event.call, "shutdown"), now)
         else:
             self._emit(Answer(event.call, self._disconnect(member, now)))

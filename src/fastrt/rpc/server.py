@@ -1,45 +1,31 @@
-"""A gRPC server driven by its completion queue, on one thread.
+"""What a gRPC server of fastrt is to its handler, and which of the two implementations serves.
 
-Why not `grpc.aio` or the threaded server: a unary call through an empty handler costs either of them 450 to 550 us
-(jaxlib's client makes 1,850 and 2,250 calls a second, 32 of its clients 4,700 to 5,400), because each event crosses
-from grpc's poller thread to another thread and back. Here the thread that takes an event off the queue also handles
-it: 3,900 and 18,000 calls a second, with jaxlib 0.10.2's client on two cores (`bench/compare_coordination.py`). A call
-that cannot be answered yet costs a table entry and no thread.
-
-The completion queue is the layer on which grpcio builds both of its own servers (`grpc._cython.cygrpc`); it is not
-public, so all its use is in this file and in `tests/rpc/test_server.py`.
-
-Threads: `on_call`, `on_cancel` and `on_idle` are called on the server's thread only; `finish` and the stream methods
-may be called on any. `_lock` guards `_pending` and each call's `watched` flag, nothing else, and is never held while
-a handler runs.
+`queue_server` is many times faster and needs parts of grpcio that are not public. Where a future grpcio lacks these,
+`aio_server` does the same on the public `grpc.aio`, and a warning says so.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
-from grpc._cython import cygrpc
 
 _log = logging.getLogger(__name__)
 
-# How many calls may be accepted between two looks at the queue. More costs memory only.
-_ACCEPTING = 64
-# A caller that hung up is noticed this much later at most. Calls answered sooner need no look at all.
-_HANGUP_S = 0.05
-_DRAIN_S = 5.0
-_AFTER_FAULT_S = 1.0
-# Under a constant stream of calls the queue is never empty; the handler settles after this many events all the same.
-_EVENTS_PER_BATCH = 256
-_NO_METADATA: tuple[Any, ...] = ()
-_SHUTDOWN = "shutdown"
-_ACCEPTED = "accepted"
-_TIMED_OUT = cygrpc.CompletionType.queue_timeout
+# The versions of grpcio on which the fast server was tried; others are used as long as they have what it needs.
+TRIED_GRPCIO = "1.60 to 1.85"
+_NEEDED = (
+    "CompletionQueue",
+    "CompletionType",
+    "ReceiveCloseOnServerOperation",
+    "ReceiveMessageOperation",
+    "SendInitialMetadataOperation",
+    "SendMessageOperation",
+    "SendStatusFromServerOperation",
+    "Server",
+)
 
 Metadata = Sequence[tuple[str, "str | bytes"]]
 
@@ -60,107 +46,50 @@ class Handler(Protocol):
         """The server takes no more calls; those still open may be answered now, or are cancelled."""
 
 
-class Stream:
+class Stream(Protocol):
     """One streaming call. Its receiver gets every message, and None when the caller sends no more."""
 
-    def __init__(self, server: Server, call: Any) -> None:
-        self._server = server
-        self._call = call
-        self._lock = threading.Lock()
-        self._outgoing: deque[bytes] = deque()
-        self._sending = False
-        self._started = False
-        self._status: tuple[int, str] | None = None
-        self._done = False
-        self.receiver: Callable[[bytes | None], None] = lambda body: None
-        self.on_closed: Callable[[], None] = lambda: None
+    receiver: Callable[[bytes | None], None]
+    on_closed: Callable[[], None]
 
     def send(self, body: bytes) -> None:
         """Send a message after those before."""
-        with self._lock:
-            self._outgoing.append(body)
-            self._push()
 
     def finish(self, code: int = 0, message: str = "") -> None:
         """End the stream, after the messages before."""
-        with self._lock:
-            if self._status is None:
-                self._status = (code, message)
-                self._push()
-
-    def _push(self) -> None:
-        """Start the next batch, unless one is under way. `_lock` is held."""
-        if self._sending or self._done:
-            return
-        operations = []
-        if not self._started:
-            operations.append(cygrpc.SendInitialMetadataOperation(_NO_METADATA, 0))
-        if self._outgoing:
-            operations.append(cygrpc.SendMessageOperation(self._outgoing.popleft(), 0))
-        elif self._status is not None:
-            code, message = self._status
-            operations.append(cygrpc.SendStatusFromServerOperation(_NO_METADATA, code, message.encode(), 0))
-            self._done = True
-        else:
-            return
-        self._started = self._sending = True
-        self._call.start_server_batch(tuple(operations), self._sent)
-
-    def _sent(self, event: Any) -> None:
-        with self._lock:
-            self._sending = False
-            if not event.success:
-                self._done = True
-            self._push()
-
-    def _read(self, event: Any) -> None:
-        body = event.batch_operations[0].message() if event.success else None
-        try:
-            self.receiver(body)
-        except Exception:
-            _log.exception("a streaming handler failed")
-            self.finish(int(grpc.StatusCode.INTERNAL.value[0]), "The handler of this stream failed; see the log.")
-            return
-        if body is not None and not self._done:
-            self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._read)
-
-    def _closed(self, event: Any) -> None:
-        self._server._open_streams.discard(self)
-        self.on_closed()
-
-    def _open(self) -> None:
-        self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
-        self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._read)
 
 
-class _Unary:
-    """A unary call: `watched` once the queue reports when its caller hangs up."""
+class Server(Protocol):
+    """Serves unary methods by a handler, and streaming ones by receivers. Made by `open_server`."""
 
-    __slots__ = ("call", "method", "number", "server", "since", "watched")
+    def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        """Listen on `host:port` (port 0: any), from `start` on; returns the port.
 
-    def __init__(self, server: Server, call: Any, method: str) -> None:
-        self.server = server
-        self.call = call
-        self.method = method
-        self.number = 0
-        self.since = 0.0
-        self.watched = False
+        Raises:
+            OSError: the address is taken or not this machine's.
+        """
 
-    def read(self, event: Any) -> None:
-        """The request is here."""
-        body = event.batch_operations[0].message() if event.success else None
-        self.server._begin(self, body)
+    def start(self) -> None:
+        """Serve, on a thread of the server's own."""
 
-    def closed(self, event: Any) -> None:
-        """The call ended, for the server or by its caller."""
-        self.server._hung_up(self)
+    def stop(self) -> None:
+        """Take no new calls, let the handler answer those still open (`on_stop`), and end the thread."""
 
-    def finished(self, event: Any) -> None:
-        """The answer is out."""
+    def finish(self, call: int, code: int = 0, message: str = "", body: bytes = b"", trailing: Metadata = ()) -> bool:
+        """Answer a call, from any thread; False when its caller has gone, or it was answered before."""
+
+    def pending_count(self) -> int:
+        """How many calls wait for an answer."""
 
 
-class Server:
-    """Serves unary methods by a handler, and streaming ones by receivers.
+def open_server(
+    handler: Handler,
+    methods: Sequence[str],
+    streams: Mapping[str, Callable[[Stream], None]] | None = None,
+    message_bytes_max: int = 64 << 20,
+    authorize: Callable[[str, Metadata], str | None] | None = None,
+) -> Server:
+    """A server, to be bound and started.
 
     Args:
         handler: takes the calls of `methods`.
@@ -169,234 +98,27 @@ class Server:
         message_bytes_max: largest request taken; a larger one is RESOURCE_EXHAUSTED. Answers are not limited.
         authorize: given a path and the caller's metadata, the reason to refuse a call as UNAUTHENTICATED, or None.
     """
+    missing = _missing()
+    if not missing:
+        from fastrt.rpc.queue_server import QueueServer
 
-    def __init__(
-        self,
-        handler: Handler,
-        methods: Sequence[str],
-        streams: dict[str, Callable[[Stream], None]] | None = None,
-        message_bytes_max: int = 64 << 20,
-        authorize: Callable[[str, Metadata], str | None] | None = None,
-    ) -> None:
-        self._handler = handler
-        self._methods = frozenset(methods)
-        self._streams = dict(streams or {})
-        self._authorize = authorize
-        self._queue = cygrpc.CompletionQueue()
-        options = (
-            (b"grpc.so_reuseport", 0),
-            (b"grpc.max_receive_message_length", message_bytes_max),
-            (b"grpc.max_send_message_length", -1),
-            (b"grpc.max_concurrent_streams", 1 << 20),
-            (b"grpc.server.max_pending_requests", 1 << 20),
-            (b"grpc.server.max_pending_requests_hard_limit", 1 << 20),
-            (b"grpc.keepalive_permit_without_calls", 1),
-            (b"grpc.http2.min_ping_interval_without_data_ms", 5000),
-        )
-        self._server = cygrpc.Server(options, False)
-        self._server.register_completion_queue(self._queue)
-        self._lock = threading.Lock()
-        self._pending: dict[int, _Unary] = {}
-        self._young: deque[_Unary] = deque()
-        self._next_number = 0
-        self._thread: threading.Thread | None = None
-        self._open_streams: set[Stream] = set()
-        self._stopping = False
-        self._told = False
-        self._give_up_at: float | None = None
+        return QueueServer(handler, methods, streams, message_bytes_max, authorize)
+    from fastrt.rpc.aio_server import AioServer
 
-    def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
-        """Listen on `host:port` (port 0: any), from `start` on; returns the port.
-
-        Raises:
-            OSError: the address is taken or not this machine's.
-        """
-        try:
-            if credentials is None:
-                port = self._server.add_http2_port(address.encode())
-            else:
-                port = self._server.add_http2_port(address.encode(), credentials._credentials)
-        except RuntimeError as error:
-            raise OSError(f"Cannot listen on {address}: {error}. Is another server running there?") from None
-        if port == 0:
-            raise OSError(f"Cannot listen on {address}. Is another server running there, or the host not this one?")
-        return int(port)
-
-    def start(self) -> None:
-        """Serve, on a thread of the server's own."""
-        self._server.start(backup_queue=False)
-        for _ in range(_ACCEPTING):
-            self._accept()
-        self._thread = threading.Thread(target=self._run, name="fastrt-rpc", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Take no new calls, let the handler answer those still open (`on_stop`), and end the thread."""
-        if self._thread is None or self._stopping:
-            return
-        self._stopping = True
-        self._server.shutdown(self._queue, _SHUTDOWN)
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=2 * _DRAIN_S)
-
-    def finish(
-        self, call: int, code: int = 0, message: str = "", body: bytes = b"", trailing: Metadata = _NO_METADATA
-    ) -> bool:
-        """Answer a call; False when its caller has gone, or it was answered before."""
-        with self._lock:
-            unary = self._pending.pop(call, None)
-            if unary is None:
-                return False
-            watched = unary.watched
-            unary.watched = True
-        self._reply(unary, watched, code, message, body, trailing)
-        return True
-
-    def pending_count(self) -> int:
-        """How many calls wait for an answer."""
-        return len(self._pending)
-
-    def _reply(self, unary: _Unary, watched: bool, code: int, message: str, body: bytes, trailing: Metadata) -> None:
-        operations = [cygrpc.SendInitialMetadataOperation(_NO_METADATA, 0)]
-        if code == 0:
-            operations.append(cygrpc.SendMessageOperation(body, 0))
-        operations.append(cygrpc.SendStatusFromServerOperation(trailing, code, message.encode(), 0))
-        if not watched:
-            operations.append(cygrpc.ReceiveCloseOnServerOperation(0))
-        unary.call.start_server_batch(tuple(operations), unary.finished)
-
-    def _run(self) -> None:
-        poll = self._queue.poll
-        batch = 0
-        wake_at: float | None = None
-        while True:
-            event = poll(0) if batch else poll(_wall_time(wake_at))
-            timed_out = event.completion_type == _TIMED_OUT
-            if timed_out or batch >= _EVENTS_PER_BATCH:
-                batch = 0
-                wake_at = self._idle()
-            if timed_out:
-                continue
-            batch += 1
-            tag = event.tag
-            if tag is _ACCEPTED:
-                self._accepted(event)
-            elif tag is _SHUTDOWN:
-                break
-            else:
-                tag(event)
-        self._drain()
-
-    def _accepted(self, event: Any) -> None:
-        if event.success and not self._stopping:
-            self._accept()
-            self._dispatch(event)
-            return
-        if event.success:
-            method = event.call_details.method.decode("utf-8", "replace")
-            self._reject(event.call, method, grpc.StatusCode.UNAVAILABLE, "The service is shutting down.")
-        if not self._told:
-            # `stop` was called: the queue gives back what was to accept calls.
-            self._end_calls()
-
-    def _accept(self) -> None:
-        self._server.request_call(self._queue, self._queue, _ACCEPTED)
-
-    def _dispatch(self, event: Any) -> None:
-        method = event.call_details.method.decode("utf-8", "replace")
-        if self._authorize is not None:
-            refused = self._authorize(method, event.invocation_metadata)
-            if refused is not None:
-                self._reject(event.call, method, grpc.StatusCode.UNAUTHENTICATED, refused)
-                return
-        if method in self._methods:
-            unary = _Unary(self, event.call, method)
-            event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), unary.read)
-        elif method in self._streams:
-            stream = Stream(self, event.call)
-            self._open_streams.add(stream)
-            self._streams[method](stream)
-            stream._open()
-        else:
-            self._reject(event.call, method, grpc.StatusCode.UNIMPLEMENTED, f"There is no method {method} here.")
-
-    def _reject(self, call: Any, method: str, code: grpc.StatusCode, message: str) -> None:
-        self._reply(_Unary(self, call, method), False, code.value[0], message, b"", _NO_METADATA)
-
-    def _begin(self, unary: _Unary, body: bytes | None) -> None:
-        if body is None:
-            # Too long a message (the core answers that itself), or a caller that sent none or has gone.
-            message = f"{unary.method} takes exactly one request message, and none arrived."
-            self._reply(unary, False, grpc.StatusCode.INVALID_ARGUMENT.value[0], message, b"", _NO_METADATA)
-            return
-        self._next_number += 1
-        number = unary.number = self._next_number
-        self._pending[number] = unary
-        try:
-            self._handler.on_call(number, unary.method, body)
-        except Exception:
-            _log.exception("the handler of %s failed", unary.method)
-            message = f"The service failed on {unary.method}; its log says why. The call may have had effect."
-            self.finish(number, grpc.StatusCode.INTERNAL.value[0], message)
-        if number in self._pending:
-            unary.since = time.monotonic()
-            self._young.append(unary)
-
-    def _hung_up(self, unary: _Unary) -> None:
-        with self._lock:
-            gone = self._pending.pop(unary.number, None)
-        if gone is not None:
-            try:
-                self._handler.on_cancel(unary.number)
-            except Exception:
-                _log.exception("the handler failed on a caller that hung up")
-
-    def _idle(self) -> float | None:
-        """Let the handler settle, and look after calls that wait longer than a moment."""
-        wake_at = None
-        try:
-            wake_at = self._handler.on_idle() if not self._told else None
-        except Exception:
-            _log.exception("the handler failed to settle")
-            wake_at = time.monotonic() + _AFTER_FAULT_S
-        if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
-            self._server.cancel_all_calls()
-            self._give_up_at = None
-        if self._give_up_at is not None:
-            return self._give_up_at
-        if not self._young:
-            return wake_at
-        now = time.monotonic()
-        while self._young and now - self._young[0].since >= _HANGUP_S:
-            unary = self._young.popleft()
-            with self._lock:
-                watch = unary.number in self._pending and not unary.watched
-                unary.watched = unary.watched or watch
-            if watch:
-                unary.call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), unary.closed)
-        if not self._young:
-            return wake_at
-        look_at = self._young[0].since + _HANGUP_S
-        return look_at if wake_at is None else min(wake_at, look_at)
-
-    def _end_calls(self) -> None:
-        """The server takes no more calls: answer those that are open, so that it can shut down."""
-        self._told = True
-        self._handler.on_stop()
-        unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
-        for number in list(self._pending):
-            self.finish(number, unavailable, "The service is shutting down.")
-        for stream in list(self._open_streams):
-            stream.finish(unavailable, "The service is shutting down.")
-        self._give_up_at = time.monotonic() + _DRAIN_S
-
-    def _drain(self) -> None:
-        """After the shutdown: take the last events off the queue."""
-        self._queue.shutdown()
-        while self._queue.poll(None).completion_type != cygrpc.CompletionType.queue_shutdown:
-            pass
+    _log.warning(
+        "grpcio %s lacks %s, which the fast server needs; serving on grpc.aio, several times slower. Use grpcio %s.",
+        grpc.__version__,
+        ", ".join(missing),
+        TRIED_GRPCIO,
+    )
+    return AioServer(handler, methods, streams, message_bytes_max, authorize)
 
 
-def _wall_time(monotonic: float | None) -> float | None:
-    """A time of the monotonic clock as the queue's, which is the wall clock's."""
-    return None if monotonic is None else time.time() + max(0.0, monotonic - time.monotonic())
+def _missing() -> list[str]:
+    """What the fast server needs of grpcio and does not find."""
+    try:
+        from grpc._cython import cygrpc
+    except ImportError:
+        return ["grpc._cython.cygrpc"]
+    module: Any = cygrpc
+    return [name for name in _NEEDED if not hasattr(module, name)]

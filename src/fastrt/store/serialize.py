@@ -142,10 +142,7 @@ def is_large_array(value: Any, least: int) -> bool:
     """Tell whether `value` is a plain NumPy array of at least `least` bytes, without importing NumPy."""
     numpy = sys.modules.get("numpy")
     return (
-        numpy is not None
-        and type(value) is numpy.ndarray
-        and value.nbytes >= least
-        and bool(_dtype_text(value.dtype))
+        numpy is not None and type(value) is numpy.ndarray and value.nbytes >= least and bool(_dtype_text(value.dtype))
     )
 
 

@@ -1,0 +1,285 @@
+"""The server of `queue_server` on grpcio's public asyncio interface: slower, and at home on any grpcio.
+
+Threads: all the handler's methods are called on the thread of the event loop; `finish` and the stream methods may be
+called on any. `_pending` is only touched with the GIL's own atomic operations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from fastrt.rpc.server import Handler, Metadata, Stream
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_DRAIN_S = 5.0
+_AFTER_FAULT_S = 1.0
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_SHUTTING_DOWN = "The service is shutting down."
+_Answer = tuple[int, str, bytes, Metadata]
+
+
+class AioStream:
+    """See `Stream`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._outgoing: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
+        self.receiver: Callable[[bytes | None], None] = lambda body: None
+        self.on_closed: Callable[[], None] = lambda: None
+
+    def send(self, body: bytes) -> None:
+        """See `Stream`."""
+        self._loop.call_soon_threadsafe(self._outgoing.put_nowait, body)
+
+    def finish(self, code: int = 0, message: str = "") -> None:
+        """See `Stream`."""
+        self._loop.call_soon_threadsafe(self._outgoing.put_nowait, (code, message))
+
+    async def serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """Pass messages both ways until the stream is finished."""
+        reading = asyncio.ensure_future(self._read(requests))
+        try:
+            while True:
+                item = await self._outgoing.get()
+                if isinstance(item, bytes):
+                    await context.write(item)
+                elif item[0] == 0:
+                    return
+                else:
+                    await context.abort(_CODES[item[0]], item[1])
+        finally:
+            reading.cancel()
+            self.on_closed()
+
+    async def _read(self, requests: AsyncIterator[bytes]) -> None:
+        try:
+            async for body in requests:
+                self.receiver(body)
+            self.receiver(None)
+        except Exception:
+            _log.exception("a streaming handler failed")
+            self.finish(grpc.StatusCode.INTERNAL.value[0], "The handler of this stream failed; see the log.")
+
+
+class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
+    """See `Server`, and `open_server` for the arguments."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        methods: Sequence[str],
+        streams: Mapping[str, Callable[[Stream], None]] | None = None,
+        message_bytes_max: int = 64 << 20,
+        authorize: Callable[[str, Metadata], str | None] | None = None,
+    ) -> None:
+        self._handler = handler
+        self._methods = frozenset(methods)
+        self._streams = dict(streams or {})
+        self._authorize = authorize
+        self._options = (
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", message_bytes_max),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_concurrent_streams", 1 << 20),
+            # Beyond 1,000 calls not yet taken off the queue grpc would begin to cancel some.
+            ("grpc.server.max_pending_requests", 1 << 20),
+            ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+        )
+        self._pending: dict[int, asyncio.Future[_Answer]] = {}
+        self._open_streams: set[AioStream] = set()
+        self._next_number = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle_soon = False
+        self._told = False
+
+    def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+        """See `Server`.
+
+        Raises:
+            OSError: the address is taken or not this machine's.
+        """
+        is_new = self._loop is None
+        if is_new:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="fastrt-rpc", daemon=True)
+            self._thread.start()
+        try:
+            return self._run(self._bind(address, credentials))
+        except RuntimeError as error:
+            if is_new:
+                self._run(self._drop(0.0))
+                self._end_thread()
+            words = f"Cannot listen on {address}: {error}. Is another server running there, or the host not this one?"
+            raise OSError(words) from None
+
+    def start(self) -> None:
+        """See `Server`."""
+        self._run(self._server.start())
+        self._loop_now().call_soon_threadsafe(self._ask_idle)
+
+    def stop(self) -> None:
+        """See `Server`."""
+        if self._loop is None or self._told:
+            return
+        if threading.current_thread() is self._thread:
+            self._end_calls()
+            self._loop.create_task(self._server.stop(_DRAIN_S))
+            return
+        self._run(self._stop())
+        self._end_thread()
+
+    def finish(self, call: int, code: int = 0, message: str = "", body: bytes = b"", trailing: Metadata = ()) -> bool:
+        """See `Server`."""
+        answered = self._pending.pop(call, None)
+        if answered is None:
+            return False
+        if threading.current_thread() is self._thread:
+            _resolve(answered, (code, message, body, trailing))
+        else:
+            self._loop_now().call_soon_threadsafe(_resolve, answered, (code, message, body, trailing))
+        return True
+
+    def pending_count(self) -> int:
+        """See `Server`."""
+        return len(self._pending)
+
+    def service(self, handler_call_details: Any) -> Any:
+        """grpcio asks who serves a call: the interface of `grpc.GenericRpcHandler`."""
+        method = handler_call_details.method
+        refused = None
+        if self._authorize is not None:
+            refused = self._authorize(method, handler_call_details.invocation_metadata)
+        if refused is not None:
+            return _refusal(grpc.StatusCode.UNAUTHENTICATED, refused)
+        if method in self._methods:
+            return grpc.unary_unary_rpc_method_handler(partial(self._answer, method))
+        if method in self._streams:
+            return grpc.stream_stream_rpc_method_handler(partial(self._stream, method))
+        return _refusal(grpc.StatusCode.UNIMPLEMENTED, f"There is no method {method} here.")
+
+    async def _bind(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
+        if self._server is None:
+            self._server = grpc.aio.server(options=self._options)
+            self._server.add_generic_rpc_handlers((self,))
+        if credentials is None:
+            return int(self._server.add_insecure_port(address))
+        return int(self._server.add_secure_port(address, credentials))
+
+    async def _answer(self, method: str, body: bytes, context: Any) -> bytes:
+        if self._told:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _SHUTTING_DOWN)
+        self._next_number += 1
+        number = self._next_number
+        answered: asyncio.Future[_Answer] = self._loop_now().create_future()
+        self._pending[number] = answered
+        try:
+            self._handler.on_call(number, method, body)
+        except Exception:
+            _log.exception("the handler of %s failed", method)
+            message = f"The service failed on {method}; its log says why. The call may have had effect."
+            self.finish(number, grpc.StatusCode.INTERNAL.value[0], message)
+        self._ask_idle_soon()
+        try:
+            code, message, result, trailing = await answered
+        except asyncio.CancelledError:
+            if self._pending.pop(number, None) is not None:
+                self._handler.on_cancel(number)
+                self._ask_idle_soon()
+            raise
+        if code:
+            await context.abort(_CODES[code], message, tuple(trailing))
+        return result
+
+    async def _stream(self, method: str, bodies: AsyncIterator[bytes], context: Any) -> None:
+        stream = AioStream(self._loop_now())
+        self._open_streams.add(stream)
+        try:
+            self._streams[method](stream)
+            await stream.serve(bodies, context)
+        finally:
+            self._open_streams.discard(stream)
+
+    def _ask_idle_soon(self) -> None:
+        """Let the handler settle once the calls at hand have been taken."""
+        if not self._idle_soon:
+            self._idle_soon = True
+            self._loop_now().call_soon(self._ask_idle)
+
+    def _ask_idle(self) -> None:
+        self._idle_soon = False
+        if self._told:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            wake_at = self._handler.on_idle()
+        except Exception:
+            _log.exception("the handler failed to settle")
+            wake_at = time.monotonic() + _AFTER_FAULT_S
+        if wake_at is not None:
+            self._timer = self._loop_now().call_later(max(0.0, wake_at - time.monotonic()), self._ask_idle)
+
+    def _end_calls(self) -> None:
+        self._told = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._handler.on_stop()
+        unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
+        for number in list(self._pending):
+            self.finish(number, unavailable, _SHUTTING_DOWN)
+        for stream in list(self._open_streams):
+            stream.finish(unavailable, _SHUTTING_DOWN)
+
+    async def _stop(self) -> None:
+        self._end_calls()
+        await self._drop(_DRAIN_S)
+
+    async def _drop(self, grace_s: float) -> None:
+        """End grpcio's server, and let what it schedules when it is freed run while there is a loop."""
+        await self._server.stop(grace_s)
+        self._server = None
+        await asyncio.sleep(0)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop_now()).result()
+
+    def _loop_now(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None, "the server is not bound"
+        return self._loop
+
+    def _end_thread(self) -> None:
+        loop, thread = self._loop_now(), self._thread
+        assert thread is not None
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(timeout=2 * _DRAIN_S)
+        loop.close()
+        self._loop = self._server = None
+
+
+def _resolve(answered: asyncio.Future[_Answer], answer: _Answer) -> None:
+    if not answered.done():  # its caller may have gone
+        answered.set_result(answer)
+
+
+def _refusal(code: grpc.StatusCode, words: str) -> Any:
+    async def refuse(body: bytes, context: Any) -> None:
+        await context.abort(code, words)
+
+    return grpc.unary_unary_rpc_method_handler(refuse)
