@@ -160,6 +160,7 @@ class TableMachine(RuleBasedStateMachine):
             if model.alive(ref):
                 end = model.end(ref)
                 assert table.canonical(ref) == (end if end in model.targets else None)
+                assert table.end(ref) == end
                 assert set(table.members(ref)) == model.members(ref)
                 assert table.is_pending(ref) == (ref in model.pending)
 

@@ -111,9 +111,6 @@ cdef class RefTable:
         if self.lock == NULL:
             raise MemoryError("no lock for a table of references")
 
-    def __init__(self):
-        """A table without references."""
-
     def __dealloc__(self):
         cdef uint64_t r
         for r in range(self.length):
@@ -194,7 +191,7 @@ cdef class RefTable:
         """Count each reference once less; one named twice, twice.
 
         Returns:
-            All references that were deallocated by it, whole classes one after the other, each class's end first.
+            All references deallocated by it, classes one after the other, each from its end on.
         """
         cdef _Batch batch = _Batch(refs)
         cdef uint64_t bad = 0, head = NIL
@@ -328,12 +325,27 @@ cdef class RefTable:
         cdef uint64_t end = NIL
         cdef int failed = self.seen(ref)
         if failed == OK:
-            end = self.end_of[self.find(ref)]
-            end = self.target_of[end]
+            end = self.target_of[self.end_of[self.find(ref)]]
         leave(self)
         if failed != OK:
             self.fail(failed, ref)
         return None if end == NIL else end
+
+    def end(self, uint64_t ref):
+        """Where the chain of aliases of this reference ends, whether that is ready or not; itself when it has none.
+
+        Raises:
+            ReferenceCountError: the reference is unknown or deallocated.
+        """
+        enter(self)
+        cdef uint64_t end = NIL
+        cdef int failed = self.seen(ref)
+        if failed == OK:
+            end = self.end_of[self.find(ref)]
+        leave(self)
+        if failed != OK:
+            self.fail(failed, ref)
+        return end
 
     def is_alive(self, uint64_t ref):
         """Whether the reference was made here and is not deallocated."""
@@ -581,7 +593,7 @@ cdef class RefTable:
 
 
 cdef void *_more(void *block, size_t size) except NULL:
-    cdef void *larger = realloc(block, size)
-    if larger == NULL:
+    block = realloc(block, size)
+    if block == NULL:
         raise MemoryError(f"no memory for a table of references: {size} bytes")
-    return larger
+    return block
