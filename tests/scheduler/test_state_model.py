@@ -172,10 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.runs.remove(run)
         for worker in workers:
             del self.workers[worker]
-        waiting = {t.body: t for t in self.state._tasks.values()}
-        before = {body: t.worker for body, t in waiting.items()}
         self.tell(event)
-        assert before is not None
 
     @precondition(lambda self: self.workers)
     @rule(pick=PICK)

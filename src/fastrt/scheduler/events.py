@@ -288,9 +288,7 @@ class ForgetStore(NamedTuple):
     store: int
 
 
-Effect = (
-    Answer | InvokeCall | DeliverObj | NotifyAlias | DeallocateObject | RequestFailed | ForgetWorker | ForgetStore
-)
+Effect = Answer | InvokeCall | DeliverObj | NotifyAlias | DeallocateObject | RequestFailed | ForgetWorker | ForgetStore
 
 
 class FunctionView(NamedTuple):

@@ -346,6 +346,10 @@ class SchedulerState:
         task.retries_left -= 1
         task.waits_for = {ref for ref in task.args if not self.objects.is_resolved(ref)}
         for ref in sorted(task.waits_for):
+            why = self.objects.why_lost(ref)
+            if why is not None:
+                self._failing.append((number, f"Its argument {ref} is lost. {why}"))
+                return
             self.objects.wait_for(ref, number)
         if not task.waits_for:
             self._resolved.append(number)
@@ -457,6 +461,8 @@ class SchedulerState:
                 continue
             waiting = [ref for ref in task.args if not self.objects.is_resolved(ref)]
             assert number in self._backlog or waiting, f"call {number} waits for nothing"
+            hopeless = [ref for ref in waiting if self.objects.why_lost(ref) is not None]
+            assert number in self._backlog or not hopeless, f"call {number} waits for {hopeless}, which are lost"
             for ref in (*task.args, *task.nested):
                 assert self.objects.refs.is_alive(ref), f"call {number} has lost its argument {ref}"
         for waits in self._backlog:
