@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -364,9 +365,12 @@ def grpc_world(wait_until: Callable[..., None]) -> Iterator[Callable[..., GrpcWo
         yield make
 
 
-@pytest.fixture(params=["state", "grpc"])
-def world(request: pytest.FixtureRequest, grpc_world: Callable[..., GrpcWorld]) -> Iterator[World]:
-    """A world of either kind, whose scheduler is whole at the end."""
-    made = StateWorld() if request.param == "state" else grpc_world()
+@pytest.fixture(params=["state", "grpc", "grpc, kept"])
+def world(request: pytest.FixtureRequest, grpc_world: Callable[..., GrpcWorld], tmp_path: Path) -> Iterator[World]:
+    """A world of each kind, the last with a state directory, whose scheduler is whole at the end."""
+    if request.param == "state":
+        made: World = StateWorld()
+    else:
+        made = grpc_world(state_dir=tmp_path if "kept" in request.param else None)
     yield made
     made.check()

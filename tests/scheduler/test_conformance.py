@@ -370,6 +370,22 @@ def test_lost_workers_call_runs_elsewhere(world):
     world.refused("NOT_FOUND", "Worker 0 was lost", "WorkerReady", workerid=0)
 
 
+def test_call_whose_result_is_gone_already_runs_again(world):
+    """Somebody made its result and dropped it, then its worker is lost: the next one gets it, counts and all."""
+    store = world.store()
+    first = world.worker(store, "f")
+    ref = first.push()
+    (result,) = world.remote("f", ref)
+    world.expect(lambda: len(first.log), 1)
+    store.put(result)
+    world.call("DecrementRefCount", objref=[ref, result, result])
+    assert world.counts() == [1, -1]
+    second = world.worker(store, "f")
+    first.stop()
+    world.expect(lambda: second.log, [("f", [ref], [result])])
+    assert world.counts() == [2, -1]
+
+
 def test_lost_stores_objects_are_lost(world):
     stores = [world.store(), world.store()]
     maker, _ = [world.worker(store, "f") for store in stores]

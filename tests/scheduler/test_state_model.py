@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fastrt.scheduler import events as ev
+from fastrt.scheduler.snapshot import dump, load
 from fastrt.scheduler.state import SchedulerState, Settings
 
 PICK = st.integers(0, 1 << 20)
@@ -90,7 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def worker(self, pick: int, names: set[str]) -> None:
         self.made += 1
         store = self.stores[pick % len(self.stores)]
-        worker = self.done(ev.RegisterWorker(0, f"worker {self.made}", self.state.store_address(store)))
+        worker = self.done(ev.RegisterWorker(0, f"worker {self.made}", self.state.stores[store]))
         self.workers[worker] = store
         for name in sorted(names):
             self.done(ev.RegisterFunction(0, worker, name, FUNCTIONS[name]))
@@ -112,7 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(FUNCTIONS)), picks=st.lists(PICK, max_size=3), split=st.integers(0, 3))
     def call(self, name: str, picks: list[int], split: int) -> None:
-        known = name in self.state._functions
+        known = name in self.state.functions
         refs = [self.alive()[p % len(self.alive())] for p in picks] if self.alive() else []
         args, nested = refs[:split], refs[split:]
         body = f"{name} {self.busy}".encode()
@@ -241,12 +242,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert isinstance(self.tell(event), ev.Failure)
             assert self.tell(ev.SchedulerInfo(0)) == before
 
+    @rule()
+    def save_and_load(self) -> None:
+        saved = dump(self.state)
+        self.state = load(self.state.settings, saved)
+        assert dump(self.state) == saved
+
     # ---- what must hold ----
 
     def notice_failed_calls(self) -> None:
         """A call that was given up unsent has dropped its message's counts; one in flight elsewhere has new ones."""
         self.messages = Counter()
-        for task in self.state._tasks.values():
+        for task in self.state.tasks.values():
             if task.worker is None and not task.sent:
                 self.messages.update([*task.args, *task.nested, *task.results])
         for run in self.runs:
@@ -276,7 +283,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not self.stores:
             self.store()
         self.made += 1
-        address = self.state.store_address(self.stores[0])
+        address = self.state.stores[self.stores[0]]
         last = self.done(ev.RegisterWorker(0, "the last", address))
         self.workers[last] = self.stores[0]
         for name, count in FUNCTIONS.items():
@@ -297,9 +304,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.nothing_owned_is_deallocated()
         objects = self.state.objects
         assert objects.refs.alive == 0
-        left = (objects.stores, objects.nbytes, objects.lost, objects.makers, objects.deliveries, objects._sending)
+        left = (objects.stores, objects.nbytes, objects.lost, objects.makers, objects.deliveries, objects.sending)
         assert not any(map(len, left)), left
-        assert not any(map(len, (objects._requests, objects._tasks, objects._told, self.state._backlog)))
+        assert not any(map(len, (objects.requests, objects._tasks, objects.told, self.state.backlog)))
         assert not any(objects.at_store.values())
 
 

@@ -187,6 +187,14 @@ class ObjStoreLost:
 
 
 @dataclass(slots=True)
+class InvokeTaken:
+    """A worker has taken its call."""
+
+    worker: int
+    task: int
+
+
+@dataclass(slots=True)
 class InvokeRefused:
     """A worker answered a call with an error, and so did not take it. It gets no other before it says WorkerReady."""
 
@@ -221,6 +229,7 @@ Event = (
     | SchedulerInfo
     | WorkerLost
     | ObjStoreLost
+    | InvokeTaken
     | InvokeRefused
     | DeliveryFailed
 )

@@ -66,10 +66,10 @@ class Objects:
         self.lost: dict[int, str] = {}  # why, by the end of its chain
         self.makers: dict[int, tuple[int | None, int]] = {}  # worker and store that are to make a pending reference
         self.deliveries: dict[tuple[int, int], Delivery] = {}
-        self._sending: dict[int, int] = {}  # deliveries under way, by source
-        self._requests: dict[int, list[tuple[int, int]]] = {}  # worker and store, by reference
+        self.sending: dict[int, int] = {}  # deliveries under way, by source
+        self.requests: dict[int, list[tuple[int, int]]] = {}  # worker and store, by reference
         self._tasks: dict[int, list[int]] = {}  # by reference
-        self._told: dict[int, set[int]] = {}  # stores that know an alias
+        self.told: dict[int, set[int]] = {}  # stores that know an alias
         self._emit = emit
         self._on_resolved = on_resolved
         self._on_lost = on_lost
@@ -107,7 +107,7 @@ class Objects:
         if self.is_resolved(ref):
             self.bring(ref, store, worker)
         else:
-            self._requests.setdefault(ref, []).append((worker, store))
+            self.requests.setdefault(ref, []).append((worker, store))
 
     def bring(self, ref: int, store: int, worker: int | None = None) -> None:
         """See to it that a store gets a resolved reference's object, and knows it by this name."""
@@ -192,9 +192,9 @@ class Objects:
             self.nbytes.pop(ref, None)
             self.lost.pop(ref, None)
             self.makers.pop(ref, None)
-            self._told.pop(ref, None)
+            self.told.pop(ref, None)
             self._tasks.pop(ref, None)
-            for worker, _ in self._requests.pop(ref, ()):
+            for worker, _ in self.requests.pop(ref, ()):
                 self._emit(RequestFailed(worker, ref, "It was deallocated: nobody counted it any more."))
 
     def remove_store(self, store: int) -> None:
@@ -206,9 +206,9 @@ class Objects:
             if not self.stores[ref]:
                 del self.stores[ref]
                 self.lost[ref] = reason
-        for waiting in self._requests.values():
+        for waiting in self.requests.values():
             waiting[:] = [each for each in waiting if each[1] != store]
-        for names in self._told.values():
+        for names in self.told.values():
             names.discard(store)
         for (ref, target), delivery in list(self.deliveries.items()):
             if target == store:
@@ -224,7 +224,7 @@ class Objects:
 
     def forget_worker(self, worker: int) -> None:
         """A worker is gone: it wants nothing more, and pushes nothing."""
-        for waiting in self._requests.values():
+        for waiting in self.requests.values():
             waiting[:] = [each for each in waiting if each[0] != worker]
         for ref, (maker, _) in list(self.makers.items()):
             if maker == worker:
@@ -247,21 +247,21 @@ class Objects:
         """The store that sends least, of those next in turn."""
         stores = self.stores[canonical]
         turn = [store for store in islice(stores, _SOURCES_COMPARED) if store != avoid] or [next(iter(stores))]
-        source = min(turn, key=lambda store: self._sending.get(store, 0))
+        source = min(turn, key=lambda store: self.sending.get(store, 0))
         del stores[source]
         stores[source] = None
         return source
 
     def _send(self, ref: int, target: int, delivery: Delivery) -> None:
-        self._sending[delivery.source] = self._sending.get(delivery.source, 0) + 1
+        self.sending[delivery.source] = self.sending.get(delivery.source, 0) + 1
         self._emit(DeliverObj(ref, delivery.source, target))
 
     def _sent(self, delivery: Delivery) -> None:
-        left = self._sending[delivery.source] - 1
+        left = self.sending[delivery.source] - 1
         if left:
-            self._sending[delivery.source] = left
+            self.sending[delivery.source] = left
         else:
-            del self._sending[delivery.source]
+            del self.sending[delivery.source]
 
     def _give_up(self, ref: int, target: int, reason: str | None, sent: bool = False) -> None:
         delivery = self.deliveries.pop((ref, target))
@@ -274,23 +274,23 @@ class Objects:
 
     def _tell(self, store: int, alias: int, canonical: int) -> None:
         """Tell a store that has an object one of its other names, once."""
-        told = self._told.setdefault(alias, set()) if alias != canonical else None
+        told = self.told.setdefault(alias, set()) if alias != canonical else None
         if told is not None and store not in told:
             told.add(store)
             self._emit(NotifyAlias(store, alias, canonical))
 
     def _resolved(self, names: Iterable[int]) -> None:
-        if not self._requests and not self._tasks:
+        if not self.requests and not self._tasks:
             return
         for ref in names:
-            for worker, store in self._requests.pop(ref, ()):
+            for worker, store in self.requests.pop(ref, ()):
                 self.bring(ref, store, worker)
             for task in self._tasks.pop(ref, ()):
                 self._on_resolved(task)
 
     def _tell_lost(self, names: Iterable[int], reason: str) -> None:
         for ref in names:
-            for worker, _ in self._requests.pop(ref, ()):
+            for worker, _ in self.requests.pop(ref, ()):
                 self._emit(RequestFailed(worker, ref, reason))
             for task in self._tasks.pop(ref, ()):
                 self._on_lost(task)
@@ -313,9 +313,9 @@ class Objects:
             assert target not in self.stores[ref], f"{ref} is on its way to where it is"
             assert delivery.source in self.stores[ref], f"{ref} is sent by a store that has it not"
             sending[delivery.source] = sending.get(delivery.source, 0) + 1
-        assert sending == self._sending, "deliveries are miscounted"
-        for ref in [*self._requests, *self._tasks]:
-            if self._requests.get(ref) or self._tasks.get(ref):
+        assert sending == self.sending, "deliveries are miscounted"
+        for ref in [*self.requests, *self._tasks]:
+            if self.requests.get(ref) or self._tasks.get(ref):
                 assert not self.is_resolved(ref), f"somebody waits for {ref}, which is there"
         for ref in self.makers:
             assert self.refs.is_pending(ref), f"{ref} has a maker and waits for none"

@@ -62,7 +62,7 @@ class _Peer:
     lost: Event
     channel: grpc.aio.Channel
     deliveries: asyncio.Semaphore
-    orders: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
+    orders: asyncio.Queue[tuple[int, str, Any]] = field(default_factory=asyncio.Queue)
     work: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -72,11 +72,15 @@ class Outgoing:
     Args:
         options: see `OutgoingOptions`.
         report: takes facts, on this object's own thread.
+        answered: told the number of each order of `notify` and `deallocate` that a store has answered.
     """
 
-    def __init__(self, options: OutgoingOptions, report: Callable[[Event], None]) -> None:
+    def __init__(
+        self, options: OutgoingOptions, report: Callable[[Event], None], answered: Callable[[int], None]
+    ) -> None:
         self._options = options
         self._report = report
+        self._answered = answered
         self._metadata: Sequence[tuple[str, str]] | None = bearer(options.token) if options.token is not None else None
         self._workers: dict[int, _Peer] = {}
         self._stores: dict[int, _Peer] = {}
@@ -109,15 +113,15 @@ class Outgoing:
         """Have a store deliver an object."""
         self._loop.call_soon_threadsafe(self._begin, self._stores, order.source, self._deliver, order)
 
-    def notify(self, order: ev.NotifyAlias) -> None:
+    def notify(self, number: int, order: ev.NotifyAlias) -> None:
         """Tell a store of an alias."""
         request = _STORE["NotifyAlias"][0](alias_objref=order.alias, canonical_objref=order.canonical)
-        self._loop.call_soon_threadsafe(self._order, order.store, "NotifyAlias", request)
+        self._loop.call_soon_threadsafe(self._order, order.store, number, "NotifyAlias", request)
 
-    def deallocate(self, order: ev.DeallocateObject) -> None:
+    def deallocate(self, number: int, order: ev.DeallocateObject) -> None:
         """Have a store drop an object."""
         request = _STORE["DeallocateObject"][0](canonical_objref=order.canonical)
-        self._loop.call_soon_threadsafe(self._order, order.store, "DeallocateObject", request)
+        self._loop.call_soon_threadsafe(self._order, order.store, number, "DeallocateObject", request)
 
     def stop(self) -> None:
         """Break off everything, and end the thread."""
@@ -140,6 +144,8 @@ class Outgoing:
     def _remove(self, peers: dict[int, _Peer], number: int) -> None:
         peer = peers.pop(number, None)
         if peer is not None:
+            while not peer.orders.empty():
+                self._answered(peer.orders.get_nowait()[0])
             for task in peer.work:
                 task.cancel()
             task = self._loop.create_task(peer.channel.close())
@@ -151,10 +157,12 @@ class Outgoing:
         if peer is not None:
             self._spawn(peer, work(peer, order))
 
-    def _order(self, store: int, method: str, request: Any) -> None:
+    def _order(self, store: int, number: int, method: str, request: Any) -> None:
         peer = self._stores.get(store)
-        if peer is not None:
-            peer.orders.put_nowait((method, request))
+        if peer is None:
+            self._answered(number)  # the store is lost, and what it held
+        else:
+            peer.orders.put_nowait((number, method, request))
 
     def _spawn(self, peer: _Peer, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -188,17 +196,19 @@ class Outgoing:
     async def _carry_out(self, peer: _Peer) -> None:
         """A store's aliases and deallocations, one after the other."""
         while True:
-            method, request = await peer.orders.get()
+            number, method, request = await peer.orders.get()
             try:
                 await self._call(peer, f"/ObjStore/{method}", request.SerializeToString(), self._options.call_timeout_s)
             except grpc.aio.AioRpcError as error:
                 # What the store holds is then more than it need, until it is lost or told otherwise.
                 _log.warning("the store at %s refused %s: %s", peer.address, method, error.details())
+            self._answered(number)
 
     async def _invoke(self, peer: _Peer, order: ev.InvokeCall) -> None:
         body = invoke_request(order.body, order.results)
         try:
             await self._call(peer, "/WorkerService/InvokeCall", body, self._options.call_timeout_s)
+            self._report(ev.InvokeTaken(order.worker, order.task))
         except grpc.aio.AioRpcError as error:
             if error.code() in _BROKEN:
                 _log.warning("the worker at %s does not take a call: %s", peer.address, error.details())

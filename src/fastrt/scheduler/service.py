@@ -2,7 +2,8 @@
 
 A thin shell. Requests become events on the server's thread, facts from the peers' connections come in on the other,
 and `_lock` lets one through at a time; what the state orders goes to `Outgoing`, which never waits. With a state
-directory, everything that happened is on disk before anybody is told of it.
+directory, everything that happened is on disk before anybody is told of it: answers and orders wait in `_effects` for
+one write that serves all calls at hand.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import ConfigError
 from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refused_token
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.server import Metadata, Server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler import events as ev
-from fastrt.scheduler.events import Answer, Effect, Event, Failure, Refused
+from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, Refused
+from fastrt.scheduler.log import EventLog
 from fastrt.scheduler.outgoing import Outgoing, OutgoingOptions
 from fastrt.scheduler.state import SchedulerState, Settings
 from fastrt.scheduler.wire import MESSAGE_BYTES_MAX, METHODS, SERVICE, parse_request
@@ -44,7 +47,9 @@ class SchedulerOptions:
         tls: PEM files, None for plain text.
         credentials: for calls to workers and stores that use TLS.
         insecure: serve beyond loopback in plain text.
-        state_dir: where references, counts and calls are kept over restarts; None keeps nothing.
+        state_dir: where references, counts, aliases, functions, workers, stores and calls are kept over restarts;
+            None keeps nothing.
+        power: keep them over a loss of power too (an fsync per batch).
         lost_after_s: a worker or store that cannot be reached for so long is lost.
         call_timeout_s: for a worker to take a call.
         delivery_timeout_s: for a store to deliver an object.
@@ -57,6 +62,7 @@ class SchedulerOptions:
     credentials: grpc.ChannelCredentials | None = None
     insecure: bool = False
     state_dir: str | os.PathLike[str] | None = None
+    power: bool = False
     lost_after_s: float = 10.0
     call_timeout_s: float = 30.0
     delivery_timeout_s: float = 600.0
@@ -90,11 +96,12 @@ class Scheduler:
     Args:
         options: see `SchedulerOptions`.
         on_request_failed: told when an object that a worker requested will not come; the seed's protocol has no
-            words for it. Called while the scheduler works: it must be quick.
+            words for it. Called while the scheduler works: it must be quick, and call nothing here.
 
     Raises:
         ConfigError: an option makes no sense.
         InsecureBindError: the address is open to strangers.
+        StateDirectoryError: the state directory cannot be used.
     """
 
     def __init__(
@@ -103,11 +110,15 @@ class Scheduler:
         options.check()
         self.options = options
         self.address = ""
-        self._state = SchedulerState(options.settings)
+        journal = Journal(options.state_dir, options.power) if options.state_dir is not None else None
+        self._log = EventLog(journal, options.settings) if journal is not None else None
+        self._state = SchedulerState(options.settings) if self._log is None else self._log.state
         self._lock = threading.Lock()
         self._on_request_failed = on_request_failed
         self._outgoing: Outgoing | None = None
         self._paths: dict[int, str] = {}
+        self._effects: list[tuple[Effect, Event, int]] = []  # what waits for the write, with the order's number
+        self._broken: StateDirectoryError | None = None
         self._standard = StandardServices([SERVICE], [message_set("ray")])
         authorize = self._authorize if options.token is not None else None
         paths = [*METHODS, CHECK_PATH]
@@ -138,7 +149,9 @@ class Scheduler:
                 options.delivery_timeout_s,
             ),
             self.report,
+            self._order_answered,
         )
+        self._resume()
         self._server.start()
         _log.info("scheduler on %s", self.address)
 
@@ -148,11 +161,17 @@ class Scheduler:
         self._server.stop()
         if self._outgoing is not None:
             self._outgoing.stop()
+        with self._lock:
+            if self._log is not None and self._broken is None:
+                self._settle()
+                self._log.close()
+                self._broken = StateDirectoryError("The scheduler has stopped.")
 
     def report(self, event: Event) -> None:
         """Something has happened that no caller waits on, as `WorkerLost`. May be called from any thread."""
         with self._lock:
-            self._handle(event)
+            self._handle(event, None)
+            self._settle()
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the state contradicts itself."""
@@ -172,23 +191,77 @@ class Scheduler:
             return
         with self._lock:
             self._paths[call] = method
-            self._handle(event)
+            self._handle(event, (method, body))
+            if self._log is None:
+                self._settle()
 
     def on_cancel(self, call: int) -> None:
         """See `Handler`. A call is carried out once it has come, whether its caller waits or not."""
 
     def on_idle(self) -> float | None:
         """See `Handler`."""
+        with self._lock:
+            self._settle()
         return None
 
     def on_stop(self) -> None:
         """See `Handler`."""
 
-    def _handle(self, event: Event) -> None:
-        for effect in self._state.handle(event):
-            self._carry_out(effect, event)
+    def _handle(self, event: Event, wire: tuple[str, bytes] | None) -> None:
+        if self._broken is not None:
+            if wire is not None:
+                self._refuse(event.call, Failure(Code.UNAVAILABLE, str(self._broken)))  # type: ignore[union-attr]
+            return
+        effects = self._state.handle(event)
+        log = self._log
+        refused = bool(effects) and isinstance(effects[0], Answer) and isinstance(effects[0].value, Failure)
+        if log is not None and not refused and (wire is None or METHODS[wire[0]].changes):
+            log.keep(event, wire, effects)
+        for effect in effects:
+            number = 0
+            if log is not None and isinstance(effect, ev.NotifyAlias | ev.DeallocateObject):
+                number = log.order(effect)
+            self._effects.append((effect, event, number))
 
-    def _carry_out(self, effect: Effect, event: Event) -> None:
+    def _settle(self) -> None:
+        """Write what happened, then let what follows from it out."""
+        if self._log is not None and self._broken is None:
+            try:
+                if self._log.write():
+                    self._state = self._log.state
+            except StateDirectoryError as error:
+                # What is in memory is now ahead of the disk, so nothing of it may be told to anybody.
+                _log.critical("the scheduler cannot go on: %s", error)
+                self._broken = error
+                self._effects = [each for each in self._effects if isinstance(each[0], Answer)]
+                for effect, _, _ in self._effects:
+                    self._refuse(effect.call, Failure(Code.UNAVAILABLE, str(error)))  # type: ignore[union-attr]
+                self._effects = []
+        effects, self._effects = self._effects, []
+        for effect, event, number in effects:
+            self._carry_out(effect, event, number)
+
+    def _resume(self) -> None:
+        """Go on where the process before this one was killed: its peers are ours, and its last orders."""
+        assert self._outgoing is not None
+        stores, workers = self._state.peers()
+        for store, address in stores.items():
+            self._outgoing.add_store(store, address)
+        for worker, address in workers.items():
+            self._outgoing.add_worker(worker, address)
+        if self._log is not None:
+            nobody = ev.SchedulerInfo(0)
+            for number, order in list(self._log.orders.items()):
+                self._carry_out(order, nobody, number)
+            for effect in self._state.unfinished():
+                self._carry_out(effect, nobody, 0)
+
+    def _order_answered(self, number: int) -> None:
+        if self._log is not None:
+            with self._lock:
+                self._log.answered(number)  # written with what happens next: given again, it does no harm
+
+    def _carry_out(self, effect: Effect, event: Event, number: int) -> None:
         outgoing = self._outgoing
         assert outgoing is not None, "the scheduler was not started"
         match effect:
@@ -200,9 +273,9 @@ class Scheduler:
             case ev.DeliverObj():
                 outgoing.deliver(effect)
             case ev.NotifyAlias():
-                outgoing.notify(effect)
+                outgoing.notify(number, effect)
             case ev.DeallocateObject():
-                outgoing.deallocate(effect)
+                outgoing.deallocate(number, effect)
             case ev.ForgetWorker():
                 outgoing.remove_worker(effect.worker)
             case ev.ForgetStore():

@@ -30,7 +30,7 @@ from fastrt.scheduler.policy import Backlog, Demand, Placement, Shape
 
 _CODES = {"unknown": Code.NOT_FOUND, "circular": Code.INVALID_ARGUMENT}
 _SLOT = "slot"
-_SLOT_ONLY = ((_SLOT, 1.0),)
+SLOT_ONLY = ((_SLOT, 1.0),)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ class Settings:
 
 
 @dataclass(eq=False, slots=True)
-class _Worker:
+class Worker:
+    """A worker: `refusing` one that did not take a call, and is given no other before it is ready."""
+
     address: str
     store: int
     functions: dict[str, None]
@@ -59,14 +61,18 @@ class _Worker:
 
 
 @dataclass(eq=False, slots=True)
-class _Function:
+class Function:
+    """A function, and the workers that can run it."""
+
     result_count: int
     shape: Shape
     workers: dict[int, None]
 
 
 @dataclass(eq=False, slots=True)
-class _Task:
+class Task:
+    """A call: `sent` once a worker was given it, `taken` once that worker has said so."""
+
     name: str
     body: bytes
     args: Sequence[int]  # each as often as it is one
@@ -77,6 +83,7 @@ class _Task:
     waits_for: set[int]
     worker: int | None = None
     sent: bool = False
+    taken: bool = False
 
 
 class SchedulerState:
@@ -94,15 +101,15 @@ class SchedulerState:
         self._resolved: deque[int] = deque()
         self._failing: deque[tuple[int, str]] = deque()
         self.objects = Objects(self._emit, self._resolved.append, self._arg_lost)
-        self._placement = Placement()
-        self._backlog = Backlog()
-        self._stores: list[str | None] = []  # addresses; None when lost
-        self._store_numbers: dict[str, int] = {}
-        self._workers: list[_Worker] = []
-        self._worker_numbers: dict[str, int] = {}
-        self._functions: dict[str, _Function] = {}
-        self._tasks: dict[int, _Task] = {}
-        self._next_task = 0
+        self.placement = Placement()
+        self.backlog = Backlog()
+        self.stores: list[str | None] = []  # addresses; None when lost
+        self.store_numbers: dict[str, int] = {}
+        self.workers: list[Worker] = []
+        self.worker_numbers: dict[str, int] = {}
+        self.functions: dict[str, Function] = {}
+        self.tasks: dict[int, Task] = {}
+        self.next_task = 0
         self._handlers: dict[type, Callable[[Any], Any]] = {
             ev.RegisterObjStore: self._on_register_store,
             ev.RegisterWorker: self._on_register_worker,
@@ -119,6 +126,7 @@ class SchedulerState:
             ev.SchedulerInfo: lambda e: self._info(),
             ev.WorkerLost: self._on_worker_lost,
             ev.ObjStoreLost: self._on_store_lost,
+            ev.InvokeTaken: self._on_invoke_taken,
             ev.InvokeRefused: self._on_invoke_refused,
             ev.DeliveryFailed: lambda e: self.objects.delivery_failed(e.ref, e.source, e.target, e.reason),
         }
@@ -144,68 +152,79 @@ class SchedulerState:
             effects.insert(0, Answer(call, value))
         return effects
 
-    def store_address(self, store: int) -> str | None:
-        """Where a store serves; None when it is lost."""
-        return self._stores[store]
+    def peers(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Stores and workers that are not lost, with their addresses."""
+        stores = {number: address for number, address in enumerate(self.stores) if address is not None}
+        return stores, {number: worker.address for number, worker in enumerate(self.workers) if worker.alive}
 
-    def worker_address(self, worker: int) -> str | None:
-        """Where a worker serves; None when it is lost."""
-        found = self._workers[worker]
-        return found.address if found.alive else None
+    def unfinished(self) -> list[Effect]:
+        """Orders whose end is not known: for a new shell to carry out once more."""
+        found: list[Effect] = [
+            ev.DeliverObj(ref, delivery.source, target) for (ref, target), delivery in self.objects.deliveries.items()
+        ]
+        for number, task in self.tasks.items():
+            if task.worker is not None and not task.taken:
+                found.append(ev.InvokeCall(task.worker, number, task.body, task.results))
+        return found
 
     def task_count(self) -> int:
         """How many calls wait or run."""
-        return len(self._tasks)
+        return len(self.tasks)
 
     # Stores, workers and functions
 
     def _on_register_store(self, event: ev.RegisterObjStore) -> int:
-        known = self._store_numbers.get(event.address)
+        known = self.store_numbers.get(event.address)
         if known is not None:
             self._on_store_lost(ev.ObjStoreLost(known))
-        store = len(self._stores)
-        self._stores.append(event.address)
-        self._store_numbers[event.address] = store
+        store = len(self.stores)
+        self.stores.append(event.address)
+        self.store_numbers[event.address] = store
         self.objects.add_store(store)
         return store
 
     def _on_register_worker(self, event: ev.RegisterWorker) -> int:
-        store = self._store_numbers.get(event.store_address)
+        store = self.store_numbers.get(event.store_address)
         if store is None:
             raise Refused(
                 Code.NOT_FOUND,
                 f"No object store is registered at objstore_address {event.store_address!r}. Register the worker's "
                 "store first, under the same address.",
             )
-        known = self._worker_numbers.get(event.address)
+        known = self.worker_numbers.get(event.address)
         if known is not None:
             self._on_worker_lost(ev.WorkerLost(known))
-        number = len(self._workers)
-        self._workers.append(_Worker(event.address, store, {}))
-        self._worker_numbers[event.address] = number
-        self._placement.add(number, {_SLOT: 1}, site=store)
+        number = len(self.workers)
+        self.workers.append(Worker(event.address, store, {}))
+        self.worker_numbers[event.address] = number
+        self.placement.add(number, {_SLOT: 1}, site=store)
         return number
 
     def _on_register_function(self, event: ev.RegisterFunction) -> None:
         worker = self._worker(event.worker)
-        function = self._functions.get(event.name)
+        function = self.functions.get(event.name)
         if function is None:
-            shape = tuple(sorted(((_SLOT, 1.0), (_resource(event.name), 1.0))))
-            function = self._functions[event.name] = _Function(event.result_count, shape, {})
+            function = self.make_function(event.name, event.result_count)
         function.result_count = event.result_count
         function.workers[event.worker] = None
         if event.name not in worker.functions:
             worker.functions[event.name] = None
-            self._placement.gain(event.worker, {_resource(event.name): 1})
+            self.placement.gain(event.worker, {function_resource(event.name): 1})
             self._feed(event.worker)
+
+    def make_function(self, name: str, result_count: int) -> Function:
+        """A function that no worker can run yet."""
+        shape = tuple(sorted(((_SLOT, 1.0), (function_resource(name), 1.0))))
+        function = self.functions[name] = Function(result_count, shape, {})
+        return function
 
     def _on_worker_ready(self, event: ev.WorkerReady) -> None:
         worker = self._worker(event.worker)
         if worker.refusing:
             worker.refusing = False
-            self._placement.release(event.worker, _SLOT_ONLY)
+            self.placement.release(event.worker, SLOT_ONLY)
         if worker.task is not None:
-            task = self._tasks[worker.task]
+            task = self.tasks[worker.task]
             self._end(worker.task, task)
             for ref in task.results:
                 if ref in self.objects.makers:
@@ -214,15 +233,15 @@ class SchedulerState:
 
     def _on_worker_lost(self, event: ev.WorkerLost) -> None:
         number = event.worker
-        worker = self._workers[number] if number < len(self._workers) else None
+        worker = self.workers[number] if number < len(self.workers) else None
         if worker is None or not worker.alive:
             return
         worker.alive = False
-        self._placement.remove(number)
-        if self._worker_numbers.get(worker.address) == number:
-            del self._worker_numbers[worker.address]
+        self.placement.remove(number)
+        if self.worker_numbers.get(worker.address) == number:
+            del self.worker_numbers[worker.address]
         for name in worker.functions:
-            del self._functions[name].workers[number]
+            del self.functions[name].workers[number]
         task, worker.task = worker.task, None
         if task is not None:
             self._run_again(task, f"Worker {number} at {worker.address}, which ran it, is gone.")
@@ -231,12 +250,12 @@ class SchedulerState:
 
     def _on_store_lost(self, event: ev.ObjStoreLost) -> None:
         store = event.store
-        address = self._stores[store] if store < len(self._stores) else None
+        address = self.stores[store] if store < len(self.stores) else None
         if address is None:
             return
-        self._stores[store] = None
-        del self._store_numbers[address]
-        for number, worker in enumerate(self._workers):
+        self.stores[store] = None
+        del self.store_numbers[address]
+        for number, worker in enumerate(self.workers):
             if worker.alive and worker.store == store:
                 self._on_worker_lost(ev.WorkerLost(number))
         self.objects.remove_store(store)
@@ -245,7 +264,7 @@ class SchedulerState:
     # Calls
 
     def _on_remote_call(self, event: ev.RemoteCall) -> Sequence[int]:
-        function = self._functions.get(event.name)
+        function = self.functions.get(event.name)
         if function is None:
             raise Refused(
                 Code.FAILED_PRECONDITION,
@@ -269,9 +288,9 @@ class SchedulerState:
             first = refs.add(function.result_count, 2, True)
             results = range(first, first + function.result_count)
         retries = self.settings.max_retries if event.max_retries is None else event.max_retries
-        number = self._next_task
-        self._next_task += 1
-        self._tasks[number] = task = _Task(
+        number = self.next_task
+        self.next_task += 1
+        self.tasks[number] = task = Task(
             event.name, event.body, event.args, event.nested, results, event.strategy, retries, waits_for
         )
         for ref in sorted(waits_for):
@@ -280,39 +299,40 @@ class SchedulerState:
             self._place(number, task)
         return results
 
-    def _place(self, number: int, task: _Task) -> None:
+    def _place(self, number: int, task: Task) -> None:
         """All arguments are there: to a worker that is idle, else into the backlog."""
-        shape = self._functions[task.name].shape
+        shape = self.functions[task.name].shape
         places = self.objects.places(task.args) if task.args else ()
         demand = Demand(shape, places, task.strategy)
-        worker = None if self._backlog.blocks(demand) else self._placement.place(demand)
+        worker = None if self.backlog.blocks(demand) else self.placement.place(demand)
         if worker is None:
-            self._backlog.add(number, demand)
+            self.backlog.add(number, demand)
         else:
             self._invoke(number, task, int(worker))  # type: ignore[call-overload]
 
     def _feed(self, number: int) -> None:
         """A worker may be idle, or able to do more: give it what waits for it."""
-        worker = self._workers[number]
-        while worker.task is None and not worker.refusing and self._backlog:
-            found = self._backlog.take(self._placement[number])
+        worker = self.workers[number]
+        while worker.task is None and not worker.refusing and self.backlog:
+            found = self.backlog.take(self.placement[number])
             if found is None:
                 return
             task = int(found[0])  # type: ignore[call-overload]
-            self._placement.take(number, found[1].shape)
-            self._invoke(task, self._tasks[task], number)
+            self.placement.take(number, found[1].shape)
+            self._invoke(task, self.tasks[task], number)
 
-    def _invoke(self, number: int, task: _Task, worker_number: int) -> None:
+    def _invoke(self, number: int, task: Task, worker_number: int) -> None:
         """Give a call to a worker whose slot is taken for it."""
-        worker = self._workers[worker_number]
+        worker = self.workers[worker_number]
         for ref in task.args:
             if not self.objects.is_resolved(ref):  # lost while it waited for a worker
                 self._free_slot(worker_number, task)
                 self._failing.append((number, self.objects.why_lost(ref) or f"Argument {ref} is lost."))
                 return
         if task.sent:
-            self.objects.refs.increment([*task.args, *task.nested, *task.results])
-        task.sent, task.worker, worker.task = True, worker_number, number
+            refs = self.objects.refs
+            refs.increment([ref for ref in (*task.args, *task.nested, *task.results) if refs.is_alive(ref)])
+        task.sent, task.taken, task.worker, worker.task = True, False, worker_number, number
         for ref in task.results:
             if self.objects.refs.is_pending(ref):
                 self.objects.makers[ref] = (worker_number, worker.store)
@@ -320,23 +340,28 @@ class SchedulerState:
             self.objects.bring(ref, worker.store, worker_number)
         self._emit(ev.InvokeCall(worker_number, number, task.body, task.results))
 
-    def _free_slot(self, number: int, task: _Task) -> None:
-        self._placement.release(number, self._functions[task.name].shape)
+    def _free_slot(self, number: int, task: Task) -> None:
+        self.placement.release(number, self.functions[task.name].shape)
+
+    def _on_invoke_taken(self, event: ev.InvokeTaken) -> None:
+        task = self.tasks.get(event.task)
+        if task is not None and task.worker == event.worker:
+            task.taken = True
 
     def _on_invoke_refused(self, event: ev.InvokeRefused) -> None:
-        worker = self._workers[event.worker] if event.worker < len(self._workers) else None
+        worker = self.workers[event.worker] if event.worker < len(self.workers) else None
         if worker is None or worker.task != event.task:
             return
-        task = self._tasks[event.task]
+        task = self.tasks[event.task]
         worker.task, worker.refusing = None, True
         self._free_slot(event.worker, task)
-        self._placement.take(event.worker, _SLOT_ONLY)
+        self.placement.take(event.worker, SLOT_ONLY)
         task.sent = False
         self._run_again(event.task, f"Worker {event.worker} refused it: {event.reason}")
 
     def _run_again(self, number: int, reason: str) -> None:
         """A call lost its worker."""
-        task = self._tasks[number]
+        task = self.tasks[number]
         task.worker = None
         for ref in task.results:
             self.objects.makers.pop(ref, None)
@@ -355,8 +380,8 @@ class SchedulerState:
             self._resolved.append(number)
 
     def _arg_resolved(self, number: int) -> None:
-        task = self._tasks.get(number)
-        if task is None or task.worker is not None or number in self._backlog:
+        task = self.tasks.get(number)
+        if task is None or task.worker is not None or number in self.backlog:
             return
         task.waits_for = {ref for ref in task.waits_for if not self.objects.is_resolved(ref)}
         if not task.waits_for:
@@ -367,11 +392,11 @@ class SchedulerState:
 
     def _fail(self, number: int, reason: str) -> None:
         """A call will never run: nobody makes its results."""
-        task = self._tasks.get(number)
+        task = self.tasks.get(number)
         if task is None or task.worker is not None:
             return
-        if number in self._backlog:
-            self._backlog.remove(number)
+        if number in self.backlog:
+            self.backlog.remove(number)
         unsent = not task.sent
         self._end(number, task)
         words = f"The call of {task.name!r} that was to make it will not run. {reason}"
@@ -384,11 +409,11 @@ class SchedulerState:
                 except ReferenceCountError:
                     continue  # a caller who did not count what he sent
 
-    def _end(self, number: int, task: _Task) -> None:
+    def _end(self, number: int, task: Task) -> None:
         """A call is through, or given up."""
-        del self._tasks[number]
+        del self.tasks[number]
         if task.worker is not None:
-            worker = self._workers[task.worker]
+            worker = self.workers[task.worker]
             worker.task = None
             self._free_slot(task.worker, task)
         for ref in (*task.args, *task.nested):
@@ -412,7 +437,7 @@ class SchedulerState:
         self.objects.request(event.ref, event.worker, worker.store)
 
     def _on_ready(self, event: ev.ObjReady) -> None:
-        if event.store >= len(self._stores) or self._stores[event.store] is None:
+        if event.store >= len(self.stores) or self.stores[event.store] is None:
             raise Refused(
                 Code.NOT_FOUND,
                 f"Object store {event.store} is not registered (objstoreid). Register it, and use the number it gets.",
@@ -420,13 +445,13 @@ class SchedulerState:
         self.objects.ready(event.ref, event.store, event.nbytes)
 
     def _info(self) -> Info:
-        waiting = [(t.body, t.results) for t in self._tasks.values() if t.worker is None]
-        functions = {name: FunctionView(sorted(f.workers), f.result_count) for name, f in self._functions.items()}
-        idle = [n for n, w in enumerate(self._workers) if w.alive and w.task is None and not w.refusing]
+        waiting = [(t.body, t.results) for t in self.tasks.values() if t.worker is None]
+        functions = {name: FunctionView(sorted(f.workers), f.result_count) for name, f in self.functions.items()}
+        idle = [n for n, w in enumerate(self.workers) if w.alive and w.task is None and not w.refusing]
         return Info(waiting, functions, idle, self.objects.refs.targets(), self.objects.refs.counts())
 
-    def _worker(self, number: int) -> _Worker:
-        worker = self._workers[number] if number < len(self._workers) else None
+    def _worker(self, number: int) -> Worker:
+        worker = self.workers[number] if number < len(self.workers) else None
         if worker is None or not worker.alive:
             state = "was lost, or replaced by another one at its address" if worker is not None else "is not registered"
             raise Refused(Code.NOT_FOUND, f"Worker {number} {state} (workerid). Register it, and use the new number.")
@@ -438,7 +463,7 @@ class SchedulerState:
                 Code.RESOURCE_EXHAUSTED,
                 f"{self.settings.objects_max} references are alive, as many as are allowed (objects_max). Drop some.",
             )
-        if len(self._tasks) + tasks > self.settings.tasks_max:
+        if len(self.tasks) + tasks > self.settings.tasks_max:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
                 f"{self.settings.tasks_max} calls wait or run, as many as are allowed (tasks_max). Wait for some.",
@@ -447,27 +472,28 @@ class SchedulerState:
     def check_invariants(self) -> None:
         """Raise AssertionError when the state contradicts itself."""
         self.objects.check_invariants()
-        self._placement.check_invariants()
-        for number, worker in enumerate(self._workers):
+        self.placement.check_invariants()
+        for number, worker in enumerate(self.workers):
             if worker.alive:
-                assert self._stores[worker.store] is not None, f"worker {number} is at a lost store"
+                assert self.stores[worker.store] is not None, f"worker {number} is at a lost store"
                 busy = worker.task is not None or worker.refusing
-                assert self._placement[number].free[_SLOT] == (not busy), f"worker {number}'s slot is wrong"
+                assert self.placement[number].free[_SLOT] == (not busy), f"worker {number}'s slot is wrong"
             if worker.task is not None:
-                assert self._tasks[worker.task].worker == number, f"worker {number} and its call disagree"
-        for number, task in self._tasks.items():
+                assert self.tasks[worker.task].worker == number, f"worker {number} and its call disagree"
+        for number, task in self.tasks.items():
             if task.worker is not None:
-                assert self._workers[task.worker].task == number, f"call {number} and its worker disagree"
+                assert self.workers[task.worker].task == number, f"call {number} and its worker disagree"
                 continue
             waiting = [ref for ref in task.args if not self.objects.is_resolved(ref)]
-            assert number in self._backlog or waiting, f"call {number} waits for nothing"
-            hopeless = [ref for ref in waiting if self.objects.why_lost(ref) is not None]
-            assert number in self._backlog or not hopeless, f"call {number} waits for {hopeless}, which are lost"
+            assert number in self.backlog or waiting, f"call {number} waits for nothing"
+            hopeless = [ref for ref in task.waits_for if self.objects.why_lost(ref) is not None]
+            assert number in self.backlog or not hopeless, f"call {number} waits for {hopeless}, which are lost"
             for ref in (*task.args, *task.nested):
                 assert self.objects.refs.is_alive(ref), f"call {number} has lost its argument {ref}"
-        for waits in self._backlog:
-            assert waits in self._tasks, f"call {waits} is in the backlog after its end"
+        for waits in self.backlog:
+            assert waits in self.tasks, f"call {waits} is in the backlog after its end"
 
 
-def _resource(function: str) -> str:
+def function_resource(function: str) -> str:
+    """What a worker has that can run a function, and a call of it asks for."""
     return f"function {function}"
