@@ -153,7 +153,7 @@ def test_heap_stays_in_proportion_to_its_nodes():
             running.append(node)
         elif running:
             nodes.release(running.pop(rng.randrange(len(running))), CPU)
-    assert max(map(len, nodes._heaps.values())) <= 64 + 4 * 10
+    assert max(len(heap.entries) for heap in nodes._all_heaps) <= 64 + 4 * 10
     nodes.check_invariants()
 
 
@@ -166,7 +166,7 @@ def test_forgotten_heap_is_made_anew(monkeypatch):
             assert node is not None, (round, amount)
             nodes.release(node, shape_of({"num_cpus": amount}))
             nodes.check_invariants()
-    assert len(nodes._heaps) == 2
+    assert len(nodes._all_heaps) == 2
 
 
 def node_at(site: int, cpus: float = 1):

@@ -79,9 +79,9 @@ class Node:
         self.load = 0
         self.queue = 0
         self.alive = True
-        self.stored: dict[_Key, int] = {}  # its load as each heap has it
-        self.raised: set[_Key] = set()  # heaps that have it at more than 0
-        self.missing: set[_Key] = set()  # heaps that have dropped it
+        self.stored: dict[_Heap, int] = {}  # its load as each heap has it
+        self.raised: set[_Heap] = set()  # heaps that have it at more than 0
+        self.missing: set[_Heap] = set()  # heaps that have dropped it
 
     def __lt__(self, other: Node) -> bool:
         return False  # entries of a heap for one node at one load are alike
@@ -95,12 +95,20 @@ class Node:
         return True
 
 
-class _Key(NamedTuple):
-    """Which nodes a heap ranks, and how."""
+class _Heap:
+    """Nodes by load, for tasks of one shape: all nodes, or those at one site. With `pack` in the order they came."""
 
-    shape: Shape
-    site: Hashable | None
-    pack: bool
+    __slots__ = ("entries", "pack", "shape", "site")
+
+    def __init__(self, shape: Shape, site: Hashable | None, pack: bool) -> None:
+        self.shape = shape
+        self.site = site
+        self.pack = pack
+        self.entries: list[tuple[int, int, Node]] = []
+
+    def ranks(self, node: Node) -> bool:
+        """Whether the node is one of those it is for."""
+        return self.site is None or self.site == node.site
 
 
 class Placement:
@@ -109,7 +117,8 @@ class Placement:
     def __init__(self) -> None:
         self._nodes: dict[Hashable, Node] = {}
         self._sites: dict[Hashable, dict[Hashable, Node]] = {}
-        self._heaps: dict[_Key, list[tuple[int, int, Node]]] = {}
+        self._heaps: dict[tuple[Hashable | None, bool], dict[Shape, _Heap]] = {}
+        self._all_heaps: dict[_Heap, None] = {}
         self._rank = 0
 
     def __len__(self) -> int:
@@ -133,9 +142,9 @@ class Placement:
         node = Node(node_id, node_id if site is None else site, resources, self._rank)
         self._nodes[node_id] = node
         self._sites.setdefault(node.site, {})[node_id] = node
-        for key in self._heaps:
-            if key.site is None or key.site == node.site:
-                self._push(node, key)
+        for heap in self._all_heaps:
+            if heap.ranks(node):
+                self._push(node, heap)
 
     def remove(self, node_id: Hashable) -> None:
         """A node has gone; what ran on it is the caller's to place again."""
@@ -145,8 +154,8 @@ class Placement:
         del beside[node_id]
         if not beside:
             del self._sites[node.site]
-            for key in [key for key in self._heaps if key.site == node.site]:
-                del self._heaps[key]
+            for heap in self._heaps.pop((node.site, False), {}).values():
+                del self._all_heaps[heap]
 
     def gain(self, node_id: Hashable, resources: Mapping[str, float]) -> None:
         """A node has more of something, or something new."""
@@ -173,7 +182,7 @@ class Placement:
         else:
             node = self._local(shape, locality) if locality and not strategy else None
             if node is None:
-                node = self._best(_Key(shape, None, strategy == PACK))
+                node = self._best(shape, None, strategy == PACK)
         return None if node is None else self._take(node, shape)
 
     def take(self, node_id: Hashable, shape: Shape) -> None:
@@ -206,7 +215,7 @@ class Placement:
                 if node.fits(shape):
                     return node
                 continue
-            best = self._best(_Key(shape, site, False))
+            best = self._best(shape, site, False)
             if best is not None:
                 return best
         return None
@@ -221,85 +230,93 @@ class Placement:
         node.load += 1
         return node.id
 
-    def _best(self, key: _Key) -> Node | None:
+    def _best(self, shape: Shape, site: Hashable | None, pack: bool) -> Node | None:
         """The first node of a heap that is where it ought to be, and has room."""
-        heap = self._heaps.get(key)
+        shapes = self._heaps.get((site, pack))
+        heap = shapes.get(shape) if shapes is not None else None
         if heap is None:
-            heap = self._new_heap(key)
-        while heap:
-            stored, _, node = heap[0]
-            if not node.alive or node.stored.get(key) != stored:
-                heapq.heappop(heap)
-            elif not node.fits(key.shape):
-                heapq.heappop(heap)
-                del node.stored[key]
-                node.raised.discard(key)
-                node.missing.add(key)
-            elif not key.pack and stored < node.load:
-                node.stored[key] = node.load
-                node.raised.add(key)
-                heapq.heapreplace(heap, (node.load, node.rank, node))
+            heap = self._new_heap(shape, site, pack)
+        entries = heap.entries
+        while entries:
+            stored, _, node = entries[0]
+            if not node.alive or node.stored.get(heap) != stored:
+                heapq.heappop(entries)
+            elif not node.fits(shape):
+                heapq.heappop(entries)
+                del node.stored[heap]
+                node.raised.discard(heap)
+                node.missing.add(heap)
+            elif stored < node.load and not pack:
+                node.stored[heap] = node.load
+                node.raised.add(heap)
+                heapq.heapreplace(entries, (node.load, node.rank, node))
             else:
                 return node
         return None
 
-    def _new_heap(self, key: _Key) -> list[tuple[int, int, Node]]:
-        heap: list[tuple[int, int, Node]] = []
-        if len(self._heaps) >= _HEAPS_MAX:
-            self._forget(next(iter(self._heaps)))
-        self._heaps[key] = heap
-        for node in (self._nodes if key.site is None else self._sites[key.site]).values():
-            self._push(node, key)
+    def _new_heap(self, shape: Shape, site: Hashable | None, pack: bool) -> _Heap:
+        if len(self._all_heaps) >= _HEAPS_MAX:
+            self._forget(next(iter(self._all_heaps)))
+        heap = _Heap(shape, site, pack)
+        self._heaps.setdefault((site, pack), {})[shape] = heap
+        self._all_heaps[heap] = None
+        for node in self._ranked(heap):
+            self._push(node, heap)
         return heap
 
-    def _push(self, node: Node, key: _Key) -> None:
+    def _ranked(self, heap: _Heap) -> Iterable[Node]:
+        return (self._nodes if heap.site is None else self._sites.get(heap.site, {})).values()
+
+    def _push(self, node: Node, heap: _Heap) -> None:
         # For `pack` all loads are alike, so that the order in which nodes came decides.
-        stored = 0 if key.pack else node.load
-        heap = self._heaps[key]
-        node.stored[key] = stored
-        node.missing.discard(key)
+        stored = 0 if heap.pack else node.load
+        node.stored[heap] = stored
+        node.missing.discard(heap)
         if stored:
-            node.raised.add(key)
+            node.raised.add(heap)
         else:
-            node.raised.discard(key)
-        heapq.heappush(heap, (stored, node.rank, node))
-        if len(heap) > 64 + _ENTRIES_PER_NODE * len(self._nodes):
-            fresh = {id(n): (load, rank, n) for load, rank, n in heap if n.alive and n.stored.get(key) == load}
-            heap[:] = fresh.values()
-            heapq.heapify(heap)
+            node.raised.discard(heap)
+        entries = heap.entries
+        heapq.heappush(entries, (stored, node.rank, node))
+        if len(entries) > 64 + _ENTRIES_PER_NODE * len(self._nodes):
+            fresh = {id(n): (load, rank, n) for load, rank, n in entries if n.alive and n.stored.get(heap) == load}
+            entries[:] = fresh.values()
+            heapq.heapify(entries)
 
     def _lowered(self, node: Node) -> None:
         """A node's load has fallen, so some heaps may have it too high."""
         if node.raised:
-            for key in [key for key in node.raised if node.stored[key] > node.load]:
-                self._push(node, key)
+            for heap in [heap for heap in node.raised if node.stored[heap] > node.load]:
+                self._push(node, heap)
 
     def _offer(self, node: Node) -> None:
         """A node has more free: back into the heaps that dropped it."""
         if node.missing:
-            for key in [key for key in node.missing if node.fits(key.shape)]:
-                self._push(node, key)
+            for heap in [heap for heap in node.missing if node.fits(heap.shape)]:
+                self._push(node, heap)
 
-    def _forget(self, key: _Key) -> None:
+    def _forget(self, heap: _Heap) -> None:
         """Drop a heap; it is made anew when it is wanted again."""
-        del self._heaps[key]
-        for node in (self._nodes if key.site is None else self._sites.get(key.site, {})).values():
-            node.stored.pop(key, None)
-            node.raised.discard(key)
-            node.missing.discard(key)
+        del self._all_heaps[heap]
+        del self._heaps[heap.site, heap.pack][heap.shape]
+        for node in self._ranked(heap):
+            node.stored.pop(heap, None)
+            node.raised.discard(heap)
+            node.missing.discard(heap)
 
     def check_invariants(self) -> None:
         """Raise AssertionError when a heap could hide a better node."""
-        for key, heap in self._heaps.items():
-            entries = {(load, id(node)) for load, _, node in heap}
-            for node in (self._nodes if key.site is None else self._sites.get(key.site, {})).values():
-                if key in node.stored:
-                    assert key.pack or node.stored[key] <= node.load, f"node {node.id} is lower than {key} has it"
-                    assert (node.stored[key], id(node)) in entries, f"node {node.id} is not where it ought to be"
-                    assert key.pack or not node.stored[key] or key in node.raised, f"{node.id} would stay too high"
+        for heap in self._all_heaps:
+            about = f"{heap.shape} at {heap.site}"
+            entries = {(load, id(node)) for load, _, node in heap.entries}
+            for node in self._ranked(heap):
+                if heap in node.stored:
+                    assert heap.pack or node.stored[heap] <= node.load, f"{node.id} is lower than {about} has it"
+                    assert (node.stored[heap], id(node)) in entries, f"{node.id} is not where it ought to be"
+                    assert heap.pack or not node.stored[heap] or heap in node.raised, f"{node.id} would stay too high"
                 else:
-                    assert key in node.missing, f"node {node.id} is in no list of {key}"
-                    assert not node.fits(key.shape), f"node {node.id} fits {key} and is not ranked"
+                    assert heap in node.missing, f"{node.id} is in no list of {about}"
+                    assert not node.fits(heap.shape), f"{node.id} fits {about} and is not ranked"
 
 
 @dataclass(eq=False)

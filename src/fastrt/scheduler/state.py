@@ -274,10 +274,10 @@ class SchedulerState:
         self._check_room(function.result_count, 1)
         waits_for = set()
         for ref in event.args:
-            why = objects.why_lost(ref)
-            if why is not None:
-                raise Refused(Code.DATA_LOSS, f"Argument {ref} of {event.name!r} is lost. {why}")
             if not objects.is_resolved(ref):
+                why = objects.why_lost(ref)
+                if why is not None:
+                    raise Refused(Code.DATA_LOSS, f"Argument {ref} of {event.name!r} is lost. {why}")
                 waits_for.add(ref)
         for ref in event.nested:
             refs.end(ref)  # refuses one that is not alive
