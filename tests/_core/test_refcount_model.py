@@ -1,5 +1,6 @@
 """A model beside the table of reference counts: plain dicts, under every order of operations."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -165,5 +166,5 @@ class TableMachine(RuleBasedStateMachine):
                 assert table.is_pending(ref) == (ref in model.pending)
 
 
-TestTable = TableMachine.TestCase
+TestTable = pytest.mark.timeout(300)(TableMachine.TestCase)  # a failure takes its time to be made small
 TestTable.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

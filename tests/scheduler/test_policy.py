@@ -75,6 +75,17 @@ def test_all_resources_must_be_there():
     assert nodes.place(demand) == "gpu"
 
 
+def test_fractions_add_up_again():
+    nodes = cluster(1, 1)
+    tenth, whole = Demand(shape_of({"num_cpus": 0.1})), Demand(CPU)
+    for _ in range(50):
+        assert [nodes.place(tenth) for _ in range(11)] == [0] * 10 + [None]
+        for _ in range(10):
+            nodes.release(0, tenth.shape)
+        assert nodes.place(whole) == 0
+        nodes.release(0, CPU)
+
+
 def test_several_nodes_at_one_site():
     """Workers of one store: any of them has the bytes at hand."""
     nodes = Placement()

@@ -1,8 +1,10 @@
 """The scheduler on a socket: who may call, what is refused, and that nothing a caller sends ends it."""
 
 import random
+import subprocess
 import threading
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -79,6 +81,49 @@ def test_open_addresses_are_allowed_on_purpose(tmp_path):
     SchedulerOptions(address="0.0.0.0:0", token=TOKEN, tls=files).check()
     with pytest.raises(ConfigError, match="lost_after_s"):
         SchedulerOptions(lost_after_s=0).check()
+
+
+def certificates(folder: Path) -> TlsFiles:
+    """An authority, and a certificate of this machine's loopback address that it signed."""
+    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1")
+    for words in (
+        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca",
+        "req -newkey rsa:2048 -nodes -keyout own.key -out own.csr -subj /CN=peer",
+        "x509 -req -in own.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out own.pem -days 2 -extfile ext",
+    ):
+        subprocess.run(["openssl", *words.split()], cwd=folder, check=True, capture_output=True)
+    return TlsFiles(folder / "own.pem", folder / "own.key", folder / "ca.pem")
+
+
+def test_mutual_tls_to_clients_and_to_workers(tmp_path, wait_until):
+    """A stranger with the token and without a certificate gets nothing; a worker is called over TLS too."""
+    tls = certificates(tmp_path)
+    invoked: list[bytes] = []
+
+    def invoke(body: bytes, context: Any) -> bytes:
+        invoked.append(body)
+        return b""
+
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    handlers = {"InvokeCall": grpc.unary_unary_rpc_method_handler(invoke)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("WorkerService", handlers),))
+    worker_address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', tls.server_credentials())}"
+    server.start()
+    options = SchedulerOptions(token=TOKEN, tls=tls, credentials=tls.channel_credentials())
+    stranger = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes())
+    with Scheduler(options) as scheduler:
+        with SchedulerClient(scheduler.address, TOKEN, tls.channel_credentials()) as client:
+            client.register_store("127.0.0.1:9")
+            worker = client.register_worker(worker_address, "127.0.0.1:9")
+            client.register_function(worker, "f", 0)
+            client.call("RemoteCall", call={"name": "f"})
+            wait_until(lambda: len(invoked) == 1, "the call to arrive")
+        for credentials in (stranger, None):
+            with SchedulerClient(scheduler.address, TOKEN, credentials, timeout_s=5) as unknown:
+                with pytest.raises(SchedulerError) as caught:
+                    unknown.info()
+                assert caught.value.code == "UNAVAILABLE"
+    server.stop(None).wait()
 
 
 def test_taken_address_is_refused(scheduler):

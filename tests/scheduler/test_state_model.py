@@ -6,6 +6,7 @@ calls run, all deliveries arrive, everybody drops what he owns; then nothing may
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -310,5 +311,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not any(objects.at_store.values())
 
 
-TestScheduler = SchedulerMachine.TestCase
+TestScheduler = pytest.mark.timeout(300)(SchedulerMachine.TestCase)  # a failure takes its time to be made small
 TestScheduler.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -26,6 +26,8 @@ Locality = Iterable[tuple[Hashable, int]]
 
 SPREAD = "spread"
 PACK = "pack"
+# Fractions of a resource that were taken and given back do not add up exactly.
+_ROUNDING = 1e-9
 # Sites tried for their bytes before the least loaded node is taken.
 _SITES_TRIED = 4
 # How often a waiting task is passed over by others that have their bytes at hand.
@@ -90,7 +92,7 @@ class Node:
         """Whether all that is asked for is free."""
         free = self.free
         for name, amount in shape:  # noqa: SIM110  (three times as fast as `all` over a generator)
-            if free.get(name, 0) < amount:
+            if free.get(name, 0) + _ROUNDING < amount:
                 return False
         return True
 
