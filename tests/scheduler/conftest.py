@@ -22,7 +22,7 @@ from fastrt.scheduler.wire import CLASSES, METHODS, invoke_request, parse_reques
 
 RAY = message_set("ray")
 STORE, WORKER = RAY.methods("ObjStore"), RAY.methods("WorkerService")
-LOST_AFTER_S = 1.0
+LOST_AFTER_S = 2.0
 CHUNK_BYTES = 4
 
 
@@ -264,7 +264,7 @@ class GrpcWorld(World):
 
     def expect(self, found: Callable[[], Any], value: Any) -> None:
         try:
-            self.wait_until(lambda: found() == value, f"{value}")
+            self.wait_until(lambda: found() == value, f"{value}", 20.0)
         except AssertionError:
             assert found() == value
             raise

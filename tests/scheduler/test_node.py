@@ -79,7 +79,7 @@ class Peer:
 
 @pytest.fixture
 def scheduler() -> Iterator[Scheduler]:
-    with Scheduler(SchedulerOptions(token=TOKEN, lost_after_s=2.0)) as made:
+    with Scheduler(SchedulerOptions(token=TOKEN, lost_after_s=3.0)) as made:
         yield made
         made.check_invariants()
 
@@ -97,7 +97,7 @@ def test_call_from_a_client_in_javascript_runs_on_a_worker_in_javascript(schedul
         assert client.line() == {"ready": "client", "worker": "1", "store": "1"}
         pushed, result = int(said["pushed"]), int(said["result"])
         with SchedulerClient(scheduler.address, TOKEN) as own:
-            wait_until(lambda: list(own.info().avail_worker) == [0, 1], "both workers to be idle")
+            wait_until(lambda: list(own.info().avail_worker) == [0, 1], "both workers to be idle", 20)
             info = own.info()
             assert list(info.reference_count) == [1, 1]
             assert list(info.target_objref) == [pushed, result]
@@ -125,6 +125,6 @@ def test_call_waits_for_a_worker_in_javascript_that_comes_later(scheduler, modul
         try:
             assert worker.line()["ready"] == "worker"
             wait_until(lambda: list(own.info().target_objref) == [result], "the result", 20)
-            wait_until(lambda: list(own.info().reference_count) == [1], "the message's count to be dropped")
+            wait_until(lambda: list(own.info().reference_count) == [1], "the message's count to be dropped", 20)
         finally:
             worker.stop()

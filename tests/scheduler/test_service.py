@@ -220,21 +220,36 @@ def test_batches_larger_than_a_message_are_sent_in_parts(scheduler):
         assert list(client.info().reference_count) == [2_500_001]
 
 
-def test_peer_that_never_serves_is_lost(scheduler, wait_until):
-    """Its call goes on to one that does; see `lost_after_s`."""
-    scheduler.stop()
-    told = []
-    with Scheduler(SchedulerOptions(lost_after_s=0.3), told.append) as quick:
+def test_peer_that_never_serves_is_lost(wait_until):
+    with Scheduler(SchedulerOptions(lost_after_s=0.2)) as quick:
         with SchedulerClient(quick.address) as client:
-            client.register_store("127.0.0.1:9")
-            worker = client.register_worker("127.0.0.1:8", "127.0.0.1:9")
-            ref = client.push(worker)
-            client.request(worker, ref)
-            wait_until(lambda: not client.info().avail_worker, "the worker to be lost")
-            with pytest.raises(SchedulerError, match="was lost"):
-                client.worker_ready(worker)
+            store = client.register_store("127.0.0.1:9")
+            wait_until(lambda: is_lost(client, store), "the store to be lost")
         quick.check_invariants()
-    assert all(isinstance(each, ev.RequestFailed) for each in told)
+
+
+def is_lost(client: SchedulerClient, store: int) -> bool:
+    try:
+        client.ready(0, store)
+    except SchedulerError as error:
+        return f"Object store {store} is not registered" in str(error)
+    return False
+
+
+def test_request_that_cannot_be_served_any_more_is_told():
+    told = []
+    with Scheduler(SchedulerOptions(lost_after_s=60), told.append) as scheduler:
+        with SchedulerClient(scheduler.address) as client:
+            client.register_store("127.0.0.1:9")
+            maker, reader = [client.register_worker(f"127.0.0.1:{port}", "127.0.0.1:9") for port in (7, 8)]
+            ref = client.push(maker)
+            client.request(reader, ref)
+            scheduler.report(ev.WorkerLost(maker))
+            assert told == [ev.RequestFailed(reader, ref, f"Worker {maker}, which was to make it, is gone.")]
+            with pytest.raises(SchedulerError, match="is lost") as caught:
+                client.request(reader, ref)
+            assert caught.value.code == "DATA_LOSS"
+        scheduler.check_invariants()
 
 
 def test_unknown_scheduler_is_an_error_with_its_code():
