@@ -110,6 +110,26 @@ class ObjectLostError(FastrtError):
     """
 
 
+class ReferenceCountError(FastrtError, ValueError):
+    """A change of reference counts, aliases or contents at the scheduler that cannot be; nothing of it was done.
+
+    Its message names the reference; look for a count that was dropped twice, or taken too late.
+
+    Args:
+        message: what is wrong.
+        kind: unknown, freed, negative, aliased, ready, circular, contained or uncounted.
+        objref: the reference that it is about.
+    """
+
+    def __init__(self, message: str, kind: str, objref: int) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.objref = objref
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.kind, self.objref)
+
+
 class ArenaCorrupt(FastrtError):
     """The shared segment holds a state that no correct process writes; the runtime has stopped using it.
 

@@ -56,7 +56,7 @@ class MessageSet:
 
     def service_names(self) -> list[str]:
         """Full names of the services described here."""
-        return [f"{file.package}.{service.name}" for file in self._files for service in file.service]
+        return [f"{file.package}.{service.name}".lstrip(".") for file in self._files for service in file.service]
 
 
 @cache

@@ -1,0 +1,47 @@
+from cpython.pythread cimport PyThread_type_lock
+from libc.stdint cimport uint32_t, uint64_t
+
+
+cdef extern from *:
+    """
+    #define FRT_NIL ((uint64_t)-1)
+    #define FRT_PENDING ((uint32_t)1 << 31)
+    """
+    const uint64_t NIL "FRT_NIL"
+    const uint32_t PENDING "FRT_PENDING"
+
+
+cdef struct frt_contents:
+    uint64_t count
+    uint64_t refs[1]
+
+
+cdef class RefTable:
+    # One array a field, indexed by reference: counting touches the first two only.
+    cdef uint64_t *count_of  # FREED once deallocated
+    cdef uint32_t *hold_of  # deliveries in flight; the top bit while a producer is to come
+    cdef uint64_t *target_of  # what it is an alias of; itself: canonical; UNKNOWN: neither yet
+    cdef uint64_t *parent_of  # union-find over the classes
+    cdef uint64_t *next_of  # ring of a class's members; of a freed one, the chain of all freed with it
+    cdef uint64_t *live_of  # at a class's root: members with a count or a hold; in a deallocation, its stack
+    cdef uint64_t *end_of  # at a class's root: where its chain of aliases ends
+    cdef frt_contents **contents_of  # what the object contains
+    cdef uint64_t length
+    cdef uint64_t room
+    cdef uint64_t freed_count
+    cdef uint64_t dangling_count
+    cdef PyThread_type_lock lock
+    cdef int fail(self, int kind, uint64_t ref) except -1
+    cdef int grow(self, uint64_t wanted) except -1
+    cdef uint64_t find(self, uint64_t ref) noexcept nogil
+    cdef int seen(self, uint64_t ref) noexcept nogil
+    cdef int increment_all(self, const uint64_t *refs, Py_ssize_t n, uint64_t *bad) noexcept nogil
+    cdef int decrement_all(
+        self, const uint64_t *refs, Py_ssize_t n, uint64_t *zeros, uint64_t *head, uint64_t *bad
+    ) noexcept nogil
+    cdef uint64_t drop(self, uint64_t *zeros, Py_ssize_t n) noexcept nogil
+    cdef uint64_t drop_contents(self, uint64_t ref, uint64_t stack) noexcept nogil
+    cdef int contain_all(self, uint64_t ref, const uint64_t *refs, Py_ssize_t n, uint64_t *bad) noexcept nogil
+    cdef int keep_contents(self, uint64_t ref, const uint64_t *refs, Py_ssize_t n) noexcept nogil
+    cdef int merge(self, uint64_t alias, uint64_t target) noexcept nogil
+    cdef list listed(self, uint64_t head)

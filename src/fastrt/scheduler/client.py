@@ -1,0 +1,140 @@
+"""The scheduler's stub for fastrt's own processes: each method of the seed's protocol as a blocking call."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from fastrt.errors import FastrtError
+from fastrt.rpc.channel import bearer, open_channel
+from fastrt.scheduler.wire import CLASSES, REFS_MAX, SERVICE
+
+
+class SchedulerError(FastrtError):
+    """The scheduler refused a call, or could not be reached. A refused call has changed nothing.
+
+    Args:
+        message: the scheduler's words.
+        code: the gRPC status code's name, as `NOT_FOUND`.
+    """
+
+    def __init__(self, message: str, code: str = "UNKNOWN") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SchedulerClient:
+    """A connection to a scheduler. Its methods may be called from any thread, and raise `SchedulerError`.
+
+    Args:
+        address: `host:port`.
+        token: the session's token; None for a scheduler without one.
+        credentials: for a scheduler that uses TLS.
+        timeout_s: of each call.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._channel = open_channel(address, credentials)
+        self._metadata = bearer(token) if token is not None else None
+        self._timeout_s = timeout_s
+        self._methods = {
+            name: self._channel.unary_unary(
+                f"/{SERVICE}/{name}", lambda request: request.SerializeToString(), reply.FromString
+            )
+            for name, (_, reply) in CLASSES.items()
+        }
+
+    def __enter__(self) -> SchedulerClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._channel.close()
+
+    def call(self, method: str, **fields: Any) -> Any:
+        """Call a method by its name; returns the reply's message.
+
+        Args:
+            method: as protos/ray/scheduler.proto names it.
+            fields: of the request.
+        Raises:
+            SchedulerError: it was refused, or the scheduler cannot be reached in time.
+        """
+        request = CLASSES[method][0](**fields)
+        try:
+            return self._methods[method](request, timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise SchedulerError(f"{method}: {error.details()}", error.code().name) from None
+
+    def register_store(self, address: str) -> int:
+        """Register an object store that serves at an address; returns its number."""
+        return int(self.call("RegisterObjStore", objstore_address=address).objstoreid)
+
+    def register_worker(self, address: str, store_address: str) -> int:
+        """Register a worker that serves at an address, beside a store that is registered; returns its number."""
+        reply = self.call("RegisterWorker", worker_address=address, objstore_address=store_address)
+        return int(reply.workerid)
+
+    def register_function(self, worker: int, name: str, result_count: int = 1) -> None:
+        """Say that a worker can run a function."""
+        self.call("RegisterFunction", workerid=worker, fnname=name, num_return_vals=result_count)
+
+    def remote_call(self, call: Any) -> Sequence[int]:
+        """Submit a `Call` message; returns the references of its results, each counted for the caller.
+
+        The caller counts each reference in the arguments for the message; the worker drops these.
+        """
+        return tuple(self.call("RemoteCall", call=call).result)
+
+    def increment(self, refs: Iterable[int]) -> None:
+        """Count references once more each; a batch larger than a message is sent in parts, in order."""
+        self._change("IncrementRefCount", refs)
+
+    def decrement(self, refs: Iterable[int]) -> None:
+        """Count references once less each; as `increment`."""
+        self._change("DecrementRefCount", refs)
+
+    def push(self, worker: int) -> int:
+        """A reference, counted once, for an object that this worker will put into its store."""
+        return int(self.call("PushObj", workerid=worker).objref)
+
+    def request(self, worker: int, ref: int) -> None:
+        """Have an object brought to a worker's store, now or once it exists."""
+        self.call("RequestObj", workerid=worker, objref=ref)
+
+    def alias(self, alias: int, target: int) -> None:
+        """Make a reference mean the object of another one."""
+        self.call("AliasObjRefs", alias_objref=alias, target_objref=target)
+
+    def ready(self, ref: int, store: int) -> None:
+        """Say that a store has an object, whole."""
+        self.call("ObjReady", objref=ref, objstoreid=store)
+
+    def contain(self, ref: int, contained: Iterable[int]) -> None:
+        """Say which references an object contains, each counted for it before."""
+        self.call("AddContainedObjRefs", objref=ref, contained_objref=contained)
+
+    def worker_ready(self, worker: int) -> None:
+        """Say that a worker has ended its call."""
+        self.call("WorkerReady", workerid=worker)
+
+    def info(self) -> Any:
+        """The `SchedulerInfoReply`."""
+        return self.call("SchedulerInfo")
+
+    def _change(self, method: str, refs: Iterable[int]) -> None:
+        batch = array("Q", refs)
+        for at in range(0, len(batch), REFS_MAX):
+            self.call(method, objref=batch[at : at + REFS_MAX])

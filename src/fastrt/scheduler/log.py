@@ -1,0 +1,216 @@
+"""What has happened, on disk: a restarted scheduler plays it again and is where the killed one was.
+
+Each accepted event is a record, with a checksum of the orders that followed from it. Played again it must give the
+same orders; a log that does not is of another version, and refused. From time to time a snapshot takes the place of
+the log, and the process goes on with the state loaded from it: so both lives have decided alike from there on. The
+snapshot is written when the log has grown larger than the one before, so its cost is shared by as many events.
+
+Orders to stores (aliases, deallocations) are records of their own until the store has answered, and are given again
+after a restart; so are deliveries under way and calls that no worker has said it took. All of them may then arrive
+twice, and do no harm by that.
+
+Source: Coordination's records in `fastrt.durable`; here an event is shorter than what it changes.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fastrt.durable import Journal, StateDirectoryError
+from fastrt.scheduler import events as ev
+from fastrt.scheduler.events import Effect, Event
+from fastrt.scheduler.snapshot import dump, load
+from fastrt.scheduler.state import SchedulerState, Settings
+from fastrt.scheduler.wire import METHODS, parse_request
+
+_FORMAT = 1
+_FACTS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (ev.WorkerLost, ev.ObjStoreLost, ev.InvokeTaken, ev.InvokeRefused, ev.DeliveryFailed)
+}
+_SNAPSHOT_BYTES_MIN = 4 << 20
+# What a record takes on disk beside its value.
+_RECORD_BYTES = 64
+
+Order = ev.NotifyAlias | ev.DeallocateObject
+
+
+class EventLog:
+    """The records of one scheduler. Not thread-safe.
+
+    Args:
+        journal: where they are.
+        snapshot_bytes_min: a log shorter than this is kept as it is.
+
+    Raises:
+        StateDirectoryError: the records are of another format, or do not fit together.
+    """
+
+    def __init__(self, journal: Journal, settings: Settings, snapshot_bytes_min: int = _SNAPSHOT_BYTES_MIN) -> None:
+        self._journal = journal
+        self._settings = settings
+        self._snapshot_bytes_min = snapshot_bytes_min
+        self._records: dict[tuple[str, str], bytes | None] = {}
+        self._next_event = 0
+        self._next_order = 0
+        self._log_bytes = 0
+        self._snapshot_bytes = 0
+        self.orders: dict[int, Order] = {}  # not answered yet
+        self.state = self._restore()
+
+    def keep(self, event: Event, wire: tuple[str, bytes] | None, effects: Sequence[Effect]) -> None:
+        """An event was accepted.
+
+        Args:
+            event: what happened.
+            wire: path and body of the request that said so, None for a fact of our own.
+            effects: what followed.
+        """
+        key = f"{self._next_event:016d}"
+        self._next_event += 1
+        record = _packed(event, wire, effects)
+        self._log_bytes += len(record) + _RECORD_BYTES
+        self._records["event", key] = record
+
+    def order(self, order: Order) -> int:
+        """A store is to be told something; returns the order's number, for `answered`."""
+        number = self._next_order
+        self._next_order += 1
+        self.orders[number] = order
+        self._records["order", str(number)] = json.dumps([type(order).__name__, *order]).encode()
+        return number
+
+    def answered(self, number: int) -> None:
+        """A store has carried out an order, or is gone."""
+        if self.orders.pop(number, None) is not None:
+            if ("order", str(number)) in self._records:
+                del self._records["order", str(number)]  # not written yet
+            else:
+                self._records["order", str(number)] = None
+
+    def write(self) -> bool:
+        """Write what was kept; when this returns, it survives.
+
+        Returns:
+            Whether a snapshot was written, so that `state` is another object from now on.
+        Raises:
+            StateDirectoryError: it could not be written.
+        """
+        if not self._records:
+            return False
+        due = self._log_bytes > max(self._snapshot_bytes_min, self._snapshot_bytes)
+        if due:
+            self._records.update(self._snapshot())
+        self._journal.write(self._records)
+        self._records = {}
+        return due
+
+    def close(self) -> None:
+        """Give the state directory free."""
+        self._journal.close()
+
+    def _snapshot(self) -> dict[tuple[str, str], bytes | None]:
+        """The state in place of all events so far, and the state made anew from it."""
+        saved = dump(self.state)
+        self.state = load(self._settings, saved)
+        self._snapshot_bytes = sum(map(len, saved.values()))
+        self._log_bytes = 0
+        for key in [key for key in self._records if key[0] == "event"]:
+            del self._records[key]
+        records: dict[tuple[str, str], bytes | None] = {
+            ("event", key): None for kind, key, _ in self._journal.records() if kind == "event"
+        }
+        records.update({("snapshot", name): data for name, data in saved.items()})
+        records["about", "scheduler"] = self._about()
+        return records
+
+    def _about(self) -> bytes:
+        about = {"format": _FORMAT, "next_event": self._next_event, "next_order": self._next_order}
+        return json.dumps(about).encode()
+
+    def _restore(self) -> SchedulerState:
+        saved: dict[str, bytes] = {}
+        log: list[tuple[str, bytes]] = []
+        for kind, key, value in self._journal.records():
+            if kind == "snapshot":
+                saved[key] = value
+            elif kind == "event":
+                log.append((key, value))
+            elif kind == "order":
+                self.orders[int(key)] = _order(value)
+            elif kind == "about":
+                self._take_up(json.loads(value))
+        if not saved and not log:
+            self._records["about", "scheduler"] = self._about()
+        self.orders = dict(sorted(self.orders.items()))
+        self._next_order = max(self._next_order, *self.orders, -1) + (1 if self.orders else 0)
+        try:
+            state = load(self._settings, saved) if saved else SchedulerState(self._settings)
+        except (ValueError, KeyError) as error:
+            raise StateDirectoryError(f"The snapshot in {self._journal.directory} is damaged: {error}.") from error
+        self._snapshot_bytes = sum(map(len, saved.values()))
+        for key, record in sorted(log):
+            self._next_event = int(key) + 1
+            self._log_bytes += len(record) + _RECORD_BYTES
+            if not _replayed(state, record):
+                raise StateDirectoryError(
+                    f"Event {key} in {self._journal.directory} leads elsewhere than it did when it was written. Use "
+                    "the fastrt that wrote it, or another state directory."
+                )
+        return state
+
+    def _take_up(self, about: dict[str, int]) -> None:
+        if about["format"] != _FORMAT:
+            raise StateDirectoryError(
+                f"{self._journal.directory} holds a scheduler's log of format {about['format']}, and this fastrt knows "
+                f"format {_FORMAT}. Use the fastrt that wrote it, or another state directory."
+            )
+        self._next_event, self._next_order = about["next_event"], about["next_order"]
+
+
+def _packed(event: Event, wire: tuple[str, bytes] | None, effects: Iterable[Effect]) -> bytes:
+    """Checksum of the effects, then a request's path and body, or a fact as JSON."""
+    mark = _checksum(effects).to_bytes(4, "little")
+    if wire is not None:
+        path, body = wire
+        return mark + path.encode() + b"\0" + body
+    name = type(event).__name__
+    if name not in _FACTS:
+        raise TypeError(f"{name} is no fact that can be kept; send it as a request.")
+    fields = [getattr(event, field) for field in event.__slots__]
+    return mark + b"\0" + json.dumps([name, *fields]).encode()
+
+
+def _replayed(state: SchedulerState, record: bytes) -> bool:
+    """Play one event again; whether it led to the same orders."""
+    path, _, rest = record[4:].partition(b"\0")
+    event: Event
+    if path:
+        if path.decode() not in METHODS:
+            return False
+        event = parse_request(path.decode(), rest, 0)
+    else:
+        name, *fields = json.loads(rest)
+        event = _FACTS[name](*fields)
+    return _checksum(state.handle(event)).to_bytes(4, "little") == record[:4]
+
+
+def _checksum(effects: Iterable[Effect]) -> int:
+    """Of what was ordered and answered; the caller's number is another one each time."""
+    told = [
+        (type(e).__name__, _plain(e.value) if isinstance(e, ev.Answer) else [_plain(part) for part in e])
+        for e in effects
+    ]
+    return zlib.crc32(repr(told).encode())
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, range | tuple | list) else value
+
+
+def _order(value: bytes) -> Order:
+    name, *fields = json.loads(value)
+    return ev.NotifyAlias(*fields) if name == "NotifyAlias" else ev.DeallocateObject(*fields)

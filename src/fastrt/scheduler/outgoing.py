@@ -1,0 +1,247 @@
+"""The calls that the scheduler makes: to workers and to stores, from an event loop in a thread of its own.
+
+To one store, aliases and deallocations go in the order in which they were given, one after the other; deliveries go
+beside them, some at a time. What fails comes back as a fact. A peer that cannot be reached for `lost_after_s` is lost,
+and says so at most once: its connection is watched from its registration on, also while nothing is asked of it.
+
+Source: `WorkerService` and `ObjStore` of protos/ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from fastrt.rpc.channel import bearer, open_aio_channel
+from fastrt.rpc.descriptors import message_set
+from fastrt.scheduler import events as ev
+from fastrt.scheduler.events import Event
+from fastrt.scheduler.wire import invoke_request
+
+_log = logging.getLogger(__name__)
+
+_SET = message_set("ray")
+_STORE = _SET.methods("ObjStore")
+_BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_AGAIN_S = 0.1
+
+
+@dataclass(frozen=True)
+class OutgoingOptions:
+    """How peers are called.
+
+    Attributes:
+        token: shown with every call; None shows none.
+        credentials: for peers that use TLS.
+        lost_after_s: a peer that cannot be reached for so long is lost.
+        call_timeout_s: for a peer to take a call, an alias or a deallocation.
+        delivery_timeout_s: for a store to deliver an object.
+        deliveries_max: deliveries of one store at a time.
+    """
+
+    token: str | None = None
+    credentials: grpc.ChannelCredentials | None = None
+    lost_after_s: float = 10.0
+    call_timeout_s: float = 30.0
+    delivery_timeout_s: float = 600.0
+    deliveries_max: int = 16
+
+
+@dataclass(eq=False)
+class _Peer:
+    """A worker or a store."""
+
+    address: str
+    lost: Event
+    channel: grpc.aio.Channel
+    deliveries: asyncio.Semaphore
+    orders: asyncio.Queue[tuple[int, str, Any]] = field(default_factory=asyncio.Queue)
+    work: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Outgoing:
+    """Carries out effects. Its methods may be called from any thread, and never wait.
+
+    Args:
+        options: see `OutgoingOptions`.
+        report: takes facts, on this object's own thread.
+        answered: told the number of each order of `notify` and `deallocate` that a store has answered.
+    """
+
+    def __init__(
+        self, options: OutgoingOptions, report: Callable[[Event], None], answered: Callable[[int], None]
+    ) -> None:
+        self._options = options
+        self._report = report
+        self._answered = answered
+        self._metadata: Sequence[tuple[str, str]] | None = bearer(options.token) if options.token is not None else None
+        self._workers: dict[int, _Peer] = {}
+        self._stores: dict[int, _Peer] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fastrt-scheduler-out", daemon=True)
+        self._thread.start()
+
+    def add_worker(self, worker: int, address: str) -> None:
+        """A worker has registered."""
+        self._loop.call_soon_threadsafe(self._add, self._workers, worker, address, ev.WorkerLost(worker))
+
+    def add_store(self, store: int, address: str) -> None:
+        """A store has registered."""
+        self._loop.call_soon_threadsafe(self._add, self._stores, store, address, ev.ObjStoreLost(store))
+
+    def remove_worker(self, worker: int) -> None:
+        """A worker is lost; nothing goes to it any more."""
+        self._loop.call_soon_threadsafe(self._remove, self._workers, worker)
+
+    def remove_store(self, store: int) -> None:
+        """A store is lost; nothing goes to it any more."""
+        self._loop.call_soon_threadsafe(self._remove, self._stores, store)
+
+    def invoke(self, order: ev.InvokeCall) -> None:
+        """Give a worker a call."""
+        self._loop.call_soon_threadsafe(self._begin, self._workers, order.worker, self._invoke, order)
+
+    def deliver(self, order: ev.DeliverObj) -> None:
+        """Have a store deliver an object."""
+        self._loop.call_soon_threadsafe(self._begin, self._stores, order.source, self._deliver, order)
+
+    def notify(self, number: int, order: ev.NotifyAlias) -> None:
+        """Tell a store of an alias."""
+        request = _STORE["NotifyAlias"][0](alias_objref=order.alias, canonical_objref=order.canonical)
+        self._loop.call_soon_threadsafe(self._order, order.store, number, "NotifyAlias", request)
+
+    def deallocate(self, number: int, order: ev.DeallocateObject) -> None:
+        """Have a store drop an object."""
+        request = _STORE["DeallocateObject"][0](canonical_objref=order.canonical)
+        self._loop.call_soon_threadsafe(self._order, order.store, number, "DeallocateObject", request)
+
+    def stop(self) -> None:
+        """Break off everything, and end the thread."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    # On the loop's thread
+
+    def _add(self, peers: dict[int, _Peer], number: int, address: str, lost: Event) -> None:
+        channel = open_aio_channel(address, self._options.credentials)
+        peer = _Peer(address, lost, channel, asyncio.Semaphore(self._options.deliveries_max))
+        peers[number] = peer
+        self._spawn(peer, self._watch(peer))
+        if peers is self._stores:
+            self._spawn(peer, self._carry_out(peer))
+
+    def _remove(self, peers: dict[int, _Peer], number: int) -> None:
+        peer = peers.pop(number, None)
+        if peer is not None:
+            while not peer.orders.empty():
+                self._answered(peer.orders.get_nowait()[0])
+            for task in peer.work:
+                task.cancel()
+            task = self._loop.create_task(peer.channel.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _begin(self, peers: dict[int, _Peer], number: int, work: Any, order: Any) -> None:
+        peer = peers.get(number)
+        if peer is not None:
+            self._spawn(peer, work(peer, order))
+
+    def _order(self, store: int, number: int, method: str, request: Any) -> None:
+        peer = self._stores.get(store)
+        if peer is None:
+            self._answered(number)  # the store is lost, and what it held
+        else:
+            peer.orders.put_nowait((number, method, request))
+
+    def _spawn(self, peer: _Peer, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        peer.work.add(task)
+        task.add_done_callback(peer.work.discard)
+
+    async def _close(self) -> None:
+        for peers in (self._workers, self._stores):
+            for number in list(peers):
+                self._remove(peers, number)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _watch(self, peer: _Peer) -> None:
+        """See that the peer can be reached; report it lost when it cannot for too long."""
+        ready = grpc.ChannelConnectivity.READY
+        while True:
+            if peer.channel.get_state(try_to_connect=True) is ready:
+                await peer.channel.wait_for_state_change(ready)
+                continue
+            try:
+                await asyncio.wait_for(peer.channel.channel_ready(), self._options.lost_after_s)
+            except asyncio.TimeoutError:
+                _log.warning("%s cannot be reached for %g s: lost", peer.address, self._options.lost_after_s)
+                self._report(peer.lost)
+                return
+
+    async def _carry_out(self, peer: _Peer) -> None:
+        """A store's aliases and deallocations, one after the other."""
+        while True:
+            number, method, request = await peer.orders.get()
+            try:
+                await self._call(peer, f"/ObjStore/{method}", request.SerializeToString(), self._options.call_timeout_s)
+            except grpc.aio.AioRpcError as error:
+                # What the store holds is then more than it need, until it is lost or told otherwise.
+                _log.warning("the store at %s refused %s: %s", peer.address, method, error.details())
+            self._answered(number)
+
+    async def _invoke(self, peer: _Peer, order: ev.InvokeCall) -> None:
+        body = invoke_request(order.body, order.results)
+        try:
+            await self._call(peer, "/WorkerService/InvokeCall", body, self._options.call_timeout_s)
+            self._report(ev.InvokeTaken(order.worker, order.task))
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _BROKEN:
+                _log.warning("the worker at %s does not take a call: %s", peer.address, error.details())
+                self._report(peer.lost)
+            else:
+                reason = f"{error.code().name}: {error.details()}"
+                self._report(ev.InvokeRefused(order.worker, order.task, reason))
+
+    async def _deliver(self, peer: _Peer, order: ev.DeliverObj) -> None:
+        target = self._stores.get(order.target)
+        if target is None:
+            return  # lost; the state has been told, and forgotten the delivery
+        request = _STORE["DeliverObj"][0](objstore_address=target.address, objref=order.ref)
+        try:
+            async with peer.deliveries:
+                timeout_s = self._options.delivery_timeout_s
+                await self._call(peer, "/ObjStore/DeliverObj", request.SerializeToString(), timeout_s)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+            _log.info("object %d was not delivered from %s to %s: %s", order.ref, peer.address, target.address, reason)
+            await asyncio.sleep(_AGAIN_S)
+            self._report(ev.DeliveryFailed(order.ref, order.source, order.target, reason))
+
+    async def _call(self, peer: _Peer, path: str, body: bytes, timeout_s: float) -> None:
+        """Make a call; while the peer cannot be reached it is made again, until the time is over."""
+        until = self._loop.time() + timeout_s
+        method = peer.channel.unary_unary(path)
+        while True:
+            left_s = max(until - self._loop.time(), 0.001)
+            try:
+                await method(body, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or self._loop.time() + _AGAIN_S > until:
+                    raise
+            await asyncio.sleep(_AGAIN_S)

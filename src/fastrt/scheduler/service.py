@@ -1,0 +1,310 @@
+"""The scheduler in this process: serves the seed's `Scheduler` to any gRPC client, and calls workers and stores.
+
+A thin shell. Requests become events on the server's thread, facts from the peers' connections come in on the other,
+and `_lock` lets one through at a time; what the state orders goes to `Outgoing`, which never waits. With a state
+directory, everything that happened is on disk before anybody is told of it: answers and orders wait in `_effects` for
+one write that serves all calls at hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from fastrt.durable import Journal, StateDirectoryError
+from fastrt.errors import ConfigError
+from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refused_token
+from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.server import Metadata, Server
+from fastrt.rpc.standard import CHECK_PATH, StandardServices
+from fastrt.scheduler import events as ev
+from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, Refused
+from fastrt.scheduler.log import EventLog
+from fastrt.scheduler.outgoing import Outgoing, OutgoingOptions
+from fastrt.scheduler.state import SchedulerState, Settings
+from fastrt.scheduler.wire import MESSAGE_BYTES_MAX, METHODS, SERVICE, parse_request
+
+_log = logging.getLogger(__name__)
+
+_OK = 0
+# Words travel in HTTP/2 headers, of which clients take 8 KiB.
+_MESSAGE_CHARS_MAX = 3000
+
+
+@dataclass
+class SchedulerOptions:
+    """How a scheduler serves.
+
+    Attributes:
+        address: `host:port`; port 0 takes any free one.
+        token: what every call must carry; None takes any call, on loopback only.
+        settings: of the state machine.
+        tls: PEM files, None for plain text.
+        credentials: for calls to workers and stores that use TLS.
+        insecure: serve beyond loopback in plain text.
+        state_dir: where references, counts, aliases, functions, workers, stores and calls are kept over restarts;
+            None keeps nothing.
+        power: keep them over a loss of power too (an fsync per batch).
+        lost_after_s: a worker or store that cannot be reached for so long is lost.
+        call_timeout_s: for a worker to take a call.
+        delivery_timeout_s: for a store to deliver an object.
+    """
+
+    address: str = "127.0.0.1:0"
+    token: str | None = None
+    settings: Settings = field(default_factory=Settings)
+    tls: TlsFiles | None = None
+    credentials: grpc.ChannelCredentials | None = None
+    insecure: bool = False
+    state_dir: str | os.PathLike[str] | None = None
+    power: bool = False
+    lost_after_s: float = 10.0
+    call_timeout_s: float = 30.0
+    delivery_timeout_s: float = 600.0
+
+    def check(self) -> None:
+        """Refuse what makes no sense, or would let strangers in.
+
+        Raises:
+            ConfigError: a number is out of range.
+            InsecureBindError: the address is not loopback, and calls need no token or travel in the clear.
+        """
+        if min(self.lost_after_s, self.call_timeout_s, self.delivery_timeout_s) <= 0:
+            raise ConfigError("lost_after_s, call_timeout_s and delivery_timeout_s must be more than 0.")
+        if is_loopback(self.address):
+            return
+        if self.token is None:
+            raise InsecureBindError(
+                f"Serving on {self.address} without a token would let every machine that can reach it run code here. "
+                "Pass the session's token, or serve on 127.0.0.1."
+            )
+        if self.tls is None and not self.insecure:
+            raise InsecureBindError(
+                f"Serving on {self.address} in the clear would show the session's token to the network. Pass TLS "
+                "files (--tls-cert, --tls-key, --tls-ca), or say --insecure if the network itself keeps strangers out."
+            )
+
+
+class Scheduler:
+    """A scheduler inside this process.
+
+    Args:
+        options: see `SchedulerOptions`.
+        on_request_failed: told when an object that a worker requested will not come; the seed's protocol has no
+            words for it. Called while the scheduler works: it must be quick, and call nothing here.
+
+    Raises:
+        ConfigError: an option makes no sense.
+        InsecureBindError: the address is open to strangers.
+        StateDirectoryError: the state directory cannot be used.
+    """
+
+    def __init__(
+        self, options: SchedulerOptions, on_request_failed: Callable[[ev.RequestFailed], None] | None = None
+    ) -> None:
+        options.check()
+        self.options = options
+        self.address = ""
+        journal = Journal(options.state_dir, options.power) if options.state_dir is not None else None
+        self._log = EventLog(journal, options.settings) if journal is not None else None
+        self._state = SchedulerState(options.settings) if self._log is None else self._log.state
+        self._lock = threading.Lock()
+        self._on_request_failed = on_request_failed
+        self._outgoing: Outgoing | None = None
+        self._paths: dict[int, str] = {}
+        self._effects: list[tuple[Effect, Event, int]] = []  # what waits for the write, with the order's number
+        self._broken: StateDirectoryError | None = None
+        self._standard = StandardServices([SERVICE], [message_set("ray")])
+        authorize = self._authorize if options.token is not None else None
+        paths = [*METHODS, CHECK_PATH]
+        self._server = Server(self, paths, self._standard.streams, MESSAGE_BYTES_MAX, authorize)
+
+    def __enter__(self) -> Scheduler:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Listen and serve until `stop`.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        options = self.options
+        port = self._server.bind(options.address, options.tls.server_credentials() if options.tls else None)
+        self.address = f"{options.address.rpartition(':')[0]}:{port}"
+        self._outgoing = Outgoing(
+            OutgoingOptions(
+                options.token,
+                options.credentials,
+                options.lost_after_s,
+                options.call_timeout_s,
+                options.delivery_timeout_s,
+            ),
+            self.report,
+            self._order_answered,
+        )
+        self._resume()
+        self._server.start()
+        _log.info("scheduler on %s", self.address)
+
+    def stop(self) -> None:
+        """Serve no more. Workers and stores are not told: they may find a scheduler here again."""
+        self._standard.set_serving(False)
+        self._server.stop()
+        if self._outgoing is not None:
+            self._outgoing.stop()
+        with self._lock:
+            if self._log is not None and self._broken is None:
+                self._settle()
+                self._log.close()
+                self._broken = StateDirectoryError("The scheduler has stopped.")
+
+    def report(self, event: Event) -> None:
+        """Something has happened that no caller waits on, as `WorkerLost`. May be called from any thread."""
+        with self._lock:
+            self._handle(event, None)
+            self._settle()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the state contradicts itself."""
+        with self._lock:
+            self._state.check_invariants()
+
+    def on_call(self, call: int, method: str, body: bytes) -> None:
+        """See `Handler`."""
+        if method == CHECK_PATH:
+            code, message, answer = self._standard.check(body)
+            self._server.finish(call, code, message, answer)
+            return
+        try:
+            event = parse_request(method, body, call)
+        except Refused as refused:
+            self._refuse(call, refused.failure)
+            return
+        with self._lock:
+            self._paths[call] = method
+            self._handle(event, (method, body))
+            if self._log is None:
+                self._settle()
+
+    def on_cancel(self, call: int) -> None:
+        """See `Handler`. A call is carried out once it has come, whether its caller waits or not."""
+
+    def on_idle(self) -> float | None:
+        """See `Handler`."""
+        with self._lock:
+            self._settle()
+        return None
+
+    def on_stop(self) -> None:
+        """See `Handler`."""
+
+    def _handle(self, event: Event, wire: tuple[str, bytes] | None) -> None:
+        if self._broken is not None:
+            if wire is not None:
+                self._refuse(event.call, Failure(Code.UNAVAILABLE, str(self._broken)))  # type: ignore[union-attr]
+            return
+        effects = self._state.handle(event)
+        log = self._log
+        refused = bool(effects) and isinstance(effects[0], Answer) and isinstance(effects[0].value, Failure)
+        if log is not None and not refused and (wire is None or METHODS[wire[0]].changes):
+            log.keep(event, wire, effects)
+        for effect in effects:
+            number = 0
+            if log is not None and isinstance(effect, ev.NotifyAlias | ev.DeallocateObject):
+                number = log.order(effect)
+            self._effects.append((effect, event, number))
+
+    def _settle(self) -> None:
+        """Write what happened, then let what follows from it out."""
+        if self._log is not None and self._broken is None:
+            try:
+                if self._log.write():
+                    self._state = self._log.state
+            except StateDirectoryError as error:
+                # What is in memory is now ahead of the disk, so nothing of it may be told to anybody.
+                _log.critical("the scheduler cannot go on: %s", error)
+                self._broken = error
+                self._effects = [each for each in self._effects if isinstance(each[0], Answer)]
+                for effect, _, _ in self._effects:
+                    self._refuse(effect.call, Failure(Code.UNAVAILABLE, str(error)))  # type: ignore[union-attr]
+                self._effects = []
+        effects, self._effects = self._effects, []
+        for effect, event, number in effects:
+            self._carry_out(effect, event, number)
+
+    def _resume(self) -> None:
+        """Go on where the process before this one was killed: its peers are ours, and its last orders."""
+        assert self._outgoing is not None
+        stores, workers = self._state.peers()
+        for store, address in stores.items():
+            self._outgoing.add_store(store, address)
+        for worker, address in workers.items():
+            self._outgoing.add_worker(worker, address)
+        if self._log is not None:
+            nobody = ev.SchedulerInfo(0)
+            for number, order in list(self._log.orders.items()):
+                self._carry_out(order, nobody, number)
+            for effect in self._state.unfinished():
+                self._carry_out(effect, nobody, 0)
+
+    def _order_answered(self, number: int) -> None:
+        if self._log is not None:
+            with self._lock:
+                self._log.answered(number)  # written with what happens next: given again, it does no harm
+
+    def _carry_out(self, effect: Effect, event: Event, number: int) -> None:
+        outgoing = self._outgoing
+        assert outgoing is not None, "the scheduler was not started"
+        match effect:
+            case Answer():
+                self._add_peer(effect, event)
+                self._answer(effect)
+            case ev.InvokeCall():
+                outgoing.invoke(effect)
+            case ev.DeliverObj():
+                outgoing.deliver(effect)
+            case ev.NotifyAlias():
+                outgoing.notify(number, effect)
+            case ev.DeallocateObject():
+                outgoing.deallocate(number, effect)
+            case ev.ForgetWorker():
+                outgoing.remove_worker(effect.worker)
+            case ev.ForgetStore():
+                outgoing.remove_store(effect.store)
+            case ev.RequestFailed():
+                _log.info("object %d will not come to worker %d: %s", effect.ref, effect.worker, effect.reason)
+                if self._on_request_failed is not None:
+                    self._on_request_failed(effect)
+
+    def _add_peer(self, answer: Answer, event: Event) -> None:
+        assert self._outgoing is not None
+        if isinstance(event, ev.RegisterWorker) and not isinstance(answer.value, Failure):
+            self._outgoing.add_worker(answer.value, event.address)
+        elif isinstance(event, ev.RegisterObjStore):
+            self._outgoing.add_store(answer.value, event.address)
+
+    def _answer(self, answer: Answer) -> None:
+        path = self._paths.pop(answer.call)
+        if isinstance(answer.value, Failure):
+            self._refuse(answer.call, answer.value)
+        else:
+            self._server.finish(answer.call, _OK, "", METHODS[path].build(answer.value))
+
+    def _refuse(self, call: int, failure: Failure) -> None:
+        words = failure.message
+        if len(words) > _MESSAGE_CHARS_MAX:
+            words = words[:_MESSAGE_CHARS_MAX] + f"... ({len(words) - _MESSAGE_CHARS_MAX} characters more)"
+        self._server.finish(call, int(failure.code), words)
+
+    def _authorize(self, method: str, metadata: Metadata) -> str | None:
+        assert self.options.token is not None
+        return None if method == CHECK_PATH else refused_token(metadata, self.options.token)
