@@ -20,7 +20,7 @@ from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import ConfigError
 from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refused_token
 from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import Metadata, Server
+from fastrt.rpc.server import Metadata, open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, Refused
@@ -122,7 +122,7 @@ class Scheduler:
         self._standard = StandardServices([SERVICE], [message_set("ray")])
         authorize = self._authorize if options.token is not None else None
         paths = [*METHODS, CHECK_PATH]
-        self._server = Server(self, paths, self._standard.streams, MESSAGE_BYTES_MAX, authorize)
+        self._server = open_server(self, paths, self._standard.streams, MESSAGE_BYTES_MAX, authorize)
 
     def __enter__(self) -> Scheduler:
         self.start()
