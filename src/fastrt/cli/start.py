@@ -40,6 +40,10 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--tls-key", type=_file, help="PEM file: its private key.")
 @_option("--tls-ca", type=_file, help="PEM file: signs the certificates of all nodes.")
 @_option("--insecure", is_flag=True, help="Serve beyond this machine in plain text.")
+@_option("--scheduler-port", type=_port, help="On the head: serve a scheduler for programs in any language there.")
+@_option("--coordinator-port", type=_port, help="On the head: serve a coordinator for JAX there (needs --num-tasks).")
+@_option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the coordinator's job has.")
+@_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where both keep their state.")
 @click.option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
 def start(**given: Any) -> None:
     """Run a node of a cluster, until SIGTERM or Ctrl-C.
@@ -55,6 +59,11 @@ def start(**given: Any) -> None:
 
     if given["head"] == bool(given["address"]):
         raise click.UsageError("Give either --head, or --address HOST:PORT of the head to join.")
+    served = [name for name in ("scheduler_port", "coordinator_port") if given[name] is not None]
+    if served and not given["head"]:
+        raise click.UsageError(f"--{served[0].replace('_', '-')} is for the head.")
+    if (given["coordinator_port"] is None) != (given["num_tasks"] is None):
+        raise click.UsageError("--coordinator-port and --num-tasks go together.")
     try:
         if given.pop("detach"):
             _detach()
@@ -104,6 +113,10 @@ def _run(given: dict[str, Any]) -> None:
         token_file=given["token_file"],
         tls=tls,
         insecure=given["insecure"],
+        scheduler=None if given["scheduler_port"] is None else f"{given['host']}:{given['scheduler_port']}",
+        coordinator=None if given["coordinator_port"] is None else f"{given['host']}:{given['coordinator_port']}",
+        num_tasks=given["num_tasks"] or 1,
+        state_dir=given["state_dir"],
     )
     with Node(options) as node:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,6 +124,9 @@ def _run(given: dict[str, Any]) -> None:
         click.echo(f"node {node.session[:8]} of the cluster at {node.head}: {config.num_workers} workers")
         if given["head"]:
             click.echo(f"join it:      fastrt start --address {node.head}   (token: {node.token_file})")
+        for name in ("scheduler", "coordinator"):
+            if name in node.addresses:
+                click.echo(f"{name + ':':<13} {node.addresses[name]}")
         click.echo(f'use it:       fastrt.init(address="{node.head}")')
         sys.stdout.flush()
         if _DETACHED in os.environ:

@@ -45,6 +45,10 @@ class NodeOptions:
             machine has left.
         tls: PEM files, None for plain text.
         insecure: serve beyond this machine in plain text.
+        scheduler: `host:port` of a scheduler for programs in any language, on the head; None: none.
+        coordinator: `host:port` of a coordinator for JAX, on the head; None: none.
+        num_tasks: of the coordinator's job.
+        state_dir: where both keep their state over restarts; None keeps nothing.
     """
 
     config: Config
@@ -55,6 +59,10 @@ class NodeOptions:
     token_file: Path | None = None
     tls: TlsFiles | None = None
     insecure: bool = False
+    scheduler: str | None = None
+    coordinator: str | None = None
+    num_tasks: int = 1
+    state_dir: Path | None = None
 
 
 class Node:
@@ -62,7 +70,7 @@ class Node:
 
     Attributes:
         head: address of the cluster's head.
-        address: where this node serves others.
+        addresses: where its processes serve: "uplink", on the head "head" and perhaps "scheduler" and "coordinator".
         session: its session.
         token_file: with the cluster's token.
 
@@ -79,15 +87,19 @@ class Node:
         self._own_token: Path | None = None
         self._runtime = start(options.config)
         self.session = self._runtime.session
+        # Where each process serves: at first where it is told to, then where it was.
+        self.addresses = {"uplink": f"{options.host}:0"}
+        self.head = options.head or ""
+        if options.head is None:
+            wanted = {"head": options.listen, "scheduler": options.scheduler, "coordinator": options.coordinator}
+            self.addresses = {name: address for name, address in wanted.items() if address} | self.addresses
         try:
             self.token_file = self._token()
-            self.head = options.head or ""
-            self.address = f"{options.host}:0"
-            if options.head is None:
-                self.head = options.listen
-                self.head = self._start("head")
-                self._share_token()
-            self.address = self._start("uplink")
+            for name in self.addresses:
+                self._start(name)
+                if name == "head":
+                    self.head = self.addresses["head"]
+                    self._share_token()
             self._note().write()
         except BaseException:
             self.close()
@@ -155,23 +167,25 @@ class Node:
             except FastrtError as exc:
                 sys.stderr.write(f"fastrt: {exc}\n")
 
-    def _start(self, name: str) -> str:
-        """Start the head or the uplink at its address; the address it got."""
+    def _start(self, name: str) -> None:
+        """Start one of the processes at its address."""
         options = self._options
         settings: dict[str, Any] = {
             "token_file": str(self.token_file),
             "tls": options.tls and {key: value and str(value) for key, value in vars(options.tls).items()},
             "insecure": options.insecure,
-            "listen": self.head if name == "head" else self.address,
+            "listen": self.addresses[name],
         }
-        module = "fastrt.runtime.head"
         if name == "uplink":
-            module = "fastrt.node.uplink"
             settings |= {"socket": self._runtime.socket_path, "head": self.head, "name": self._name}
             # A node that starts waits for the head; one uplink after another must not keep us from replacing the head.
             settings |= {"workers": options.config.num_workers, "join_first": name not in self._children}
-        self._children[name], address = spawn_service(module, settings, options.config.start_timeout_s)
-        return address
+        elif name != "head":
+            kept = None if options.state_dir is None else str(options.state_dir / name)
+            settings |= {"kind": name, "num_tasks": options.num_tasks, "state_dir": kept}
+        module = {"head": "fastrt.runtime.head", "uplink": "fastrt.node.uplink"}.get(name, "fastrt.runtime.served")
+        child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s)
+        self._children[name] = child
 
     @property
     def _name(self) -> str:
@@ -207,7 +221,7 @@ class Node:
             head=self.head,
             name=self._name,
             is_head=self._options.head is None,
-            address=self.address,
+            address=self.addresses["uplink"],
             socket_path=self._runtime.socket_path,
             num_workers=self._options.config.num_workers,
             token_file=str(self.token_file),

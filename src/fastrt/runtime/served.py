@@ -1,0 +1,62 @@
+"""Services beside the head, each a process of its own: a coordinator for JAX, a scheduler for other languages.
+
+`service` starts `main(SETTINGS)`. Their sockets stay open while the head itself is replaced, and the other way round.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+from fastrt.errors import FastrtError
+from fastrt.rpc import streams
+
+
+def main(argument: str) -> None:
+    """Serve until standard input ends, or SIGTERM comes.
+
+    Args:
+        argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), token_file,
+            tls, insecure; num_tasks for a coordinator.
+    """
+    settings = json.loads(argument)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, frame: sys.exit(0))
+    try:
+        with _service(settings) as service:
+            os.write(1, json.dumps({"address": service.address}).encode() + b"\n")
+            while os.read(0, 1024):
+                continue
+    except (FastrtError, OSError) as exc:
+        sys.stderr.write(f"fastrt: the {settings['kind']} cannot start: {exc}\n")
+        sys.exit(1)
+
+
+def _service(settings: dict[str, Any]) -> Any:
+    access = streams.access_of(settings)
+    if settings["kind"] == "scheduler":
+        from fastrt.scheduler import Scheduler, SchedulerOptions
+
+        return Scheduler(
+            SchedulerOptions(
+                address=settings["listen"],
+                token=access.token,
+                tls=access.tls,
+                credentials=access.tls.channel_credentials() if access.tls else None,
+                insecure=access.insecure,
+                state_dir=settings["state_dir"],
+            )
+        )
+    from fastrt.coordination import Coordinator, CoordinatorOptions, Front
+
+    options = CoordinatorOptions(
+        address=settings["listen"], num_tasks=settings["num_tasks"], state_dir=settings["state_dir"], tls=access.tls
+    )
+    if options.state_dir is None:
+        return Coordinator(options)
+    return Front(options, on_failure=lambda: os.kill(os.getpid(), signal.SIGTERM))
