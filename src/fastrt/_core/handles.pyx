@@ -346,6 +346,38 @@ def read(Client client, Ref ref):
     return entry.kind, error, pin
 
 
+def read_bytes(Client client, Ref ref):
+    """The sealed value as it lies in the arena, whatever its kind; for copies of it in other stores.
+
+    Returns:
+        (kind, is_error, pin): the `Pin` keeps the bytes in place. None when they are not in memory: have them
+        restored and read again.
+    Raises:
+        FastrtError: the value is not ready.
+        StaleReferenceError: the reference belongs to an ended session.
+        ArenaCorrupt: the table names bytes outside the segment.
+    """
+    cdef frt_entry *entry
+    cdef Pin pin
+    cdef int rc
+    client.ensure()
+    ref_use(client, ref)
+    entry = client.x.entries + ref.index
+    if not object_is_sealed(&client.x, ref.index):
+        raise FastrtError(f"{ref!r} is not ready yet; wait for it first")
+    rc = object_acquire(&client.x, ref.index, ref.objref, True)
+    if rc == FRT_SPILLED:
+        return None
+    check(rc)
+    pin = Pin.__new__(Pin)
+    pin.client, pin.index = client, ref.index
+    entry.used = client.x.sb.clock
+    pin.data, pin.nbytes = object_view(&client.x, ref.index), entry.bytes
+    if pin.data == NULL:
+        check(FRT_CORRUPT)
+    return entry.kind, (entry.flags & FRT_ENTRY_ERROR) != 0, pin
+
+
 cpdef object read_scalar(Client client, Ref ref, missing):
     """The value when it is sealed, no error and a small scalar; otherwise `missing`. The fast path of `get`."""
     cdef frt_entry *entry
