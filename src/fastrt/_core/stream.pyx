@@ -54,7 +54,7 @@ cdef extern from "crc32c.h" nogil:
     uint32_t frt_crc_hard(const frt_crc_tables *, uint32_t, const uint8_t *, size_t) noexcept
 
 cdef enum:
-    PARTS = 256  # buffers in one call; the kernel takes 1,024
+    PARTS = 64  # buffers in one call; more make the call itself slow, as each is acquired and released
     LOOK_MS = 200  # how often a wait looks for signals that came before it began
     GIL_BYTES_MIN = 16384
     TIMED_OUT = -1
