@@ -1,5 +1,6 @@
 """Scatter and gather over real TCP connections, and the checksum against a slow one of the test's own."""
 
+import platform
 import signal
 import socket
 import struct
@@ -181,3 +182,7 @@ def test_too_many_parts_are_refused(pair: Pair) -> None:
 def test_closed_descriptor_is_an_os_error() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         stream.send_parts(-1, [b"x"], PATIENCE_S)
+
+
+def test_freed_memory_is_kept_where_the_allocator_is_known() -> None:
+    assert stream.keep_freed_memory(1 << 27) == (platform.libc_ver()[0] == "glibc")

@@ -92,7 +92,7 @@ def test_many_small_objects_arrive_over_one_connection(pair: Pair) -> None:
         pair.here.put(k, np.full(100, k))
     proxy = pair.proxy()
     puller = pair.puller()
-    for future in [puller.pull(k, proxy.address) for k in range(2000)]:
+    for future in puller.pull_many(range(2000), proxy.address):
         future.result(PATIENCE_S)
     assert all(pair.there.get(k)[99] == k for k in range(2000))
     assert proxy.connections == 1

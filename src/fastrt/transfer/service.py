@@ -19,6 +19,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fastrt._core import chunk
+from fastrt._core import stream as stream_module
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
 from fastrt.rpc.auth import TlsFiles, refuse_clear_bind, refused_token
 from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
@@ -42,6 +43,7 @@ _MESSAGE_BYTES_MAX = 8 << 20
 _INFO_BYTES_MAX = 4 << 20  # of values in one answer: callers take 4 MiB unless they say otherwise
 _THREADS = 8
 _READY_S = 30.0
+_KEPT_BYTES = 128 << 20
 
 
 class ObjStoreServer:
@@ -124,7 +126,8 @@ class ObjStoreServer:
         self.address = f"{host}:{port}"
 
     def start(self) -> None:
-        """Serve, on threads of its own."""
+        """Serve, on threads of its own. From now on the process keeps memory that it has freed for the next message."""
+        stream_module.keep_freed_memory(_KEPT_BYTES)
         self._server.start()
 
     def stop(self) -> None:
