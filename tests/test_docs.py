@@ -14,6 +14,8 @@ PAGES = ["README.md", "docs/coordination.md"]
 INSTEAD = {
     "fastrt bench": ["fastrt", "bench", "--list"],
     "python bench/compare.py": [sys.executable, str(ROOT / "bench/compare.py"), "--help"],
+    "fastrt profile transfer": ["fastrt", "profile", "transfer", "--help"],
+    "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],
     "fastrt coordinator": ["fastrt", "coordinator", "--help"],
     "pip install": [sys.executable, "-m", "pip", "install", "--help"],
 }
