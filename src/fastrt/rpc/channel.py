@@ -20,8 +20,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
-# For streams of large messages, at both ends: with the defaults 1 GiB in messages of 1 MiB moves at 1.8 GB/s over
-# loopback, with these at 3.0.
+# For streams of large messages, at both ends: 1 GiB in messages of 1 MiB takes 1.0 s of processor time of both
+# processes with these, and 1.5 with the defaults. Other sizes of messages and frames were not better.
 BULK_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.lookahead_bytes", 16 << 20),
     ("grpc.http2.write_buffer_size", 16 << 20),
