@@ -17,6 +17,8 @@ INSTEAD = {
     "fastrt bench": ["fastrt", "bench", "--list"],
     "python bench/compare.py": [sys.executable, str(ROOT / "bench/compare.py"), "--help"],
     "fastrt start": ["fastrt", "start", "--help"],
+    "fastrt profile transfer": ["fastrt", "profile", "transfer", "--help"],
+    "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],
     "fastrt coordinator": ["fastrt", "coordinator", "--help"],
     "pip install": [sys.executable, "-m", "pip", "install", "--help"],
 }

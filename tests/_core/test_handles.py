@@ -156,10 +156,28 @@ def test_small_value_is_a_copy_that_holds_nothing(node, client):
     assert isinstance(handles.read(client, node.put(1025))[2], handles.Pin)
 
 
+@pytest.mark.parametrize(
+    ("value", "raw"),
+    [(None, b""), (True, b""), (-2, b"\xfe" + b"\xff" * 7), ("\u00e9", b"\xc3\xa9"), (b"x" * 5000, b"x" * 5000)],
+)
+def test_bytes_of_any_kind_are_read_as_they_lie_and_pinned(node, client, value, raw):
+    ref = handles.put_scalar(client, value)
+    kind, error, pin = handles.read_bytes(client, ref)
+    assert (kind, error, bytes(pin)) == (handles.describe(client, ref)["kind"], False, raw)
+    assert handles.describe(client, ref)["pins"] == [client.index]
+    del ref
+    assert objects(client) == 1
+    assert bytes(pin) == raw
+    del pin
+    assert objects(client) == 0
+
+
 def test_read_before_the_seal_is_refused(client, function):
     ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
     with pytest.raises(FastrtError, match="not ready yet"):
         handles.read(client, ref)
+    with pytest.raises(FastrtError, match="not ready yet"):
+        handles.read_bytes(client, ref)
     assert handles.contained(client, ref) == []
     assert handles.read_scalar(client, ref, "missing") == "missing"
     assert not handles.is_ready(client, ref)

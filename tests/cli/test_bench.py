@@ -18,7 +18,7 @@ def test_list_names_every_suite():
     result = run("--list")
     assert result.exit_code == 0, result.output
     names = [line.split()[0] for line in result.output.splitlines()]
-    assert names == ["arena", "coordination", "objects", "put_get", "queue", "refcount", "tasks"]
+    assert names == ["arena", "coordination", "objects", "put_get", "queue", "refcount", "tasks", "transfer"]
 
 
 def test_unknown_suite_is_refused():

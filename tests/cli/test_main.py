@@ -11,7 +11,7 @@ from fastrt.cli.main import main
 def test_help_lists_every_command():
     result = CliRunner().invoke(main, ["--help"])
     assert result.exit_code == 0
-    for name in ("bench", "coordinator", "demo", "status"):
+    for name in ("bench", "coordinator", "demo", "profile", "status"):
         assert f"\n  {name} " in result.output
 
 

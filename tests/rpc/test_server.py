@@ -99,6 +99,54 @@ def test_stream_gets_every_message_and_sends_in_order(serve: Any) -> None:
     assert list(answers) == [b"a", b"aa", b"b", b"bb"]
 
 
+def test_held_stream_takes_nothing_until_it_is_resumed(serve: Any, wait_until: Any) -> None:
+    taken: list[bytes | None] = []
+    opened: list[Stream] = []
+
+    def one_by_one(stream: Stream) -> None:
+        def receive(body: bytes | None) -> None:
+            taken.append(body)
+            stream.hold()
+            if body is None:
+                stream.send(b"done")
+                stream.finish()
+
+        opened.append(stream)
+        stream.receiver = receive
+
+    _, channel = serve(streams={"/t.S/Slow": one_by_one})
+    call = channel.stream_unary("/t.S/Slow").future(iter([b"a", b"b", b"c"]), timeout=10)
+    for count in (1, 2, 3):
+        wait_until(lambda count=count: len(taken) == count, "a message")
+        assert not call.done()
+        opened[0].resume()
+        opened[0].resume()  # asks for no second one
+    assert call.result(timeout=10) == b"done"
+    assert taken == [b"a", b"b", b"c", None]
+
+
+def test_stream_finished_after_the_end_of_everything_does_nothing(serve: Any, wait_until: Any) -> None:
+    opened: list[Stream] = []
+    closed: list[bool] = []
+
+    def keep(stream: Stream) -> None:
+        opened.append(stream)
+        stream.on_closed = lambda: closed.append(True)
+
+    recorder, channel = serve(streams={"/t.S/Kept": keep})
+    calls = [channel.stream_unary("/t.S/Kept").future(iter([b"a"]), timeout=10) for _ in range(2)]
+    wait_until(lambda: len(opened) == 2, "both streams")
+    calls[0].cancel()
+    wait_until(lambda: closed, "the end of the first")
+    recorder.server.stop()
+    assert status(calls[1])[0] == "UNAVAILABLE"
+    assert closed == [True, True]
+    for stream in opened:
+        stream.resume()
+        stream.send(b"late")
+        stream.finish()
+
+
 def test_call_without_the_token_is_unauthenticated(serve: Any) -> None:
     _, channel = serve(authorize=lambda method, metadata: refused_token(metadata, "secret"))
     echo = channel.unary_unary("/t.S/Echo")

@@ -349,6 +349,41 @@ def read(Client client, Ref ref):
     return kind, error, pin
 
 
+def read_bytes(Client client, Ref ref):
+    """The sealed value as it lies in the arena, whatever its kind; for copies of it in other stores.
+
+    Returns:
+        (kind, is_error, pin): the `Pin` keeps the bytes in place. None when they are not in memory: have them
+        restored and read again.
+    Raises:
+        FastrtError: the value is not ready.
+        StaleReferenceError: the reference belongs to an ended session.
+        ArenaCorrupt: the table names bytes outside the segment.
+    """
+    cdef frt_entry *entry
+    cdef const char *data
+    cdef uint64_t nbytes
+    cdef Pin pin
+    cdef int rc
+    client.ensure()
+    ref_use(client, ref)
+    entry = client.x.entries + ref.index
+    if not object_is_sealed(&client.x, ref.index):
+        raise FastrtError(f"{ref!r} is not ready yet; wait for it first")
+    rc = object_acquire(&client.x, ref.index, ref.objref, True)
+    if rc == FRT_SPILLED:
+        return None
+    check(rc)
+    pin = Pin.__new__(Pin)
+    pin.client, pin.index = client, ref.index
+    entry.used = client.x.sb.clock
+    data = object_view(&client.x, ref.index, &nbytes)
+    if data == NULL:
+        check(FRT_CORRUPT)
+    pin.data, pin.nbytes = data, nbytes
+    return entry.kind, (entry.flags & FRT_ENTRY_ERROR) != 0, pin
+
+
 cpdef object read_scalar(Client client, Ref ref, missing, double spin_s=0.0):
     """The value when it is sealed, no error and a small scalar; otherwise `missing`. The fast path of `get`.
 

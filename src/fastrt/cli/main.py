@@ -15,6 +15,7 @@ _COMMANDS = {
     "bench": ("fastrt.cli.bench:bench", "Run the benchmark suites and print a table."),
     "coordinator": ("fastrt.cli.coordinator:coordinator", "Serve a coordination service for JAX and TensorFlow."),
     "demo": ("fastrt.cli.demo:demo", "Count words of source files, in parallel and in one process."),
+    "profile": ("fastrt.cli.profile:profile", "Measure put, get and transfer between nodes."),
     "start": ("fastrt.cli.start:start", "Run a node of a cluster."),
     "status": ("fastrt.cli.status:status", "Show the sessions that run on this machine."),
     "stop": ("fastrt.cli.start:stop", "End this user's nodes on this machine."),

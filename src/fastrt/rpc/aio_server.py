@@ -7,6 +7,7 @@ called on any. `_pending` is only touched with the GIL's own atomic operations.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -35,16 +36,31 @@ class AioStream:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._outgoing: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
+        self._held = False
+        self._resumed = asyncio.Event()
         self.receiver: Callable[[bytes | None], None] = lambda body: None
         self.on_closed: Callable[[], None] = lambda: None
 
     def send(self, body: bytes) -> None:
         """See `Stream`."""
-        self._loop.call_soon_threadsafe(self._outgoing.put_nowait, body)
+        self._soon(self._outgoing.put_nowait, body)
 
     def finish(self, code: int = 0, message: str = "") -> None:
         """See `Stream`."""
-        self._loop.call_soon_threadsafe(self._outgoing.put_nowait, (code, message))
+        self._soon(self._outgoing.put_nowait, (code, message))
+
+    def hold(self) -> None:
+        """See `Stream`."""
+        self._held = True
+
+    def resume(self) -> None:
+        """See `Stream`."""
+        self._held = False
+        self._soon(self._resumed.set)
+
+    def _soon(self, call: Callable[..., object], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the server has stopped, and its loop is closed
+            self._loop.call_soon_threadsafe(call, *arguments)
 
     async def serve(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Pass messages both ways until the stream is finished."""
@@ -62,10 +78,18 @@ class AioStream:
             reading.cancel()
             self.on_closed()
 
+    async def _go_on(self) -> None:
+        """Wait until nothing holds the stream."""
+        while self._held:
+            self._resumed.clear()
+            if self._held:
+                await self._resumed.wait()
+
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         try:
             async for body in requests:
                 self.receiver(body)
+                await self._go_on()
             self.receiver(None)
         except Exception:
             _log.exception("a streaming handler failed")
@@ -82,6 +106,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         streams: Mapping[str, Callable[[Stream], None]] | None = None,
         message_bytes_max: int = 64 << 20,
         authorize: Callable[[str, Metadata], str | None] | None = None,
+        options: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self._handler = handler
         self._methods = frozenset(methods)
@@ -97,6 +122,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+            *options,
         )
         self._pending: dict[int, asyncio.Future[_Answer]] = {}
         self._open_streams: set[AioStream] = set()

@@ -94,6 +94,19 @@ def refuse_open_bind(address: str, tls: TlsFiles | None, allow_anonymous: bool) 
     )
 
 
+def refuse_clear_bind(address: str, tls: TlsFiles | None, insecure: bool) -> None:
+    """For a service whose clients carry a token: let neither it nor what it guards cross a network in the clear.
+
+    Raises:
+        InsecureBindError: the address is not loopback, there is no TLS, and nobody said that this is meant.
+    """
+    if not is_loopback(address) and tls is None and not insecure:
+        raise InsecureBindError(
+            f"Serving on {address} would send everything, the session's token too, in the clear over the network. Use "
+            "TLS (--tls-cert, --tls-key), or say --insecure if the network itself keeps strangers out."
+        )
+
+
 def read_token(path: str | os.PathLike[str]) -> str:
     """The session token in a file that only its owner may read.
 

@@ -20,12 +20,23 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
+# For streams of large messages, at both ends: 1 GiB in messages of 1 MiB takes 1.0 s of processor time of both
+# processes with these, and 1.5 with the defaults. Other sizes of messages and frames were not better.
+BULK_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.http2.lookahead_bytes", 16 << 20),
+    ("grpc.http2.write_buffer_size", 16 << 20),
+    ("grpc.http2.max_frame_size", (1 << 24) - 1),
+    ("grpc.http2.bdp_probe", 0),
+)
 
-def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
-    """A blocking channel to `host:port`. It connects at its first call."""
+
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.Channel:
+    """A blocking channel to `host:port`, with further options of gRPC's. It connects at its first call."""
     if credentials is None:
-        return grpc.insecure_channel(address, options=_OPTIONS)
-    return grpc.secure_channel(address, credentials, options=_OPTIONS)
+        return grpc.insecure_channel(address, options=[*_OPTIONS, *options])
+    return grpc.secure_channel(address, credentials, options=[*_OPTIONS, *options])
 
 
 def open_aio_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:

@@ -56,6 +56,9 @@ class QueueStream:
         self._started = False
         self._status: tuple[int, str] | None = None
         self._done = False
+        self._reading = False  # a message has been asked for
+        self._inside = False  # the receiver runs
+        self._held = False
         self.receiver: Callable[[bytes | None], None] = lambda body: None
         self.on_closed: Callable[[], None] = lambda: None
 
@@ -71,6 +74,23 @@ class QueueStream:
             if self._status is None:
                 self._status = (code, message)
                 self._push()
+
+    def hold(self) -> None:
+        """Take no further message until `resume`: what is not taken holds the caller back, by gRPC's flow control."""
+        with self._lock:
+            self._held = True
+
+    def resume(self) -> None:
+        """Go on taking messages, after `hold`."""
+        with self._lock:
+            self._held = False
+            self._take()
+
+    def _take(self) -> None:
+        """Ask for the next message, unless that is done already or later. `_lock` is held."""
+        if not (self._reading or self._inside or self._held or self._done):
+            self._reading = True
+            self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._read)
 
     def _push(self) -> None:
         """Start the next batch, unless one is under way. `_lock` is held."""
@@ -99,22 +119,28 @@ class QueueStream:
 
     def _read(self, event: Any) -> None:
         body = event.batch_operations[0].message() if event.success else None
+        with self._lock:
+            self._reading, self._inside = False, True
         try:
             self.receiver(body)
         except Exception:
             _log.exception("a streaming handler failed")
             self.finish(int(grpc.StatusCode.INTERNAL.value[0]), "The handler of this stream failed; see the log.")
             return
-        if body is not None and not self._done:
-            self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._read)
+        with self._lock:
+            self._inside = body is None  # after the last message nothing more is taken
+            self._take()
 
     def _closed(self, event: Any) -> None:
         self._server._open_streams.discard(self)
+        with self._lock:
+            self._done = True  # or a late `finish` would use a queue that is gone, which ends the process
         self.on_closed()
 
     def _open(self) -> None:
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
-        self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._read)
+        with self._lock:
+            self._take()
 
 
 class _Unary:
@@ -153,13 +179,14 @@ class QueueServer:
         streams: Mapping[str, Callable[[Stream], None]] | None = None,
         message_bytes_max: int = 64 << 20,
         authorize: Callable[[str, Metadata], str | None] | None = None,
+        options: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self._handler = handler
         self._methods = frozenset(methods)
         self._streams = dict(streams or {})
         self._authorize = authorize
         self._queue = cygrpc.CompletionQueue()
-        options = (
+        arguments = (
             (b"grpc.so_reuseport", 0),
             (b"grpc.max_receive_message_length", message_bytes_max),
             (b"grpc.max_send_message_length", -1),
@@ -168,8 +195,9 @@ class QueueServer:
             (b"grpc.server.max_pending_requests_hard_limit", 1 << 20),
             (b"grpc.keepalive_permit_without_calls", 1),
             (b"grpc.http2.min_ping_interval_without_data_ms", 5000),
+            *((name.encode(), value) for name, value in options),
         )
-        self._server = cygrpc.Server(options, False)
+        self._server = cygrpc.Server(arguments, False)
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()
         self._pending: dict[int, _Unary] = {}
@@ -373,6 +401,8 @@ class QueueServer:
 
     def _drain(self) -> None:
         """After the shutdown: take the last events off the queue."""
+        for stream in list(self._open_streams):
+            stream._closed(None)
         self._queue.shutdown()
         while self._queue.poll(None).completion_type != cygrpc.CompletionType.queue_shutdown:
             pass

@@ -58,6 +58,12 @@ class Stream(Protocol):
     def finish(self, code: int = 0, message: str = "") -> None:
         """End the stream, after the messages before."""
 
+    def hold(self) -> None:
+        """Take no further message until `resume`: what is not taken holds the caller back, by gRPC's flow control."""
+
+    def resume(self) -> None:
+        """Go on taking messages, after `hold`."""
+
 
 class Server(Protocol):
     """Serves unary methods by a handler, and streaming ones by receivers. Made by `open_server`."""
@@ -88,6 +94,7 @@ def open_server(
     streams: Mapping[str, Callable[[Stream], None]] | None = None,
     message_bytes_max: int = 64 << 20,
     authorize: Callable[[str, Metadata], str | None] | None = None,
+    options: Sequence[tuple[str, Any]] = (),
 ) -> Server:
     """A server, to be bound and started.
 
@@ -97,12 +104,13 @@ def open_server(
         streams: for each streaming path, a function that is given each new `Stream`, to set its receiver.
         message_bytes_max: largest request taken; a larger one is RESOURCE_EXHAUSTED. Answers are not limited.
         authorize: given a path and the caller's metadata, the reason to refuse a call as UNAUTHENTICATED, or None.
+        options: further options of gRPC's.
     """
     missing = _missing()
     if not missing:
         from fastrt.rpc.queue_server import QueueServer
 
-        return QueueServer(handler, methods, streams, message_bytes_max, authorize)
+        return QueueServer(handler, methods, streams, message_bytes_max, authorize, options)
     from fastrt.rpc.aio_server import AioServer
 
     _log.warning(
@@ -111,7 +119,7 @@ def open_server(
         ", ".join(missing),
         TRIED_GRPCIO,
     )
-    return AioServer(handler, methods, streams, message_bytes_max, authorize)
+    return AioServer(handler, methods, streams, message_bytes_max, authorize, options)
 
 
 def _missing() -> list[str]:

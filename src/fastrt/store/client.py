@@ -232,10 +232,7 @@ class Store:
             self._restore(ref)
             found = handles.read(self.client, ref)
         if found[0] == spill.KIND_LOST:
-            raise ObjectLostError(
-                f"{ref!r} was spilled to {spill.directory(self.client)} and cannot be read back: its file is missing, "
-                "damaged or unreadable; the node daemon's error output says which"
-            )
+            raise self._lost(ref)
         return found
 
     def load(self, ref: ObjectRef) -> Any:
@@ -257,6 +254,27 @@ class Store:
                 # collector finds, and with them every reference in the frames above.
                 del value
         return value
+
+    def _lost(self, ref: ObjectRef) -> ObjectLostError:
+        return ObjectLostError(
+            f"{ref!r} was spilled to {spill.directory(self.client)} and cannot be read back: its file is missing, "
+            "damaged or unreadable; the node daemon's error output says which"
+        )
+
+    def read_bytes(self, ref: ObjectRef) -> tuple[int, bool, handles.Pin]:
+        """Pin the bytes of a ready reference: (kind, whether it is an error, the bytes as they lie in the arena).
+
+        Raises:
+            ObjectLostError: they were spilled and cannot be read back.
+            ObjectStoreFullError: they were spilled, and there is no room for them.
+        """
+        found = handles.read_bytes(self.client, ref)
+        while found is None:
+            self._restore(ref)
+            found = handles.read_bytes(self.client, ref)
+        if found[0] == spill.KIND_LOST:
+            raise self._lost(ref)
+        return found
 
     def _restore(self, ref: ObjectRef) -> None:
         """Have the daemon bring a spilled value back, and wait for it.

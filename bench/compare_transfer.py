@@ -1,0 +1,173 @@
+"""Objects between two nodes beside plain TCP, iperf3 and Arrow Flight, in turns; judges what must be reached.
+
+Run: python bench/compare_transfer.py [--rounds 9] [--size 1GiB] [--flight-python PYTHON]
+
+iperf3 is left out where it is not installed, Arrow Flight where PYTHON (default: this one) has no pyarrow. Each round
+runs everything once, so all meet the same machine; ratios are medians over rounds of the ratio within a round.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fastrt.config import parse_bytes
+from fastrt.observe.profile import TwoNodes
+
+MANY, EACH = 10_000, 64 << 10
+WIDTH = 110
+# (what is judged, beside what, the least ratio of their rates)
+REQUIRED = (
+    ("native", "plain TCP", 0.95),
+    ("native", "iperf3", 1.2),
+    ("grpc", "iperf3", 0.8),
+    ("grpc", "Arrow Flight", 1.4),
+    ("10,000 x 64 KiB", "native", 0.5),
+)
+# Serves one table of the size it is told and fetches it in another process, each time it reads a line.
+FLIGHT_SERVER = """
+import sys, pyarrow as pa, pyarrow.flight as f, numpy as np
+data = np.zeros(int(sys.argv[1]) // 8)
+table = pa.table({"x": data})
+class Server(f.FlightServerBase):
+    def do_get(self, context, ticket):
+        return f.RecordBatchStream(table)
+server = Server("grpc://127.0.0.1:0")
+print(server.port, flush=True)
+server.serve()
+"""
+FLIGHT_CLIENT = """
+import sys, time, pyarrow.flight as f
+client = f.FlightClient(f"grpc://127.0.0.1:{sys.argv[1]}")
+for line in sys.stdin:
+    start = time.perf_counter()
+    for chunk in client.do_get(f.Ticket(b"")):
+        pass
+    print(time.perf_counter() - start, flush=True)
+"""
+
+
+class Iperf:
+    """iperf3 with one stream, as many bytes each time."""
+
+    def __init__(self, nbytes: int, stack: ExitStack) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self._nbytes = nbytes
+        server = subprocess.Popen(["iperf3", "-s", "-B", "127.0.0.1", "-p", str(self._port)], stdout=subprocess.DEVNULL)
+        stack.callback(end, server)
+
+    def __call__(self) -> float:
+        command = ["iperf3", "-c", "127.0.0.1", "-p", str(self._port), "-n", str(self._nbytes), "-J"]
+        for _ in range(50):  # the server needs a moment between two tests
+            done = subprocess.run(command, capture_output=True, text=True)
+            found = json.loads(done.stdout or "{}").get("end", {}).get("sum_received")
+            if found:
+                return float(found["seconds"]) * self._nbytes / float(found["bytes"])
+            time.sleep(0.1)
+        raise click.ClickException(f"iperf3 does not answer: {done.stdout}{done.stderr}")
+
+
+class Flight:
+    """Arrow Flight's DoGet of one table, in two processes of a Python that has pyarrow."""
+
+    def __init__(self, python: str, nbytes: int, stack: ExitStack) -> None:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        server = subprocess.Popen([python, "-c", FLIGHT_SERVER, str(nbytes)], **pipes)
+        stack.callback(end, server)
+        port = server.stdout.readline().strip()
+        self._client = subprocess.Popen([python, "-c", FLIGHT_CLIENT, port], **pipes)
+        stack.callback(end, self._client)
+
+    def __call__(self) -> float:
+        self._client.stdin.write("\n")
+        self._client.stdin.flush()
+        return float(self._client.stdout.readline())
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process of ours."""
+    process.kill()
+    process.wait()
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds that a call takes, or says itself that it took."""
+    start = time.perf_counter()
+    found = run()
+    seconds = time.perf_counter() - start
+    return float(found["seconds"]) if isinstance(found, dict) and "seconds" in found else seconds
+
+
+@click.command()
+@click.option("--rounds", default=9, show_default=True, help="How often everything is run, after once to warm up.")
+@click.option("--size", default="1GiB", show_default=True, help="Of the large object.")
+@click.option("--flight-python", default=sys.executable, help="A Python that has pyarrow.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Keep all times there.")
+def main(rounds: int, size: str, flight_python: str, json_path: str | None) -> None:
+    """Measure, print the rates, and judge what must be reached."""
+    nbytes = parse_bytes(size)
+    with ExitStack() as stack:
+        nodes = stack.enter_context(TwoNodes(nbytes, "compare", many=(MANY, EACH)))
+        nodes.prepare(nbytes)
+        paths = nodes.paths()
+        runs: dict[str, Callable[[], float]] = {
+            name: lambda run=paths[name]: timed(run) for name in ("plain TCP", "native", "grpc")
+        }
+
+        def many() -> float:
+            seconds = timed(nodes.pull_many)
+            nodes.drop_many()
+            return seconds
+
+        runs["10,000 x 64 KiB"] = many
+        if shutil.which("iperf3"):
+            runs["iperf3"] = Iperf(nbytes, stack)
+        if subprocess.run([flight_python, "-c", "import pyarrow.flight"], capture_output=True).returncode == 0:
+            runs["Arrow Flight"] = Flight(flight_python, nbytes, stack)
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(rounds + 1):
+            for name, run in runs.items():
+                times[name].append(run())
+    moved = {name: MANY * EACH if name.startswith("10,000") else nbytes for name in times}
+    show(times, moved)
+    if json_path:
+        with open(json_path, "w") as file:
+            json.dump(times, file)
+
+
+def show(times: dict[str, list[float]], moved: dict[str, int]) -> None:
+    """Print the rates and the judgements; the first round, on fresh memory, is shown apart."""
+    console = Console(width=None if Console().is_terminal else WIDTH)
+    table = Table("path", "median GB/s", "best", "first", box=box.SIMPLE)
+    for name, found in times.items():
+        rates = [moved[name] / seconds / 1e9 for seconds in found]
+        table.add_row(name, f"{statistics.median(rates[1:]):.2f}", f"{max(rates[1:]):.2f}", f"{rates[0]:.2f}")
+    console.print(table)
+    table = Table("required", "at least", "measured", "", box=box.SIMPLE)
+    for name, beside, least in REQUIRED:
+        if name in times and beside in times:
+            pairs = zip(times[name][1:], times[beside][1:], strict=True)
+            ratio = statistics.median((moved[name] / a) / (moved[beside] / b) for a, b in pairs)
+            verdict = "reached" if ratio >= least else "MISSED"
+            table.add_row(f"{name} / {beside}", f"{least:g}", f"{ratio:.2f}", verdict)
+        else:
+            table.add_row(f"{name} / {beside}", f"{least:g}", "", "not measured")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What shows a running system to people: it reads and measures, and decides nothing."""

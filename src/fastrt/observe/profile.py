@@ -1,0 +1,510 @@
+"""How fast values move: into the store, out of it, within a node and between nodes, beside what the machine can do.
+
+Everything is measured in turns, round by round, so that a busy moment hits all paths alike, and the medians are
+compared: `put` with a memcpy between warm buffers, transfers with plain TCP between warm buffers. The first round of
+each path is kept apart: it pays for memory that nobody has touched before.
+
+The other node is a process of its own on this machine, with an arena of its own; or any store, by its address: then
+only transfers to it are measured, and the limits are this machine's alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastrt._core import handles
+from fastrt._core.clients import KIND_DRIVER, KIND_TOOL, Client, admit
+from fastrt._core.segment import Segment
+from fastrt.config import SHM_DIR
+from fastrt.errors import FastrtError
+from fastrt.rpc.channel import bearer, open_channel
+from fastrt.rpc.descriptors import message_set
+from fastrt.store.client import Store, mib
+from fastrt.store.serialize import serialize
+from fastrt.transfer.push import CHUNK_BYTES, Pusher
+from fastrt.transfer.service import ObjStoreServer
+
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_ROUNDS_MIN, _ROUNDS_MAX, _ROW_S = 3, 100, 0.5
+_ROOM_BYTES = 64 << 20
+_TCP_BYTES = 4 << 20  # in one call; what is fastest here
+_BATCH_BYTES = 256 << 10  # small operations are repeated up to so many bytes, or the clock would be what is measured
+_SLOW = ("plain TCP", "native", "grpc")  # paths that take long enough by themselves
+_OBJREF = 1
+_MANY_FROM = 1000  # objrefs of the small objects
+_PAGE_BYTES = 16 << 10  # of the arena: what an object's block is rounded up to
+# Each path, and the one whose rate is its limit.
+LIMITS = {"memcpy": "", "plain TCP": "", "put": "memcpy", "get": "", "same node": "memcpy", "native": "plain TCP",
+          "grpc": "plain TCP"}  # fmt: skip
+
+
+@dataclass
+class Row:
+    """One path at one size; times in seconds, medians of all rounds but the first.
+
+    Attributes:
+        path: "memcpy", "plain TCP", "put", "get", "same node", "native" or "grpc".
+        nbytes: of the value.
+        seconds: of one operation.
+        first_s: of the first one, on fresh memory.
+        rounds: how many were measured.
+        limit: the rate of the path's limit divided into its own; 0 when there is none.
+        cpu_here, cpu_there: seconds of processor time per GB in this process and in the other; None where unknown.
+        parts: where an operation's time goes, in seconds: serialize, copy, wire, wait.
+    """
+
+    path: str
+    nbytes: int
+    seconds: float = 0.0
+    first_s: float = 0.0
+    rounds: int = 0
+    limit: float = 0.0
+    cpu_here: float | None = None
+    cpu_there: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """GB (10^9 bytes) a second."""
+        return self.nbytes / self.seconds / 1e9
+
+
+@dataclass
+class Profile:
+    """What one run has found: rows in order of size, and every single operation as an event for a trace."""
+
+    rows: list[Row] = field(default_factory=list)
+    events: list[tuple[str, int, float, float, dict[str, float]]] = field(default_factory=list)  # path, bytes, start, s
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The rows for machines."""
+        return [{**vars(row), "GB_per_s": row.rate} for row in self.rows]
+
+
+def sizes(most: int) -> list[int]:
+    """The sizes to measure: from 1 KiB in steps of 16 times, and `most` itself."""
+    found = []
+    nbytes = 1024
+    while nbytes < most:
+        found.append(nbytes)
+        nbytes *= 16
+    return [*found, most]
+
+
+def transfer(
+    most: int,
+    planes: tuple[str, ...] = ("native", "grpc"),
+    address: str | None = None,
+    token: str | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    insecure: bool = False,
+    progress: Callable[..., None] = lambda path, done, total: None,
+) -> Profile:
+    """Measure every path over sizes up to `most` bytes.
+
+    Args:
+        most: the largest size.
+        planes: which of "native" and "grpc" to measure between nodes.
+        address: host:port of another store; None starts one in a process of its own.
+        token: that store's session token; unused without an address.
+        chunk_bytes: of a message of StreamObj.
+        insecure: with an address beyond this machine: let it go in the clear.
+        progress: called as `progress(path, done=, total=)` with how many of how many sizes are done.
+    Returns:
+        The rows and events.
+    Raises:
+        FastrtError: there is too little room in /dev/shm, or the other store cannot be reached.
+    """
+    _check_room(most, 1 if address else 2)
+    with ExitStack() as stack:
+        token = token or secrets.token_hex(16)
+        bench = stack.enter_context(TwoNodes(most, token, planes, chunk_bytes, address, insecure))
+        profile = Profile()
+        listed = sizes(most)
+        for k, nbytes in enumerate(listed):
+            tell = functools.partial(progress, done=k, total=len(listed))
+            profile.rows += _measure(bench, nbytes, profile, tell)
+        return profile
+
+
+def _measure(bench: TwoNodes, nbytes: int, profile: Profile, tell: Callable[[str], None]) -> list[Row]:
+    """All paths at one size, in turns."""
+    bench.prepare(nbytes)
+    paths = bench.paths()
+    rows = {path: Row(path, nbytes) for path in paths}
+    times: dict[str, list[float]] = {path: [] for path in paths}
+    parts: dict[str, list[dict[str, float]]] = {path: [] for path in paths}
+    cpu = {path: [0.0, 0.0] for path in paths}
+    began = time.perf_counter()
+    for turn in range(_ROUNDS_MAX + 1):
+        if turn > _ROUNDS_MIN and time.perf_counter() - began > _ROW_S * len(paths):
+            break
+        # Each turn begins with another path: what one leaves in the caches is not always the same one's gain.
+        for path in [*paths][turn % len(paths) :] + [*paths][: turn % len(paths)]:
+            tell(path)
+            here, there = _cpu_of_this(), bench.cpu_there()
+            start = time.perf_counter()
+            found = _repeated(paths[path], 1 if turn == 0 or path in _SLOW else max(1, _BATCH_BYTES // nbytes))
+            after = _cpu_of_this()
+            count = found.pop("count")
+            seconds = found.pop("seconds")
+            used = [(after[k] - here[k]) / count for k in (0, 1)]
+            profile.events.append((path, nbytes, start, seconds, found))
+            if turn == 0:
+                rows[path].first_s = seconds
+                continue
+            times[path].append(seconds)
+            cpu[path][0] += sum(used)
+            cpu[path][1] += bench.cpu_there() - there
+            parts[path].append(found or _split(path, seconds, *used))
+    for path, row in rows.items():
+        row.rounds, row.seconds = len(times[path]), statistics.median(times[path])
+        names = {name for one in parts[path] for name in one}
+        row.parts = {name: statistics.median(one.get(name, 0.0) for one in parts[path]) for name in sorted(names)}
+        moved = nbytes * row.rounds / 1e9
+        row.cpu_here = cpu[path][0] / moved
+        row.cpu_there = cpu[path][1] / moved if bench.far is not None and path in ("plain TCP", *bench.planes) else None
+        limit = rows.get(LIMITS[path])
+        row.limit = limit.seconds / row.seconds if limit is not None else 0.0
+    return list(rows.values())
+
+
+def _repeated(run: Callable[[], dict[str, float]], count: int) -> dict[str, float]:
+    """Run a path some times: means of its seconds and of its parts."""
+    start = time.perf_counter()
+    found = [run() for _ in range(count)]
+    took = (time.perf_counter() - start) / count
+    names = {name for one in found for name in one}
+    means = {name: sum(one.get(name, 0.0) for one in found) / count for name in names}
+    return {"seconds": took, **means, "count": count}
+
+
+def _split(path: str, seconds: float, user: float, system: float) -> dict[str, float]:
+    """Where the time of an operation went, by this process's clocks: its own code, the kernel's sockets, waiting."""
+    if LIMITS[path] == "plain TCP" or path == "plain TCP":
+        return {"copy": user, "wire": system, "wait": max(0.0, seconds - user - system)}
+    return {"copy": seconds}
+
+
+def _cpu_of_this() -> tuple[float, float]:
+    found = resource.getrusage(resource.RUSAGE_SELF)
+    return found.ru_utime, found.ru_stime
+
+
+class TwoNodes:
+    """Both ends, and each path as a function that does it once. A context manager.
+
+    Args:
+        most: the largest value.
+        token: the session's.
+        planes: of "native" and "grpc".
+        chunk_bytes: of a message of StreamObj.
+        address: of the other store; None starts a process.
+        insecure: whether values may go to another machine in the clear.
+        many: how many small objects the other process has ready for `pull_many`, and their size.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        token: str,
+        planes: tuple[str, ...] = ("native", "grpc"),
+        chunk_bytes: int = CHUNK_BYTES,
+        address: str | None = None,
+        insecure: bool = False,
+        many: tuple[int, int] = (0, 0),
+    ) -> None:
+        self._stack = stack = ExitStack()
+        try:
+            self._open(most, token, planes, chunk_bytes, address, insecure, many)
+        except BaseException:
+            stack.close()
+            raise
+
+    def __enter__(self) -> TwoNodes:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _open(
+        self, most: int, token: str, planes: tuple[str, ...], chunk_bytes: int, address: str | None, insecure: bool,
+        many: tuple[int, int],
+    ) -> None:  # fmt: skip
+        stack = self._stack
+        self._many = range(_MANY_FROM, _MANY_FROM + many[0])
+        self.planes = planes
+        self.far = stack.enter_context(_Far(most, token, many)) if address is None else None
+        self._address = self.far.address if self.far is not None else str(address)
+        self._segment, self._store = _open_store(3 * most + many[0] * (many[1] + _PAGE_BYTES) + _ROOM_BYTES)
+        stack.callback(self._segment.unlink)
+        index, gen = admit(self._segment, os.getpid(), KIND_TOOL, "profile")
+        self._other = Store(Client(self._segment, index, gen), 0.0)
+        host = "127.0.0.1" if address is None else _own_host(address)
+        self._server = ObjStoreServer(self._store, token=token, address=f"{host}:0", insecure=insecure)
+        stack.callback(self._server.stop)
+        self._server.start()
+        table = self._server.table
+        self._pushers = {
+            "native": Pusher(table, token, None, self._server.native_address, chunk_bytes),
+            "grpc": Pusher(table, token, None, None, chunk_bytes),
+        }
+        for pusher in self._pushers.values():
+            stack.callback(pusher.close)
+        request, reply = message_set("ray").methods("ObjStore")["DeallocateObject"]
+        channel: Any = stack.enter_context(open_channel(self._address))
+        call = channel.unary_unary("/ObjStore/DeallocateObject", request.SerializeToString, reply.FromString)
+        metadata = bearer(token)
+        self._objref = secrets.randbits(48) << 8 if address else _OBJREF
+        wanted = request(canonical_objref=self._objref)
+        self._drop_there: Callable[[], Any] = lambda: call(wanted, timeout=60, metadata=metadata)
+        self._value: Any = None
+        self._target: Any = None
+
+    def prepare(self, nbytes: int) -> None:
+        """Make the value of a size."""
+        table = self._server.table
+        if self._value is not None:
+            table.drop(self._objref)
+        self._value = np.arange(nbytes // 8, dtype=np.uint64).view(np.uint8)
+        self._value = self._value if nbytes % 8 == 0 else np.zeros(nbytes, np.uint8)
+        self._target = np.zeros(nbytes, np.uint8)
+        table.add(self._objref, self._store.put(self._value))
+
+    def paths(self) -> dict[str, Callable[[], dict[str, float]]]:
+        """The paths to measure, limits first."""
+        found = {"memcpy": self._memcpy, "put": self._put, "get": self._get, "same node": self._same_node}
+        if self.far is not None:
+            found = {"memcpy": self._memcpy, "plain TCP": self._plain, **found}
+        for plane in self.planes:
+            found[plane] = lambda plane=plane: self._deliver(plane)  # type: ignore[misc]
+        return found
+
+    def pull_many(self) -> None:
+        """Bring the small objects here, all asked for at once."""
+        assert self.far is not None
+        assert self._server.puller is not None
+        futures = self._server.puller.pull_many(self._many, self.far.native_address)
+        wait(futures)
+        for future in futures:
+            future.result()
+
+    def drop_many(self) -> None:
+        """Let go of the small objects."""
+        for objref in self._many:
+            self._server.table.drop(objref)
+
+    def cpu_there(self) -> float:
+        """Processor time of the other process so far; 0 for somebody else's."""
+        return self.far.cpu() if self.far is not None else 0.0
+
+    def _memcpy(self) -> dict[str, float]:
+        np.copyto(self._target, self._value)
+        return {}
+
+    def _plain(self) -> dict[str, float]:
+        assert self.far is not None
+        self.far.send(memoryview(self._value))
+        return {}
+
+    def _put(self) -> dict[str, float]:
+        start = time.perf_counter()
+        parts = serialize(self._value)
+        serialized = time.perf_counter()
+        ref = self._store.put_serialized(parts)
+        done = time.perf_counter()
+        del ref
+        return {"seconds": done - start, "serialize": serialized - start, "copy": done - serialized}
+
+    def _get(self) -> dict[str, float]:
+        ref = self._server.table.find(self._objref)
+        assert ref is not None
+        start = time.perf_counter()
+        value = self._store.get(ref)
+        seconds = time.perf_counter() - start
+        del value
+        return {"seconds": seconds}
+
+    def _same_node(self) -> dict[str, float]:
+        """A put, and a get by another client of the arena, by the name that a task would be given."""
+        start = time.perf_counter()
+        parts = serialize(self._value)
+        serialized = time.perf_counter()
+        ref = self._store.put_serialized(parts)
+        copied = time.perf_counter()
+        there = handles.acquire(self._other.client, ref.objref, ref.index)
+        value = self._other.get(there)
+        done = time.perf_counter()
+        del ref, there, value
+        parts_s = {"serialize": serialized - start, "copy": copied - serialized, "wait": done - copied}
+        return {"seconds": done - start, **parts_s}
+
+    def _deliver(self, plane: str) -> dict[str, float]:
+        here, start = _cpu_of_this(), time.perf_counter()
+        self._pushers[plane].deliver(self._address, self._objref)
+        seconds = time.perf_counter() - start
+        after = _cpu_of_this()
+        self._drop_there()
+        return {"seconds": seconds, **_split(plane, seconds, after[0] - here[0], after[1] - here[1])}
+
+
+def _open_store(nbytes: int) -> tuple[Segment, Store]:
+    segment = Segment.create(nbytes, objects_max=1 << 16, tasks_max=1 << 10)
+    index, gen = admit(segment, os.getpid(), KIND_DRIVER, "profile")
+    client = Client(segment, index, gen)
+    client.adopt_job(client.job)
+    return segment, Store(client, 0.0)
+
+
+def _check_room(most: int, nodes: int) -> None:
+    disk = os.statvfs(SHM_DIR)
+    free, needed = disk.f_bavail * disk.f_frsize, (3 + 2 * (nodes - 1)) * most + 2 * _ROOM_BYTES
+    if free < needed:
+        raise FastrtError(
+            f"values of {mib(most)} need {mib(needed)} of {SHM_DIR}, which has {mib(free)} free; give a smaller --size"
+        )
+
+
+def _own_host(address: str) -> str:
+    """The address of this machine on the way to another."""
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((host.strip("[]"), int(port)))
+        except (OSError, ValueError) as exc:
+            raise FastrtError(f"{address} cannot be reached: {exc}; give the host:port of a node's store") from None
+        return str(sock.getsockname()[0])
+
+
+# ---- the other process ----
+
+
+class _Far:
+    """Another node: a process with an arena of its own, and a socket for plain TCP."""
+
+    def __init__(self, most: int, token: str, many: tuple[int, int]) -> None:
+        code = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r}); from fastrt.observe.profile import main; main()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"bytes": most, "token": token, "many": many}) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline() or "{}")
+        if "address" not in answer:
+            self._process.kill()
+            self._process.communicate()
+            raise FastrtError(f"the other node could not start: {answer.get('error', 'see its error output')}")
+        self.address: str = answer["address"]
+        self.native_address: str = answer["native"]
+        self._sock = socket.create_connection(("127.0.0.1", answer["port"]))
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._tasks = Path(f"/proc/{self._process.pid}/task")
+
+    def __enter__(self) -> _Far:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._sock.close()
+        try:
+            self._process.communicate("\n", timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+    def cpu(self) -> float:
+        """Seconds of processor time of its threads so far."""
+        total = 0
+        for task in self._tasks.iterdir():
+            try:
+                total += int((task / "schedstat").read_text().split()[0])
+            except OSError:  # it has just ended
+                continue
+        return total / 1e9
+
+    def send(self, data: memoryview) -> None:
+        """Send bytes and wait until all of them are there."""
+        self._sock.sendall(len(data).to_bytes(8, "little"))
+        for start in range(0, len(data), _TCP_BYTES):
+            self._sock.sendall(data[start : start + _TCP_BYTES])
+        if self._sock.recv(1) != b"!":
+            raise FastrtError("the other node went away while plain TCP was measured")
+
+
+def _sink(listener: socket.socket, most: int) -> None:
+    """Receive what `_Far.send` sends, into warm memory."""
+    room = memoryview(bytearray(most))
+    sock, _ = listener.accept()
+    with sock:
+        while True:
+            head = sock.recv(8, socket.MSG_WAITALL)
+            if len(head) < 8:
+                return
+            done, wanted = 0, int.from_bytes(head, "little")
+            while done < wanted:
+                got = sock.recv_into(room[done : min(wanted, done + _TCP_BYTES)])
+                if not got:
+                    return
+                done += got
+            sock.sendall(b"!")
+
+
+def main() -> None:
+    """Be the other node, until standard input ends."""
+    order = json.loads(sys.stdin.readline())
+    with ExitStack() as stack:
+        try:
+            count, nbytes = order["many"]
+            segment, store = _open_store(2 * order["bytes"] + count * (nbytes + _PAGE_BYTES) + _ROOM_BYTES)
+            stack.callback(segment.unlink)
+            server = ObjStoreServer(store, token=order["token"])
+            stack.callback(server.stop)
+            for k in range(count):
+                server.table.add(_MANY_FROM + k, store.put(np.full(nbytes, k % 251, np.uint8)))
+        except (FastrtError, OSError) as exc:
+            sys.stdout.write(json.dumps({"error": str(exc)}) + "\n")
+            return
+        server.start()
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=_sink, args=(listener, order["bytes"]), daemon=True).start()
+        sys.stdout.write(
+            json.dumps({"address": server.address, "native": server.native_address, "port": listener.getsockname()[1]})
+            + "\n"
+        )
+        sys.stdout.flush()
+        sys.stdin.readline()
+
+
+def events_of(profile: Profile) -> Iterator[dict[str, Any]]:
+    """A trace's events, as Chrome's trace format has them: one track a path, and the parts of an operation inside."""
+    tracks = {path: k for k, path in enumerate(LIMITS)}
+    began = min((start for _, _, start, _, _ in profile.events), default=0.0)
+    for path, track in tracks.items():
+        yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": track, "args": {"name": path}}
+    for path, nbytes, start, seconds, parts in profile.events:
+        at = (start - began) * 1e6
+        args = {"bytes": nbytes, "GB_per_s": nbytes / seconds / 1e9}
+        event = {"ph": "X", "pid": 1, "tid": tracks[path], "cat": "transfer"}
+        yield {**event, "name": f"{path} {mib(nbytes)}", "ts": at, "dur": seconds * 1e6, "args": args}
+        for name, length in parts.items():
+            yield {**event, "name": name, "ts": at, "dur": length * 1e6, "args": {}}
+            at += length * 1e6

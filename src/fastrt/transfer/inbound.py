@@ -1,0 +1,219 @@
+"""One StreamObj as the receiver sees it: every chunk is checked against the first before a byte of it is kept.
+
+The first chunk says what the object is and how large; memory for all of it is taken then, and each chunk's data go
+straight there. What fastrt's own stores send (`obj.envelope`) becomes an object of the arena as it stands; any other
+`Obj` is collected in the arena, read when it is whole, and stored as the value that it says.
+
+Source: StreamObj of early Ray's object store: chunks in order, all of one objref and one totalsize, that add up to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import grpc
+
+from fastrt._core.chunk import Chunk
+from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError
+from fastrt.store.serialize import PICKLE
+from fastrt.transfer import obj
+from fastrt.transfer.table import DuplicateError, Receipt, Table, TransferError
+
+_Code = grpc.StatusCode
+
+
+class Refused(TransferError):
+    """A stream breaks the rules; `code` is the gRPC status that tells its sender so."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Inbound:
+    """Receives one object.
+
+    Args:
+        table: where it goes.
+        trusted: whether the sender has shown the session's token, so that pickles may be opened.
+    """
+
+    def __init__(self, table: Table, trusted: bool) -> None:
+        self._table = table
+        self._trusted = trusted
+        self._receipt: Receipt | None = None
+        self._view: memoryview | None = None
+        self._total = 0
+        self._received = 0  # of the object's bytes on the wire
+        self._skip = 0  # of them before those that are kept
+        self._keep = 0  # how many are kept
+        self._tail = b""
+        self._raw = False
+        self._lock = threading.Lock()  # of the three below; never held while anything waits
+        self._busy = False
+        self._ended = False
+        self._error: BaseException = TransferError("the sender has gone")
+
+    @property
+    def objref(self) -> int:
+        """The object's name, once a chunk has come."""
+        return self._receipt.objref if self._receipt is not None else 0
+
+    @property
+    def started(self) -> bool:
+        """Whether the first chunk has come."""
+        return self._receipt is not None
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Take one chunk. The first may wait for room in the store; the others never wait.
+
+        Raises:
+            Refused: it breaks the rules, or there is no room.
+        """
+        with self._at_work():
+            self._take(chunk)
+
+    def finish(self) -> int:
+        """Make the object visible, after the sender's last chunk; its name.
+
+        Raises:
+            Refused: the stream was empty or too short, or its bytes are no value.
+        """
+        with self._at_work():
+            return self._complete()
+
+    def abandon(self, error: BaseException) -> None:
+        """Give everything back; nothing if the object has arrived. Any thread may call it, while others work too."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended, self._error = True, error
+            if self._busy:
+                return
+        self._let_go()
+
+    # ---- helpers ----
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Around all that changes this; whoever abandons it meanwhile leaves the rest to us."""
+        with self._lock:
+            if self._ended:
+                raise Refused(_Code.CANCELLED, str(self._error))
+            self._busy = True
+        try:
+            yield
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        with self._lock:
+            self._busy = False
+            ended = self._ended
+        if ended:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        receipt, self._receipt, self._view = self._receipt, None, None
+        if receipt is not None:
+            receipt.fail(self._error)
+
+    def _take(self, chunk: Chunk) -> None:
+        receipt = self._receipt
+        if receipt is None:
+            receipt = self._begin(chunk)
+        if chunk.objref != receipt.objref or chunk.totalsize != self._total:
+            raise Refused(
+                _Code.INVALID_ARGUMENT,
+                f"a chunk of object {chunk.objref:#x} of {chunk.totalsize} bytes comes in the stream of object "
+                f"{receipt.objref:#x} of {self._total}",
+            )
+        size = len(chunk)
+        if size > self._total - self._received:
+            raise Refused(
+                _Code.OUT_OF_RANGE,
+                f"object {receipt.objref:#x} was to have {self._total} bytes, and more than that have come",
+            )
+        if size == 0:
+            raise Refused(_Code.INVALID_ARGUMENT, f"a chunk of object {receipt.objref:#x} brings nothing")
+        self._write(memoryview(chunk))
+        self._received += size
+
+    def _complete(self) -> int:
+        receipt = self._receipt
+        if receipt is None:
+            raise Refused(_Code.INVALID_ARGUMENT, "the stream ended without a chunk, so it brings no object")
+        if self._received != self._total:
+            raise Refused(
+                _Code.INVALID_ARGUMENT,
+                f"the stream of object {receipt.objref:#x} ended after {self._received} of {self._total} bytes",
+            )
+        try:
+            if self._raw:
+                if self._tail != obj.TAIL:
+                    raise obj.ObjError(f"the pickle of object {receipt.objref:#x} has no proper end")
+                receipt.received = receipt.total
+                receipt.seal()
+            else:
+                receipt.put(self._value())
+        except FastrtError as exc:
+            raise self._refusal(exc) from exc
+        return receipt.objref
+
+    def _begin(self, chunk: Chunk) -> Receipt:
+        objref, total = chunk.objref, chunk.totalsize
+        if len(chunk) == 0 or total == 0:
+            raise Refused(
+                _Code.INVALID_ARGUMENT, f"object {objref:#x} of {total} bytes is none: an Obj has at least two"
+            )
+        head = obj.opened(memoryview(chunk), total) if self._trusted else None
+        receipt, _ = self._table.begin(objref)
+        if receipt is None:
+            raise self._refusal(DuplicateError(f"object {objref:#x} is in this store already, or on its way here"))
+        self._receipt, self._total = receipt, total
+        try:
+            if head is not None:
+                kind, is_error, self._keep, self._skip = head
+                self._raw = True
+                self._view = receipt.allocate(self._keep, kind, is_error)
+            else:
+                self._keep = total
+                self._view = receipt.allocate(total, PICKLE, False)  # of any kind: it is never sealed
+        except FastrtError as exc:
+            raise self._refusal(exc) from exc
+        return receipt
+
+    def _write(self, data: memoryview) -> None:
+        """Keep of the next bytes what belongs to the value."""
+        start = self._received - self._skip
+        writer = self._receipt.writer if self._receipt is not None else None
+        if writer is None:
+            raise Refused(_Code.ABORTED, f"object {self.objref:#x} was deallocated while it was on its way here")
+        if start < 0:
+            data, start = data[-start:], 0
+        room = self._keep - start
+        if room > 0:
+            writer.copy(start, data[:room])
+        if len(data) > max(room, 0):
+            self._tail += bytes(data[max(room, 0) :])
+
+    def _value(self) -> object:
+        assert self._view is not None
+        data, self._view = bytes(self._view), None  # protobuf reads from bytes only
+        return obj.from_bytes(data, self._trusted, self._table.resolve)
+
+    def _refusal(self, exc: FastrtError) -> Refused:
+        for kind, code in (
+            (Refused, None),
+            (ObjectStoreFullError, _Code.RESOURCE_EXHAUSTED),
+            (DuplicateError, _Code.ALREADY_EXISTS),
+            (obj.UntrustedPickleError, _Code.PERMISSION_DENIED),
+            (ObjectLostError, _Code.ABORTED),
+            (TransferError, _Code.FAILED_PRECONDITION),
+            (obj.ObjError, _Code.INVALID_ARGUMENT),
+        ):
+            if isinstance(exc, kind):
+                return exc if code is None and isinstance(exc, Refused) else Refused(code or _Code.INTERNAL, str(exc))
+        return Refused(_Code.INTERNAL, f"the object could not be stored: {exc}")

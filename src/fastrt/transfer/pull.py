@@ -1,0 +1,316 @@
+"""The side of the native stream that wants objects: one connection and one thread a source.
+
+However many ask for an object, and whoever they ask, there is one transfer: the table's `Receipt`. After a broken
+connection a new one goes on at the last good frame; only when several in a row bring nothing at all do those who wait
+get a TransferError. A source that breaks the rules is not asked again: all that is still expected of it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from fastrt._core import stream
+from fastrt.errors import FastrtError, NotFoundError
+from fastrt.rpc.auth import InsecureBindError, is_loopback
+from fastrt.store.ref import ObjectRef
+from fastrt.transfer import wire
+from fastrt.transfer.table import Receipt, Table, TransferError
+from fastrt.transfer.wire import Frame, Request
+
+_log = logging.getLogger(__name__)
+
+WINDOW = 64  # requests open at once: 4 MiB of objects of 64 KiB, more than a connection can hold
+_REFILL = WINDOW // 2
+_PAUSES_S = (0.02, 0.1, 0.5)  # before each new attempt that follows one that brought nothing
+_IDLE_S = 10.0  # after which a connection that nobody needs is closed
+
+
+class _Without(Exception):
+    """An object cannot be taken although it is on the wire: go on with the others over a new connection."""
+
+
+class Puller:
+    """Brings objects here from sources of the native stream.
+
+    Args:
+        table: where they go.
+        token: the session's.
+        checksum: whether data are checksummed on the way; None: unless the source is on this machine.
+        insecure: go beyond loopback although nothing is encrypted.
+        timeout_s: how long a source may send no byte at all.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        token: str,
+        checksum: bool | None = None,
+        insecure: bool = False,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._table = table
+        self._token = token
+        self._checksum = checksum
+        self._insecure = insecure
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._links: dict[str, _Link] = {}
+        self._closing = False
+
+    def pull(self, objref: int, address: str) -> Future[ObjectRef]:
+        """Have an object here; as `pull_many` for one.
+
+        Raises:
+            InsecureBindError: as for `pull_many`.
+        """
+        return self.pull_many([objref], address)[0]
+
+    def pull_many(self, objrefs: Iterable[int], address: str) -> list[Future[ObjectRef]]:
+        """Have objects here. Many at once cost a third of what as many calls would.
+
+        Args:
+            objrefs: their names in the cluster.
+            address: host:port of a source that has them; not asked for those that are here or on their way.
+        Returns:
+            A future of each. Its error is a TransferError, a NotFoundError when the source does not have the object, an
+            ObjectStoreFullError when there is no room, an ObjectLostError when it was deallocated meanwhile.
+        Raises:
+            InsecureBindError: the source is on another machine, and nobody said that this may go in the clear.
+        """
+        if not self._insecure and not is_loopback(address):
+            raise InsecureBindError(
+                f"The native stream to {address} would be in the clear. Use TLS, where objects go over gRPC, or say "
+                "insecure if the network itself keeps strangers out."
+            )
+        claims = [self._table.begin(objref) for objref in objrefs]
+        receipts = [receipt for receipt, _ in claims if receipt is not None]
+        if receipts:
+            self._ask(receipts, address)
+        return [future for _, future in claims]
+
+    def _ask(self, receipts: list[Receipt], address: str) -> None:
+        with self._lock:
+            if not self._closing:
+                link = self._links.get(address)
+                if link is None or not link.take(receipts):
+                    self._links[address] = _Link(address, self._token, self._checksum, self._timeout_s, receipts)
+                return
+        for receipt in receipts:
+            receipt.fail(TransferError("this store is closing"))
+
+    def close(self) -> None:
+        """Fail all that is still expected, close the connections, and wait for their threads."""
+        with self._lock:
+            self._closing = True
+            links = list(self._links.values())
+        for link in links:
+            link.close()
+
+
+class _Link:
+    """One source: its connection, what is asked of it and what is still to be asked."""
+
+    def __init__(self, address: str, token: str, checksum: bool | None, timeout_s: float, first: list[Receipt]) -> None:
+        self._address = address
+        self._token = token
+        self._checksum = checksum
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._waiting: deque[Receipt] = deque(first)
+        self._asked: dict[int, Receipt] = {}  # by ticket: an object may be dropped and asked for again
+        self._tickets = itertools.count()
+        self._sock: socket.socket | None = None
+        self._ended = False  # under the lock: takes nothing more
+        self._failures = 0  # in a row that brought nothing
+        self._head = bytearray(wire.HEAD.size)
+        self._have = 0  # bytes of the next header that came with the data before it
+        self._checked = False
+        self._thread = threading.Thread(target=self._run, name="fastrt-pull", daemon=True)
+        self._thread.start()
+
+    def take(self, receipts: list[Receipt]) -> bool:
+        """Ask for more objects; False when this link has ended."""
+        with self._lock:
+            if self._ended:
+                return False
+            self._waiting.extend(receipts)
+            if self._sock is not None and len(self._asked) < _REFILL:
+                # The thread may sleep until data come: nobody but us can ask now.
+                with contextlib.suppress(OSError):
+                    self._ask()
+            self._news.notify()
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            self._ended = True
+            self._news.notify()
+            if self._sock is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        error: BaseException = TransferError("this store is closing")
+        try:
+            while self._wanted():
+                try:
+                    self._converse()
+                except _Without:
+                    continue
+                except (OSError, EOFError, wire.BrokenError) as exc:
+                    if not self._try_again(exc):
+                        if self._failures <= len(_PAUSES_S):
+                            return
+                        error = TransferError(
+                            f"objects from {self._address} did not arrive, after {self._failures} attempts that "
+                            f"brought nothing: {exc}"
+                        )
+                        return
+        except FastrtError as exc:
+            error = exc
+        except BaseException as exc:  # nobody else would ever answer those who wait
+            _log.exception("pulling from %s failed", self._address)
+            error = TransferError(f"pulling from {self._address} failed: {exc!r}")
+        finally:
+            with self._lock:
+                self._ended = True
+                left = [*self._asked.values(), *self._waiting]
+                self._asked.clear()
+                self._waiting.clear()
+            for receipt in left:
+                receipt.fail(error)
+
+    def _wanted(self) -> bool:
+        """Wait until there is something to bring; False at the end."""
+        with self._lock:
+            if not self._waiting and not self._asked and not self._ended:
+                self._news.wait(_IDLE_S)
+            if not self._waiting and not self._asked:
+                self._ended = True
+            return not self._ended
+
+    def _try_again(self, exc: BaseException) -> bool:
+        with self._lock:
+            if self._ended:
+                return False
+            self._failures += 1
+            if self._failures > len(_PAUSES_S):
+                return False
+            _log.info("the native stream from %s broke, going on over a new one: %s", self._address, str(exc))
+            self._news.wait_for(lambda: self._ended, _PAUSES_S[self._failures - 1])
+            return not self._ended
+
+    def _converse(self) -> None:
+        """One connection, until nothing is wanted any more or it breaks."""
+        sock, self._checked = wire.connect(
+            self._address, self._token, self._checksum, min(self._timeout_s, wire.HANDSHAKE_S)
+        )
+        try:
+            with self._lock:
+                if self._ended:
+                    return
+                self._have = 0
+                # What was under way goes on; in the order in which it was asked for.
+                self._waiting.extendleft(reversed(self._asked.values()))
+                self._asked.clear()
+                self._sock = sock
+            while self._wanted():
+                self._refill()
+                while self._asked:
+                    self._receive_frame(sock.fileno())
+                    if len(self._asked) <= _REFILL and self._waiting:
+                        self._refill()
+        finally:
+            with self._lock:
+                self._sock = None
+            sock.close()
+
+    def _refill(self) -> None:
+        with self._lock:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Send requests up to the window, under the lock. They always fit into the socket's buffer."""
+        requests = []
+        while self._waiting and len(self._asked) < WINDOW:
+            receipt = self._waiting.popleft()
+            if receipt.future.done():  # it was dropped meanwhile
+                continue
+            ticket = next(self._tickets) & 0xFFFFFFFF
+            self._asked[ticket] = receipt
+            requests.append(wire.pack_request(Request(ticket, receipt.objref, receipt.received)))
+        if requests and self._sock is not None:
+            stream.send_parts(self._sock.fileno(), [b"".join(requests)], self._timeout_s)
+
+    def _receive_frame(self, fd: int) -> None:
+        """Take one frame, straight into the arena, and with it what has come of the next one's header."""
+        head, missing = self._head, wire.HEAD.size - self._have
+        if missing:
+            stream.receive_parts(fd, [memoryview(head)[self._have :]], missing, self._timeout_s)
+        frame = wire.read_frame(head)
+        self._have = 0
+        receipt = self._asked.get(frame.ticket)
+        if self._checked and frame.status == wire.OK and not frame.flags & wire.CHECKED:
+            raise wire.WireError(f"{self._address} sends object {frame.objref:#x} without the checksums it promised")
+        if receipt is None or receipt.objref != frame.objref:
+            raise wire.WireError(f"{self._address} sends object {frame.objref:#x}, which nobody asked it for")
+        if frame.status != wire.OK:
+            text = bytearray(frame.length)
+            stream.receive_parts(fd, [text], frame.length, self._timeout_s)
+            said = f"{self._address} says: {text.decode('utf-8', 'replace')}"
+            self._finish(frame.ticket, NotFoundError(said) if frame.status == wire.ABSENT else TransferError(said))
+            return
+        names = bytearray(8 * frame.nrefs)
+        data = self._place(receipt, frame)
+        got = stream.receive_parts(fd, [names, data, head], len(names) + frame.length, self._timeout_s)
+        self._have = got - len(names) - frame.length
+        if self._checked and frame.crc != stream.crc32c(data, stream.crc32c(names)):
+            raise wire.BrokenError(f"{frame.length} bytes of object {frame.objref:#x} were damaged on the way")
+        self._failures = 0
+        if frame.nrefs:
+            receipt.refs = list(struct.unpack(f"<{frame.nrefs}Q", names))
+        receipt.received += frame.length
+        if receipt.received == receipt.total:
+            self._seal(frame.ticket, receipt)
+
+    def _place(self, receipt: Receipt, frame: Frame) -> memoryview:
+        """Where a frame's data go: memory of the arena, allocated with the first frame."""
+        if receipt.view is None and receipt.received == 0 and frame.offset == 0:
+            try:
+                receipt.allocate(frame.total, frame.kind, bool(frame.flags & wire.ERROR), frame.nrefs)
+            except FastrtError as exc:
+                self._finish(frame.ticket, exc)
+                raise _Without from None
+        view = receipt.view
+        if view is None or frame.total != receipt.total or frame.offset != receipt.received:
+            raise wire.WireError(
+                f"{self._address} sends {frame.length} bytes at {frame.offset} of {frame.total} of object "
+                f"{frame.objref:#x}, of which {receipt.received} of {receipt.total} bytes are here"
+            )
+        return view[frame.offset : frame.offset + frame.length]
+
+    def _seal(self, ticket: int, receipt: Receipt) -> None:
+        try:
+            receipt.seal()
+        except FastrtError as exc:
+            self._finish(ticket, exc)
+        else:
+            with self._lock:
+                del self._asked[ticket]
+
+    def _finish(self, ticket: int, error: BaseException) -> None:
+        with self._lock:
+            receipt = self._asked.pop(ticket)
+        receipt.fail(error)

@@ -1,0 +1,146 @@
+"""Sending an object to another store: DeliverObj's work.
+
+A store of fastrt's is told where the native stream is and fetches the object from there. Without a native stream (with
+TLS, where nothing goes in the clear) it is sent StreamObj with its bytes as they lie in the arena; any other store gets
+StreamObj with a proper `Obj`. Which of the three is settled by one small call first, `Transfer.Fetch`, that only fastrt
+knows. A receiver that has the object already, or is getting it from elsewhere, is as good as one that has just got it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+
+from fastrt._core import chunk
+from fastrt.errors import NotFoundError
+from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
+from fastrt.rpc.descriptors import message_set
+from fastrt.transfer import obj
+from fastrt.transfer.table import Sealed, Table
+
+CHUNK_BYTES = 1 << 20
+_FETCH = "/fastrt.transfer.Transfer/Fetch"
+_STREAM = "/ObjStore/StreamObj"
+_CALL_S = 30.0
+
+Part = tuple[int, int, memoryview]  # a chunk's objref, totalsize and data
+
+
+def chunks(objref: int, parts: list[bytes | memoryview], chunk_bytes: int = CHUNK_BYTES) -> Iterator[Part]:
+    """Cut an object into what `write_chunk` writes: at least one chunk, also of nothing."""
+    views = [memoryview(part) for part in parts]
+    total = sum(view.nbytes for view in views)
+    if total == 0:
+        yield objref, 0, memoryview(b"")
+    for view in views:
+        for start in range(0, view.nbytes, chunk_bytes):
+            yield objref, total, view[start : start + chunk_bytes]
+
+
+def write_chunk(part: Part) -> bytes:
+    """The serializer of StreamObj."""
+    return chunk.encode(*part)
+
+
+class Pusher:
+    """Sends objects of a table to other stores.
+
+    Args:
+        table: the objects.
+        token: the session's; None sends none.
+        credentials: for TLS; None for the clear.
+        native_address: host:port of this store's native stream as others reach it; None when there is none.
+        chunk_bytes: of a message of StreamObj.
+        timeout_s: for a whole delivery.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        token: str | None,
+        credentials: grpc.ChannelCredentials | None = None,
+        native_address: str | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._table = table
+        self._metadata = bearer(token) if token is not None else ()
+        self._credentials = credentials
+        self._native_address = native_address
+        self._chunk_bytes = chunk_bytes
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+        self._fetch_types = message_set("transfer").methods("fastrt.transfer.Transfer")["Fetch"]
+
+    def deliver(self, address: str, objref: int) -> None:
+        """Have the store at `address` get an object, and wait until it has.
+
+        Raises:
+            NotFoundError: the object is not here.
+            SerializationError: it cannot be sent to a store that is not fastrt's.
+            grpc.RpcError: the other store refuses, or is not there.
+        """
+        sealed = self._table.read(objref)  # pinned until the end: what is to be sent must not be spilled meanwhile
+        channel = self._channel(address)
+        fetched = self._fetch(channel, objref)
+        if not fetched:
+            self._stream(channel, objref, self.parts(objref, sealed, fetched is not None))
+
+    def parts(self, objref: int, sealed: Sealed, to_fastrt: bool) -> list[bytes | memoryview]:
+        """What an object is sent as over StreamObj: a serialised `Obj`, in pieces.
+
+        Args:
+            objref: the object's name.
+            sealed: its bytes.
+            to_fastrt: whether the receiver understands what only fastrt writes.
+        Returns:
+            The pieces; the large one is a view of the arena.
+        Raises:
+            NotFoundError: it has been deallocated meanwhile.
+            SerializationError: a part of it that must be pickled contains references.
+        """
+        if not sealed.refs and obj.is_raw(sealed.kind) and (to_fastrt or sealed.is_error):
+            head = obj.envelope(sealed.kind, sealed.is_error, len(sealed.pin))
+            return [head, memoryview(sealed.pin), obj.TAIL]
+        ref = self._table.find(objref)
+        if ref is None:
+            raise NotFoundError(f"object {objref:#x} is no longer in this store")
+        return [obj.to_bytes(self._table.store.load(ref), self._table.name_of)]
+
+    def close(self) -> None:
+        """Close the channels; deliveries under way fail."""
+        with self._lock:
+            channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            channel.close()
+
+    def _channel(self, address: str) -> grpc.Channel:
+        with self._lock:
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = open_channel(address, self._credentials, BULK_OPTIONS)
+            return channel
+
+    def _fetch(self, channel: grpc.Channel, objref: int) -> bool | None:
+        """Ask a store of fastrt's to fetch the object: whether it has it now; None for a store of another kind."""
+        request, reply = self._fetch_types
+        call = channel.unary_unary(_FETCH, request.SerializeToString, reply.FromString)
+        wanted = request(objref=objref, address=self._native_address or "")
+        timeout_s = self._timeout_s if self._native_address else _CALL_S
+        try:
+            return bool(call(wanted, timeout=timeout_s, metadata=self._metadata).here)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise
+
+    def _stream(self, channel: grpc.Channel, objref: int, parts: list[bytes | memoryview]) -> None:
+        call = channel.stream_unary(_STREAM, write_chunk, bytes)
+        try:
+            call(chunks(objref, parts, self._chunk_bytes), timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
+                raise

@@ -1,0 +1,360 @@
+"""Early Ray's ObjStore, and fastrt's Transfer beside it, served over one arena.
+
+Unary calls are taken on the server's one thread and answered there, but for those that wait: a delivery runs on a
+thread of one pool, what a stream waits for (room in the store, the scheduler's acknowledgement) on one of another, so
+that two stores which deliver to each other never wait for each other's threads. Chunks of a stream are copied into the
+arena on the server's thread, as fast as they come; gRPC's flow control holds back a sender while a stream is held.
+
+Source: the service ObjStore in protos/ray/objstore.proto; every error is a gRPC status.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from fastrt._core import chunk
+from fastrt._core import stream as stream_module
+from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
+from fastrt.rpc.auth import TlsFiles, refuse_clear_bind, refused_token
+from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
+from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.server import Metadata, Stream, open_server
+from fastrt.rpc.standard import CHECK_PATH, StandardServices
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.transfer import obj
+from fastrt.transfer.inbound import Inbound, Refused
+from fastrt.transfer.pull import Puller
+from fastrt.transfer.push import Pusher
+from fastrt.transfer.source import Source
+from fastrt.transfer.table import DuplicateError, Table, TransferError
+
+_log = logging.getLogger(__name__)
+_Code = grpc.StatusCode
+_STREAM = "/ObjStore/StreamObj"
+_FETCH = "/fastrt.transfer.Transfer/Fetch"
+_MESSAGE_BYTES_MAX = 8 << 20
+_INFO_BYTES_MAX = 4 << 20  # of values in one answer: callers take 4 MiB unless they say otherwise
+_THREADS = 8
+_READY_S = 30.0
+_KEPT_BYTES = 128 << 20
+
+
+class ObjStoreServer:
+    """Serves a store to other nodes and to clients in any language.
+
+    Args:
+        store: this process's attachment.
+        token: of the session, which every call must carry. None serves everybody on this machine; pickles are then
+            refused, and there is no native stream.
+        address: host:port to serve gRPC on; port 0 for any.
+        tls: certificates for gRPC; the native stream is then off, as it is in the clear.
+        insecure: serve beyond loopback although nothing is encrypted.
+        native: whether to serve the native stream, on a port of its own of the same host.
+        on_ready: called with the name of each object that has arrived from elsewhere, on a thread of the pool; what it
+            raises fails the delivery, which may be repeated.
+        resolve: finds the reference for the cluster's name of a contained object that is not here.
+        timeout_s: how long a peer may move no byte at all.
+
+    Raises:
+        InsecureBindError: the address can be reached from elsewhere in the clear, and nobody said that this is meant.
+        OSError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        token: str | None,
+        address: str = "127.0.0.1:0",
+        tls: TlsFiles | None = None,
+        insecure: bool = False,
+        native: bool = True,
+        on_ready: Callable[[int], None] | None = None,
+        resolve: Callable[[int], ObjectRef] | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        refuse_clear_bind(address, tls, insecure)
+        self.table = Table(store, resolve)
+        self._token = token
+        self._on_ready = on_ready
+        host = address.rpartition(":")[0]
+        self._source = None
+        self.puller = None
+        if token is not None and tls is None and native:
+            self._source = Source(self.table, token, host.strip("[]"), 0, insecure, timeout_s)
+            self.puller = Puller(self.table, token, None, insecure, timeout_s)
+        self.native_address = self._source.address if self._source is not None else None
+        credentials = tls.channel_credentials() if tls is not None else None
+        self._pusher = Pusher(self.table, token, credentials, self.native_address)
+        self._types = {
+            **{f"/ObjStore/{name}": types for name, types in message_set("ray").methods("ObjStore").items()},
+            _FETCH: message_set("transfer").methods("fastrt.transfer.Transfer")["Fetch"],
+        }
+        self._handlers: dict[str, Callable[[int, Any], None]] = {
+            "/ObjStore/DeliverObj": self._deliver,
+            "/ObjStore/NotifyAlias": self._notify_alias,
+            "/ObjStore/DeallocateObject": self._deallocate,
+            "/ObjStore/ObjStoreInfo": self._info,
+            _FETCH: self._fetch,
+        }
+        self._deliveries = ThreadPoolExecutor(_THREADS, "fastrt-deliver")
+        self._receptions = ThreadPoolExecutor(_THREADS, "fastrt-receive")
+        self._standard = StandardServices(
+            ["ObjStore", "fastrt.transfer.Transfer"], [message_set("ray"), message_set("transfer")]
+        )
+        self._server = open_server(
+            self,
+            [*self._handlers, CHECK_PATH],
+            {_STREAM: self._on_stream, **self._standard.streams},
+            _MESSAGE_BYTES_MAX,
+            self._authorize,
+            BULK_OPTIONS,
+        )
+        try:
+            port = self._server.bind(address, tls.server_credentials() if tls is not None else None)
+        except BaseException:
+            if self._source is not None:
+                self._source.close()
+            raise
+        self.address = f"{host}:{port}"
+
+    def start(self) -> None:
+        """Serve, on threads of its own. From now on the process keeps memory that it has freed for the next message."""
+        stream_module.keep_freed_memory(_KEPT_BYTES)
+        self._server.start()
+
+    def stop(self) -> None:
+        """Serve no more, fail what is under way, and let go of every object."""
+        self._standard.set_serving(False)
+        self._pusher.close()
+        if self.puller is not None:
+            self.puller.close()
+        self.table.clear()
+        self._server.stop()
+        if self._source is not None:
+            self._source.close()
+        for pool in (self._deliveries, self._receptions):
+            pool.shutdown(cancel_futures=True)
+        self.table.clear()
+
+    # ---- what the server calls ----
+
+    def on_call(self, call: int, method: str, body: bytes) -> None:
+        """Take a unary call; it is answered now or later."""
+        if method == CHECK_PATH:
+            code, message, answer = self._standard.check(body)
+            self._server.finish(call, code, message, answer)
+            return
+        request = self._types[method][0]()
+        try:
+            request.ParseFromString(body)
+            self._handlers[method](call, request)
+        except (DecodeError, FastrtError, ValueError) as exc:
+            self._fail(call, exc)
+
+    def on_cancel(self, call: int) -> None:
+        """The caller of an open call has gone; what it asked for is done all the same."""
+
+    def on_idle(self) -> float | None:
+        """Nothing waits for a time."""
+        return None
+
+    def on_stop(self) -> None:
+        """Calls still open are cancelled by the server."""
+
+    def _authorize(self, method: str, metadata: Metadata) -> str | None:
+        return None if self._token is None or method == CHECK_PATH else refused_token(metadata, self._token)
+
+    def _done(self, call: int, method: str = "/ObjStore/DeliverObj", **fields: Any) -> None:
+        self._server.finish(call, body=self._types[method][1](**fields).SerializeToString())
+
+    def _fail(self, call: int, exc: BaseException) -> None:
+        code, message = _status_of(exc)
+        self._server.finish(call, code.value[0], message)
+
+    # ---- the calls ----
+
+    def _deliver(self, call: int, request: Any) -> None:
+        def work() -> None:
+            try:
+                self._pusher.deliver(request.objstore_address, request.objref)
+            except Exception as exc:  # whatever goes wrong is the caller's to know
+                self._fail(call, exc)
+            else:
+                self._done(call)
+
+        if self.table.find(request.objref) is None:
+            raise NotFoundError(f"object {request.objref:#x} is not in this store, so it cannot be delivered")
+        self._deliveries.submit(work)
+
+    def _notify_alias(self, call: int, request: Any) -> None:
+        self.table.alias(request.alias_objref, request.canonical_objref)
+        self._done(call)
+
+    def _deallocate(self, call: int, request: Any) -> None:
+        self.table.drop(request.canonical_objref)
+        self._done(call)
+
+    def _info(self, call: int, request: Any) -> None:
+        if not request.objref:
+            self._done(call, "/ObjStore/ObjStoreInfo", objref=self.table.listed())
+            return
+
+        def work() -> None:
+            try:
+                values = self._values(request.objref)
+            except Exception as exc:  # whatever goes wrong is the caller's to know
+                self._fail(call, exc)
+            else:
+                self._done(call, "/ObjStore/ObjStoreInfo", objref=self.table.listed(), obj=values)
+
+        self._receptions.submit(work)
+
+    def _values(self, objrefs: Any) -> list[Any]:
+        """The values asked for, as far as they fit into one answer."""
+        values, left = [], _INFO_BYTES_MAX
+        for objref in objrefs:
+            sealed = self.table.read(objref)
+            left -= len(sealed.pin)
+            ref = self.table.find(objref)
+            if left < 0 or ref is None:
+                raise Refused(_Code.RESOURCE_EXHAUSTED, f"these objects have more than {_INFO_BYTES_MAX} bytes in all")
+            if sealed.is_error:
+                values.append(obj.Obj.FromString(b"".join(self._pusher.parts(objref, sealed, True))))
+            else:
+                values.append(obj.to_obj(self.table.store.load(ref), self.table.name_of))
+        return values
+
+    def _fetch(self, call: int, request: Any) -> None:
+        if self.puller is None or not request.address:
+            self._done(call, _FETCH, here=self.table.find(request.objref) is not None)
+            return
+
+        def ready() -> None:
+            try:
+                if self._on_ready is not None:
+                    self._on_ready(request.objref)
+            except Exception as exc:  # the scheduler's refusal is the caller's to know
+                self._fail(call, exc)
+            else:
+                self._done(call, _FETCH, here=True)
+
+        def arrived(future: Future[ObjectRef]) -> None:
+            error = future.exception()
+            if error is not None:
+                self._fail(call, error)
+            elif self._on_ready is None:
+                ready()
+            else:
+                self._receptions.submit(ready)
+
+        self.puller.pull(request.objref, request.address).add_done_callback(arrived)
+
+    # ---- StreamObj ----
+
+    def _on_stream(self, stream: Stream) -> None:
+        inbound = Inbound(self.table, self._token is not None)
+
+        def receive(body: bytes | None) -> None:
+            try:
+                if body is None:
+                    self._receptions.submit(self._end, stream, inbound)
+                elif inbound.started:
+                    inbound.chunk(chunk.decode(body))
+                else:
+                    stream.hold()  # the store may have to make room first
+                    self._receptions.submit(self._begin, stream, inbound, chunk.decode(body))
+            except (FastrtError, ValueError) as exc:
+                self._refuse(stream, inbound, exc)
+
+        def closed() -> None:
+            inbound.abandon(TransferError("the sender has gone"))
+            # The stream and its receiver know each other: as garbage they would keep the object until it is collected.
+            stream.receiver = lambda body: None
+
+        stream.receiver, stream.on_closed = receive, closed
+
+    def _begin(self, stream: Stream, inbound: Inbound, first: chunk.Chunk) -> None:
+        try:
+            inbound.chunk(first)
+        except Exception as exc:  # whatever goes wrong is the sender's to know
+            self._refuse(stream, inbound, exc)
+        else:
+            stream.resume()
+
+    def _end(self, stream: Stream, inbound: Inbound) -> None:
+        try:
+            objref = inbound.finish()
+            if self._on_ready is not None:
+                self._on_ready(objref)
+        except Exception as exc:  # whatever goes wrong is the sender's to know
+            self._refuse(stream, inbound, exc)
+        else:
+            stream.send(b"")
+            stream.finish()
+
+    def _refuse(self, stream: Stream, inbound: Inbound, exc: BaseException) -> None:
+        stream.hold()
+        inbound.abandon(exc)
+        code, message = _status_of(exc)
+        stream.finish(code.value[0], message)
+
+
+def _status_of(exc: BaseException) -> tuple[grpc.StatusCode, str]:
+    """The gRPC status that says what went wrong."""
+    if isinstance(exc, Refused):
+        return exc.code, str(exc)
+    if isinstance(exc, grpc.RpcError) and isinstance(exc, grpc.Call):
+        return exc.code(), f"the other store says: {exc.details()}"
+    for kind, code in (
+        (NotFoundError, _Code.NOT_FOUND),
+        (DuplicateError, _Code.ALREADY_EXISTS),
+        (ObjectStoreFullError, _Code.RESOURCE_EXHAUSTED),
+        (TransferError, _Code.UNAVAILABLE),
+        (SerializationError, _Code.FAILED_PRECONDITION),
+        (FastrtError, _Code.FAILED_PRECONDITION),
+        (DecodeError, _Code.INVALID_ARGUMENT),
+        (ValueError, _Code.INVALID_ARGUMENT),
+    ):
+        if isinstance(exc, kind):
+            return code, str(exc)
+    _log.error("an object store's call failed", exc_info=exc)
+    return _Code.INTERNAL, f"The store failed: {exc!r}."
+
+
+class ReadyReporter:
+    """Tells a scheduler which objects have arrived: early Ray's `Scheduler.ObjReady`, for `on_ready`.
+
+    Args:
+        address: the scheduler's, host:port.
+        objstoreid: what the scheduler calls this store.
+        token: the session's; None sends none.
+        tls: certificates; None for the clear.
+    """
+
+    def __init__(self, address: str, objstoreid: int, token: str | None, tls: TlsFiles | None = None) -> None:
+        self._request, _ = message_set("ray").methods("Scheduler")["ObjReady"]
+        self._objstoreid = objstoreid
+        self._metadata = bearer(token) if token is not None else ()
+        self._channel = open_channel(address, tls.channel_credentials() if tls is not None else None)
+        self._call = self._channel.unary_unary("/Scheduler/ObjReady", self._request.SerializeToString, bytes)
+
+    def __call__(self, objref: int) -> None:
+        """Report one object; safe to repeat.
+
+        Raises:
+            grpc.RpcError: the scheduler refuses, or does not answer in 30 seconds.
+        """
+        request = self._request(objref=objref, objstoreid=self._objstoreid)
+        self._call(request, timeout=_READY_S, metadata=self._metadata)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()

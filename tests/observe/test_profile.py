@@ -1,0 +1,129 @@
+"""The transfer profile on small sizes: every path is measured, and what is drawn of it can be read."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import grpc
+import pytest
+
+from fastrt._core.clients import KIND_DRIVER, Client, admit
+from fastrt._core.segment import Segment
+from fastrt.config import SHM_DIR
+from fastrt.errors import FastrtError
+from fastrt.observe import charts
+from fastrt.observe import profile as measured
+from fastrt.observe.profile import LIMITS, Profile, Row
+from fastrt.store.client import Store
+from fastrt.transfer.service import ObjStoreServer
+
+SIZE = 20_000
+
+
+@pytest.fixture(scope="module")
+def found() -> Profile:
+    """One run, with the least number of rounds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured, "_ROW_S", 0.0)
+        return measured.transfer(SIZE)
+
+
+def test_every_path_is_measured_at_every_size(found: Profile) -> None:
+    assert measured.sizes(SIZE) == [1024, 16_384, SIZE]
+    assert {(row.path, row.nbytes) for row in found.rows} == {(p, n) for p in LIMITS for n in measured.sizes(SIZE)}
+    for row in found.rows:
+        assert row.seconds > 0
+        assert row.first_s > 0
+        assert row.rounds >= 3
+        assert row.rate == pytest.approx(row.nbytes / row.seconds / 1e9)
+        assert set(row.parts) <= {"serialize", "copy", "wire", "wait"}
+        assert row.cpu_here is not None
+        assert (row.cpu_there is not None) == (row.path in ("plain TCP", "native", "grpc"))
+
+
+def test_share_of_the_limit_is_that_of_the_rates(found: Profile) -> None:
+    by_path = {row.path: row for row in found.rows if row.nbytes == SIZE}
+    for path, limit in LIMITS.items():
+        expected = by_path[path].rate / by_path[limit].rate if limit else 0.0
+        assert by_path[path].limit == pytest.approx(expected)
+
+
+def test_trace_has_every_operation_and_its_parts_inside(found: Profile) -> None:
+    events = list(measured.events_of(found))
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert set(names.values()) == set(LIMITS)
+    puts = [event for event in events if event["ph"] == "X" and names[event["tid"]] == "put"]
+    whole = [event for event in puts if event["name"].startswith("put ")]
+    assert len(whole) == len([event for event in found.events if event[0] == "put"])
+    assert {event["name"] for event in puts if event not in whole} == {"serialize", "copy"}
+    assert min(event["ts"] for event in events if event["ph"] == "X") == 0.0
+
+
+def test_page_shows_a_line_for_each_path(found: Profile, tmp_path: Path) -> None:
+    charts.write(found, tmp_path / "plot.html")
+    text = (tmp_path / "plot.html").read_text()
+    picture = ElementTree.fromstring(text[text.index("<svg") :])
+    lines = picture.findall("polyline")
+    assert len(lines) == len(LIMITS) - 1  # get moves nothing
+    assert all(len((line.get("points") or "").split()) == 3 for line in lines)
+    assert "nan" not in text
+
+
+def test_page_of_a_single_point_can_be_drawn(tmp_path: Path) -> None:
+    charts.write(Profile([Row("put", 1024, 1e-6)]), tmp_path / "plot.html")
+    assert "1 KiB: 1.02 GB/s" in (tmp_path / "plot.html").read_text()
+
+
+def test_picture_needs_matplotlib_and_says_so(found: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(FastrtError, match=r"pip install 'fastrt\[plot\]'"):
+        charts.write(found, tmp_path / "plot.png")
+    with pytest.raises(FastrtError, match=r"ends with \.html or \.png"):
+        charts.write(found, tmp_path / "plot.pdf")
+
+
+def test_size_beyond_shared_memory_is_refused_before_anything_starts() -> None:
+    disk = os.statvfs(SHM_DIR)
+    with pytest.raises(FastrtError, match="give a smaller --size"):
+        measured.transfer(disk.f_blocks * disk.f_frsize)
+
+
+@pytest.fixture
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[ObjStoreServer]:
+    """A store that the profile has not started."""
+    segment = Segment.create(64 << 20)
+    try:
+        index, gen = admit(segment, os.getpid(), KIND_DRIVER, "test")
+        server = ObjStoreServer(Store(Client(segment, index, gen), 0.0), token="their token")
+        server.start()
+        yield server
+        server.stop()
+        request.node.funcargs.clear()  # pytest would keep it for longer than the test
+    finally:
+        segment.unlink()
+
+
+def test_other_store_is_measured_by_its_address_and_left_as_it_was(
+    elsewhere: ObjStoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "_ROW_S", 0.0)
+    found = measured.transfer(2000, address=elsewhere.address, token="their token")
+    paths = {row.path for row in found.rows}
+    assert paths == set(LIMITS) - {"plain TCP"}
+    assert all(row.cpu_there is None and row.limit == 0.0 for row in found.rows if row.path in ("native", "grpc"))
+    assert elsewhere.table.listed() == []
+    with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+        measured.transfer(2000, address=elsewhere.address, token="a guess")
+
+
+def test_many_small_objects_are_brought_here() -> None:
+    with measured.TwoNodes(1 << 20, "token", many=(100, 5000)) as nodes:
+        for _ in range(2):
+            nodes.pull_many()
+            nodes.drop_many()
+
+
+def test_address_that_is_none_is_refused() -> None:
+    with pytest.raises(FastrtError, match="cannot be reached"):
+        measured.transfer(2000, address="nonsense", token="x")
