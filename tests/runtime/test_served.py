@@ -1,0 +1,79 @@
+"""A head that serves a scheduler for other languages and a coordinator for JAX, each over the death of its process."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fastrt.coordination import connect
+from fastrt.rpc.auth import read_token
+from fastrt.scheduler import SchedulerClient, SchedulerError
+
+START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
+SERVICES = ["--scheduler-port", "0", "--coordinator-port", "0", "--num-tasks", "1"]
+
+
+@pytest.fixture
+def head(runtime_dir, tmp_path):
+    """A head with both services and their state: (process, address of each service, the token)."""
+    env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_OBJECT_STORE_MEMORY": "64MiB"}
+    words = [*START, "--head", "--port", "0", "--num-workers", "1", *SERVICES, "--state-dir", str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=env) as process:
+        text = ""
+        for line in process.stdout:
+            text += line
+            if line.startswith("use it:"):
+                break
+        said = dict(re.findall(r"^(scheduler|coordinator): +(\S+)", text, re.M))
+        assert set(said) == {"scheduler", "coordinator"}, text
+        yield process, said, read_token(Path(re.search(r"token: (\S+)\)", text)[1]))
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+    assert process.returncode == 0
+
+
+def kill(process, kind):
+    """Kill one of the services."""
+    for child in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie too
+            if f'"kind": "{kind}"' in " ".join(child.cmdline()):
+                child.kill()
+                return
+    raise AssertionError(f"there is no {kind}")
+
+
+def test_both_services_answer_and_survive_their_death(head, wait_until):
+    process, addresses, token = head
+    with connect(addresses["coordinator"]) as agent:
+        agent.set("key", "value")
+    with SchedulerClient(addresses["scheduler"], token=token) as client:
+        store = client.register_store("127.0.0.1:1")
+        ref = client.push(client.register_worker("127.0.0.1:2", "127.0.0.1:1"))
+        client.increment([ref])
+        counts = list(client.info().reference_count)
+    assert (store, counts[ref]) == (0, 2)
+    kill(process, "scheduler")
+    kill(process, "coordinator")
+
+    def is_back():
+        try:
+            with SchedulerClient(addresses["scheduler"], token=token) as client:
+                return list(client.info().reference_count) == counts
+        except SchedulerError:
+            return False
+
+    wait_until(is_back, "the scheduler's references", 20)
+    with connect(addresses["coordinator"]) as agent:
+        assert agent.get("key") == b"value"
+
+
+def test_the_scheduler_wants_the_clusters_token(head):
+    with SchedulerClient(head[1]["scheduler"], token="0" * 64) as stranger, pytest.raises(SchedulerError) as refused:
+        stranger.info()
+    assert "not the one of this session" in str(refused.value)
