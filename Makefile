@@ -23,12 +23,13 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	$(BIN)/python -m mypy.stubtest fastrt._core --allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist
 	$(BIN)/python -m pytest
 
-check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2 (8 minutes; downloads go to .cache/jax)
+check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, long tests (8 minutes; downloads go to .cache/jax)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	$(BIN)/python tests/fuzz/fuzz.py 60
 	$(BIN)/python tests/conformance/jax_envs.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
 	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
+	FASTRT_LONG=1 $(BIN)/python -m pytest
 
 asan: .venv/.tools ## the core's tests on builds with AddressSanitizer, UndefinedBehavior- and ThreadSanitizer (4 minutes)
 	$(BIN)/python tests/crash/sanitizers.py address

@@ -48,6 +48,15 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 10.0
         pause.wait(0.005)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `long`, unless FASTRT_LONG says to run just that."""
+    wanted = "FASTRT_LONG" in os.environ
+    left_out = [item for item in items if ("long" in item.keywords) != wanted]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if ("long" in item.keywords) == wanted]
+
+
 @pytest.fixture
 def wait_until() -> Callable[..., None]:
     """The way to wait for a state in a test; see `wait_for`."""

@@ -67,6 +67,7 @@ def test_directory_delete_costs_what_it_removes_not_what_there_is() -> None:
     assert len(large.keys) == 100_000 - 7 * 100
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_million_key_directory_is_listed_and_deleted_over_the_wire(serve: Any, raw: Any) -> None:
     service = serve(1)

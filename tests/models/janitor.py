@@ -157,7 +157,7 @@ class Janitor(Model):
                 yield at(R + "recover: FRT_CLIENT_FREE, 0"), put, "slots", v, "FREE"
             yield from self.touch_links(me)
             yield at(L + "links_touch: _unlock"), unlock, "links"
-            if (yield at(R + "_intents: if slot.pushing"), load, "pushing")[v]:
+            if (yield at(R + "_intents: t = slot.pushing"), load, "pushing")[v]:
                 if (yield at(R + "_intents: state = frt_word_state"), load, "claimed")[0] == "READY":
                     yield at(R + "_intents: queue_push"), add, "ring", 1
                 yield at(R + "_intents: slot.pushing = 0"), put, "pushing", v, 0

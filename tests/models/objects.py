@@ -217,7 +217,7 @@ class Objects(Model):
     def uncount(self, me: int) -> Program:
         yield from self.lock_links(me)
         if (yield at(L + "links_uncount: if flags[0] & flag"), load, "flag"):
-            if (yield at(L + "links_uncount: if _names"), load, "name") == 1:
+            if (yield at(L + "links_uncount: if links_names"), load, "name") == 1:
                 yield at(L + "links_uncount: a32_sub_sc"), add, "counted", -1
             yield at(L + "links_uncount: flags[0] &= ~flag"), store, "flag", 0
         yield at(L + "links_uncount: _unlock"), unlock, "links"
@@ -227,7 +227,7 @@ class Objects(Model):
             bias = 0 if self.no("bias while counting again") else BIAS
             yield at(L + "_rebuild: counted, BIAS"), store, "counted", bias
             if (yield at(L + "_rebuild: FRT_TASK_COUNTED"), load, "flag") and (
-                yield at(L + "_count: if _names"), load, "name"
+                yield at(L + "_count: if links_names"), load, "name"
             ) == 1:
                 yield at(L + "_count: a32_add_sc"), add, "counted", 1
             yield at(L + "_rebuild: a32_sub_sc"), add, "counted", -bias
@@ -310,7 +310,7 @@ class Objects(Model):
     def scan_task(self, me: int, v: int) -> Program:
         task = yield at(R + "_scan_tasks: word = a64_load_acq"), load, "task"
         if task[0] == READY and v == 0 and self.scenario != "result":
-            if not (yield at(R + "_scan_tasks: FRT_TASK_ENDING, x.me"), cas, "task", task, (ENDING, me)):
+            if not (yield at(R + "_take_waiting: FRT_TASK_ENDING, x.me"), cas, "task", task, (ENDING, me)):
                 return False
         elif task[0] == NEW and v == 0:
             yield from self.uncount(me)

@@ -154,7 +154,7 @@ class Pool(Model):
                 yield at(R + "recover: FRT_CLIENT_DYING"), put, "slots", v, "DYING"
             yield from self.lock_pool(me)
             yield at(P + "pool_touch: _unlock"), unlock, "pool"
-            fresh = yield at(R + "_scan_objects: x.sb.objects.fresh"), load, "fresh"  # before the words: see _refill
+            fresh = yield at(R + "_scan_objects: frt_objects(x)"), load, "fresh"  # before the words: see _refill
             for i in range(fresh):
                 word = yield at(R + "_scan_objects: word = a64_load_acq"), get, "word", i
                 mine = word == ("RESERVED", v) or (self.no("a record is given back once") and word == EMPTY)

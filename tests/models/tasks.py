@@ -207,7 +207,7 @@ class Tasks(Model):
                 yield at(R + "recover: FRT_CLIENT_FREE, 0"), put, "slots", v, "FREE"
             yield from self.lock_queue(me)
             yield at(Q + "queue_touch: frt_lock_give"), unlock, "queue"
-            pushing = (yield at(R + "_intents: if slot.pushing"), load, "pushing")[v]
+            pushing = (yield at(R + "_intents: t = slot.pushing"), load, "pushing")[v]
             if pushing and not self.no("recovery pushes what was announced"):
                 if (yield at(R + "_intents: state = frt_word_state"), load, "word")[0] == READY:
                     yield from self.push(me)
@@ -221,10 +221,11 @@ class Tasks(Model):
 
     def scan(self, me: int, v: int) -> Program:
         word = yield at(R + "_scan_tasks: word = a64_load_acq"), load, "word"
-        if word[0] == READY and v == 0 and self.scenario == "cancel":
-            if (yield at(R + "_scan_tasks: FRT_TASK_ENDING, x.me"), cas, "word", word, (ENDING, me, word[2])):
+        generation = word[2]
+        while word[0] == READY and word[2] == generation and v == 0 and self.scenario == "cancel":
+            if (yield at(R + "_take_waiting: FRT_TASK_ENDING, x.me"), cas, "word", word, (ENDING, me, word[2])):
                 return True
-            word = yield at(R + "_scan_tasks: word = a64_load_acq"), load, "word"
+            word = yield at(R + "_take_waiting: word[0] = a64_load_acq"), load, "word"
         if word[0] in (CLAIMED, RUNNING) and v == 0 and self.scenario == "cancel":
             yield at(T + "task_mark_cancelled: a64_store_sc(&x.tasks[t].cancelled"), store, "cancelled", 1
         if word[1] != v or word[0] in (EMPTY, READY):

@@ -167,7 +167,7 @@ class Waiting(Model):
         if not (yield at(L + "links_sealed: .waiter) == 0"), get, "waiter", i):
             return
         yield from self.lock_links(me)
-        waiter = yield at(L + "links_sealed: waiter = x.entries[i].waiter"), get, "waiter", i
+        waiter = yield at(L + "links_sealed: waiter = a32_load_rlx(&x.entries[i].waiter"), get, "waiter", i
         if not self.no("list is detached"):
             yield at(L + "links_sealed: a32_store_sc(&x.entries[i].waiter, 0)"), put, "waiter", i, 0
         while waiter:
@@ -235,11 +235,11 @@ class Waiting(Model):
             del v, t, i, word, mine
 
     def intents(self, me: int, v: int) -> Program:
-        i = yield at(R + "_intents: if slot.sealing"), get, "sealing", v
+        i = yield at(R + "_intents: t = slot.sealing"), get, "sealing", v
         if i and not self.no("recovery tells what was sealed"):
             yield from self.tell(me, i - 1)
             yield at(R + "_intents: slot.sealing = 0"), put, "sealing", v, 0
-        t = yield at(R + "_intents: if slot.pushing"), get, "pushing", v
+        t = yield at(R + "_intents: t = slot.pushing"), get, "pushing", v
         if t:
             word = yield at(R + "_intents: state = frt_word_state"), get, "word", t - 1
             if word[0] == READY:

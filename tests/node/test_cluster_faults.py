@@ -60,6 +60,7 @@ def test_a_lost_node_costs_nothing_but_time(pair, start):
     assert fastrt.get(refs, timeout=60) == list(range(1, 101))
 
 
+@pytest.mark.long
 def test_an_object_of_a_lost_node_is_lost_and_says_so(pair, tmp_path):
     @fastrt.remote
     def endless(begun):
@@ -79,6 +80,7 @@ def test_an_object_of_a_lost_node_is_lost_and_says_so(pair, tmp_path):
     assert fastrt.get(ready, timeout=20) == 7  # it has come already
 
 
+@pytest.mark.long
 def test_a_task_whose_attempts_are_used_up_by_lost_nodes_says_so(pair):
     once = slow.options(max_retries=0).remote(1, 60)
     assert fastrt.wait([once], timeout=1.0)[0] == []
@@ -87,6 +89,7 @@ def test_a_task_whose_attempts_are_used_up_by_lost_nodes_says_so(pair):
         fastrt.get(once, timeout=30)
 
 
+@pytest.mark.long
 def test_nodes_work_on_while_the_head_is_dead_and_join_the_next(pair, start, wait_until):
     head = pair[0]
     assert fastrt.get(slow.remote(1, 0), timeout=20) == 2
@@ -125,6 +128,7 @@ def test_a_busy_node_lends_what_would_wait_and_keeps_the_rest(start, runtime_dir
         assert set(one) == {rt.session}  # nothing waits: nothing is lent
 
 
+@pytest.mark.long
 def test_a_function_that_holds_a_reference_takes_it_along(pair):
     array = fastrt.put(np.arange(1000))
 
@@ -148,6 +152,7 @@ def refusal(runtime_dir, *options, **env):
     return result.stderr
 
 
+@pytest.mark.long
 def test_a_wrong_token_gets_nothing(start, runtime_dir, tmp_path):
     head = start("--head", "--port", "0", "--num-workers", "1")
     token = tmp_path / "token"
@@ -211,6 +216,7 @@ def certificates(tmp_path_factory):
     return options
 
 
+@pytest.mark.long
 def test_nodes_with_certificates_of_one_authority_work_together(start, certificates, runtime_dir):
     head = start("--head", "--port", "0", "--num-workers", "0", *certificates["ours"])
     start("--address", head.head, "--num-workers", "1", *certificates["ours"])

@@ -261,9 +261,9 @@ def test_session_that_lives_is_not_swept_by_the_next(program, start, runtime_dir
 def test_session_without_a_daemon_is_an_error_everywhere_and_init_starts_another(
     start, runtime_dir, wait_until, monkeypatch, capfd
 ):
-    from fastrt.runtime import driver
+    from fastrt.runtime import session
 
-    monkeypatch.setattr(driver, "_DEATHS_MAX", 0)  # the first death is the last
+    monkeypatch.setattr(session, "_DEATHS_MAX", 0)  # the first death is the last
     rt = start()
     ref, ready, view = echo.remote(1), fastrt.put(2), fastrt.get(fastrt.put(np.arange(50_000)))
     blocked = fastrt.remote(lambda: threading.Event().wait(100)).remote()

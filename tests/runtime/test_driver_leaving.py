@@ -124,6 +124,7 @@ def test_output_of_workers_arrives_with_a_prefix_on_the_same_stream(program):
             return os.getpid()
 
         pid = fastrt.get(speak.remote())
+        print()  # what the worker has not ended yet may have come by now
         print("pid", pid)
         """
     ).finish()
