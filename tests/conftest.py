@@ -155,6 +155,10 @@ def session_leaves_nothing() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def module_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    # Many tests end with a collection, and it need not look at what is older than the module each time.
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
     with leaves_nothing(f"the module {request.node.name}"):
         yield
 

@@ -21,7 +21,7 @@ import variant
 HERE = Path(__file__).parent
 SILENCE_S = 60.0  # of a lane: longer than any wait inside of it is allowed to be
 FORMS: dict[str, dict[str, Any]] = {
-    "short": {"per_side": 1, "per_recovery": 1, "pairs": 60, "live": 120},
+    "short": {"per_side": 1, "per_recovery": 1, "pairs": 40, "live": 80},
     "long": {"per_side": 50, "per_recovery": 20, "pairs": 3000, "live": 5000},
 }
 SESSION_S = {"short": 5.0, "long": 120.0}
