@@ -7,6 +7,7 @@ always the newest.
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -65,10 +66,16 @@ def compile_core(root: Path, target: Path, objects: Path, kind: str = "crash") -
 
 
 def link_package(root: Path, target: Path) -> None:
-    package = root / "src" / "fastrt"
-    for path in [p for p in package.iterdir() if p.name not in ("_core", "__pycache__")]:
-        link(path, target / "fastrt" / path.name)
-    link(package / "_core" / "__init__.py", target / "fastrt" / "_core" / "__init__.py")
+    package, made = root / "src" / "fastrt", target / "fastrt"
+    for path in [p for p in package.iterdir() if p.name not in ("_core", "rpc", "__pycache__")]:
+        link(path, made / path.name)
+    link(package / "_core" / "__init__.py", made / "_core" / "__init__.py")
+    (made / "rpc").mkdir(exist_ok=True)
+    for path in [p for p in (package / "rpc").iterdir() if p.name not in ("descriptors", "__pycache__")]:
+        link(path, made / "rpc" / path.name)
+    installed = importlib.util.find_spec("fastrt")  # the descriptors are made by a build, and are not among the sources
+    if installed is not None and installed.origin is not None:
+        link(Path(installed.origin).parent / "rpc" / "descriptors", made / "rpc" / "descriptors")
 
 
 def link(path: Path, at: Path) -> None:

@@ -71,11 +71,11 @@ def encode(uint64_t objref, uint64_t totalsize, data):
         message = PyBytes_FromStringAndSize(NULL, n + view.len)
         out = PyBytes_AS_STRING(message)
         memcpy(out, head, n)
-        if view.len < GIL_BYTES_MIN:
-            memcpy(out + n, view.buf, view.len)
-        else:
+        if view.len >= GIL_BYTES_MIN:
             with nogil:
                 memcpy(out + n, view.buf, view.len)
+        elif view.len:
+            memcpy(out + n, view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
     return message

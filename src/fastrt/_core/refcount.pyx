@@ -564,7 +564,8 @@ cdef class RefTable:
         if held == NULL:
             return NO_MEMORY
         held.count = n
-        memcpy(held.refs, refs, n * 8)
+        if n:
+            memcpy(held.refs, refs, n * 8)
         self.contents_of[ref] = held
         return OK
 

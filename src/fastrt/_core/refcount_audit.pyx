@@ -62,8 +62,9 @@ def load(saved):
     if PyBytes_GET_SIZE(targets) != PyBytes_GET_SIZE(counts) or len(holds) != n * 4:
         raise ValueError(f"Cannot load {n} references: the saved fields are of other numbers.")
     table.add(n)
-    memcpy(table.count_of, PyBytes_AS_STRING(counts), n * 8)
-    memcpy(table.hold_of, PyBytes_AS_STRING(holds), n * 4)
+    if n:  # an empty table has no arrays yet
+        memcpy(table.count_of, PyBytes_AS_STRING(counts), n * 8)
+        memcpy(table.hold_of, PyBytes_AS_STRING(holds), n * 4)
     for r in range(n):
         table.live_of[r] = table.count_of[r] != NIL and (table.count_of[r] != 0 or table.hold_of[r] != 0)
         table.freed_count += table.count_of[r] == NIL
