@@ -1,5 +1,6 @@
 """Scatter and gather over real TCP connections, and the checksum against a slow one of the test's own."""
 
+import os
 import platform
 import signal
 import socket
@@ -184,5 +185,6 @@ def test_closed_descriptor_is_an_os_error() -> None:
         stream.send_parts(-1, [b"x"], PATIENCE_S)
 
 
+@pytest.mark.skipif("FASTRT_SANITIZE" in os.environ, reason="a sanitizer has an allocator of its own")
 def test_freed_memory_is_kept_where_the_allocator_is_known() -> None:
     assert stream.keep_freed_memory(1 << 27) == (platform.libc_ver()[0] == "glibc")
