@@ -124,7 +124,7 @@ class Janitor(Model):
         if (yield at(P + "_lock: frt_lock_take"), lock, "pool", me):
             yield at(P + "_rebuild: pool.free_count = n"), self.rebuild_stack
         yield at(P + "pool_return: FRT_OBJ_EMPTY"), empty, name
-        yield at(P + "pool_return: pool.free_count += 1"), self.push, name
+        yield at(P + "pool_return: a32_store_rlx(&pool.free_count"), self.push, name
         yield at(P + "pool_return: _unlock"), unlock, "pool"
 
     def push(self, s: Memory, name: str) -> None:

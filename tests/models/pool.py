@@ -100,7 +100,7 @@ class Pool(Model):
                 early = not self.no("stamped before it leaves the stack")
                 if early:
                     yield stamp
-                yield at(P + "_refill: free_count -= 1"), take_off, me, i
+                yield at(P + "_refill: a32_store_rlx(&pool.free_count"), take_off, me, i
                 if not early:
                     yield stamp
         yield at(P + "_refill: _unlock"), unlock, "pool"
@@ -108,7 +108,7 @@ class Pool(Model):
     def give_back(self, me: int, i: int) -> Program:
         yield from self.lock_pool(me)
         yield at(P + "pool_return: FRT_OBJ_EMPTY"), give, me, i
-        yield at(P + "pool_return: pool.free_count += 1"), push, i
+        yield at(P + "pool_return: a32_store_rlx(&pool.free_count"), push, i
         yield at(P + "pool_return: _unlock"), unlock, "pool"
 
     # ---- who does what ----

@@ -101,14 +101,16 @@ cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noe
     """Up to BATCH records from the free stack or the never-used ones, each marked RESERVED(me)."""
     cdef frt_pool *pool = _pool(x, tasks)
     cdef uint32_t *free = _free(x, tasks)
-    cdef uint32_t i
+    cdef uint32_t i, fresh
     cdef uint64_t *word
     cdef int rc
     while kept[0] == 0:  # others may take all that there is between a look and the lock
-        if a32_load_rlx(&pool.free_count) == 0 and pool.fresh + BATCH > a32_load_acq(&pool.committed):
+        fresh = a32_load_rlx(&pool.fresh)  # a look; the lock decides
+        if a32_load_rlx(&pool.free_count) == 0 and fresh + BATCH > a32_load_acq(&pool.committed):
             rc = _commit_more(x, tasks)
-            if rc != FRT_OK and (rc != FRT_TABLE_FULL or pool.fresh == pool.committed):
-                if pool.free_count == 0:
+            fresh = a32_load_rlx(&pool.fresh)
+            if rc != FRT_OK and (rc != FRT_TABLE_FULL or fresh == a32_load_acq(&pool.committed)):
+                if a32_load_rlx(&pool.free_count) == 0:
                     return rc
         rc = _lock(x, tasks)
         if rc != FRT_OK:
@@ -131,9 +133,9 @@ cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noe
             # Commit point: from here on recovery gives the record back if we die.
             a64_store_rel(word, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(word[0])))
             if pool.free_count:
-                pool.free_count -= 1
+                a32_store_rlx(&pool.free_count, pool.free_count - 1)
             else:
-                pool.fresh += 1
+                a32_store_rlx(&pool.fresh, pool.fresh + 1)
             magazine[kept[0]] = i
             kept[0] += 1
         _unlock(x, tasks)
@@ -158,7 +160,7 @@ cdef int pool_return(frt_ctx *x, bint tasks, const uint32_t *records, uint32_t n
         word = _word(x, tasks, records[k])
         a64_store_rel(word, frt_word(FRT_OBJ_EMPTY, 0, frt_word_gen(word[0])))
         free[pool.free_count] = records[k]
-        pool.free_count += 1
+        a32_store_rlx(&pool.free_count, pool.free_count + 1)
     _unlock(x, tasks)
     return rc
 
