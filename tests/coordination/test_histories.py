@@ -40,7 +40,7 @@ OPS_EACH = 24
 KEYS = ("a", "dir/b")
 ROUNDS = 6
 # Calls by hand give up so early that some are given up while the keeper is started anew: these are in doubt.
-PATIENCE_S = 0.4
+PATIENCE_S = 0.1
 
 Value = bytes | None
 
