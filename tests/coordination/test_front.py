@@ -132,6 +132,7 @@ def test_every_acknowledged_increment_counts_once_whatever_is_killed(front: Any,
         assert agent.increment("n", 0) == total
 
 
+@pytest.mark.long
 def test_value_of_64_mib_is_kept_over_the_keepers_death(front: Any, raw: Any, wait_until: Any) -> None:
     service = front()
     calls = raw(service.address)
@@ -186,6 +187,7 @@ def test_front_killed_among_writes_has_lost_none_that_was_acknowledged(raw: Any,
             front.kill()  # with writes that the keeper has not been told of yet
 
 
+@pytest.mark.long
 def test_directory_in_use_or_of_another_job_is_refused(front: Any, tmp_path: Path, capfd: Any) -> None:
     first = front()
     with pytest.raises(StateDirectoryError, match="cannot work on the state directory"):
@@ -216,6 +218,7 @@ def test_stop_tells_those_who_wait_and_keeps_their_barrier_open(
     assert [call.result().counter for call in rounds] == [0, 0]
 
 
+@pytest.mark.long
 def test_keeper_that_cannot_live_ends_the_service_aloud(front: Any, tmp_path: Path, wait_until: Any) -> None:
     service = front()
     given_up = threading.Event()

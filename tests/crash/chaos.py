@@ -21,10 +21,10 @@ import variant
 HERE = Path(__file__).parent
 SILENCE_S = 60.0  # of a lane: longer than any wait inside of it is allowed to be
 FORMS: dict[str, dict[str, Any]] = {
-    "short": {"per_side": 1, "per_recovery": 1, "pairs": 40, "live": 80},
+    "short": {"per_side": 1, "per_recovery": 1, "pairs": 40, "live": 60},
     "long": {"per_side": 50, "per_recovery": 20, "pairs": 3000, "live": 5000},
 }
-SESSION_S = {"short": 5.0, "long": 120.0}
+SESSION_S = {"short": 4.0, "long": 120.0}
 RECOVERY_MS = 50.0  # of a killed worker: from the kill until its task runs again
 OBJECTS = {"short": (10**5,), "long": (10**4, 10**5, 10**6, 10**7)}
 BYTES_PER_OBJECT = 200

@@ -22,7 +22,7 @@ from fastrt.scheduler.wire import CLASSES, METHODS, invoke_request, parse_reques
 
 RAY = message_set("ray")
 STORE, WORKER = RAY.methods("ObjStore"), RAY.methods("WorkerService")
-LOST_AFTER_S = 2.0
+LOST_AFTER_S = 1.2
 CHUNK_BYTES = 4
 
 
