@@ -16,7 +16,7 @@ from fastrt.errors import TaskCancelledError, WorkerCrashedError
 from fastrt.store import client as store_client
 
 MILLION = 1_000_000
-SOAK_S = 6.0
+SOAK_S = 4.0
 
 
 @fastrt.remote
