@@ -195,7 +195,7 @@ def test_nobody_listening_is_a_typed_error(pair: Pair) -> None:
         pair.puller().pull(1, "localhost:none").result(PATIENCE_S)
 
 
-@pytest.mark.parametrize("at", [0, 30, 100, 2 << 20])
+@pytest.mark.parametrize("at", [30, 2 << 20])  # in the greeting; in the data
 def test_source_that_falls_silent_is_given_up_in_time(pair: Pair, at: int) -> None:
     pair.here.put(1, pattern(BIG))
     proxy = pair.proxy(then=("stall", at))
