@@ -8,6 +8,12 @@
 #ifndef FRT_CRC32C_H
 #define FRT_CRC32C_H
 
+#ifdef __clang__ /* takes the instruction apart from SSE 4.2, and older gcc knows no such name */
+#define FRT_CRC_TARGET "sse4.2,crc32"
+#else
+#define FRT_CRC_TARGET "sse4.2"
+#endif
+
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -62,7 +68,7 @@ static inline uint32_t frt_crc_advance(const frt_crc_tables *t, uint64_t crc) {
            t->advance[3][crc >> 24 & 255];
 }
 
-__attribute__((target("sse4.2"))) static inline uint32_t frt_crc_hard(const frt_crc_tables *t, uint32_t seed,
+__attribute__((target(FRT_CRC_TARGET))) static inline uint32_t frt_crc_hard(const frt_crc_tables *t, uint32_t seed,
                                                                      const uint8_t *at, size_t n) {
     uint64_t a = (uint32_t)~seed;
     while (n >= 3 * FRT_CRC_BLOCK) {
