@@ -172,6 +172,13 @@ def test_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def drop_arguments(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let go of the test's arguments while there is still somebody to look: pytest keeps them for longer."""
+    yield
+    request.node.funcargs.clear()
+
+
 # ---- sessions of fastrt ----
 
 

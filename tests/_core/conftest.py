@@ -196,13 +196,6 @@ class Node:
 
 
 @pytest.fixture
-def drop_arguments(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let go of the test's arguments while there is still somebody to look: pytest keeps them for longer."""
-    yield
-    request.node.funcargs.clear()
-
-
-@pytest.fixture
 def make_node(drop_arguments: None) -> Iterator[Callable[..., Node]]:
     """Make nodes of other sizes; see Node and Segment.create."""
     made: list[Node] = []

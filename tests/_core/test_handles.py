@@ -162,7 +162,7 @@ def test_small_value_is_a_copy_that_holds_nothing(node, client):
 )
 def test_bytes_of_any_kind_are_read_as_they_lie_and_pinned(node, client, value, raw):
     ref = handles.put_scalar(client, value)
-    kind, error, pin = handles.read_bytes(client, ref)
+    kind, error, pin = handles.read(client, ref, raw=True)
     assert (kind, error, bytes(pin)) == (handles.describe(client, ref)["kind"], False, raw)
     assert handles.describe(client, ref)["pins"] == [client.index]
     del ref
@@ -177,7 +177,7 @@ def test_read_before_the_seal_is_refused(client, function):
     with pytest.raises(FastrtError, match="not ready yet"):
         handles.read(client, ref)
     with pytest.raises(FastrtError, match="not ready yet"):
-        handles.read_bytes(client, ref)
+        handles.read(client, ref, raw=True)
     assert handles.contained(client, ref) == []
     assert handles.read_scalar(client, ref, "missing") == "missing"
     assert not handles.is_ready(client, ref)

@@ -41,7 +41,7 @@ def test_spilled_value_gives_its_memory_back_and_returns_whole(node, client):
     assert spill.is_spilled(client, ref)
     assert handles.is_ready(client, ref)
     assert handles.read(client, ref) is None
-    assert handles.read_bytes(client, ref) is None
+    assert handles.read(client, ref, raw=True) is None
     assert handles.read_scalar(client, ref, "missing") == "missing"
     assert fsck.fsck(client, quiet=True) == []
     assert not spill.wait_restored(client, ref, 0.01)

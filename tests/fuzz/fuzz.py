@@ -17,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fastrt._core.segment import sweep
+
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus.txt"
 KEPT_MOST = 400
@@ -74,7 +76,7 @@ def fuzz(seconds: int, keeping: bool, options: list[str]) -> int:
             (folder / part).mkdir()
         for number, data in enumerate(corpus()):
             (folder / "corpus" / f"{number:04}").write_bytes(data)
-        environ = environment(folder / "report")
+        environ = {**environment(folder / "report"), "TMPDIR": name}  # for the scene's spill files
         target = [sys.executable, str(HERE / "target.py")]
         limits = [f"-max_len={INPUT_BYTES_MAX}", "-len_control=0", "-timeout=20", "-rss_limit_mb=4096"]
         command = [*target, str(folder / "corpus"), *limits, f"-max_total_time={seconds}",
@@ -88,6 +90,7 @@ def fuzz(seconds: int, keeping: bool, options: list[str]) -> int:
             seen += [match.groups()] if match else []
             tail = [*tail[-200:], line]
         code = process.wait()
+        sweep()  # libFuzzer ends its process at once, with the segment still there
         for found in sorted((folder / "found").iterdir()):
             sys.stdout.write(f"an input that ends it: {found.name}\n{found.read_bytes().hex()}\n")
         if code:

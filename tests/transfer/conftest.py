@@ -10,13 +10,6 @@ from .sites import Caller, Pair, Site
 
 
 @pytest.fixture
-def drop_arguments(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let go of the test's arguments while there is still somebody to look: pytest keeps them for longer."""
-    yield
-    request.node.funcargs.clear()
-
-
-@pytest.fixture
 def make_site(drop_arguments: None) -> Iterator[Callable[..., Site]]:
     """Make stores; each is checked at the end."""
     made: list[Site] = []

@@ -305,14 +305,18 @@ cdef class Pin:
         return self.nbytes
 
 
-def read(Client client, Ref ref):
+def read(Client client, Ref ref, bint raw=False):
     """The sealed value's kind, its error flag and its bytes.
+
+    Args:
+        raw: give the bytes as they lie in the arena, whatever the kind; for copies of it in other stores.
 
     Returns:
         (kind, is_error, value): for scalar kinds the value itself; otherwise `bytes` (a copy, for small values)
-        or a `Pin` (a view that keeps the memory in place). None when the bytes are not in memory: have them
-        restored and read again.
+        or a `Pin` (a view that keeps the memory in place); a `Pin` always with `raw`. None when the bytes are not in
+        memory: have them restored and read again.
     Raises:
+        FastrtError: the value is not ready.
         StaleReferenceError: the reference belongs to an ended session.
         ArenaCorrupt: the table names bytes outside the segment.
     """
@@ -327,7 +331,7 @@ def read(Client client, Ref ref):
     entry = client.x.entries + ref.index
     if not object_is_sealed(&client.x, ref.index):
         raise FastrtError(f"{ref!r} is not ready yet; wait for it first")
-    if entry.bytes > COPY_BYTES_MAX:
+    if raw or entry.bytes > COPY_BYTES_MAX:
         # What may be spilled is pinned before anything else of it is looked at.
         rc = object_acquire(&client.x, ref.index, ref.objref, True)
         if rc == FRT_SPILLED:
@@ -341,47 +345,12 @@ def read(Client client, Ref ref):
         check(FRT_CORRUPT)
     error = (entry.flags & FRT_ENTRY_ERROR) != 0
     kind = entry.kind
-    if kind < KIND_SCALARS_END:
+    if kind < KIND_SCALARS_END and not raw:
         return kind, error, scalar_read(kind, data, nbytes)
     if pin is None:
         return kind, error, data[:nbytes]
     pin.data, pin.nbytes = data, nbytes
     return kind, error, pin
-
-
-def read_bytes(Client client, Ref ref):
-    """The sealed value as it lies in the arena, whatever its kind; for copies of it in other stores.
-
-    Returns:
-        (kind, is_error, pin): the `Pin` keeps the bytes in place. None when they are not in memory: have them
-        restored and read again.
-    Raises:
-        FastrtError: the value is not ready.
-        StaleReferenceError: the reference belongs to an ended session.
-        ArenaCorrupt: the table names bytes outside the segment.
-    """
-    cdef frt_entry *entry
-    cdef const char *data
-    cdef uint64_t nbytes
-    cdef Pin pin
-    cdef int rc
-    client.ensure()
-    ref_use(client, ref)
-    entry = client.x.entries + ref.index
-    if not object_is_sealed(&client.x, ref.index):
-        raise FastrtError(f"{ref!r} is not ready yet; wait for it first")
-    rc = object_acquire(&client.x, ref.index, ref.objref, True)
-    if rc == FRT_SPILLED:
-        return None
-    check(rc)
-    pin = Pin.__new__(Pin)
-    pin.client, pin.index = client, ref.index
-    entry.used = client.x.sb.clock
-    data = object_view(&client.x, ref.index, &nbytes)
-    if data == NULL:
-        check(FRT_CORRUPT)
-    pin.data, pin.nbytes = data, nbytes
-    return entry.kind, (entry.flags & FRT_ENTRY_ERROR) != 0, pin
 
 
 cpdef object read_scalar(Client client, Ref ref, missing, double spin_s=0.0):

@@ -218,19 +218,23 @@ class Store:
             values[k] = self.load(listed[k])
         return values
 
-    def read(self, ref: ObjectRef) -> tuple[int, bool, Any]:
+    def read(self, ref: ObjectRef, raw: bool = False) -> tuple[int, bool, Any]:
         """Return what a ready reference holds as it is stored: (kind, whether it is an error, data).
 
+        Args:
+            raw: give the bytes as they lie in the arena, whatever the kind.
+
         Returns:
-            `data` is the value itself for the core's scalars (kind below 16), else bytes or a view of the arena.
+            `data` is the value itself for the core's scalars (kind below 16), else bytes or a view of the arena;
+            always such a view with `raw`.
         Raises:
             ObjectLostError: it was spilled, and its file is gone or damaged.
             ObjectStoreFullError: there is no room to bring it back.
         """
-        found = handles.read(self.client, ref)
+        found = handles.read(self.client, ref, raw)
         while found is None:
             self._restore(ref)
-            found = handles.read(self.client, ref)
+            found = handles.read(self.client, ref, raw)
         if found[0] == spill.KIND_LOST:
             raise self._lost(ref)
         return found
@@ -260,21 +264,6 @@ class Store:
             f"{ref!r} was spilled to {spill.directory(self.client)} and cannot be read back: its file is missing, "
             "damaged or unreadable; the node daemon's error output says which"
         )
-
-    def read_bytes(self, ref: ObjectRef) -> tuple[int, bool, handles.Pin]:
-        """Pin the bytes of a ready reference: (kind, whether it is an error, the bytes as they lie in the arena).
-
-        Raises:
-            ObjectLostError: they were spilled and cannot be read back.
-            ObjectStoreFullError: they were spilled, and there is no room for them.
-        """
-        found = handles.read_bytes(self.client, ref)
-        while found is None:
-            self._restore(ref)
-            found = handles.read_bytes(self.client, ref)
-        if found[0] == spill.KIND_LOST:
-            raise self._lost(ref)
-        return found
 
     def _restore(self, ref: ObjectRef) -> None:
         """Have the daemon bring a spilled value back, and wait for it.

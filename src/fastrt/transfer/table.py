@@ -189,7 +189,7 @@ class Table:
         ref = self.find(objref)
         if ref is None:
             raise NotFoundError(f"object {objref:#x} is not in this store")
-        kind, is_error, pin = self.store.read_bytes(ref)
+        kind, is_error, pin = self.store.read(ref, raw=True)
         contained = handles.contained(self.store.client, ref)
         return Sealed(kind, is_error, pin, [self.name_of(one) for one in contained] if contained else [])
 
