@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from fastrt.rpc.server import Handler, Metadata, Stream
+from fastrt.rpc.server import OPTIONS, Handler, Metadata, Stream
 
 _log = logging.getLogger(__name__)
 
@@ -112,18 +112,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         self._methods = frozenset(methods)
         self._streams = dict(streams or {})
         self._authorize = authorize
-        self._options = (
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", message_bytes_max),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_concurrent_streams", 1 << 20),
-            # Beyond 1,000 calls not yet taken off the queue grpc would begin to cancel some.
-            ("grpc.server.max_pending_requests", 1 << 20),
-            ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-            *options,
-        )
+        self._options = (*OPTIONS, ("grpc.max_receive_message_length", message_bytes_max), *options)
         self._pending: dict[int, asyncio.Future[_Answer]] = {}
         self._open_streams: set[AioStream] = set()
         self._next_number = 0

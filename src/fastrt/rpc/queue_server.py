@@ -27,7 +27,7 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc
 
-from fastrt.rpc.server import Handler, Metadata, Stream
+from fastrt.rpc.server import OPTIONS, Handler, Metadata, Stream
 
 _log = logging.getLogger(__name__)
 
@@ -193,17 +193,8 @@ class QueueServer:
         self._streams = dict(streams or {})
         self._authorize = authorize
         self._queue = cygrpc.CompletionQueue()
-        arguments = (
-            (b"grpc.so_reuseport", 0),
-            (b"grpc.max_receive_message_length", message_bytes_max),
-            (b"grpc.max_send_message_length", -1),
-            (b"grpc.max_concurrent_streams", 1 << 20),
-            (b"grpc.server.max_pending_requests", 1 << 20),
-            (b"grpc.server.max_pending_requests_hard_limit", 1 << 20),
-            (b"grpc.keepalive_permit_without_calls", 1),
-            (b"grpc.http2.min_ping_interval_without_data_ms", 5000),
-            *((name.encode(), value) for name, value in options),
-        )
+        every = (*OPTIONS, ("grpc.max_receive_message_length", message_bytes_max), *options)
+        arguments = tuple((name.encode(), value) for name, value in every)
         self._server = cygrpc.Server(arguments, False)
         self._server.register_completion_queue(self._queue)
         self._lock = threading.Lock()

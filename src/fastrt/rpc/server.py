@@ -27,6 +27,18 @@ _NEEDED = (
     "Server",
 )
 
+# What gRPC is told by either implementation.
+OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.so_reuseport", 0),  # a second process must fail, not share the port
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_concurrent_streams", 1 << 20),
+    # Beyond 1,000 calls not yet taken off the queue grpc would begin to cancel some.
+    ("grpc.server.max_pending_requests", 1 << 20),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+)
+
 Metadata = Sequence[tuple[str, "str | bytes"]]
 
 
