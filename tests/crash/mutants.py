@@ -79,8 +79,6 @@ MUTANTS = (
     gone("objects: intent to tell missing", "objects.pyx", "a32_store_rel(&me.sealing, i + 1)"),
     Mutant("objects: waiters not told", "objects.pyx",
            "    object_tell(x, i)\n    a32_store_rel(&me.sealing, 0)", "    a32_store_rel(&me.sealing, 0)"),
-    gone("objects: slots read after they are freed", "objects.pyx",
-         "entry.nrefs = 0  # before the slots go: recovery reads as many as this says"),
     Mutant("objects: children not deleted", "objects.pyx",
            "elif _condemn(x, child):", "elif False:"),
     Mutant("objects: bit after the look", "objects.pyx",

@@ -255,7 +255,7 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
         condemned = a32_load_rlx(&entry.task)
         if entry.nrefs and _let_go(x, i, &condemned) != FRT_OK:
             return  # a stuck lock; the entry stays FREEING(me), recovery finds it
-        entry.nrefs = 0  # before the slots go: recovery reads as many as this says
+        entry.nrefs = 0  # before the slots go: recovery would look at as many, harmlessly (names are checked)
         if entry.offset and arena_free(x, i + 1, &entry.offset) != FRT_OK:
             return
         if entry.flags & FRT_ENTRY_FILE:
