@@ -144,6 +144,38 @@ class LockStuck(FastrtError):
     """
 
 
+class CollectiveMismatch(FastrtError, ValueError):
+    """The ranks of a group called different things: operation, type, size or root differ.
+
+    The message says what each rank did. Nothing was changed on any rank, and the group can go on.
+    """
+
+
+class CollectiveTimeout(FastrtError, TimeoutError):
+    """Not all ranks came to an operation, or to the making of a group, in time; the message names the missing.
+
+    The operation fails on all its ranks. The next one is not affected: operations are numbered.
+    """
+
+
+class PeerDied(FastrtError):
+    """A rank's process has ended, or has destroyed its side of the group, so the group cannot go on as it is.
+
+    Call `rebuild` on all ranks that are left.
+
+    Args:
+        message: what is known.
+        rank: the rank that is gone.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.rank)
+
+
 class TaskError(FastrtError):
     """The task's function raised. This is also an instance of the exception's own type where Python allows it.
 

@@ -1,0 +1,16 @@
+"""C side of the operands: a held buffer."""
+from libc.stdint cimport uint64_t
+
+cdef enum:
+    BYTES_DTYPE = 255  # moved, not computed with
+
+
+cdef class Held:
+    cdef Py_buffer view
+    cdef bint held
+    cdef int dtype
+    cdef int item_bytes
+    cdef uint64_t count
+
+
+cdef Held hold(as_buffer, array, bint writable)

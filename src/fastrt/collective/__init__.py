@@ -1,0 +1,11 @@
+"""Collective operations over NumPy arrays and other CPU buffers, among processes of one machine or of several.
+
+`init_group` joins a group; see `docs/collective.md`.
+"""
+
+from fastrt.collective.group import Group
+from fastrt.collective.handles import Handle
+from fastrt.collective.start import init_group
+from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
+
+__all__ = ["CollectiveMismatch", "CollectiveTimeout", "Group", "Handle", "PeerDied", "init_group"]

@@ -1,0 +1,64 @@
+"""What arrays of any library look like to the core, and the arrays that operations make for their results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastrt._core.dlpack import Borrowed
+
+
+def as_buffer(array: Any, writable: bool) -> tuple[Any, str | None]:
+    """A contiguous buffer over the memory of an array that exports none with a type the core knows.
+
+    Args:
+        array: a NumPy array of bfloat16 (`ml_dtypes`), or any array with `__dlpack__` in the CPU's memory.
+        writable: whether it will be written.
+    Returns:
+        The buffer, no copy, and the name of its type, or None if the buffer itself says it.
+    Raises:
+        TypeError: this is no array, or one of another device.
+        ValueError: it is not contiguous, or read-only where it must not be.
+    """
+    if isinstance(array, np.ndarray):
+        if not array.flags.c_contiguous:
+            raise ValueError("the array is not C-contiguous: pass numpy.ascontiguousarray(array)")
+        if writable and not array.flags.writeable:
+            raise ValueError("the array is read-only")
+        if array.dtype.hasobject:
+            raise TypeError("arrays of Python objects cannot be sent; see all_gather_object")
+        if array.dtype.name == "bfloat16":
+            return array.view(np.uint16), "bfloat16"
+        return array.view(f"V{array.dtype.itemsize}"), None
+    if hasattr(array, "__dlpack__"):
+        borrowed = Borrowed(array)
+        return borrowed, borrowed.dtype
+    try:
+        memoryview(array)
+    except TypeError:
+        raise TypeError(f"an array or another buffer is needed, not {type(array).__name__}") from None
+    raise ValueError("the buffer is read-only or not contiguous")
+
+
+def shape_of(array: Any) -> tuple[int, ...]:
+    """The shape of an array or buffer."""
+    if hasattr(array, "shape"):
+        return tuple(int(n) for n in array.shape)
+    return Borrowed(array).shape if hasattr(array, "__dlpack__") else tuple(memoryview(array).shape or ())
+
+
+def new_like(array: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """An uninitialised NumPy array of an array's type.
+
+    Raises:
+        TypeError: NumPy has no such type here (bfloat16 needs `ml_dtypes`); pass `out`.
+    """
+    dtype = getattr(array, "dtype", None)
+    if not isinstance(dtype, np.dtype):
+        name = Borrowed(array).dtype if hasattr(array, "__dlpack__") else memoryview(array).format
+        try:
+            dtype = np.dtype(name)
+        except TypeError:
+            raise TypeError(f"NumPy has no {name}: pass an array for the result as out=") from None
+    return np.empty(shape, dtype)

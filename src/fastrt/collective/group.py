@@ -1,0 +1,259 @@
+"""What every group offers, whatever carries it: the operations that are made of a few others.
+
+A subclass has `perform` (one operation, now), `later` (one in the background), and the members named below.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from fastrt.collective.buffers import new_like, shape_of
+
+_SIZE = np.dtype(np.int64)
+
+
+class Group:
+    """Processes that work on arrays together, each with a rank from 0. Made by `init_group`.
+
+    All ranks call the same operations in the same order. Each takes `timeout` (seconds; default: the group's) and
+    `async_op=True`, which returns a `Handle` at once, and raises:
+
+    - `CollectiveTimeout` when other ranks do not come in time,
+    - `CollectiveMismatch` when they call something else, which the message describes,
+    - `PeerDied` when a rank's process has ended; see `rebuild`.
+
+    Arrays are NumPy arrays, or any contiguous CPU buffer that offers the buffer protocol or DLPack.
+    """
+
+    name: str
+    queued: int
+
+    @property
+    def rank(self) -> int:
+        """This process's number.
+
+        Raises:
+            NotImplementedError: always, here.
+        """
+        raise NotImplementedError
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are.
+
+        Raises:
+            NotImplementedError: always, here.
+        """
+        raise NotImplementedError
+
+    def perform(self, kind: str, source: Any, target: Any, root: int, op: str, timeout: float | None) -> Any:
+        """One operation, now; see `fastrt._core.collective`.
+
+        Raises:
+            NotImplementedError: always, here.
+        """
+        raise NotImplementedError
+
+    def later(self, async_op: bool, function: Any, *args: Any) -> Any:
+        """One operation, after those that are under way: its handle if `async_op`, else its result.
+
+        Raises:
+            NotImplementedError: always, here.
+        """
+        raise NotImplementedError
+
+    def destroy(self) -> None:
+        """Leave the group. Ranks that wait for this one are told (`PeerDied`). Arrays of `empty` stay valid here.
+
+        Raises:
+            NotImplementedError: always, here.
+        """
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.destroy()
+
+    def _do(
+        self, kind: str, source: Any, target: Any, root: int, op: str, timeout: float | None, async_op: bool
+    ) -> Any:
+        if async_op or self.queued:
+            return self.later(async_op, self.perform, kind, source, target, root, op, timeout)
+        return self.perform(kind, source, target, root, op, timeout)
+
+    def _shared_out(self, array: Any) -> tuple[int, ...]:
+        """The shape of one rank's part of an array."""
+        shape = shape_of(array)
+        if not shape or shape[0] % self.world_size:
+            raise ValueError(f"an array of shape {shape} cannot be shared out among {self.world_size} ranks")
+        return shape[0] // self.world_size, *shape[1:]
+
+    # ---- operations on arrays ----
+
+    def reduce(
+        self,
+        array: Any,
+        dst: int = 0,
+        op: str = "sum",
+        out: Any = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Combine the arrays of all ranks as `all_reduce` does; only rank `dst` gets the result.
+
+        Args:
+            array: of the same type and size on all ranks; holds the result on `dst`, unless `out` is given.
+            dst: who gets the result.
+            op: sum, prod, min, max, avg, band, bor.
+            out: on `dst`: an array for the result.
+            timeout: seconds.
+            async_op: return a handle at once.
+        Returns:
+            The array with the result on `dst`, None elsewhere.
+        """
+        target = None if self.rank != dst else array if out is None else out
+        return self._do("reduce", array, target, dst, op, timeout, async_op)
+
+    def reduce_scatter(
+        self, array: Any, op: str = "sum", out: Any = None, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Combine the arrays of all ranks; each rank gets its part of the result.
+
+        Args:
+            array: shape (n * world_size, ...), the same on all ranks. Part r goes to rank r.
+            op: sum, prod, min, max, avg, band, bor.
+            out: an array for this rank's part; default: a new one of shape (n, ...).
+            timeout: seconds.
+            async_op: return a handle at once.
+        Returns:
+            This rank's part.
+        Raises:
+            ValueError: the array cannot be shared out equally.
+        """
+        out = new_like(array, self._shared_out(array)) if out is None else out
+        return self._do("reduce_scatter", array, out, 0, op, timeout, async_op)
+
+    def all_gather(self, array: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Give all ranks the arrays of all ranks.
+
+        Args:
+            array: of the same type and size on all ranks.
+            out: an array for the result; default: a new one of shape (world_size, *array.shape).
+            timeout: seconds.
+            async_op: return a handle at once.
+        Returns:
+            All arrays, in the order of ranks.
+        """
+        out = new_like(array, (self.world_size, *shape_of(array))) if out is None else out
+        return self._do("all_gather", array, out, 0, "sum", timeout, async_op)
+
+    def gather(
+        self, array: Any, dst: int = 0, out: Any = None, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Give one rank the arrays of all ranks, as `all_gather` does.
+
+        Returns:
+            All arrays on `dst`, None elsewhere.
+        """
+        if self.rank == dst and out is None:
+            out = new_like(array, (self.world_size, *shape_of(array)))
+        return self._do("gather", array, out if self.rank == dst else None, dst, "sum", timeout, async_op)
+
+    def broadcast(self, array: Any, src: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Give all ranks what rank `src` has.
+
+        Args:
+            array: of the same type and size on all ranks; read on `src`, overwritten elsewhere.
+            src: whose array it is.
+            timeout: seconds.
+            async_op: return a handle at once.
+        Returns:
+            `array`.
+        """
+        if async_op or self.queued:
+            return self.later(async_op, self._broadcast, array, src, timeout)
+        return self._broadcast(array, src, timeout)
+
+    def _broadcast(self, array: Any, src: int, timeout: float | None) -> Any:
+        gives = self.rank == src
+        self.perform("broadcast", array if gives else None, None if gives else array, src, "sum", timeout)
+        return array
+
+    def scatter(
+        self,
+        array: Any = None,
+        src: int = 0,
+        out: Any = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Give each rank its part of what rank `src` has.
+
+        Args:
+            array: on `src`: shape (n * world_size, ...); not looked at elsewhere.
+            src: whose array it is.
+            out: an array for this rank's part. Needed on all ranks but `src`, where the default is a new one.
+            timeout: seconds.
+            async_op: return a handle at once.
+        Returns:
+            This rank's part.
+        Raises:
+            ValueError: the array cannot be shared out equally, or `out` is missing.
+        """
+        if out is None:
+            if self.rank != src:
+                raise ValueError("scatter needs out= on every rank but src: only src knows the shape")
+            out = new_like(array, self._shared_out(array))
+        return self._do("scatter", array if self.rank == src else None, out, src, "sum", timeout, async_op)
+
+    def all_to_all(self, array: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Give each rank its part of every rank's array.
+
+        Args:
+            array: shape (n * world_size, ...), the same on all ranks. Part r goes to rank r.
+            out: an array for the result; default: a new one of the array's shape.
+            timeout: seconds.
+            async_op: return a handle at once.
+        Returns:
+            What the others had for this rank, in the order of ranks.
+        Raises:
+            ValueError: the array cannot be shared out equally.
+        """
+        self._shared_out(array)
+        out = new_like(array, shape_of(array)) if out is None else out
+        return self._do("all_to_all", array, out, 0, "sum", timeout, async_op)
+
+    # ---- operations on objects ----
+
+    def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
+        """Give all ranks the values of all ranks; they are pickled.
+
+        Returns:
+            The values in the order of ranks; this rank's is a copy, too.
+        """
+        body = np.frombuffer(pickle.dumps(value, 5), np.uint8)
+        sizes = self.all_gather(np.array([body.size], _SIZE), timeout=timeout)[:, 0]
+        padded = np.zeros(int(sizes.max()), np.uint8)
+        padded[: body.size] = body
+        bodies = self.all_gather(padded, timeout=timeout)
+        return [pickle.loads(one[:size].tobytes()) for one, size in zip(bodies, sizes, strict=True)]
+
+    def broadcast_object(self, value: Any = None, src: int = 0, *, timeout: float | None = None) -> Any:
+        """Give all ranks the value that rank `src` has; it is pickled.
+
+        Returns:
+            A copy of the value; on `src` the value itself.
+        """
+        body = np.frombuffer(pickle.dumps(value, 5), np.uint8) if self.rank == src else np.empty(0, np.uint8)
+        size = self.broadcast(np.array([body.size], _SIZE), src, timeout=timeout)
+        if self.rank != src:
+            body = np.empty(int(size[0]), np.uint8)
+        self.broadcast(body, src, timeout=timeout)
+        return value if self.rank == src else pickle.loads(body.tobytes())

@@ -1,0 +1,246 @@
+"""How the ranks of one machine find each other by a name alone, and get the memory they share.
+
+Rank 0 listens on an abstract Unix socket whose address is a hash of user, session and name; the others connect as soon
+as it is there. When all have come it makes the memory, a memfd, and sends everyone a descriptor of it. Neither has an
+entry in any file system, so there is nothing to clean up whoever is killed when. Both sides ask the kernel for the
+other's user and talk to nobody else.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import json
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from typing import Any, NamedTuple
+
+from fastrt._core.groups import GroupMemory
+from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
+
+_RETRY_S = 0.002  # how often to look for rank 0; doubled up to
+_RETRY_S_MAX = 0.05
+_MESSAGE_BYTES_MAX = 1 << 16
+
+
+class Met(NamedTuple):
+    """What the ranks of a node have when they have found each other."""
+
+    memory: GroupMemory
+    group_id: str  # random, the same on all ranks
+
+
+def meet(name: str, rank: int, world_size: int, timeout: float, wish: str = "") -> Met:
+    """Wait for all ranks of a group on this machine.
+
+    Args:
+        name: what they all call it.
+        rank: this process's number among them.
+        world_size: how many they are.
+        timeout: seconds.
+        wish: must be the same on all ranks.
+    Returns:
+        The memory, attached, and the group's id.
+    Raises:
+        CollectiveTimeout: they did not all come in time.
+        CollectiveMismatch: two have the same rank, or they disagree about the group.
+        PeerDied: one of them ended while the group was made.
+    """
+    address = "\0fastrt-group-" + hashlib.sha256(f"{os.getuid()}/{name}".encode()).hexdigest()[:40]
+    me = {"rank": rank, "world_size": world_size, "wish": wish, "pid": os.getpid(), "version": 1}
+    deadline = time.monotonic() + timeout
+    if rank == 0:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            if _bind(listener, address):
+                return _Gathering(name, listener, me, deadline).run()
+    return _join(name, address, me, deadline)
+
+
+def _bind(listener: socket.socket, address: str) -> bool:
+    try:
+        listener.bind(address)
+    except OSError:  # another rank 0 is gathering under this name: it will say what it thinks of a second one
+        return False
+    listener.listen(64)
+    return True
+
+
+def _is_mine(connection: socket.socket) -> bool:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return bool(struct.unpack("3i", raw)[1] == os.getuid())
+
+
+def _send(connection: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
+    body = json.dumps(message).encode()
+    rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    connection.sendmsg([body], rights)
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
+    """A message and the descriptor that came with it; raises EOFError when the other end is gone."""
+    body, rights, _, _ = connection.recvmsg(_MESSAGE_BYTES_MAX, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, data in rights:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data)
+    if not body:
+        raise EOFError("the other end is gone")
+    return json.loads(body), fds[0] if fds else None
+
+
+class _Gathering:
+    """Rank 0's side: who has come, until all have."""
+
+    def __init__(self, name: str, listener: socket.socket, me: dict[str, Any], deadline: float) -> None:
+        self.name = name
+        self.listener = listener
+        self.me = me
+        self.deadline = deadline
+        self.size: int = me["world_size"]
+        self.there: dict[int, tuple[socket.socket, dict[str, Any]]] = {}
+        self.selector = selectors.DefaultSelector()
+
+    def run(self) -> Met:
+        """Gather, make the memory, hand it out."""
+        try:
+            self.selector.register(self.listener, selectors.EVENT_READ)
+            while len(self.there) < self.size - 1:
+                self._wait_for_more()
+            self.listener.close()  # the name is free for the next group
+            return self._hand_out()
+        except CollectiveTimeout as error:
+            self._tell({"error": "CollectiveTimeout", "text": str(error)})
+            raise
+        finally:
+            self.selector.close()
+            for connection, _ in self.there.values():
+                connection.close()
+
+    def _wait_for_more(self) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            missing = sorted(set(range(1, self.size)) - set(self.there))
+            raise CollectiveTimeout(
+                f"group {self.name!r}: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.size} "
+                "did not come in time"
+            )
+        for key, _ in self.selector.select(min(left, 0.1)):
+            if key.fileobj is self.listener:
+                connection, _ = self.listener.accept()
+                connection.settimeout(1.0)
+                self._admit(connection)
+            else:
+                self._hear(key.data)
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Take a rank in, or tell it why not."""
+        try:
+            if not _is_mine(connection):
+                raise EOFError("another user")
+            hello, _ = _receive(connection)
+            refusal = self._refusal(hello)
+            if refusal:
+                _send(connection, {"error": "CollectiveMismatch", "text": f"group {self.name!r}: {refusal}"})
+                raise EOFError(refusal)
+        except (OSError, EOFError, ValueError):
+            connection.close()
+            return
+        self.there[hello["rank"]] = connection, hello
+        self.selector.register(connection, selectors.EVENT_READ, hello["rank"])
+
+    def _refusal(self, hello: dict[str, Any]) -> str | None:
+        rank = hello.get("rank")
+        if hello.get("version") != self.me["version"]:
+            return "the ranks run different versions of fastrt"
+        if hello.get("world_size") != self.size or hello.get("wish") != self.me["wish"]:
+            return (
+                f"rank {rank} expects {hello.get('world_size')} ranks {hello.get('wish')}, "
+                f"rank 0 expects {self.size} {self.me['wish']}"
+            )
+        other = self.me if rank == 0 else self.there[rank][1] if rank in self.there else None
+        if other is not None:
+            return f"rank {rank} comes twice, as process {other['pid']} and process {hello['pid']}"
+        return None if isinstance(rank, int) and 0 < rank < self.size else f"there is no rank {rank}"
+
+    def _hear(self, rank: int) -> None:
+        """A rank that says something before it is asked has ended; it may be started again and come anew."""
+        connection, _ = self.there.pop(rank)
+        self.selector.unregister(connection)
+        connection.close()
+
+    def _hand_out(self) -> Met:
+        group_id = secrets.token_hex(8)
+        memory = GroupMemory.attach(GroupMemory.create(self.size), 0, self.size)
+        for rank in sorted(self.there):
+            self._each(rank, lambda c: _send(c, {"group_id": group_id}, memory.fd))
+        for rank in sorted(self.there):
+            self._each(rank, lambda c: _receive(c))
+        for rank in sorted(self.there):
+            self._each(rank, lambda c: _send(c, {"go": True}))
+        return Met(memory, group_id)
+
+    def _each(self, rank: int, action: Any) -> None:
+        connection, hello = self.there[rank]
+        connection.settimeout(max(self.deadline - time.monotonic(), 1.0))
+        try:
+            action(connection)
+        except (OSError, EOFError):
+            text = f"rank {rank} (process {hello['pid']}) ended while group {self.name!r} was made"
+            self._tell({"error": "PeerDied", "text": text, "rank": rank})
+            raise PeerDied(text, rank) from None
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for connection, _ in self.there.values():
+            try:
+                _send(connection, message)
+            except OSError:
+                continue  # it ended, too
+
+
+def _join(name: str, address: str, me: dict[str, Any], deadline: float) -> Met:
+    """Any other rank's side. A rank 0 that breaks off is waited for again: it may be started anew."""
+    pause = _RETRY_S
+    while time.monotonic() < deadline:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            try:
+                connection.connect(address)
+                if _is_mine(connection):
+                    _send(connection, me)
+                    return _be_told(connection, me, deadline)
+            except (ConnectionError, EOFError):
+                pass
+        time.sleep(pause)
+        pause = min(2 * pause, _RETRY_S_MAX)
+    raise CollectiveTimeout(
+        f"group {name!r}: rank 0 did not come in time. All ranks must use the same name, as the same user, in the "
+        "same session of fastrt or all outside of one"
+    )
+
+
+def _be_told(connection: socket.socket, me: dict[str, Any], deadline: float) -> Met:
+    memory: GroupMemory | None = None
+    group_id = ""
+    while True:
+        connection.settimeout(max(deadline - time.monotonic() + 1.0, 0.1))  # rank 0's own time runs out first
+        try:
+            told, fd = _receive(connection)
+        except TimeoutError:
+            raise CollectiveTimeout("rank 0 said nothing more while the group was made") from None
+        except (OSError, EOFError):
+            if memory is None:
+                raise EOFError("rank 0 is gone") from None
+            raise PeerDied("rank 0 ended while the group was made", 0) from None
+        if "error" in told:
+            if told["error"] == "PeerDied":
+                raise PeerDied(told["text"], told["rank"])
+            raise (CollectiveTimeout if told["error"] == "CollectiveTimeout" else CollectiveMismatch)(told["text"])
+        if fd is not None:
+            memory = GroupMemory.attach(fd, me["rank"], me["world_size"])
+            group_id = told["group_id"]
+            _send(connection, {"attached": True})
+        elif memory is not None:
+            return Met(memory, group_id)

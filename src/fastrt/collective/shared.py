@@ -1,0 +1,264 @@
+"""A group whose ranks are all on one machine: its operations are the core's, over the memory that the ranks share."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastrt._core.channel import Channels
+from fastrt._core.collective import Collective
+from fastrt._core.groups import GroupMemory
+from fastrt.collective.buffers import as_buffer
+from fastrt.collective.group import Group
+from fastrt.collective.handles import Handle, Line
+from fastrt.collective.rendezvous import Met, meet
+from fastrt.errors import FastrtError
+
+_groups: weakref.WeakSet[SharedGroup] = weakref.WeakSet()
+
+
+class SharedGroup(Collective, Group):
+    """See `Group`. `barrier` and `all_reduce` come straight from the core: small operations last a microsecond.
+
+    Args:
+        memory: attached as this rank.
+        timeout: the group's, in seconds.
+        name: what the user calls it.
+        group_id: the same on all ranks, and on no other group.
+    """
+
+    def __init__(self, memory: GroupMemory, timeout: float, name: str, group_id: str) -> None:
+        self.name = name
+        self.timeout = timeout
+        self._memory: GroupMemory | None = memory
+        self._id = group_id
+        self._channels = Channels(memory)
+        self._line = Line(f"fastrt-{name}", self._set_queued)
+        self._lines: dict[tuple[str, int], Line] = {}
+        self._splits = 0
+        _groups.add(self)
+
+    @classmethod
+    def join(cls, name: str, rank: int, world_size: int, timeout: float, shown: str, wish: str = "") -> SharedGroup:
+        """Meet the other ranks under a name, and make the group.
+
+        Args:
+            name: what to meet by.
+            rank, world_size: this process's place.
+            timeout: to meet, and then the group's; seconds.
+            shown: the group's name for users.
+            wish: must be the same on all ranks.
+        Returns:
+            The group.
+        """
+        met: Met = meet(name, rank, world_size, timeout, wish)
+        return cls(met.memory, timeout, shown, met.group_id)
+
+    def __repr__(self) -> str:
+        return f"<group {self.name!r}: rank {self.rank} of {self.world_size}>"
+
+    def __del__(self) -> None:
+        if not self.closed and self._memory is not None:
+            self._memory.leave()
+
+    def _set_queued(self, count: int) -> None:
+        self.queued = count
+
+    def _require(self) -> GroupMemory:
+        if self.closed or self._memory is None:
+            raise FastrtError("the group is destroyed, or belongs to the process this one was forked from")
+        return self._memory
+
+    # ---- what the core asks for ----
+
+    def as_buffer(self, array: Any, writable: bool) -> tuple[Any, str | None]:
+        """See `buffers.as_buffer`."""
+        return as_buffer(array, writable)
+
+    def later(self, async_op: bool, function: Any, *args: Any) -> Any:
+        """See `Group.later`."""
+        self._require()
+        handle = self._line.submit(function, *args)
+        return handle if async_op else handle.wait()
+
+    # ---- memory ----
+
+    def empty(self, shape: int | Iterable[int], dtype: npt.DTypeLike = np.float32) -> np.ndarray[Any, Any]:
+        """An uninitialised array in the memory that the ranks share: others read it in place, without a copy.
+
+        Args:
+            shape: of the array.
+            dtype: of its elements.
+        Returns:
+            A NumPy array of this rank alone. Its memory is used again when the array and all its views are gone; it
+            stays valid after `destroy`, and in a forked child it is the parent's.
+        Raises:
+            ObjectStoreFullError: there is no more memory.
+        """
+        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        kind = np.dtype(dtype)
+        nbytes = int(np.prod(dims, dtype=np.int64)) * kind.itemsize
+        memory = self._require()
+        if nbytes == 0:
+            return np.empty(dims, kind)
+        return np.frombuffer(memory.allocate(nbytes), kind).reshape(dims)  # type: ignore[call-overload, no-any-return]
+
+    def all_reduce_shared(
+        self, array: Any, op: str = "sum", *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Combine the arrays of all ranks into one result that all ranks look at: less memory and less traffic.
+
+        Args:
+            array: a NumPy array of the same type and size on all ranks.
+            op: sum, prod, min, max, avg, band, bor.
+            timeout: seconds.
+            async_op: return a handle at once.
+        Returns:
+            A read-only array, as valid as those of `empty`; its memory is free when all ranks have dropped theirs.
+        """
+        if async_op or self.queued:
+            return self.later(async_op, self._all_reduce_shared, array, op, timeout)
+        return self._all_reduce_shared(array, op, timeout)
+
+    def _all_reduce_shared(self, array: np.ndarray[Any, Any], op: str, timeout: float | None) -> Any:
+        memory = self._require()
+        array = np.asarray(array)
+        block = None
+        place = np.zeros(1, np.int64)
+        if self.rank == 0:
+            block = memory.allocate(max(array.nbytes, 1), is_result=True)
+            place[0] = block.place
+        self._broadcast(place, 0, timeout)
+        if block is None:
+            block = memory.result(int(place[0]), max(array.nbytes, 1))
+        block.open = True
+        target = np.frombuffer(block, array.dtype, array.size)  # type: ignore[call-overload]
+        self.perform("all_reduce_shared", array, target, 0, op, timeout)
+        del target
+        block.open = False
+        return np.frombuffer(block, array.dtype, array.size).reshape(array.shape)  # type: ignore[call-overload]
+
+    # ---- between two ranks ----
+
+    def send(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Send an array's bytes to one rank; returns when they are on their way, and the array may change.
+
+        Args:
+            array: contiguous.
+            dst: to whom.
+            tag: what the receiver asks for.
+            timeout: seconds without room for more.
+            async_op: return a handle at once.
+        """
+        return self._message("send", array, dst, tag, timeout, async_op)
+
+    def recv(self, array: Any, src: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Receive the next message of a tag from one rank. Messages of one rank and tag arrive in order.
+
+        Args:
+            array: contiguous and writable, as many bytes as were sent.
+            src: from whom.
+            tag: which messages.
+            timeout: seconds.
+            async_op: return a handle at once.
+        Returns:
+            `array`.
+        """
+        return self._message("recv", array, src, tag, timeout, async_op)
+
+    def _message(self, what: str, array: Any, peer: int, tag: int, timeout: float | None, async_op: bool) -> Any:
+        # Each direction to each rank has a thread of its own: two ranks may send to each other, then receive.
+        key = (what, peer)
+        if async_op:
+            self._require()
+            line = self._lines.get(key)
+            if line is None:
+                line = self._lines[key] = Line(f"fastrt-{self.name}-{what}-{peer}")
+            return line.submit(self._message_now, what, array, peer, tag, timeout)
+        if key in self._lines:
+            return self._lines[key].submit(self._message_now, what, array, peer, tag, timeout).wait()
+        return self._message_now(what, array, peer, tag, timeout)
+
+    def _message_now(self, what: str, array: Any, peer: int, tag: int, timeout: float | None) -> Any:
+        buffer = array
+        if isinstance(array, np.ndarray) or not hasattr(array, "__buffer__"):
+            try:
+                memoryview(array).release()
+            except (TypeError, ValueError, BufferError):
+                buffer, _ = as_buffer(array, what == "recv")
+        move = self._channels.send if what == "send" else self._channels.receive
+        if not move(buffer, peer, tag, self.timeout if timeout is None else timeout):
+            raise self.peer_died()
+        return array if what == "recv" else None
+
+    # ---- other groups, and the end ----
+
+    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> SharedGroup | None:
+        """Make smaller groups. All ranks call this; those of one color make a group.
+
+        Args:
+            color: which group to be in; None: in none.
+            key: ranks there are in order of key, then of rank here.
+            timeout: seconds; also the new group's.
+        Returns:
+            The new group, or None.
+        """
+        patience = self.timeout if timeout is None else timeout
+        self._splits += 1
+        wishes = self.all_gather_object((color, key), timeout=patience)
+        if color is None:
+            return None
+        members = sorted((k, rank) for rank, (c, k) in enumerate(wishes) if c == color)
+        name = f"{self._id}/split/{self._splits}/{color}"
+        return SharedGroup.join(name, members.index((key, self.rank)), len(members), patience, f"{self.name}/{color}")
+
+    def rebuild(self, alive: Iterable[int] | None = None, *, timeout: float | None = None) -> SharedGroup:
+        """Make a group of the ranks that are left, in their order here. All of these call it; this group ends.
+
+        Args:
+            alive: their ranks here; by default all whose processes live. All must give the same.
+            timeout: seconds to wait for them; also the new group's.
+        Returns:
+            The new group.
+        Raises:
+            ValueError: this rank is not among them.
+        """
+        memory = self._require()
+        ranks = sorted(alive) if alive is not None else [q for q in range(self.world_size) if not memory.is_gone(q)]
+        if self.rank not in ranks:
+            raise ValueError(f"rank {self.rank} is not among those that go on: {ranks}")
+        name = f"{self._id}/rebuild"
+        patience = self.timeout if timeout is None else timeout
+        group = SharedGroup.join(name, ranks.index(self.rank), len(ranks), patience, self.name, wish=str(ranks))
+        self.destroy()
+        return group
+
+    def destroy(self) -> None:
+        """Leave the group. Ranks that wait for this one are told (`PeerDied`). Arrays of `empty` stay valid here."""
+        if self.closed:
+            return
+        self._line.close()
+        for line in self._lines.values():
+            line.close()
+        self.closed = self._channels.closed = True
+        if self._memory is not None:
+            self._memory.leave()
+
+    def forget(self) -> None:
+        """Be of no use in a forked child: the rank is the parent's."""
+        self.closed = self._channels.closed = True
+
+
+def _forget_after_fork() -> None:
+    for group in _groups:
+        group.forget()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+__all__ = ["Handle", "SharedGroup"]

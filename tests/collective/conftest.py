@@ -1,0 +1,73 @@
+"""Groups of forked ranks, each test in groups of its own."""
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import psutil
+import pytest
+
+import fastrt
+
+_names = itertools.count()
+
+
+class Ranks:
+    """Runs a function on many ranks at once: `ranks(3, function, *args)` calls `function(rank, 3, *args)` on each."""
+
+    def __init__(self):
+        pool = pool_module()
+        self.read, self.write = pool.read, pool.write
+        source = str(Path(fastrt.__file__).parents[1])
+        self.process = subprocess.Popen(
+            [sys.executable, pool.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": source},
+        )
+
+    def outcomes(self, count, function, *args):
+        """What became of each rank: ("returned", value), ("raised", error) or ("died", status)."""
+        self.write(self.process.stdin, cloudpickle.dumps((count, function, args)))
+        return self.read(self.process.stdout)
+
+    def __call__(self, count, function, *args):
+        """What each rank returned; raises what the first rank raised."""
+        outcomes = self.outcomes(count, function, *args)
+        for what, value in outcomes:
+            if what == "raised":
+                raise value
+            assert what == "returned", f"a rank died with status {value}"
+        return [value for _, value in outcomes]
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(10)
+
+
+def pool_module():
+    spec = importlib.util.spec_from_file_location("collective_pool", Path(__file__).with_name("pool.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    pool = Ranks()
+    assert pool.outcomes(0, None) == []  # it is there, and will wait for the next request
+    while psutil.Process(pool.process.pid).status() != psutil.STATUS_SLEEPING:
+        os.sched_yield()  # `leaves_nothing` would take a process in another state for another process
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def name():
+    """A group's name that nobody else uses at this moment."""
+    return f"test-{os.getpid()}-{next(_names)}"
