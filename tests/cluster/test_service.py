@@ -536,7 +536,7 @@ def test_grpc_wants_the_token_and_ends_a_stream_that_makes_no_sense(serve: Any, 
 
 
 def test_restarted_scheduler_goes_on_with_its_members(serve: Any, join: Any, tmp_path: Path) -> None:
-    """Stopped and started at the same address; tests/cluster/test_restart.py kills the process."""
+    """Stopped and started at the same address; tests/cli/test_ps.py kills the process."""
     service = serve(2, 1, state_dir=tmp_path)
     names = [(WORKER, "w0"), (WORKER, "w1"), (SERVER, "s0")]
     members = [join(service.address, role, member_id=name) for role, name in names]

@@ -4,14 +4,9 @@
 one as a server or worker.
 """
 
-from fastrt.cluster.client import (
-    ClusterMember,
-    ClusterTimeoutError,
-    MemberEvent,
-    MemberOptions,
-    RegistrationRefusedError,
-)
+from fastrt.cluster.client import ClusterMember
 from fastrt.cluster.events import MemberView, Overview, Phase, Refused, Role
+from fastrt.cluster.options import ClusterTimeoutError, MemberEvent, MemberOptions, RegistrationRefusedError
 from fastrt.cluster.peers import MemberUnreachableError
 from fastrt.cluster.service import ClusterOptions, ClusterScheduler
 from fastrt.cluster.state import Settings

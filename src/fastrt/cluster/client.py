@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import itertools
 import logging
 import threading
@@ -21,13 +20,13 @@ import uuid
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastrt.cluster import wire
 from fastrt.cluster.events import MemberView, Phase, Role
-from fastrt.cluster.framing import FRAME_BYTES_MAX, Frame, FramingError, Kind
+from fastrt.cluster.framing import Frame, FramingError, Kind
 from fastrt.cluster.mailbox import Mailbox
+from fastrt.cluster.options import ClusterTimeoutError, MemberEvent, MemberOptions, RegistrationRefusedError
 from fastrt.cluster.peers import Caller, Incoming, MemberUnreachableError
 from fastrt.cluster.wire import NO_RANK, Command, parse
 from fastrt.errors import FastrtError
@@ -38,62 +37,6 @@ T = TypeVar("T")
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.05, 1.0
 _DATA_THREADS = 4
 _JOIN_S = 5.0
-
-
-class RegistrationRefusedError(FastrtError):
-    """The scheduler does not take this member: the cluster is full, or has another member of this id."""
-
-
-class ClusterTimeoutError(FastrtError, TimeoutError):
-    """What was waited for in the cluster has not come in time. Wait again, or look at `fastrt ps status`."""
-
-
-class MemberEvent(enum.IntEnum):
-    """What a member is told has happened; up to 6 the numbers of upstream's ClusterEvent."""
-
-    NODE_TIMEOUT = 1
-    SCHEDULER_TIMEOUT = 2
-    READY_FOR_SCALE_OUT = 3
-    READY_FOR_SCALE_IN = 4
-    SCALE_OUT_DONE = 5
-    SCALE_IN_DONE = 6
-    RECOVERED = 1001
-    SCALE_TAKEN_BACK = 1002
-
-
-@dataclass
-class MemberOptions:
-    """How a member takes part.
-
-    Attributes:
-        scheduler: `host:port` of the scheduler's frames.
-        member_id: a name that brings this member its rank back after a restart; None: a random one.
-        host: IP address on which to take what others send.
-        port: 0 takes any free one.
-        heartbeat_s: between two heartbeats.
-        scheduler_timeout_s: a scheduler away for longer is given up.
-        call_timeout_s: for a response, unless a call says otherwise.
-        frame_bytes_max: largest frame taken.
-        on_event: told of `MemberEvent`s.
-        on_message: told of the numbers that members publish.
-        on_data: given user command, role and rank of the sender, and bytes; returns the bytes to answer.
-        before_scale: given SCALE_OUT or SCALE_IN, ends what must not go on during a scaling; the round waits for it.
-        after_scale: given the same when ranks and members are the new ones; the round ends after it.
-    """
-
-    scheduler: str
-    member_id: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 0
-    heartbeat_s: float = 3.0
-    scheduler_timeout_s: float = 30.0
-    call_timeout_s: float = 30.0
-    frame_bytes_max: int = FRAME_BYTES_MAX
-    on_event: Callable[[MemberEvent], None] | None = None
-    on_message: Callable[[int], None] | None = None
-    on_data: Callable[[int, Role, int, bytes], bytes] | None = None
-    before_scale: Callable[[Phase], None] | None = None
-    after_scale: Callable[[Phase], None] | None = None
 
 
 class ClusterMember:
@@ -245,7 +188,7 @@ class ClusterMember:
         """
         data = wire.FetchServers(node_id=self.member_id).SerializeToString()
         answer = self._wait(self._ask(Command.FETCH_METADATA, data), timeout_s)
-        return _views(parse(wire.FetchResp, answer).servers_meta)
+        return wire.views(parse(wire.FetchResp, answer).servers_meta)
 
     def publish(self, number: int, timeout_s: float | None = None) -> None:
         """Tell all members a number, this one too; see `on_message`.
@@ -476,7 +419,7 @@ class ClusterMember:
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
-        members = _views(told.servers_meta)
+        members = wire.views(told.servers_meta)
         if told.rank_id == NO_RANK:
             taken_back = self._round is None and told.cluster_state != Phase.SCALE_IN
             self._change(rank=None, ready=False, members=members)
@@ -630,11 +573,3 @@ class ClusterMember:
         except FutureTimeoutError:
             future.cancel()
             raise ClusterTimeoutError(f"no answer within {limit:g} s.") from None
-
-
-def _views(listed: Any) -> tuple[MemberView, ...]:
-    return tuple(
-        MemberView(one.node_id, Role(one.role), one.rank_id, one.ip, one.port, one.is_alive, False)
-        for one in listed
-        if one.role in (0, 1)
-    )

@@ -7,13 +7,14 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fastrt.cluster.events import Role
+from fastrt.cluster.events import MemberView, Role
 from fastrt.cluster.framing import Frame, FramingError, Kind
 from fastrt.cluster.links import FrameConnection
-from fastrt.cluster.wire import Meta, parse, request_frame
+from fastrt.cluster.wire import Command, FetchResp, FetchServers, Meta, parse, request_frame, views
 from fastrt.errors import FastrtError
 
 _CONNECT_S = 5.0
+_LOOK_BYTES_MAX = 64 << 20
 
 
 class MemberUnreachableError(FastrtError):
@@ -146,3 +147,29 @@ class Incoming:
         if not frame.meta:
             raise FramingError("a request without meta came.")
         self._on_request(self, parse(Meta, frame.meta), frame)
+
+
+def look(address: str, timeout_s: float = 10.0) -> tuple[MemberView, ...]:
+    """Ask a scheduler who is there, without being a member.
+
+    Args:
+        address: `host:port` of its frames.
+        timeout_s: for its answer.
+    Raises:
+        MemberUnreachableError: nobody answers there, or not in time.
+    """
+    host, _, port = address.rpartition(":")
+
+    async def ask() -> tuple[MemberView, ...]:
+        caller = await Caller.open("the scheduler", host.strip("[]"), int(port), _LOOK_BYTES_MAX)
+        try:
+            data = FetchServers(node_id="look").SerializeToString()
+            call = caller.call(Command.FETCH_METADATA, data, Role.WORKER, None)
+            _, answer = await asyncio.wait_for(call, timeout_s)
+        except asyncio.TimeoutError:
+            raise MemberUnreachableError(f"The scheduler at {address} does not answer.") from None
+        finally:
+            caller.close()
+        return views(parse(FetchResp, answer).servers_meta)
+
+    return asyncio.run(ask())

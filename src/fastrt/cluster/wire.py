@@ -96,6 +96,15 @@ def member_id_of(data: bytes) -> str:
         raise FramingError("a node id came that is not UTF-8.") from None
 
 
+def views(listed: Any) -> tuple[MemberView, ...]:
+    """Members from a list of ServersMeta; who is no server or worker is left out."""
+    return tuple(
+        MemberView(one.node_id, Role(one.role), one.rank_id, one.ip, one.port, one.is_alive, False)
+        for one in listed
+        if one.role in (0, 1)
+    )
+
+
 class Request(NamedTuple):
     """A member's request: the event, and whether it wants to be told of changes (REGISTER only)."""
 
