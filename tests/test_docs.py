@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "docs/coordination.md", "docs/cluster.md"]
+PAGES = ["README.md", "docs/coordination.md", "docs/cluster.md", "docs/parameter_server.md"]
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
 INSTEAD = {
@@ -20,6 +20,7 @@ INSTEAD = {
     "fastrt profile transfer": ["fastrt", "profile", "transfer", "--help"],
     "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],
     "fastrt coordinator": ["fastrt", "coordinator", "--help"],
+    "fastrt ps": ["fastrt", "ps", "scheduler", "--help"],
     "pip install": [sys.executable, "-m", "pip", "install", "--help"],
 }
 

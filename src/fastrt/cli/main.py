@@ -16,6 +16,7 @@ _COMMANDS = {
     "coordinator": ("fastrt.cli.coordinator:coordinator", "Serve a coordination service for JAX and TensorFlow."),
     "demo": ("fastrt.cli.demo:demo", "Count words of source files, in parallel and in one process."),
     "profile": ("fastrt.cli.profile:profile", "Measure put, get and transfer between nodes."),
+    "ps": ("fastrt.cli.ps:ps", "Serve the scheduler of a parameter-server cluster."),
     "start": ("fastrt.cli.start:start", "Run a node of a cluster."),
     "status": ("fastrt.cli.status:status", "Show the sessions that run on this machine."),
     "stop": ("fastrt.cli.start:stop", "End this user's nodes on this machine."),

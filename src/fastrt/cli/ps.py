@@ -1,0 +1,179 @@
+"""`fastrt ps`: the scheduler of a parameter-server cluster, and a look at a live one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fastrt.cluster.peers import MemberUnreachableError, look
+from fastrt.cluster.service import ClusterOptions, ClusterScheduler
+from fastrt.cluster.state import Settings
+from fastrt.errors import FastrtError
+from fastrt.rpc.auth import TlsFiles, read_token
+
+_DEFAULT_ADDRESS = "127.0.0.1:6667"
+_ASK_S = 10.0
+# How long members have to see in a heartbeat's response that all have finished: two of upstream's.
+_LINGER_S = 6.0
+_DURABILITY_HELP = "What kept state survives: the death of processes (default), or of the machine's power (an fsync)."
+_path = click.Path(dir_okay=False, path_type=Path)
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+_token_file = click.option(
+    "--token-file", type=_path, envvar="FASTRT_TOKEN_FILE", help="What gRPC and HTTP must carry; made when missing."
+)
+
+
+@click.group()
+def ps() -> None:
+    """Parameter servers: the scheduler that their processes register with."""
+
+
+@ps.command()
+@click.option("--address", default=_DEFAULT_ADDRESS, show_default=True, help="HOST:PORT for members' frames.")
+@click.option("--num-workers", type=click.IntRange(min=0), required=True, help="How many workers the cluster has.")
+@click.option("--num-servers", type=click.IntRange(min=0), required=True, help="How many servers.")
+@click.option("--grpc-address", help="HOST:PORT to serve the same messages over gRPC.")
+@click.option("--http-address", help="HOST:PORT to manage the cluster over HTTP.")
+@_token_file
+@click.option("--heartbeat-timeout", default=30.0, show_default=True, help="A member silent for longer (s) is lost.")
+@click.option("--available-timeout", default=300.0, show_default=True, help="Wait so long (s) for who is not there.")
+@click.option("--scale-timeout", default=300.0, show_default=True, help="A scaling that takes longer (s) is undone.")
+@click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where members are kept.")
+@click.option("--durability", type=click.Choice(["process", "power"]), default="process", help=_DURABILITY_HELP)
+@click.option("--tls-cert", type=_file, help="PEM file: the certificate chain for gRPC.")
+@click.option("--tls-key", type=_file, help="PEM file: its private key.")
+@click.option("--tls-ca", type=_file, help="PEM file: signs the clients' certificates, which are then demanded.")
+@click.option("--insecure", is_flag=True, help="Serve gRPC and HTTP beyond this machine in plain text.")
+@click.option("--allow-anonymous", is_flag=True, help="Take frames, which carry no token, from beyond this machine.")
+def scheduler(**given: Any) -> None:
+    """Serve a cluster's scheduler until all its members have finished, SIGTERM, or Ctrl-C.
+
+    Members are processes that speak MindSpore's ps/core protocol, such as `fastrt.ps.cluster.ClusterMember`.
+
+    \f
+    Raises:
+        click.ClickException: the options make no sense, an address or the state directory cannot be used.
+    """
+    try:
+        _serve(_options(given))
+    except (FastrtError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@ps.command()
+@click.option("--address", default=_DEFAULT_ADDRESS, show_default=True, help="HOST:PORT of the scheduler's frames.")
+@click.option("--http-address", help="HOST:PORT of its HTTP, for the cluster's state too.")
+@_token_file
+def status(address: str, http_address: str | None, token_file: Path | None) -> None:
+    """Show the members of a live cluster, and whether they are there.
+
+    \f
+    Raises:
+        click.ClickException: no scheduler answers.
+    """
+    try:
+        members = look(address, _ASK_S)
+        state = _state(http_address, token_file) if http_address is not None else ""
+    except (FastrtError, OSError) as error:
+        raise click.ClickException(f"{error} Is the scheduler running?") from error
+    table = Table(title=f"{len(members)} members{state}")
+    for heading in ("role", "rank", "node id", "address", "state"):
+        table.add_column(heading, overflow="fold")
+    for one in members:
+        style, there = ("green", "alive") if one.alive else ("red", "lost or finished")
+        role, place = one.role.name.lower(), f"{one.host}:{one.port}"
+        table.add_row(role, str(one.rank), escape(one.member_id), place, f"[{style}]{there}[/]")
+    Console().print(table)
+
+
+def _options(given: dict[str, Any]) -> ClusterOptions:
+    if (given["tls_cert"] is None) != (given["tls_key"] is None):
+        raise click.UsageError("--tls-cert and --tls-key go together.")
+    served = given["grpc_address"] is not None or given["http_address"] is not None
+    if served and given["token_file"] is None:
+        raise click.UsageError("--grpc-address and --http-address need --token-file; it is made when missing.")
+    tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
+    settings = Settings(
+        workers=given["num_workers"],
+        servers=given["num_servers"],
+        heartbeat_timeout_s=given["heartbeat_timeout"],
+        available_timeout_s=given["available_timeout"],
+        scale_timeout_s=given["scale_timeout"],
+    )
+    return ClusterOptions(
+        address=given["address"],
+        settings=settings,
+        grpc_address=given["grpc_address"],
+        http_address=given["http_address"],
+        token=_token(given["token_file"]) if served else None,
+        tls=tls,
+        insecure=given["insecure"],
+        allow_anonymous=given["allow_anonymous"],
+        state_dir=given["state_dir"],
+        power=given["durability"] == "power",
+    )
+
+
+def _token(path: Path) -> str:
+    """The token of a file; a new one when there is no file."""
+    try:
+        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        return read_token(path)
+    with os.fdopen(made, "w") as file:
+        file.write(secrets.token_hex(16) + "\n")
+    return read_token(path)
+
+
+def _serve(options: ClusterOptions) -> None:
+    """Serve until a signal says stop, or the cluster has finished and its members have had time to see it.
+
+    Raises:
+        FastrtError: the options make no sense, or the state directory cannot be used.
+        OSError: an address cannot be bound.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    # Blocked before any thread starts, so that all inherit it and only sigwait below takes the signals.
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    with ClusterScheduler(options) as service:
+        places = [f"on {service.address}"]
+        places += [f"gRPC on {service.grpc_address}"] if service.grpc_address else []
+        places += [f"HTTP on {service.http_address}"] if service.http_address else []
+        wanted = options.settings
+        click.echo(f"cluster of {wanted.workers} workers and {wanted.servers} servers {', '.join(places)}")
+        stopping = threading.Event()
+
+        def end_when_finished() -> None:
+            service.finished.wait()
+            if not stopping.wait(_LINGER_S):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=end_when_finished, daemon=True).start()
+        signal.sigwait(signals)
+        stopping.set()
+        click.echo("the cluster has finished" if service.finished.is_set() else "stopping")
+
+
+def _state(address: str, token_file: Path | None) -> str:
+    request = urllib.request.Request(f"http://{address}/state")
+    if token_file is not None:
+        request.add_header("Authorization", f"Bearer {read_token(token_file)}")
+    try:
+        with urllib.request.urlopen(request, timeout=_ASK_S) as answer:
+            return f", {json.loads(answer.read())['cluster_state']}"
+    except (urllib.error.URLError, ValueError) as error:
+        raise MemberUnreachableError(f"No answer from HTTP at {address}: {error}.") from error

@@ -1,0 +1,29 @@
+"""The membership of a parameter-server cluster: MindSpore's protocol over a pure state machine.
+
+`ClusterScheduler` serves one inside this process, `fastrt ps scheduler` from a shell; `ClusterMember` takes part in
+one as a server or worker.
+"""
+
+from fastrt.cluster.client import ClusterMember
+from fastrt.cluster.events import MemberView, Overview, Phase, Refused, Role
+from fastrt.cluster.options import ClusterTimeoutError, MemberEvent, MemberOptions, RegistrationRefusedError
+from fastrt.cluster.peers import MemberUnreachableError
+from fastrt.cluster.service import ClusterOptions, ClusterScheduler
+from fastrt.cluster.state import Settings
+
+__all__ = [
+    "ClusterMember",
+    "ClusterOptions",
+    "ClusterScheduler",
+    "ClusterTimeoutError",
+    "MemberEvent",
+    "MemberOptions",
+    "MemberUnreachableError",
+    "MemberView",
+    "Overview",
+    "Phase",
+    "Refused",
+    "RegistrationRefusedError",
+    "Role",
+    "Settings",
+]

@@ -1,0 +1,1 @@
+"""Parameter servers. `fastrt.ps.cluster` is their membership."""

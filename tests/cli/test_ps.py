@@ -1,0 +1,133 @@
+"""`fastrt ps` as a user runs it: serve, look, be killed, go on."""
+
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastrt.cluster import ClusterMember, ClusterOptions, ClusterScheduler, MemberOptions, Phase, Role
+
+COMMAND = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "ps"]
+
+with ClusterScheduler(ClusterOptions(grpc_address="127.0.0.1:0")):
+    pass  # grpc opens now what it keeps open for good
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=50)
+
+
+class Served:
+    """A scheduler's process, and the addresses that it named."""
+
+    def __init__(self, *words: str) -> None:
+        command = [*COMMAND, "scheduler", *words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert self.process.stdout is not None
+        self.read = ""
+        for line in self.process.stdout:
+            self.read += line
+            if line.startswith("cluster of"):
+                self.addresses = re.findall(r"[\d.]+:\d+", line)
+                return
+        raise AssertionError(self.read)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    started: list[Served] = []
+
+    def start(*words: str) -> Served:
+        started.append(Served(*words))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.communicate()
+
+
+def member(address: str, role: Role, name: str) -> ClusterMember:
+    made = ClusterMember(role, MemberOptions(address, member_id=name, heartbeat_s=0.2))
+    made.start()
+    return made
+
+
+def test_killed_scheduler_resumes_with_every_rank_and_finishes(serve: Any, tmp_path: Path) -> None:
+    words = ("--num-workers", "2", "--num-servers", "1", "--state-dir", str(tmp_path / "state"))
+    first = serve("--address", "127.0.0.1:0", *words)
+    address = first.addresses[0]
+    names = [(Role.WORKER, "w0"), (Role.WORKER, "w1"), (Role.SERVER, "s0")]
+    members = [member(address, role, name) for role, name in names]
+    try:
+        ranks = [one.wait_ready(20) for one in members]
+        for round_ in range(2):
+            first.process.send_signal(signal.SIGKILL)
+            first.process.wait(10)
+            first = serve("--address", address, *words)
+            assert [view.member_id for view in members[round_].fetch()] == ["s0", "w0", "w1"]
+            for one in members:
+                one.publish(round_)
+                one.wait_for(lambda one=one: one.phase is Phase.READY, 20, "the cluster to be ready again")
+            assert [one.rank for one in members] == ranks
+        shown = run("status", "--address", address).stdout
+        assert all(name in shown for name in ("3 members", "w0", "w1", "s0", "alive"))
+        for one in members[1:]:
+            with pytest.raises(TimeoutError):
+                one.finish(timeout_s=0.1)
+        members[0].finish()
+        for one in members:
+            one.wait_ended()
+    finally:
+        for one in members:
+            one.close()
+    first.process.send_signal(signal.SIGTERM)
+    out, _ = first.process.communicate(timeout=20)
+    assert "the cluster has finished" in out
+
+
+def test_http_is_served_with_a_token_that_is_made(serve: Any, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    words = ("--num-workers", "1", "--num-servers", "0", "--address", "127.0.0.1:0")
+    places = ("--http-address", "127.0.0.1:0", "--grpc-address", "127.0.0.1:0", "--token-file", str(token))
+    service = serve(*words, *places)
+    frames, _, http = service.addresses
+    assert token.stat().st_mode & 0o077 == 0
+    request = urllib.request.Request(
+        f"http://{http}/state", headers={"Authorization": f"Bearer {token.read_text().strip()}"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert b"ClUSTER_STARTING" in answer.read()
+    shown = run("status", "--address", frames, "--http-address", http, "--token-file", str(token))
+    assert "0 members, ClUSTER_STARTING" in shown.stdout, shown.stderr
+    service.process.send_signal(signal.SIGTERM)
+    out, _ = service.process.communicate(timeout=20)
+    assert "stopping" in out
+    assert service.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--num-workers", "1"), "--num-servers"),
+        (("--num-workers", "0", "--num-servers", "0"), "there must be from 1"),
+        (("--num-workers", "1", "--num-servers", "1", "--http-address", "127.0.0.1:0"), "--token-file"),
+        (("--num-workers", "1", "--num-servers", "1", "--address", "0.0.0.0:0"), "--allow-anonymous"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(words: tuple[str, ...], says: str) -> None:
+    result = run("scheduler", *words)
+    assert result.returncode != 0
+    assert says in result.stderr
+
+
+def test_status_without_a_scheduler_says_so() -> None:
+    result = run("status", "--address", "127.0.0.1:9")
+    assert result.returncode == 1
+    assert "Is the scheduler running?" in result.stderr
