@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
 from fastrt._core import stream
@@ -86,7 +86,7 @@ class Puller:
         Raises:
             InsecureBindError: the source is on another machine, and nobody said that this may go in the clear.
         """
-        found = self._begin(objrefs, address)
+        found = self.ask(objrefs, address)
         return [part.future if isinstance(part, Receipt) else _done(part) for part in found]
 
     def bring(self, objrefs: Iterable[int], address: str) -> Future[list[ObjectRef]]:
@@ -99,9 +99,14 @@ class Puller:
         Raises:
             InsecureBindError: as for `pull_many`.
         """
-        return self._table.whole(self._begin(objrefs, address))
+        return self._table.whole(self.ask(objrefs, address))
 
-    def _begin(self, objrefs: Iterable[int], address: str) -> list[ObjectRef | Receipt]:
+    def ask(self, objrefs: Iterable[int], address: str) -> list[ObjectRef | Receipt]:
+        """As `pull_many`, for who is told by other means: of each object its reference, or its receipt.
+
+        Raises:
+            InsecureBindError: as for `pull_many`.
+        """
         if not self._insecure and not is_loopback(address):
             raise InsecureBindError(
                 f"The native stream to {address} would be in the clear. Use TLS, where objects go over gRPC, or say "
@@ -123,6 +128,13 @@ class Puller:
                 return
         for receipt in receipts:
             receipt.fail(TransferError("this store is closing"))
+
+    def cancel(self, receipt: Receipt) -> None:
+        """Write no more into an object's memory, and let it be; others of its source go on over a new connection."""
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            link.cancel(receipt)
 
     def close(self) -> None:
         """Fail all that is still expected, close the connections, and wait for their threads."""
@@ -157,6 +169,8 @@ class _Link:
         self._tickets = itertools.count()
         self._sock: socket.socket | None = None
         self._ended = False  # under the lock: takes nothing more
+        self._cut = False  # under the lock: the connection was broken by `cancel`
+        self._writing: Receipt | None = None  # whose memory is being written
         self._failures = 0  # in a row that brought nothing
         self._head = bytearray(wire.HEAD.size)
         self._have = 0  # bytes of the next header that came with the data before it
@@ -174,13 +188,26 @@ class _Link:
                 # The thread may sleep until data come: nobody but us can ask now.
                 with contextlib.suppress(OSError):
                     self._ask()
-            self._news.notify()
+            self._news.notify_all()
             return True
+
+    def cancel(self, receipt: Receipt) -> None:
+        """Forget an object; when this returns, its memory is not written any more."""
+        with self._lock:
+            for ticket in [ticket for ticket, one in self._asked.items() if one is receipt]:
+                del self._asked[ticket]
+                self._cut = True  # what still comes of it would be taken for an answer that nobody asked for
+                if self._sock is not None:
+                    with contextlib.suppress(OSError):
+                        self._sock.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(receipt)
+            self._news.wait_for(lambda: self._writing is not receipt)
 
     def close(self) -> None:
         with self._lock:
             self._ended = True
-            self._news.notify()
+            self._news.notify_all()
             if self._sock is not None:
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
@@ -197,7 +224,7 @@ class _Link:
                 except _Without:
                     continue
                 except (OSError, EOFError, wire.BrokenError) as exc:
-                    if not self._try_again(exc):
+                    if not self._was_cut() and not self._try_again(exc):
                         if self._failures <= len(_PAUSES_S):
                             return
                         error = TransferError(
@@ -228,6 +255,12 @@ class _Link:
                 self._ended = True
             return not self._ended
 
+    def _was_cut(self) -> bool:
+        """Whether it was `cancel` that broke the connection, and others are still wanted."""
+        with self._lock:
+            cut, self._cut = self._cut, False
+            return cut and not self._ended
+
     def _try_again(self, exc: BaseException) -> bool:
         with self._lock:
             if self._ended:
@@ -252,7 +285,7 @@ class _Link:
                 # What was under way goes on; in the order in which it was asked for.
                 self._waiting.extendleft(reversed(self._asked.values()))
                 self._asked.clear()
-                self._sock = sock
+                self._sock, self._cut = sock, False
             while self._wanted():
                 self._refill()
                 while self._asked:
@@ -292,6 +325,8 @@ class _Link:
             self._receive_bundle(fd, frame)
             return
         receipt = self._asked.get(frame.ticket)
+        if receipt is None and self._cut:
+            raise EOFError("the object was cancelled")
         if self._checked and frame.status == wire.OK and not frame.flags & wire.CHECKED:
             raise wire.WireError(f"{self._address} sends object {frame.objref:#x} without the checksums it promised")
         if receipt is None or receipt.objref != frame.objref:
@@ -304,7 +339,8 @@ class _Link:
             return
         names = bytearray(8 * frame.nrefs)
         data = self._place(receipt, frame)
-        got = stream.receive_parts(fd, [names, data, head], len(names) + frame.length, self._timeout_s)
+        with self._into(frame.ticket, receipt):
+            got = stream.receive_parts(fd, [names, data, head], len(names) + frame.length, self._timeout_s)
         self._have = got - len(names) - frame.length
         if self._checked and frame.crc != stream.crc32c(data, stream.crc32c(names)):
             raise wire.BrokenError(f"{frame.length} bytes of object {frame.objref:#x} were damaged on the way")
@@ -314,6 +350,20 @@ class _Link:
         receipt.received += frame.length
         if receipt.received == receipt.total:
             self._seal(frame.ticket, receipt)
+
+    @contextlib.contextmanager
+    def _into(self, ticket: int, receipt: Receipt) -> Iterator[None]:
+        """Around all that writes into an object's memory; not for one that was cancelled."""
+        with self._lock:
+            if self._asked.get(ticket) is not receipt:
+                raise EOFError("the object was cancelled")
+            self._writing = receipt
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writing = None
+                self._news.notify_all()
 
     def _receive_bundle(self, fd: int, frame: Frame) -> None:
         """Take small objects, all at once."""
@@ -381,9 +431,10 @@ class _Link:
             self._finish(ticket, exc)
         else:
             with self._lock:
-                del self._asked[ticket]
+                self._asked.pop(ticket, None)  # unless it was cancelled just now
 
     def _finish(self, ticket: int, error: BaseException) -> None:
         with self._lock:
-            receipt = self._asked.pop(ticket)
-        receipt.fail(error)
+            receipt = self._asked.pop(ticket, None)
+        if receipt is not None:
+            receipt.fail(error)

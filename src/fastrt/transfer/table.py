@@ -132,7 +132,7 @@ class Receipt:
         self.view = memoryview(self.writer)
         return self.view
 
-    def seal(self) -> ObjectRef:
+    def seal(self) -> ObjectRef | None:
         """Make the object visible, after its last byte.
 
         Raises:
