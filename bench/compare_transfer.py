@@ -2,8 +2,10 @@
 
 Run: python bench/compare_transfer.py [--rounds 9] [--size 1GiB] [--flight-python PYTHON]
 
-iperf3 is left out where it is not installed, Arrow Flight where PYTHON (default: this one) has no pyarrow. Each round
-runs everything once, so all meet the same machine; ratios are medians over rounds of the ratio within a round.
+"empty gRPC" is a stream of as many bytes in as large messages, which a server of the same kind throws away: what gRPC
+itself leaves to be reached. iperf3 is left out where it is not installed, Arrow Flight where PYTHON (default: this
+one) has no pyarrow. Each round runs everything once, so all meet the same machine; ratios are medians over rounds of
+the ratio within a round.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from rich.table import Table
 
 from fastrt.config import parse_bytes
 from fastrt.observe.profile import TwoNodes
+from fastrt.rpc.channel import BULK_OPTIONS, open_channel
+from fastrt.transfer.push import CHUNK_BYTES
 
 MANY, EACH = 10_000, 64 << 10
 WIDTH = 110
@@ -34,9 +38,34 @@ REQUIRED = (
     ("native", "plain TCP", 0.95),
     ("native", "iperf3", 1.2),
     ("grpc", "iperf3", 0.8),
+    ("empty gRPC", "iperf3", 0.8),
     ("grpc", "Arrow Flight", 1.4),
     ("10,000 x 64 KiB", "native", 0.5),
 )
+# Throws away every message of a stream.
+EMPTY_SERVER = """
+import sys
+from fastrt._core import stream as memory
+from fastrt.rpc.channel import BULK_OPTIONS
+from fastrt.rpc.server import open_server
+class Nothing:
+    def on_call(self, call, method, body): pass
+    def on_cancel(self, call): pass
+    def on_idle(self): return None
+    def on_stop(self): pass
+def take(stream):
+    def receive(body):
+        if body is None:
+            stream.send(b"")
+            stream.finish()
+    stream.receiver, stream.on_closed = receive, lambda: None
+memory.keep_freed_memory(128 << 20)
+server = open_server(Nothing(), [], {"/empty/Stream": take}, 8 << 20, None, BULK_OPTIONS)
+port = server.bind("127.0.0.1:0")
+server.start()
+print(port, flush=True)
+sys.stdin.read()
+"""
 # Serves one table of the size it is told and fetches it in another process, each time it reads a line.
 FLIGHT_SERVER = """
 import sys, pyarrow as pa, pyarrow.flight as f, numpy as np
@@ -58,6 +87,24 @@ for line in sys.stdin:
         pass
     print(time.perf_counter() - start, flush=True)
 """
+
+
+class EmptyStream:
+    """A gRPC stream of ready-made messages to a server that throws them away, with our options at both ends."""
+
+    def __init__(self, nbytes: int, stack: ExitStack) -> None:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        server = subprocess.Popen([sys.executable, "-c", EMPTY_SERVER], **pipes)
+        stack.callback(end, server)
+        channel = stack.enter_context(open_channel(f"127.0.0.1:{server.stdout.readline().strip()}", None, BULK_OPTIONS))
+        self._call = channel.stream_unary("/empty/Stream", None, None)
+        self._message = bytes(CHUNK_BYTES)
+        self._count = nbytes // CHUNK_BYTES
+
+    def __call__(self) -> float:
+        start = time.perf_counter()
+        self._call(iter([self._message] * self._count))
+        return time.perf_counter() - start
 
 
 class Iperf:
@@ -134,6 +181,7 @@ def main(rounds: int, size: str, flight_python: str, json_path: str | None) -> N
             return seconds
 
         runs["10,000 x 64 KiB"] = many
+        runs["empty gRPC"] = EmptyStream(nbytes, stack)
         if shutil.which("iperf3"):
             runs["iperf3"] = Iperf(nbytes, stack)
         if subprocess.run([flight_python, "-c", "import pyarrow.flight"], capture_output=True).returncode == 0:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -16,13 +17,13 @@ UP_S = 30.0
 
 
 class RunningNode:
-    """One `fastrt start`."""
+    """One `fastrt start`; `within` is a command that runs it elsewhere."""
 
-    def __init__(self, runtime_dir: Path, *options: str) -> None:
+    def __init__(self, runtime_dir: Path, *options: str, within: Sequence[str] = ()) -> None:
         env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_OBJECT_STORE_MEMORY": "256MiB"}
         env["FASTRT_SPILL_DIR"] = str(runtime_dir.parent / "spill")
         self.process = subprocess.Popen(
-            [*START, *options],
+            [*within, *START, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -21,6 +21,7 @@ from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError, Work
 from fastrt.node.outgoing import Outgoing
 from fastrt.node.readiness import Readiness
 from fastrt.node.references import PeerError, References
+from fastrt.node.values import Native, Values
 from fastrt.rpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -74,9 +75,10 @@ class Exchange:
     Args:
         store: this process's attachment.
         readiness: watches references for this process.
+        native: this node's native stream for large values; None: they go in pieces between the tasks.
     """
 
-    def __init__(self, store: Store, readiness: Readiness) -> None:
+    def __init__(self, store: Store, readiness: Readiness, native: Native | None = None) -> None:
         self.node = ""
         self.name = ""
         self.workers = self.idle = self.queued = 0
@@ -87,7 +89,8 @@ class Exchange:
         self.references = References(store, self._send_object, _Ref)
         self._lent: dict[int, _Lent] = {}
         self._borrowed: dict[int, _Borrowed] = {}
-        self._arriving: dict[int, _Arriving] = {}  # by transfer
+        self._arriving: dict[int, _Arriving] = {}  # by transfer; below 0: by the other node's native stream
+        self._values = None if native is None else Values(native, self._landed)
         self._told: set[bytes] = set()  # functions that the other node has
         self._digests: dict[int, bytes] = {}
         self._numbers = 0
@@ -219,6 +222,8 @@ class Exchange:
 
     def _send_value(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
         try:
+            if self._values is not None and self._offer_value(self._values, ref, then, where):
+                return
             kind, error, data = self._store.read(ref)
         except FastrtError as exc:  # lost here: whoever asked gets that as the value
             kind, error, data = PICKLE, True, serialize(exc).to_bytes()
@@ -230,6 +235,16 @@ class Exchange:
             first = _Value(kind=kind, error=error, size=len(data), contains=contains, **where)
         self.out.add_value(first, memoryview(data).cast("B"), then)
 
+    def _offer_value(self, values: Values, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> bool:
+        """Have a large value taken by the native stream; False when it is to be sent otherwise."""
+        kind, error, pin = self._store.read_bytes(ref)
+        number = values.offer(ref, len(pin), then, where)
+        if number:
+            contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
+            first = _Value(kind=kind, error=error, size=len(pin), contains=contains, native=number, **where)
+            self.out.add("value", first)
+        return number != 0
+
     def _on_value(self, message: Any) -> None:
         if message.at:
             self._on_piece(message)
@@ -237,6 +252,7 @@ class Exchange:
         contains = [self.references.resolve(one) for one in message.contains]
         task = self._sink(message)
         if task is None:
+            self._refuse(message)
             return
         if message.kind == 0 and not message.error and len(message.data) == message.size:
             value = pickle.loads(message.data)  # the stream has shown the session's token
@@ -247,12 +263,45 @@ class Exchange:
         self._drop_arriving(task, message.result)
         writer = self._store.result(task, message.result, message.size, kind, len(contains), message.error)
         if writer is None:
+            self._refuse(message)
             return
         finish = partial(self._arrived, message, task)
         arriving = _Arriving(writer, contains, message.size, task, message.result, finish)
+        if message.native:
+            if self._values is None:
+                raise PeerError(f"node {self.name} offers a value by a stream that this node does not have")
+            self._arriving[-message.native] = arriving
+            self._values.take(message.native, writer, kind)
+            return
         self._take_piece(arriving, message)
         if arriving.at < arriving.size:
             self._arriving[message.transfer] = arriving
+
+    def _refuse(self, message: Any) -> None:
+        """Nobody wants this value."""
+        if message.native:
+            self.out.add("taken", message.native)
+
+    def _landed(self, number: int, error: BaseException | None) -> None:
+        """A value has come by the native stream, or cannot."""
+        arriving = self._arriving.get(-number)
+        if arriving is None:
+            return
+        if error is not None:
+            self.out.add("again", number)
+            return
+        del self._arriving[-number]
+        arriving.writer.seal(arriving.contains)
+        arriving.finish()
+        self.out.add("taken", number)
+
+    def _on_answer(self, number: int, again: bool) -> None:
+        """The other node has taken a value of ours, or wants it in pieces."""
+        offer = self._values.answered(number, again) if self._values is not None else None
+        if offer is not None and again:
+            self._send_value(offer.ref, offer.then, **offer.where)
+        elif offer is not None:
+            offer.then()
 
     def _sink(self, message: Any) -> int | None:
         """The task of this node that a value is a result of; None when nobody wants it any more."""
@@ -301,6 +350,9 @@ class Exchange:
         for transfer, one in list(self._arriving.items()):
             if one.task == task and result in (None, one.result):
                 del self._arriving[transfer]
+                if transfer < 0 and self._values is not None:
+                    self._values.cancel(-transfer)
+                    self.out.add("taken", -transfer)
 
     # ---- the stream ----
 
@@ -317,6 +369,8 @@ class Exchange:
         """
         if frame.HasField("hello"):
             self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
+            if self._values is not None:
+                self._values.connect(frame.hello.native)
         self.idle, self.queued = frame.idle, frame.queued
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
             (frame.function, self._on_function),
@@ -324,6 +378,8 @@ class Exchange:
             (frame.value, self._on_value),
             (frame.ended, self._on_ended),
             (frame.cancel, self._on_cancel),
+            (frame.taken, partial(self._on_answer, again=False)),
+            (frame.again, partial(self._on_answer, again=True)),
             (frame.release, lambda one: self.references.released(one.objref, one.named)),
         )
         for messages, handle in steps:
@@ -345,6 +401,8 @@ class Exchange:
             return
         self.closed = True
         self.out.close()
+        if self._values is not None:
+            self._values.close()
         self._arriving.clear()
         lost = f"node {self.name or 'that had it'} was lost: {why}"
         for lent in self._lent.values():

@@ -27,6 +27,7 @@ from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.node.exchange import Exchange
 from fastrt.node.pressure import Pressure
 from fastrt.node.readiness import Readiness
+from fastrt.node.values import open_native
 from fastrt.rpc import streams
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.streams import Access
@@ -92,6 +93,7 @@ class Uplink:
         self._node = self._client.segment.session
         self._workers: int = settings["workers"]
         self._readiness = Readiness(self._client, asyncio.get_running_loop())
+        self._native = open_native(store, access, settings["listen"])
         self._peers: dict[str, Peer] = {}
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
@@ -113,6 +115,8 @@ class Uplink:
             self._settings["listen"], self._access, _SET, {_EXCHANGE: self._on_stream}
         )
         self._report.address = address
+        if self._native is not None:
+            self._report.native = self._native.address
         background = [loop.create_task(self._stay_joined()), loop.create_task(self._tend())]
         claimer = threading.Thread(target=self._claim, args=[loop], name="fastrt-claimer", daemon=True)
         if not self._workers:
@@ -137,6 +141,8 @@ class Uplink:
             if claimer.ident:
                 claimer.join()
             self._readiness.close()
+            if self._native is not None:
+                self._native.close()
 
     # ---- the head ----
 
@@ -198,7 +204,7 @@ class Uplink:
                 await channel.close()
 
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
-        exchange = Exchange(self._store, self._readiness)
+        exchange = Exchange(self._store, self._readiness, self._native)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
         why = "the stream to it was closed"

@@ -22,7 +22,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -302,10 +301,7 @@ class TwoNodes:
         """Bring the small objects here, all asked for at once."""
         assert self.far is not None
         assert self._server.puller is not None
-        futures = self._server.puller.pull_many(self._many, self.far.native_address)
-        wait(futures)
-        for future in futures:
-            future.result()
+        self._server.puller.bring(self._many, self.far.native_address).result()
 
     def drop_many(self) -> None:
         """Let go of the small objects."""

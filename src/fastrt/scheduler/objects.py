@@ -90,12 +90,14 @@ class Objects:
     def places(self, refs: Iterable[int]) -> tuple[tuple[int, int], ...]:
         """Bytes of these objects by store; an object of unknown size counts as one byte."""
         found: dict[int, int] = {}
+        canonical_of, all_stores, nbytes = self.refs.canonical, self.stores, self.nbytes
         for ref in refs:
-            canonical = self.refs.canonical(ref)
+            canonical = canonical_of(ref)
             if canonical is not None:
-                size = self.nbytes.get(canonical, 1)
-                for store in islice(self.stores.get(canonical, ()), _PLACES_MAX):
-                    found[store] = found.get(store, 0) + size
+                stores = all_stores.get(canonical, ())
+                size = nbytes.get(canonical, 1)
+                for store in stores if len(stores) <= _PLACES_MAX else islice(stores, _PLACES_MAX):
+                    found[store] = found[store] + size if store in found else size
         return tuple(found.items())
 
     def wait_for(self, ref: int, task: int) -> None:
@@ -114,7 +116,8 @@ class Objects:
         canonical = self.refs.canonical(ref)
         assert canonical is not None
         if store in self.stores[canonical]:
-            self._tell(store, ref, canonical)
+            if ref != canonical:
+                self._tell(store, ref, canonical)
             return
         delivery = self.deliveries.get((canonical, store))
         if delivery is None:
@@ -246,6 +249,9 @@ class Objects:
     def _source(self, canonical: int, avoid: int | None = None) -> int:
         """The store that sends least, of those next in turn."""
         stores = self.stores[canonical]
+        if len(stores) == 1:
+            (source,) = stores
+            return source
         turn = [store for store in islice(stores, _SOURCES_COMPARED) if store != avoid] or [next(iter(stores))]
         source = min(turn, key=lambda store: self.sending.get(store, 0))
         del stores[source]

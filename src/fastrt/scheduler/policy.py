@@ -207,7 +207,12 @@ class Placement:
 
     def _local(self, shape: Shape, locality: tuple[tuple[Hashable, int], ...]) -> Node | None:
         """The best node at the sites that have most bytes; of those with as many, where the load is least."""
-        ranked = sorted(locality, key=self._by_bytes)[:_SITES_TRIED] if len(locality) > 1 else locality
+        ranked: Iterable[tuple[Hashable, int]] = locality
+        if len(locality) == 2 and locality[0][1] != locality[1][1]:
+            if locality[0][1] < locality[1][1]:
+                ranked = (locality[1], locality[0])
+        elif len(locality) > 1:
+            ranked = sorted(locality, key=self._by_bytes)[:_SITES_TRIED]
         for site, _ in ranked:
             beside = self._sites.get(site)
             if beside is None:

@@ -14,10 +14,11 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
 from fastrt._core import stream
+from fastrt._core.handles import Writer
 from fastrt.errors import FastrtError, NotFoundError
 from fastrt.rpc.auth import InsecureBindError, is_loopback
 from fastrt.store.ref import ObjectRef
@@ -27,8 +28,8 @@ from fastrt.transfer.wire import Frame, Request
 
 _log = logging.getLogger(__name__)
 
-WINDOW = 64  # requests open at once: 4 MiB of objects of 64 KiB, more than a connection can hold
-_REFILL = WINDOW // 2
+WINDOW = 4 * wire.BUNDLE_MAX  # requests open at once: 12 MiB of objects of 64 KiB, more than a connection can hold
+_REFILL = WINDOW - wire.BUNDLE_MAX
 _PAUSES_S = (0.02, 0.1, 0.5)  # before each new attempt that follows one that brought nothing
 _IDLE_S = 10.0  # after which a connection that nobody needs is closed
 
@@ -74,7 +75,7 @@ class Puller:
         return self.pull_many([objref], address)[0]
 
     def pull_many(self, objrefs: Iterable[int], address: str) -> list[Future[ObjectRef]]:
-        """Have objects here. Many at once cost a third of what as many calls would.
+        """Have objects here, each with a future of its own.
 
         Args:
             objrefs: their names in the cluster.
@@ -85,26 +86,55 @@ class Puller:
         Raises:
             InsecureBindError: the source is on another machine, and nobody said that this may go in the clear.
         """
+        found = self.ask(objrefs, address)
+        return [part.future if isinstance(part, Receipt) else _done(part) for part in found]
+
+    def bring(self, objrefs: Iterable[int], address: str) -> Future[list[ObjectRef]]:
+        """Have objects here, with one future for all: of 10,000 small ones, their futures cost as much as the bytes.
+
+        Args:
+            objrefs, address: as for `pull_many`.
+        Returns:
+            A future of their references. The first that cannot be had decides its error; others may still arrive.
+        Raises:
+            InsecureBindError: as for `pull_many`.
+        """
+        return self._table.whole(self.ask(objrefs, address))
+
+    def ask(self, objrefs: Iterable[int], address: str) -> list[ObjectRef | Receipt]:
+        """As `pull_many`, for who is told by other means: of each object its reference, or its receipt.
+
+        Raises:
+            InsecureBindError: as for `pull_many`.
+        """
         if not self._insecure and not is_loopback(address):
             raise InsecureBindError(
                 f"The native stream to {address} would be in the clear. Use TLS, where objects go over gRPC, or say "
                 "insecure if the network itself keeps strangers out."
             )
-        claims = [self._table.begin(objref) for objref in objrefs]
-        receipts = [receipt for receipt, _ in claims if receipt is not None]
-        if receipts:
-            self._ask(receipts, address)
-        return [future for _, future in claims]
+        found, new = self._table.begin_many(objrefs)
+        if new:
+            self._ask(new, address)
+        return found
 
     def _ask(self, receipts: list[Receipt], address: str) -> None:
         with self._lock:
             if not self._closing:
                 link = self._links.get(address)
                 if link is None or not link.take(receipts):
-                    self._links[address] = _Link(address, self._token, self._checksum, self._timeout_s, receipts)
+                    self._links[address] = _Link(
+                        self._table, address, self._token, self._checksum, self._timeout_s, receipts
+                    )
                 return
         for receipt in receipts:
             receipt.fail(TransferError("this store is closing"))
+
+    def cancel(self, receipt: Receipt) -> None:
+        """Write no more into an object's memory, and let it be; others of its source go on over a new connection."""
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            link.cancel(receipt)
 
     def close(self) -> None:
         """Fail all that is still expected, close the connections, and wait for their threads."""
@@ -115,10 +145,19 @@ class Puller:
             link.close()
 
 
+def _done(ref: ObjectRef) -> Future[ObjectRef]:
+    future: Future[ObjectRef] = Future()
+    future.set_result(ref)
+    return future
+
+
 class _Link:
     """One source: its connection, what is asked of it and what is still to be asked."""
 
-    def __init__(self, address: str, token: str, checksum: bool | None, timeout_s: float, first: list[Receipt]) -> None:
+    def __init__(
+        self, table: Table, address: str, token: str, checksum: bool | None, timeout_s: float, first: list[Receipt]
+    ) -> None:
+        self._table = table
         self._address = address
         self._token = token
         self._checksum = checksum
@@ -130,6 +169,8 @@ class _Link:
         self._tickets = itertools.count()
         self._sock: socket.socket | None = None
         self._ended = False  # under the lock: takes nothing more
+        self._cut = False  # under the lock: the connection was broken by `cancel`
+        self._writing: Receipt | None = None  # whose memory is being written
         self._failures = 0  # in a row that brought nothing
         self._head = bytearray(wire.HEAD.size)
         self._have = 0  # bytes of the next header that came with the data before it
@@ -147,13 +188,26 @@ class _Link:
                 # The thread may sleep until data come: nobody but us can ask now.
                 with contextlib.suppress(OSError):
                     self._ask()
-            self._news.notify()
+            self._news.notify_all()
             return True
+
+    def cancel(self, receipt: Receipt) -> None:
+        """Forget an object; when this returns, its memory is not written any more."""
+        with self._lock:
+            for ticket in [ticket for ticket, one in self._asked.items() if one is receipt]:
+                del self._asked[ticket]
+                self._cut = True  # what still comes of it would be taken for an answer that nobody asked for
+                if self._sock is not None:
+                    with contextlib.suppress(OSError):
+                        self._sock.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(receipt)
+            self._news.wait_for(lambda: self._writing is not receipt)
 
     def close(self) -> None:
         with self._lock:
             self._ended = True
-            self._news.notify()
+            self._news.notify_all()
             if self._sock is not None:
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_RDWR)
@@ -170,7 +224,7 @@ class _Link:
                 except _Without:
                     continue
                 except (OSError, EOFError, wire.BrokenError) as exc:
-                    if not self._try_again(exc):
+                    if not self._was_cut() and not self._try_again(exc):
                         if self._failures <= len(_PAUSES_S):
                             return
                         error = TransferError(
@@ -201,6 +255,12 @@ class _Link:
                 self._ended = True
             return not self._ended
 
+    def _was_cut(self) -> bool:
+        """Whether it was `cancel` that broke the connection, and others are still wanted."""
+        with self._lock:
+            cut, self._cut = self._cut, False
+            return cut and not self._ended
+
     def _try_again(self, exc: BaseException) -> bool:
         with self._lock:
             if self._ended:
@@ -225,7 +285,7 @@ class _Link:
                 # What was under way goes on; in the order in which it was asked for.
                 self._waiting.extendleft(reversed(self._asked.values()))
                 self._asked.clear()
-                self._sock = sock
+                self._sock, self._cut = sock, False
             while self._wanted():
                 self._refill()
                 while self._asked:
@@ -246,7 +306,7 @@ class _Link:
         requests = []
         while self._waiting and len(self._asked) < WINDOW:
             receipt = self._waiting.popleft()
-            if receipt.future.done():  # it was dropped meanwhile
+            if receipt.ended:  # it was dropped meanwhile
                 continue
             ticket = next(self._tickets) & 0xFFFFFFFF
             self._asked[ticket] = receipt
@@ -261,7 +321,12 @@ class _Link:
             stream.receive_parts(fd, [memoryview(head)[self._have :]], missing, self._timeout_s)
         frame = wire.read_frame(head)
         self._have = 0
+        if frame.status == wire.BUNDLE:
+            self._receive_bundle(fd, frame)
+            return
         receipt = self._asked.get(frame.ticket)
+        if receipt is None and self._cut:
+            raise EOFError("the object was cancelled")
         if self._checked and frame.status == wire.OK and not frame.flags & wire.CHECKED:
             raise wire.WireError(f"{self._address} sends object {frame.objref:#x} without the checksums it promised")
         if receipt is None or receipt.objref != frame.objref:
@@ -274,7 +339,8 @@ class _Link:
             return
         names = bytearray(8 * frame.nrefs)
         data = self._place(receipt, frame)
-        got = stream.receive_parts(fd, [names, data, head], len(names) + frame.length, self._timeout_s)
+        with self._into(frame.ticket, receipt):
+            got = stream.receive_parts(fd, [names, data, head], len(names) + frame.length, self._timeout_s)
         self._have = got - len(names) - frame.length
         if self._checked and frame.crc != stream.crc32c(data, stream.crc32c(names)):
             raise wire.BrokenError(f"{frame.length} bytes of object {frame.objref:#x} were damaged on the way")
@@ -284,6 +350,63 @@ class _Link:
         receipt.received += frame.length
         if receipt.received == receipt.total:
             self._seal(frame.ticket, receipt)
+
+    @contextlib.contextmanager
+    def _into(self, ticket: int, receipt: Receipt) -> Iterator[None]:
+        """Around all that writes into an object's memory; not for one that was cancelled."""
+        with self._lock:
+            if self._asked.get(ticket) is not receipt:
+                raise EOFError("the object was cancelled")
+            self._writing = receipt
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writing = None
+                self._news.notify_all()
+
+    def _receive_bundle(self, fd: int, frame: Frame) -> None:
+        """Take small objects, all at once."""
+        table = bytearray(frame.nrefs * wire.ENTRY.size)
+        stream.receive_parts(fd, [table], len(table), self._timeout_s)
+        entries = wire.read_entries(frame, table)
+        receipts = [self._expected(entry) for entry in entries]
+        if len(set(map(id, receipts))) < len(receipts):
+            raise wire.WireError(f"{self._address} sends an object twice in one bundle")
+        writers = self._make_room(entries)
+        nbytes = frame.length - len(table)
+        self._have = stream.receive_parts(fd, [*writers, self._head], nbytes, self._timeout_s) - nbytes
+        if self._checked:
+            for entry, writer in zip(entries, writers, strict=True):
+                if entry.crc != stream.crc32c(writer):
+                    raise wire.BrokenError(f"object {entry.objref:#x} was damaged on the way")
+        self._failures = 0
+        self._table.seal_many(receipts, writers)
+        with self._lock:
+            for entry in entries:
+                del self._asked[entry.ticket]
+
+    def _expected(self, entry: wire.Entry) -> Receipt:
+        """What somebody asked for, and nothing of it is here yet."""
+        receipt = self._asked.get(entry.ticket)
+        if receipt is None or receipt.objref != entry.objref or receipt.received:
+            raise wire.WireError(f"{self._address} sends object {entry.objref:#x}, which nobody asked it for")
+        if self._checked and not entry.flags & wire.CHECKED:
+            raise wire.WireError(f"{self._address} sends object {entry.objref:#x} without the checksums it promised")
+        return receipt
+
+    def _make_room(self, entries: list[wire.Entry]) -> list[Writer]:
+        """Memory for the objects of a bundle, if need be after spilling, one by one."""
+        specs = [(entry.total, entry.kind, bool(entry.flags & wire.ERROR)) for entry in entries]
+        writers = self._table.allocate_many(specs)
+        for entry, (total, kind, is_error) in zip(entries[len(writers) :], specs[len(writers) :], strict=True):
+            try:
+                writers.append(self._table.store.create(total, kind, 0, is_error))
+            except FastrtError as exc:
+                writers.clear()  # they may be what there is no room for
+                self._finish(entry.ticket, exc)
+                raise _Without from None
+        return writers
 
     def _place(self, receipt: Receipt, frame: Frame) -> memoryview:
         """Where a frame's data go: memory of the arena, allocated with the first frame."""
@@ -308,9 +431,10 @@ class _Link:
             self._finish(ticket, exc)
         else:
             with self._lock:
-                del self._asked[ticket]
+                self._asked.pop(ticket, None)  # unless it was cancelled just now
 
     def _finish(self, ticket: int, error: BaseException) -> None:
         with self._lock:
-            receipt = self._asked.pop(ticket)
-        receipt.fail(error)
+            receipt = self._asked.pop(ticket, None)
+        if receipt is not None:
+            receipt.fail(error)

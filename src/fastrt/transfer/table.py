@@ -11,11 +11,11 @@ Receipt ends it by `seal` or `fail`, and until then nothing of the object is vis
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from fastrt._core import handles
+from fastrt._core import bulk, handles
 from fastrt._core.handles import Pin, Writer
 from fastrt.errors import FastrtError, NotFoundError, ObjectLostError
 from fastrt.store.client import Store
@@ -57,19 +57,59 @@ class Sealed:
 
 
 class Receipt:
-    """One object on its way here: its memory until it is sealed, and the future of all who wait for it."""
+    """One object on its way here: its memory until it is sealed, and who is told when it is here.
 
-    __slots__ = ("_table", "future", "objref", "received", "refs", "total", "view", "writer")
+    Attributes:
+        ended: whether it is here, or known not to come: `ref` or `error`.
+        groups: that it is part of; changed under the table's lock until it has ended.
+    """
+
+    __slots__ = (
+        "_future", "_table", "ended", "error", "groups", "objref", "received", "ref", "refs", "total", "view", "writer",
+    )  # fmt: skip
 
     def __init__(self, table: Table, objref: int) -> None:
         self._table = table
         self.objref = objref
-        self.future = _running()
+        self._future: Future[ObjectRef] | None = None  # made for whoever asks: few do for one of many objects
+        self.groups: tuple[Whole, ...] = ()
+        self.ended = False
+        self.ref: ObjectRef | None = None
+        self.error: BaseException | None = None
         self.total = 0
         self.received = 0
         self.refs: list[int] = []  # the cluster's names of what the object contains
         self.writer: Writer | None = None
         self.view: memoryview | None = None
+
+    @property
+    def future(self) -> Future[ObjectRef]:
+        """The future of all who wait for it alone."""
+        with self._table._lock:
+            future = self._future
+            if future is None:
+                future = _running()
+                if self.ref is not None:
+                    future.set_result(self.ref)
+                elif self.ended:
+                    future.set_exception(self.error)
+                else:
+                    self._future = future
+            return future
+
+    def end(self, ref: ObjectRef | None, error: BaseException | None) -> None:
+        """Under the table's lock, once: it is here, or will not come. `tell` follows, without the lock."""
+        self.ended, self.ref, self.error = True, ref, error
+
+    def tell(self) -> None:
+        """Whoever waits learns how it ended."""
+        groups, self.groups = self.groups, ()
+        if self._future is not None and self.ref is not None:
+            self._future.set_result(self.ref)
+        elif self._future is not None:
+            self._future.set_exception(self.error)
+        for whole in groups:
+            whole.count(self.error)
 
     def allocate(self, total: int, kind: int, is_error: bool, nrefs: int = 0) -> memoryview:
         """Take memory for the object; it goes back by itself when the receipt fails.
@@ -92,7 +132,7 @@ class Receipt:
         self.view = memoryview(self.writer)
         return self.view
 
-    def seal(self) -> ObjectRef:
+    def seal(self) -> ObjectRef | None:
         """Make the object visible, after its last byte.
 
         Raises:
@@ -126,6 +166,40 @@ class Receipt:
             chain.__traceback__ = None
             chain = chain.__cause__ or chain.__context__
         self._table._failed(self, error)
+
+
+class Whole:
+    """Objects that are wanted together: one future for all of them.
+
+    Args:
+        parts: of each object its reference, or the Receipt of one that is on its way.
+    """
+
+    def __init__(self, parts: list[ObjectRef | Receipt]) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._left = sum(isinstance(part, Receipt) for part in parts)
+        self.future: Future[list[ObjectRef]] = Future()
+        self.future.set_running_or_notify_cancel()
+        if not self._left:
+            self._end(None)
+
+    def count(self, error: BaseException | None) -> None:
+        """One more is here, or failed; the first that fails decides."""
+        with self._lock:
+            ended = self._left == 0
+            self._left = 0 if error is not None else max(0, self._left - 1)
+            if ended or self._left:
+                return
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        parts, self._parts = self._parts, []
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            refs: list[Any] = [part.ref if isinstance(part, Receipt) else part for part in parts]
+            self.future.set_result(refs)
 
 
 class Table:
@@ -193,6 +267,29 @@ class Table:
         contained = handles.contained(self.store.client, ref)
         return Sealed(kind, is_error, pin, [self.name_of(one) for one in contained] if contained else [])
 
+    def read_many(self, objrefs: list[int], bytes_max: int, total_max: int) -> list[tuple[int, bool, Pin] | None]:
+        """Pin the bytes of small objects at once, as `bulk.pin_many` does; None: it must be asked for by `read`."""
+        with self._lock:
+            refs = [self._here.get(self._aliases.get(objref, objref)) for objref in objrefs]
+        return bulk.pin_many(self.store.client, refs, bytes_max, total_max)
+
+    def allocate_many(self, specs: list[tuple[int, int, bool]]) -> list[Writer]:
+        """Memory for small objects, as `bulk.create_many`: for as many as there is room for at once.
+
+        Args:
+            specs: size, kind and whether it is an error, of each.
+        Raises:
+            TransferError: no store of this version can read one of them.
+        """
+        for total, kind, _ in specs:
+            if _KINDS.get(kind) not in (-1, total):
+                raise TransferError(f"an object comes as kind {kind} of {total} bytes, which is no value")
+        return bulk.create_many(self.store.client, specs)
+
+    def seal_many(self, receipts: list[Receipt], writers: list[Writer]) -> None:
+        """Make what `allocate_many` gave memory for visible, after the last byte; not what was dropped meanwhile."""
+        self._arrive(receipts, bulk.seal_many(writers))
+
     def drop(self, objref: int) -> None:
         """Let go of an object and its aliases; one that is on its way is thrown away when it arrives.
 
@@ -202,6 +299,8 @@ class Table:
         with self._lock:
             ref = self._here.pop(objref, None)
             receipt = self._coming.pop(objref, None)
+            if receipt is not None:
+                receipt.end(None, _dropped(objref))
             if ref is None and receipt is None:
                 raise NotFoundError(f"object {objref:#x} is not in this store, so it cannot be deallocated")
             if ref is not None:
@@ -209,7 +308,7 @@ class Table:
             for alias in [alias for alias, target in self._aliases.items() if target == objref]:
                 del self._aliases[alias]
         if receipt is not None:
-            receipt.future.set_exception(_dropped(objref))
+            receipt.tell()
 
     def clear(self) -> None:
         """Let go of everything, and fail whoever waits."""
@@ -218,7 +317,11 @@ class Table:
             waiting = [future for futures in self._waiting.values() for future in futures]
             for mapping in (self._here, self._names, self._aliases, self._waiting):
                 mapping.clear()
-        for future in [*waiting, *(receipt.future for receipt in coming)]:
+            for receipt in coming:
+                receipt.end(None, TransferError("this store is closing"))
+        for receipt in coming:
+            receipt.tell()
+        for future in waiting:
             future.set_exception(TransferError("this store is closing"))
 
     # ---- aliases ----
@@ -264,17 +367,43 @@ class Table:
         Returns:
             (receipt, future): the receipt is None when the object is here or somebody else brings it.
         """
-        with self._lock:
-            ref = self._here.get(self._aliases.get(objref, objref))
-            if ref is None:
-                receipt = self._coming.get(objref)
-                if receipt is not None:
-                    return None, receipt.future
-                receipt = self._coming[objref] = Receipt(self, objref)
-                return receipt, receipt.future
+        (found,), new = self.begin_many([objref])
+        if isinstance(found, Receipt):
+            return found if new else None, found.future
         future = _running()
-        future.set_result(ref)
+        future.set_result(found)
         return None, future
+
+    def begin_many(self, objrefs: Iterable[int]) -> tuple[list[ObjectRef | Receipt], list[Receipt]]:
+        """Claim the one transfer of each of several objects.
+
+        Returns:
+            (found, new): of each object its reference, or the Receipt of one on its way; those that are the caller's.
+        """
+        found: list[ObjectRef | Receipt] = []
+        new = []
+        here, aliases, coming = self._here, self._aliases, self._coming
+        with self._lock:
+            for objref in objrefs:
+                part: ObjectRef | Receipt | None = here.get(aliases.get(objref, objref)) or coming.get(objref)
+                if part is None:
+                    part = coming[objref] = Receipt(self, objref)
+                    new.append(part)
+                found.append(part)
+        return found, new
+
+    def whole(self, parts: list[ObjectRef | Receipt]) -> Future[list[ObjectRef]]:
+        """One future for all of what `begin_many` has found; the first that fails decides."""
+        with self._lock:
+            parts = [part.ref if isinstance(part, Receipt) and part.ref is not None else part for part in parts]
+            failed = [part for part in parts if isinstance(part, Receipt) and part.ended]
+            group = Whole(parts)
+            for part in parts:
+                if isinstance(part, Receipt):
+                    part.groups = (*part.groups, group)
+        for receipt in failed:
+            group.count(receipt.error)
+        return group.future
 
     def coming(self) -> int:
         """How many objects are on their way."""
@@ -314,21 +443,33 @@ class Table:
         return self._waiting.pop(objref, [])
 
     def _arrived(self, receipt: Receipt, ref: ObjectRef) -> None:
+        if not self._arrive([receipt], [ref]):
+            raise _dropped(receipt.objref)
+
+    def _arrive(self, receipts: list[Receipt], refs: list[ObjectRef]) -> int:
+        """Objects are here and visible: how many of them are still wanted."""
+        told = []
+        waiting: list[tuple[Future[ObjectRef], ObjectRef]] = []
         with self._lock:
-            if self._coming.get(receipt.objref) is not receipt:
-                raise _dropped(receipt.objref)
-            del self._coming[receipt.objref]
-            waiting = self._enter(receipt.objref, ref)
-        receipt.future.set_result(ref)
-        for future in waiting:
+            for receipt, ref in zip(receipts, refs, strict=True):
+                if self._coming.get(receipt.objref) is receipt:
+                    del self._coming[receipt.objref]
+                    waiting += [(future, ref) for future in self._enter(receipt.objref, ref)]
+                    receipt.end(ref, None)
+                    told.append(receipt)
+        for receipt in told:
+            receipt.tell()
+        for future, ref in waiting:
             future.set_result(ref)
+        return len(told)
 
     def _failed(self, receipt: Receipt, error: BaseException) -> None:
         with self._lock:
             if self._coming.get(receipt.objref) is not receipt:
                 return
             del self._coming[receipt.objref]
-        receipt.future.set_exception(error)
+            receipt.end(None, error)
+        receipt.tell()
 
 
 def _running() -> Future[ObjectRef]:

@@ -5,8 +5,10 @@
     source -> taker   welcome  magic, the source's own HMAC
     taker  -> source  request  {ticket, objref, offset}, any number, at any time
     source -> taker   frame    header with the request's ticket, names of contained references, data
+                   or bundle   header, a list of small objects, the data of all of them
 
-Objects that were asked for over one connection take turns, frame by frame.
+Objects that were asked for over one connection take turns, frame by frame; small ones without references that were
+asked for together come together.
 
 Either side proves that it knows the token without sending it, and what was recorded of one connection is worth
 nothing on another. A frame holds at most FRAME_BYTES of data, in order within its object, with a CRC-32C of its
@@ -27,14 +29,17 @@ from typing import NamedTuple
 from fastrt._core import stream
 from fastrt.transfer.table import TransferError
 
-VERSION = 1
+VERSION = 2
 FRAME_BYTES = 4 << 20
 REFS_MAX = 1 << 20
 TEXT_BYTES_MAX = 4096
 REQUESTS_MAX = 256  # that a taker may have open; so a few KiB, which fit into a socket's buffer while nobody reads
 HANDSHAKE_S = 10.0
 
-OK, ABSENT, REFUSED = 0, 1, 2  # a frame's status; with another than OK the data are a text that says why
+# A frame's status; with ABSENT and REFUSED the data are a text that says why.
+OK, ABSENT, REFUSED, BUNDLE = 0, 1, 2, 3
+BUNDLE_MAX = 48  # objects in a bundle
+SMALL_BYTES = 256 << 10  # of an object in a bundle
 
 CHECKSUM = 1  # a login's flag: put checksums on data
 ERROR, CHECKED = 1, 2  # a frame's flags: the value is an error; `crc` is that of the data
@@ -48,6 +53,7 @@ _REQUEST_MAGIC = b"frtR"
 HEAD = struct.Struct("<4sHHIIIQQQQII")
 _HEAD_MAGIC = b"frtD"
 _HEAD_BYTES_CHECKED = HEAD.size - 4
+ENTRY = struct.Struct("<IHHQII")  # of a bundle's list
 
 
 class WireError(TransferError):
@@ -70,6 +76,17 @@ class Frame(NamedTuple):
     total: int
     offset: int
     length: int
+    crc: int
+
+
+class Entry(NamedTuple):
+    """A whole object of a bundle."""
+
+    ticket: int
+    kind: int
+    flags: int
+    objref: int
+    total: int
     crc: int
 
 
@@ -118,6 +135,10 @@ def read_frame(head: bytearray) -> Frame:
     if crc != stream.crc32c(memoryview(head)[:_HEAD_BYTES_CHECKED]):
         raise BrokenError("a frame's header was damaged on the way")
     frame = Frame(*fields)
+    if frame.status == BUNDLE:
+        if not 0 < frame.nrefs <= BUNDLE_MAX or frame.length > frame.nrefs * (ENTRY.size + SMALL_BYTES):
+            raise WireError(f"a bundle of {frame.nrefs} objects has {frame.length} bytes")
+        return frame
     if frame.status != OK:
         if frame.length > TEXT_BYTES_MAX or frame.nrefs:
             raise WireError(f"the reason for refusing object {frame.objref:#x} has {frame.length} bytes")
@@ -130,6 +151,29 @@ def read_frame(head: bytearray) -> Frame:
     if frame.nrefs > REFS_MAX or (frame.nrefs and frame.offset):
         raise WireError(f"a frame of object {frame.objref:#x} names {frame.nrefs} references at {frame.offset}")
     return frame
+
+
+def pack_bundle(entries: list[Entry]) -> bytes:
+    """Write a bundle's header and list; the data follow, in the order of the list."""
+    table = b"".join([ENTRY.pack(*entry) for entry in entries])
+    length = len(table) + sum([entry[4] for entry in entries])
+    return pack_frame(Frame(BUNDLE, 0, 0, len(entries), 0, 0, length, 0, length, stream.crc32c(table))) + table
+
+
+def read_entries(frame: Frame, table: bytearray) -> list[Entry]:
+    """Read a bundle's list.
+
+    Raises:
+        WireError: it says what cannot be.
+        BrokenError: its checksum is wrong.
+    """
+    if frame.crc != stream.crc32c(table):
+        raise BrokenError("a bundle's list was damaged on the way")
+    entries = [Entry._make(fields) for fields in ENTRY.iter_unpack(table)]
+    sizes = [entry.total for entry in entries]
+    if max(sizes) > SMALL_BYTES or sum(sizes) + len(table) != frame.length:
+        raise WireError(f"the objects of a bundle of {frame.length} bytes have {sum(sizes)}, one of them {max(sizes)}")
+    return entries
 
 
 # ---- handshake ----

@@ -1,0 +1,185 @@
+"""Large values beside an exchange: by the native stream, over broken connections, and in pieces where there is none."""
+
+import asyncio
+import contextlib
+
+import numpy as np
+import pytest
+from test_exchange import Side
+from transfer.sites import Proxy
+
+from fastrt._core import tasks as core
+from fastrt.errors import TaskCancelledError, WorkerCrashedError
+from fastrt.node.exchange import Exchange
+from fastrt.node.outgoing import PIECE_BYTES
+from fastrt.node.values import BYTES_MIN, Native
+from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.streams import Access
+
+Report = message_set("node").message("fastrt.node.Report")
+PATIENCE_S = 20.0
+NBYTES = 8 * BYTES_MIN
+
+
+class End(Side):
+    """A node's end of an exchange, with a native stream."""
+
+    def __init__(self, token="token"):
+        super().__init__()
+        self.native = Native(self.store, Access(token), "127.0.0.1")
+        self.exchange = Exchange(self.store, self.readiness, self.native)
+        self.pieces = 0
+        self.answers = []
+
+    def hear(self, frame):
+        self.pieces += sum(value.at > 0 for value in frame.value)
+        self.answers += [*(("taken", n) for n in frame.taken), *(("again", n) for n in frame.again)]
+        self.exchange.on_frame(frame)
+
+    def close(self):
+        self.native.close()
+        super().close()
+
+
+@contextlib.asynccontextmanager
+async def pair(wait_until, address=None, tokens=("token", "token")):
+    """Two ends whose frames go to and fro; `address` makes the one where the first end's stream is said to be."""
+    here, there = End(tokens[0]), End(tokens[1])
+
+    async def forward(one, other):
+        while (frame := await one.exchange.out.next_frame()) is not None:
+            other.hear(frame)
+
+    told = here.native.address if address is None else address(here.native.address)
+    there.hear(here.exchange.first_frame(Report(node="1" * 32, name="one", native=told)))
+    here.hear(there.exchange.first_frame(Report(node="2" * 32, name="two", native=there.native.address)))
+    passing = [asyncio.create_task(forward(here, there)), asyncio.create_task(forward(there, here))]
+    try:
+        yield here, there
+        await asyncio.to_thread(wait_until, lambda: not here.native.offers.listed(), "no offer is left")
+    finally:
+        for one in passing:
+            one.cancel()
+        here.close()
+        there.close()
+
+
+async def run(wait_until, there):
+    """Take the task at the other end, once it can run: it, and its first argument."""
+    await asyncio.to_thread(wait_until, lambda: core.queued(there.client), "the task can run", PATIENCE_S)
+    task = core.next_task(there.client, 0.0, 0.0)
+    _, (argument,), _ = core.arguments(there.client, task)
+    return task, argument
+
+
+def pattern(seed):
+    return np.arange(NBYTES // 8, dtype=np.uint64) * np.uint64(2 * seed + 1)
+
+
+@pytest.mark.parametrize("plan", [None, ("cut", 1 << 20), ("reset", 5 << 20), ("cut", 100)])
+def test_large_values_go_by_the_native_stream_both_ways(wait_until, plan):
+    async def play():
+        with contextlib.ExitStack() as stack:
+
+            def through(address):
+                proxy = stack.enter_context(contextlib.closing(Proxy(address, plans=[plan])))
+                return proxy.address
+
+            async with pair(wait_until, through if plan else None) as (here, there):
+                result = here.lend(here.store.put(pattern(1)))
+                task, argument = await run(wait_until, there)
+                np.testing.assert_array_equal(there.store.get(argument), pattern(1))
+                del argument
+                there.store.put_result(task, 0, serialized(pattern(2)))
+                core.finish(there.client, task)
+                found = await asyncio.to_thread(here.store.get, result, PATIENCE_S)
+                np.testing.assert_array_equal(found, pattern(2))
+                await asyncio.to_thread(wait_until, lambda: here.exchange.lent == 0, "the task has ended")
+                assert (here.pieces, there.pieces) == (0, 0)
+                assert [what for what, _ in here.answers + there.answers] == ["taken"] * 2
+                del found, result
+
+    asyncio.run(play())
+
+
+def serialized(value):
+    from fastrt.store.serialize import serialize
+
+    return serialize(value)
+
+
+@pytest.mark.parametrize("value", [b"x" * NBYTES, "y" * NBYTES, [b"z" * NBYTES, 1]], ids=["bytes", "str", "list"])
+def test_large_values_of_other_kinds_arrive_as_they_were(wait_until, value):
+    async def play():
+        async with pair(wait_until) as (here, there):
+            result = here.lend(here.store.put(value))
+            task, argument = await run(wait_until, there)
+            assert there.store.get(argument) == value
+            assert there.pieces == 0
+            del argument
+            assert core.finish_scalar(there.client, task, None)
+            assert await asyncio.to_thread(here.store.get, result, PATIENCE_S) is None
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("why", ["nobody listens", "another token"])
+def test_values_that_cannot_go_so_come_in_pieces(wait_until, why):
+    async def play():
+        tokens = ("token", "token" if why == "nobody listens" else "a guess")
+        async with pair(wait_until, lambda a: "127.0.0.1:1" if "nobody" in why else a, tokens) as (here, there):
+            inner = here.store.put("inner")
+            for count in (1, 2):
+                result = here.lend(here.store.put([inner, pattern(3)]))
+                task, argument = await run(wait_until, there)
+                found = there.store.get(argument)
+                np.testing.assert_array_equal(found[1], pattern(3))
+                assert there.store.get(found[0], timeout=PATIENCE_S) == "inner"
+                assert there.pieces == count * (NBYTES // PIECE_BYTES)
+                assert [what for what, _ in here.answers].count("again") == 1  # the second time nobody tries
+                del found, argument
+                assert core.finish_scalar(there.client, task, None)
+                assert await asyncio.to_thread(here.store.get, result, PATIENCE_S) is None
+            del inner
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+def test_a_value_that_is_not_wanted_any_more_leaves_nothing(wait_until, how):
+    async def play():
+        with contextlib.ExitStack() as stack:
+            proxies = []
+
+            def stalled(address):
+                proxies.append(stack.enter_context(contextlib.closing(Proxy(address, then=("stall", 3 << 20)))))
+                return proxies[0].address
+
+            async with pair(wait_until) as (there, here):
+                # The result of a task that runs at the end whose stream stalls on its way.
+                here.exchange._values.connect(stalled(there.native.address))
+                result = here.lend(None)
+                task = await lent_task(wait_until, there)
+                there.store.put_result(task, 0, serialized(pattern(4)))
+                core.finish(there.client, task)
+                await asyncio.to_thread(wait_until, lambda: proxies[0].passed >= 3 << 20, "half of it")
+                if how == "cancelled":
+                    core.cancel(here.client, result)
+                    here.exchange.forget_cancelled()
+                    with pytest.raises(TaskCancelledError):
+                        here.store.get(result, timeout=0)
+                    await asyncio.to_thread(wait_until, lambda: not there.native.offers.listed(), "it is given up")
+                else:
+                    here.exchange.close("the test says so")
+                    there.exchange.close("the test says so")
+                    assert not there.native.offers.listed()
+                    with pytest.raises(WorkerCrashedError, match="the test says so"):
+                        here.store.get(result, timeout=0)
+                del result
+
+    asyncio.run(play())
+
+
+async def lent_task(wait_until, there):
+    await asyncio.to_thread(wait_until, lambda: core.queued(there.client), "the task is there", PATIENCE_S)
+    return core.next_task(there.client, 0.0, 0.0)
