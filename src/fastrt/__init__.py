@@ -8,6 +8,7 @@ from fastrt.errors import (
     ForkedRuntimeError,
     FunctionNotFoundError,
     GetTimeoutError,
+    InfeasibleTaskError,
     LockStuck,
     NodeDiedError,
     NotFoundError,
@@ -26,6 +27,7 @@ from fastrt.store.client import get, put, wait
 from fastrt.store.completed import as_completed
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.cancel import cancel
+from fastrt.tasks.demand import NodeAffinity
 from fastrt.tasks.remote import RemoteFunction, remote
 
 __version__ = "0.1.0"
@@ -38,6 +40,8 @@ __all__ = [
     "ForkedRuntimeError",
     "FunctionNotFoundError",
     "GetTimeoutError",
+    "InfeasibleTaskError",
+    "NodeAffinity",
     "LockStuck",
     "NodeDiedError",
     "NotFoundError",

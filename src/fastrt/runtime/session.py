@@ -210,13 +210,16 @@ class Attached(Runtime):
         self._link.close()
 
 
-def start(config: Config) -> Embedded:
+def start(config: Config, cluster: bool = False) -> Embedded:
     """Start a session of this process's own.
 
+    Args:
+        config: its settings.
+        cluster: whether it is a node of a cluster.
     Raises:
         FastrtError: it cannot start; the message says why.
     """
-    processes = Processes(config)
+    processes = Processes(config, cluster)
     try:
         processes.start_daemon()
         return Embedded(config, processes)
