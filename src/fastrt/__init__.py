@@ -22,6 +22,7 @@ from fastrt.errors import (
     WorkerCrashedError,
 )
 from fastrt.runtime.driver import init, is_initialized, shutdown
+from fastrt.runtime.nodes import available_resources, cluster_resources, nodes
 from fastrt.runtime.session import Runtime
 from fastrt.store.client import get, put, wait
 from fastrt.store.completed import as_completed
@@ -57,10 +58,13 @@ __all__ = [
     "TaskError",
     "WorkerCrashedError",
     "as_completed",
+    "available_resources",
     "cancel",
+    "cluster_resources",
     "get",
     "init",
     "is_initialized",
+    "nodes",
     "put",
     "remote",
     "shutdown",

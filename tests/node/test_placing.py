@@ -131,6 +131,8 @@ def test_affinity_is_by_name_or_id_hard_or_soft():
         here.submit(demand(node=wanted))
     assert sorted(here.decide()) == [(1, "lend", "a"), (2, "lend", "a"), (3, "admit", ""), (4, "admit", "")]
     here.submit(demand(0.1, node="gone"))
+    assert here.decide() == []
+    here.now = 2.0
     assert here.decide() == [(5, "warn", "")]
     assert here.decide() == []
     here.submit(demand(0, node="gone", soft=True))
@@ -144,6 +146,8 @@ def test_what_nobody_has_is_refused_or_told_once():
     for here in (alone, many):
         here.submit(demand(gpu=2), 2)
     assert alone.decide() == [(1, "refuse", ""), (2, "refuse", "")]
+    assert many.decide() == []
+    many.now = 2.0
     assert many.decide() == [(1, "warn", "")]
     assert many.decide() == []
     assert many.placing.shortage(demand(gpu=2)) == ("CPU 1, gpu 2, which no node has (home: CPU 2, gpu 1; a: CPU 2)")
@@ -170,11 +174,11 @@ def test_order_that_is_not_carried_out_is_given_again():
 
 def test_node_that_works_quickly_is_kept_supplied():
     here = Here(view("a", 1), cpu=0)
-    here.submit(demand(), 100)
+    here.submit(demand(), 1000)
     (first,) = here.decide()
-    for _ in range(20):
+    for _ in range(200):
         here.moved(first[0], ELSEWHERE)
-        here.now += 0.01
+        here.now += 0.001
         here.moved(first[0], GONE)
         orders = here.decide()
         first = orders[0] if orders else first

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastrt._core import demands
 from fastrt._core import tasks as core
+from fastrt._core.clients import KIND_WORKER, Client, table
 from fastrt._core.functions import function_name
 from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import FastrtError, InfeasibleTaskError
@@ -107,9 +108,13 @@ class Admission:
     def describe(self) -> dict[str, Any]:
         """This node and the others, for people."""
         placing = self.placing
-        free = {name: parts - placing.used.get(name, 0) for name, parts in placing.total.items()}
-        mine = [placing.node, placing.name, placing.total, free]
+        mine = [placing.node, placing.name, placing.total, free_of(self._client, placing.total, *self._state())]
         return {"here": mine, "others": [[v.node, v.name, v.total, v.free] for v in placing.views.values()]}
+
+    def _state(self) -> tuple[dict[str, int], int]:
+        """What is free but for tasks without demands, and how many tasks are admitted."""
+        used = self.placing.used
+        return {name: parts - used.get(name, 0) for name, parts in self.placing.total.items()}, self.placing.here()
 
     def refresh(self) -> None:
         """Bring everything up to date with the tasks' records, and place what can be placed."""
@@ -194,11 +199,10 @@ class Admission:
             return
         for k in range(0, len(lend), _TASKS_A_MESSAGE):
             link.post(op="lend", tasks=lend[k : k + _TASKS_A_MESSAGE])
-        placing = self.placing
-        state = [placing.total, {name: parts - placing.used.get(name, 0) for name, parts in placing.total.items()}]
+        state = self._state()
         if state != self._told:
             self._told = state
-            link.post(op="resources", total=state[0], free=state[1], admitted=placing.here())
+            link.post(op="resources", total=self.placing.total, free=state[0], admitted=state[1])
 
     def _listen(self) -> None:
         """Sleep until there is news."""
@@ -211,3 +215,20 @@ class Admission:
             if now != seen:
                 seen = now
                 os.eventfd_write(self.news, 1)
+
+
+def free_of(client: Client, total: Mapping[str, int], free: Mapping[str, int], admitted: int) -> dict[str, int]:
+    """What is free on a node, less the CPUs that tasks without demands take.
+
+    Args:
+        client: an attachment to its session.
+        total: what it has.
+        free: what of it tasks with demands leave.
+        admitted: how many of these there are.
+    """
+    rows = [row for row in table(client.segment) if row["kind"] == KIND_WORKER]
+    busy = sum(row["task"] is not None and not row["blocked"] for row in rows)
+    left = dict(free)
+    if CPU in left:
+        left[CPU] = min(left[CPU], total[CPU]) - max(0, busy - admitted) * RESOURCE_PARTS
+    return {name: max(0, parts) for name, parts in left.items()}

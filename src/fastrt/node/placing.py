@@ -22,7 +22,9 @@ from fastrt.tasks.demand import CPU, PACK, SPREAD, Demand, in_words
 Task = tuple[int, int]  # a record's index, and the task's id
 _PATIENCE = 256
 _ORDER_S = 3.0  # in which the uplink lends what it was told to
-_RECENT_S = 0.5  # tasks that have ended within this time show how quickly a node works
+_GRACE_S = 1.0  # before anybody is told that a task cannot run: its node may just be joining
+_RECENT_S = 0.5  # tasks that have ended within this time show how quickly a node works;
+_AHEAD = 25  # one of so many is what it works off while the next order is on its way
 # Where a task is, as `moved` is told.
 GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
 _ORDERED = 5  # told to the uplink
@@ -100,7 +102,7 @@ class _Elsewhere:
     def ahead(self, now: float) -> int:
         while self.ended and now - self.ended[0] > _RECENT_S:
             self.ended.popleft()
-        return len(self.ended)
+        return -(-len(self.ended) // _AHEAD)
 
 
 class Placing:
@@ -218,7 +220,7 @@ class Placing:
             if not line.tasks:
                 del self._lines[demand]
             elif not self._feasible(demand):
-                orders += self._hopeless(demand, line)
+                orders += self._hopeless(demand, line, now)
             elif len(orders) == count:
                 line.passed += 1
                 if line.passed > _PATIENCE:
@@ -251,7 +253,7 @@ class Placing:
             if not demand.soft:
                 return None
         if demand.strategy == SPREAD:
-            return self._spread(demand, fits, now)
+            return self._spread(demand, fits)
         if fits:
             return self.node
         able = [view for view in self.views.values() if self._has(view, demand)]
@@ -260,9 +262,9 @@ class Placing:
             return pick(able, key=lambda view: self._elsewhere[view.node].free(view, CPU)).node
         return next((view.node for view in self.views.values() if self._room(view, demand, now)), None)
 
-    def _spread(self, demand: Demand, fits: bool, now: float) -> str | None:
+    def _spread(self, demand: Demand, fits: bool) -> str | None:
         """The node that is used least among those with room; of equal ones, each in its turn."""
-        able = [view.node for view in self.views.values() if self._room(view, demand, now)] + [self.node] * fits
+        able = [view.node for view in self.views.values() if self._has(view, demand)] + [self.node] * fits
         if not able:
             return None
         self._turn += 1
@@ -312,14 +314,14 @@ class Placing:
     def _could(total: Mapping[str, int], demand: Demand) -> bool:
         return all(total.get(name, 0) >= parts for name, parts in demand.amounts)
 
-    def _hopeless(self, demand: Demand, line: _Line) -> list[Order]:
+    def _hopeless(self, demand: Demand, line: _Line, now: float) -> list[Order]:
         waiting = [entry for entry in line.tasks if entry.place == WAITING]
         if not self.can_grow:
             for entry in waiting:
                 self._entries.pop(entry.task, None)
             del self._lines[demand]
             return [Order(entry.task, "refuse", demand) for entry in waiting]
-        if line.warned or not waiting:
+        if line.warned or not waiting or now - waiting[0].since < _GRACE_S:
             return []
         line.warned = True
         return [Order(waiting[0].task, "warn", demand)]

@@ -69,7 +69,9 @@ class Runtime:
         name = os.path.basename(sys.argv[0] or "python")
         client, link = attach.join(self.socket_path, "driver", name, logs=logs)
         client.adopt_job(client.job)
-        return Store(client, self._config.spin_us / 1e6, self._rejoin, self._tell), link
+        store = Store(client, self._config.spin_us / 1e6, self._rejoin, self._tell)
+        store.socket_path = self.socket_path
+        return store, link
 
     def _tell(self, **message: Any) -> bool:
         return self._link.send(**message)
