@@ -8,6 +8,7 @@ from fastrt.errors import (
     ForkedRuntimeError,
     FunctionNotFoundError,
     GetTimeoutError,
+    InfeasibleTaskError,
     LockStuck,
     NodeDiedError,
     NotFoundError,
@@ -21,11 +22,13 @@ from fastrt.errors import (
     WorkerCrashedError,
 )
 from fastrt.runtime.driver import init, is_initialized, shutdown
+from fastrt.runtime.nodes import available_resources, cluster_resources, nodes
 from fastrt.runtime.session import Runtime
 from fastrt.store.client import get, put, wait
 from fastrt.store.completed import as_completed
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.cancel import cancel
+from fastrt.tasks.demand import NodeAffinity
 from fastrt.tasks.remote import RemoteFunction, remote
 
 __version__ = "0.1.0"
@@ -38,6 +41,8 @@ __all__ = [
     "ForkedRuntimeError",
     "FunctionNotFoundError",
     "GetTimeoutError",
+    "InfeasibleTaskError",
+    "NodeAffinity",
     "LockStuck",
     "NodeDiedError",
     "NotFoundError",
@@ -53,10 +58,13 @@ __all__ = [
     "TaskError",
     "WorkerCrashedError",
     "as_completed",
+    "available_resources",
     "cancel",
+    "cluster_resources",
     "get",
     "init",
     "is_initialized",
+    "nodes",
     "put",
     "remote",
     "shutdown",

@@ -6,6 +6,7 @@ that depend on the machine (CPUs, memory) are measured once, in `load`; a Config
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -24,6 +25,10 @@ _CLIENTS_BESIDE = 2  # the driver and the node daemon need slots beside the work
 _WORKERS_MOST = _CLIENTS_MOST - _CLIENTS_BESIDE
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
           "ti": 1 << 40}  # fmt: skip
+RESOURCE_PARTS = 10_000  # amounts are counted in so many parts of one: whole numbers add up exactly
+_RESOURCE_NAME_MAX = 100
+_RESOURCE_MOST = 10**9
+_ROUNDING = 1e-9
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -39,6 +44,8 @@ class Config:
         clients_max: processes that can be attached at once, drivers and workers and the daemon together.
         objects_max: objects that can be alive at once on the node.
         tasks_max: tasks that can be unfinished at once on the node.
+        resources: what else tasks may ask for, and how much of it there is: {"gpu": 1, "license": 2.5}; CPUs are
+            num_workers. As text it is JSON.
         runtime_dir: where sockets, tokens and logs of sessions live; made with mode 0700 by its first user.
         spill_dir: where values go that do not fit into memory; on a disk, not on a memory file system.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
@@ -52,6 +59,7 @@ class Config:
     clients_max: int
     objects_max: int
     tasks_max: int
+    resources: Mapping[str, float]
     runtime_dir: Path
     spill_dir: Path
     spin_us: int
@@ -96,6 +104,8 @@ class Config:
                 f"clients_max is {self.clients_max}, but {self.num_workers} workers, a driver and the daemon need "
                 f"{needed}; raise clients_max or lower num_workers"
             )
+        if self.resources and not self.num_workers:
+            raise ConfigError(f"resources={self.resources!r} on a node without workers: nothing could use them")
 
 
 def parse_bytes(text: str) -> int:
@@ -112,6 +122,49 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ConfigError(f"{text!r} is not a size; write for instance 536870912, 512MiB or 1.5GB")
     return int(float(match[1]) * _UNITS[match[2] or ""]) if "." in match[1] else int(match[1]) * _UNITS[match[2] or ""]
+
+
+def read_resources(source: str, value: Any) -> dict[str, float]:
+    """Check amounts of resources by name.
+
+    Args:
+        source: where they come from, for messages.
+        value: a mapping, or JSON of one. GPU has one name, however it is written.
+    Returns:
+        The amounts that are not 0.
+    Raises:
+        ConfigError: it is no mapping, or an amount is no number of which 0.0001 can be the smallest part.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise _refuse(source, value, 'must be JSON such as {"gpu": 1}') from None
+    if not isinstance(value, Mapping):
+        raise _refuse(source, value, "must be amounts by name")
+    found: dict[str, float] = {}
+    for name, amount in value.items():
+        if not isinstance(name, str) or not name or len(name) > _RESOURCE_NAME_MAX:
+            raise _refuse(source, name, f"a resource's name must be text of at most {_RESOURCE_NAME_MAX} characters")
+        if name.upper() == "CPU":
+            raise _refuse(source, dict(value), "CPUs are not among the resources: say num_cpus")
+        checked = read_amount(f"{source}[{name!r}]", amount)
+        if checked:
+            found["GPU" if name.upper() == "GPU" else name] = checked
+    return found
+
+
+def read_amount(source: str, value: Any) -> float:
+    """Check one amount of a resource.
+
+    Raises:
+        ConfigError: it is no number, is negative, or has a part smaller than 0.0001.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _RESOURCE_MOST:
+        raise _refuse(source, value, f"must be a number from 0 to {_RESOURCE_MOST}")
+    if abs(round(value * RESOURCE_PARTS) - value * RESOURCE_PARTS) > _ROUNDING * RESOURCE_PARTS:
+        raise _refuse(source, value, f"the smallest part of a resource is {1 / RESOURCE_PARTS}")
+    return float(value)
 
 
 def cpu_count() -> int:
@@ -242,6 +295,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: 64),
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
+    "resources": _Setting(read_resources, dict),
     # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
     "runtime_dir": _Setting(_path(60, "or the sockets below it get too long a name"), default_runtime_dir),
     "spill_dir": _Setting(_path(200, "or it does not fit into the segment"), default_spill_dir),

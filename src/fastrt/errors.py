@@ -110,6 +110,13 @@ class ObjectLostError(FastrtError):
     """
 
 
+class InfeasibleTaskError(FastrtError):
+    """A task demands resources that nothing here has, and nothing can join that would have them.
+
+    Its message says what there is. Start the runtime with more (`init(resources=...)`), or ask for less.
+    """
+
+
 class ReferenceCountError(FastrtError, ValueError):
     """A change of reference counts, aliases or contents at the scheduler that cannot be; nothing of it was done.
 

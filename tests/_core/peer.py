@@ -10,13 +10,14 @@ import os
 import signal
 import sys
 
-from fastrt._core import arena, clients, fsck, functions, handles, recovery, segment, spill, tasks, trace
+from fastrt._core import arena, clients, demands, fsck, functions, handles, recovery, segment, spill, tasks, trace
 
 SPACE = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         arena,
         clients,
+        demands,
         fsck,
         functions,
         handles,

@@ -164,8 +164,8 @@ class Tasks(Model):
     def worker(self, me: int) -> Program:
         while (yield at("wait.wait_task: rc = _nap"), sleep_for_task):
             if (yield from self.pop(me)):
-                attempt = (yield at(T + "_start: attempts += 1"), add, "attempts", 1) + 1
-                yield at(T + "_start: FRT_TASK_RUNNING"), store, "word", (RUNNING, me, 0)
+                attempt = (yield at(T + "task_start: attempts += 1"), add, "attempts", 1) + 1
+                yield at(T + "task_start: FRT_TASK_RUNNING"), store, "word", (RUNNING, me, 0)
                 if self.scenario == "cancel" and (yield at(T + "task_is_cancelled: cancelled"), load, "cancelled"):
                     yield from self.end(me, "ERROR")
                     continue

@@ -159,8 +159,8 @@ class Waiting(Model):
 
     def unwait(self, me: int, t: int) -> Program:
         yield from self.lock_links(me)
-        if (yield at(L + "links_unwait: FRT_TASK_LINKED"), get, "linked", t):
-            yield at(L + "links_unwait: at[0] = task.waiter"), unlink, t
+        if (yield at(L + "_unlink: FRT_TASK_LINKED"), get, "linked", t):
+            yield at(L + "_unlink: at[0] = task.waiter"), unlink, t
         yield at(L + "links_unwait: _unlock"), unlock, "links"
 
     def tell(self, me: int, i: int) -> Program:

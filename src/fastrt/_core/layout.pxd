@@ -23,7 +23,7 @@ cdef extern from "layout.h" nogil:
     int FRT_LOCK_TASKS, FRT_LOCK_CLASS0, FRT_LOCK_EXTENT, FRT_LOCK_GROW, FRT_LOCKS
     uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR, FRT_ENTRY_FILE
     uint32_t FRT_SPILL_BYTES_MIN
-    uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED
+    uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED, FRT_TASK_DEMAND
 
     uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
     int frt_word_state(uint64_t word) noexcept
@@ -71,6 +71,7 @@ cdef extern from "layout.h" nogil:
         uint64_t spill_freed, spilled_objects, spilled_bytes, restored_objects, restored_bytes
         char spill_error[128]
         char spill_dir[256]
+        uint32_t held, held_news
 
     ctypedef struct frt_client:
         uint64_t word

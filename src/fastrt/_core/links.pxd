@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from fastrt._core.layout cimport frt_ctx, frt_refslot
 
@@ -11,5 +11,10 @@ cdef void links_wait(frt_ctx *x, uint32_t t) noexcept nogil
 cdef void links_unwait(frt_ctx *x, uint32_t t) noexcept nogil
 cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil
 cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil
+cdef void links_tell_held(frt_ctx *x) noexcept nogil
+cdef bint links_hold(frt_ctx *x, uint32_t t) noexcept nogil
+cdef int links_take_held(frt_ctx *x) noexcept nogil
+cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state) noexcept nogil
+cdef void links_relist(frt_ctx *x) noexcept nogil
 cdef int links_touch(frt_ctx *x) noexcept nogil
 cdef void links_recount(frt_ctx *x) noexcept nogil

@@ -9,6 +9,8 @@ Two derived things under one robust lock:
              when that is sealed, its arguments are read again, and it either waits for the next unsealed one
              or becomes READY by one compare-and-swap. No counter can disagree with the truth. A task's LINKED
              flag says that it is in a list, so that linking may be asked for by several.
+A task that demands resources and has its arguments goes to one more list instead of the queue, `held`, and is queued
+by whoever admits it.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -150,6 +152,12 @@ cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
             task.flags &= ~FRT_TASK_LINKED
         dep += 1
         task.dep = dep
+    if task.flags & FRT_TASK_DEMAND:
+        task.waiter = a32_load_rlx(&x.sb.held)
+        task.flags |= FRT_TASK_LINKED
+        a32_store_sc(&x.sb.held, t + 1)
+        links_tell_held(x)
+        return
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if we do not come that far
     if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word))):
         queue_push(x, t)
@@ -170,16 +178,22 @@ cdef void links_wait(frt_ctx *x, uint32_t t) noexcept nogil:
 
 cdef void links_unwait(frt_ctx *x, uint32_t t) noexcept nogil:
     """Take a task that is being cancelled out of the list it waits in, if it is in one."""
+    _lock_surely(x)
+    _unlink(x, t)
+    _unlock(x)
+
+
+cdef void _unlink(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Under the lock: take a task out of the list that it is in."""
     cdef frt_task *task = x.tasks + t
     cdef frt_body body
     cdef uint32_t *at
     cdef uint32_t i, dep, waiter
     cdef uint32_t left = x.tasks_max
-    _lock_surely(x)
     if task.flags & FRT_TASK_LINKED:
         dep = task.dep
         i = body.refs[dep].index if frt_task_body(x, t, &body) and dep < body.ndeps else FRT_NONE
-        at = &x.entries[i].waiter if i < x.objects_max else NULL
+        at = &x.entries[i].waiter if i < x.objects_max else &x.sb.held if task.flags & FRT_TASK_DEMAND else NULL
         waiter = at[0] if at != NULL else 0
         while waiter != 0 and waiter != t + 1:
             left -= 1
@@ -191,6 +205,77 @@ cdef void links_unwait(frt_ctx *x, uint32_t t) noexcept nogil:
         if waiter == t + 1:
             at[0] = task.waiter
         task.flags &= ~FRT_TASK_LINKED
+
+
+cdef void links_tell_held(frt_ctx *x) noexcept nogil:
+    """Have whoever admits tasks look again."""
+    a32_add_sc(&x.sb.held_news, 1)
+    frt_futex_wake(&x.sb.held_news)
+
+
+cdef bint links_hold(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Let a task that demands resources, and that this client had claimed, wait to be admitted once more: True."""
+    if x.clients[x.me].task == t + 1:
+        x.clients[x.me].task = 0
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery does it if we do not come that far
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING, x.me, frt_word_gen(x.task_words[t])))
+    links_wait(x, t)
+    a32_store_rel(&x.clients[x.me].pushing, 0)
+    return True
+
+
+cdef int links_take_held(frt_ctx *x) noexcept nogil:
+    """Take the first task off the list of those that wait to be admitted: its index, or FRT_NOT_FOUND."""
+    cdef uint32_t t
+    cdef int rc = _lock(x)
+    if rc != FRT_OK:
+        return rc
+    t = a32_load_rlx(&x.sb.held)
+    if t > x.tasks_max:
+        rc = frt_broken(x, "the list of tasks that wait to be admitted is damaged")
+    elif t == 0:
+        rc = FRT_NOT_FOUND
+    else:
+        a32_store_sc(&x.sb.held, x.tasks[t - 1].waiter)
+        x.tasks[t - 1].flags &= ~FRT_TASK_LINKED
+        rc = <int>t - 1
+    _unlock(x)
+    return rc
+
+
+cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state) noexcept nogil:
+    """Give a held task another state, stamped by this client; FRT_NOT_FOUND when it is not that task, or not held.
+
+    A task that becomes READY is queued.
+    """
+    cdef frt_task *task = x.tasks + t
+    cdef uint64_t word
+    cdef int rc = _lock(x)
+    if rc != FRT_OK:
+        return rc
+    word = a64_load_acq(x.task_words + t)
+    rc = FRT_NOT_FOUND
+    if frt_word_state(word) == FRT_TASK_WAITING and task.id == id and task.flags & FRT_TASK_DEMAND and \
+            task.dep == task.ndeps:
+        _unlink(x, t)  # a rebuild, or somebody's recovery, may have put it there again
+        a32_store_rel(&x.clients[x.me].pushing, t + 1)
+        if a64_cas_sc(x.task_words + t, word, frt_word(state, x.me, frt_word_gen(word))):
+            rc = FRT_OK
+            if state == FRT_TASK_READY:
+                queue_push(x, t)
+        a32_store_rel(&x.clients[x.me].pushing, 0)
+    _unlock(x)
+    return rc
+
+
+cdef void links_relist(frt_ctx *x) noexcept nogil:
+    """Put held tasks on the list that somebody took off it who has died since."""
+    cdef uint32_t t
+    _lock_surely(x)
+    for t in range(frt_tasks(x)):
+        if x.tasks[t].flags & FRT_TASK_DEMAND and frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_WAITING:
+            x.tasks[t].dep = 0 if not x.tasks[t].flags & FRT_TASK_LINKED else x.tasks[t].dep
+            _advance(x, t)
     _unlock(x)
 
 
@@ -236,6 +321,7 @@ cdef void _rebuild(frt_ctx *x) noexcept nogil:
     cdef uint32_t tasks = frt_tasks(x)
     cdef const frt_refslot *slots
     cdef frt_body body
+    a32_store_sc(&x.sb.held, 0)
     for i in range(objects):
         a32_store_sc(&x.entries[i].counted, BIAS)
         a32_store_sc(&x.entries[i].waiter, 0)

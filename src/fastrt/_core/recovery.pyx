@@ -13,7 +13,7 @@ from fastrt._core.clients cimport Client, client_wake
 from fastrt._core.errors cimport check
 from fastrt._core.functions cimport functions_touch
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport links_names, links_touch, links_unwait, links_wait, task_result
+from fastrt._core.links cimport links_hold, links_names, links_touch, links_unwait, links_wait, task_result
 from fastrt._core.objects cimport object_empty, object_free, object_maybe_delete, object_tell
 from fastrt._core.pool cimport pool_return, pool_touch
 from fastrt._core.queue cimport queue_push, queue_touch
@@ -96,6 +96,9 @@ cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
             rc = object_empty(x, i)
             if rc != FRT_OK:
                 return rc
+    if x.tasks[t].flags & FRT_TASK_DEMAND:
+        links_hold(x, t)
+        return FRT_OK
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # we may die, too
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
     queue_push(x, t)

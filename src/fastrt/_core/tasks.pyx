@@ -18,7 +18,8 @@ from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport (
-    links_count, links_names, links_uncount, links_unwait, links_wait, task_is_mine, task_result)
+    links_count, links_hold, links_names, links_tell_held, links_uncount, links_unwait, links_wait, task_is_mine,
+    task_result)
 from fastrt._core.objects cimport *
 from fastrt._core.pool cimport pool_keep_task, pool_take_task
 from fastrt._core.queue cimport queue_length, queue_pop, queue_push
@@ -124,8 +125,8 @@ cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
     return FRT_OK
 
 
-cdef object _submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
-                    uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags):
+cdef object task_submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
+                        uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags):
     cdef frt_ctx *x = &client.x
     cdef frt_task *task
     cdef frt_refslot *slots
@@ -141,7 +142,7 @@ cdef object _submit(Client client, Ref function, uint16_t kind, const char *args
     task.function, task.function_index = function.objref, function.index
     task.job = x.clients[x.me].job
     task.cancelled = 0
-    task.kind, task.retries, task.flags = kind, retries, flags & FRT_TASK_RETRY_ERRORS
+    task.kind, task.retries, task.flags = kind, retries, flags
     slots = _own_slots(x, t) + nreturns
     for ref in refs:
         slots[k].objref, slots[k].index, slots[k].pad = ref.objref, ref.index, 0
@@ -165,13 +166,10 @@ def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, u
         function: reference to the function's object.
         args: positional arguments; references among them are resolved before the task runs.
         nreturns: number of results; 1 gives one Ref, anything else a list.
-        retries: runs allowed beyond the first.
-        flags: RETRY_ERRORS or 0.
+        retries, flags: runs allowed beyond the first; RETRY_ERRORS or 0.
     Returns:
         The result's Ref or a list of them; None when an argument is of another kind (nothing happened).
-    Raises:
-        ObjectStoreFullError: no room for the task or its results.
-        StaleReferenceError: a reference of an ended session.
+    Raises: as `submit`.
     """
     cdef char room[SCALAR_ROOM]
     cdef list refs = []
@@ -179,8 +177,8 @@ def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, u
     if n < 0:
         return None
     client.ensure()
-    return _submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns, retries,
-                   flags)
+    return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns, retries,
+                       flags & FRT_TASK_RETRY_ERRORS)
 
 
 def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
@@ -204,7 +202,8 @@ def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, ui
         raise ValueError(f"{ndeps} dependencies among {len(refs)} references")
     if len(args) >= 1 << 32:
         raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
-    return _submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries, flags)
+    return task_submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries,
+                       flags & FRT_TASK_RETRY_ERRORS)
 
 
 def promise(Client client):
@@ -240,8 +239,7 @@ cpdef int next_task(Client client, double timeout_s, double spin_s) except -100:
     """Claim the next task and mark it RUNNING.
 
     Args:
-        timeout_s: how long to wait, in seconds.
-        spin_s: how much of it to spend spinning before going to sleep.
+        timeout_s, spin_s: how long to wait, in seconds, and how much of it to spend spinning.
     Returns:
         The task's index; NO_TASK after the timeout or a signal.
     """
@@ -251,7 +249,7 @@ cpdef int next_task(Client client, double timeout_s, double spin_s) except -100:
     client.ensure()
     t = queue_pop(x)  # a busy worker never looks at the clock: 25 ns
     if t >= 0:
-        return _start(x, t)
+        return task_start(x, t)
     now = frt_now_ns()
     deadline = now + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
     spin = <int64_t>(min(max(spin_s, 0.0), 1e9) * 1e9)
@@ -267,10 +265,10 @@ cpdef int next_task(Client client, double timeout_s, double spin_s) except -100:
             client.ensure()
             if t == FRT_INTERRUPTED or t == FRT_TIMEOUT and now >= deadline:
                 return NO_TASK
-    return _start(x, check(t))
+    return task_start(x, check(t))
 
 
-cdef uint32_t _start(frt_ctx *x, uint32_t t) noexcept nogil:
+cdef uint32_t task_start(frt_ctx *x, uint32_t t) noexcept nogil:
     """A claimed task's user code is about to run."""
     x.clients[x.me].task = t + 1
     x.clients[x.me].job = x.tasks[t].job
@@ -305,6 +303,8 @@ def arguments(Client client, uint32_t t, bint raw=False):
     if not frt_task_body(x, t, &body):
         check(FRT_CORRUPT)
     for k in range(body.nrefs):
+        if k + 1 == body.ndeps and x.tasks[t].flags & FRT_TASK_DEMAND:
+            continue
         slot = body.refs[k]
         check(object_acquire(x, slot.index, slot.objref, False))
         refs.append(ref_wrap(client, slot.index))
@@ -318,7 +318,6 @@ cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil:
     cdef frt_task *task = x.tasks + t
     cdef frt_body body
     cdef frt_refslot slot
-    cdef uint32_t k
     cdef int rc = FRT_OK
     if task.flags & FRT_TASK_COUNTED:
         frt_task_body(x, t, &body)
@@ -327,6 +326,8 @@ cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil:
             slot = body.refs[k]
             if links_names(x, &slot):
                 object_maybe_delete(x, slot.index)
+        if task.flags & FRT_TASK_DEMAND:
+            links_tell_held(x)  # what it had in use is free
     return rc
 
 
@@ -370,11 +371,7 @@ cdef int _check_mine(Client client, uint32_t t) except -1:
 
 
 def finish(Client client, uint32_t t):
-    """End a task that this client runs or ends; all its results are sealed.
-
-    Raises:
-        RuntimeError: a result is not sealed.
-    """
+    """End a task that this client runs or ends. Raises RuntimeError when a result of it is not sealed."""
     cdef frt_ctx *x = &client.x
     _check_mine(client, t)
     if not task_results_sealed(x, t):
@@ -434,6 +431,8 @@ def retry(Client client, uint32_t t):
     _check_mine(client, t)
     if task.attempts > task.retries or task_is_cancelled(x, t):
         return False
+    if task.flags & FRT_TASK_DEMAND:
+        return links_hold(x, t)
     x.clients[x.me].task = 0
     a32_store_rel(&x.clients[x.me].pushing, t + 1)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
@@ -483,7 +482,7 @@ def claim_for(Client client, Ref ref):
             break
         if frt_word_state(word) == FRT_TASK_READY:
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word))):
-                return _start(x, t)
+                return task_start(x, t)
         elif frt_word_state(word) == FRT_TASK_WAITING and frt_task_body(x, t, &body):
             dep = x.tasks[t].dep
             if dep >= body.ndeps:
@@ -515,7 +514,8 @@ def info(Client client, uint32_t t):
     return {"task": t, "id": task.id, "state": frt_word_state(word), "client": frt_word_client(word),
             "function": (task.function, task.function_index), "job": task.job, "attempts": task.attempts,
             "retries": task.retries, "signal": task.signal, "returns": task.nreturns, "refs": task.nrefs,
-            "deps": task.ndeps, "flags": task.flags, "kind": task.kind, "cancelled": task_is_cancelled(x, t)}
+            "deps": task.ndeps - (task.flags & FRT_TASK_DEMAND != 0), "flags": task.flags, "kind": task.kind,
+            "cancelled": task_is_cancelled(x, t)}
 
 
 def queued(Client client):
@@ -559,9 +559,8 @@ def cancel(Client client, Ref ref):
     """Cancel the task that will make `ref`.
 
     Returns:
-        (what, task, pid): what is "ending" when the task had not started: it is now this client's to end, by
-        sealing its results with an error and `finish`; "running" when process `pid` runs it: it is marked and
-        the process must be interrupted; "done" when there is nothing left to cancel.
+        (what, task, pid): "ending" when the task had not started: it is now this client's to end, by sealing its
+        results with an error and `finish`; "running" when process `pid` runs it, must be interrupted; else "done".
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t t

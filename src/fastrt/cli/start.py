@@ -34,6 +34,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--port", type=_port, default=_DEFAULT_PORT, show_default=True, help="Of the head; 0 takes any free one.")
 @_option("--name", default="", help="This node's name; default: the machine's.")
 @_option("--num-workers", type=int, help="Default: the CPUs; 0 lends all tasks to other nodes.")
+@_option("--resources", help='What else tasks may ask for, as JSON: {"gpu": 1}.')
 @_option("--object-store-memory", help="Size of the object store, such as 512MiB.")
 @_option("--token-file", type=_file, help="The cluster's token; the head makes one.")
 @_option("--tls-cert", type=_file, help="PEM file: this node's certificate chain.")
@@ -103,7 +104,8 @@ def _run(given: dict[str, Any]) -> None:
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key go together.")
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
-    config = Config.load(num_workers=given["num_workers"], object_store_memory=given["object_store_memory"])
+    about = ("num_workers", "resources", "object_store_memory")
+    config = Config.load(**{name: given[name] for name in about})
     options = NodeOptions(
         config=config,
         head=given["address"],

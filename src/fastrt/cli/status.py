@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ _STORE_BYTES_ANY = 64 << 20
 def status(as_json: bool) -> None:
     """Show every session of this user on this machine: its processes, objects, memory and queue."""
     from fastrt.config import Config
+    from fastrt.errors import AttachError
     from fastrt.runtime.nodefile import nodes_here
+    from fastrt.runtime.nodes import nodes_at
 
     # Sizes are given so that a machine with no room for another store can still be looked at.
     folder = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY).runtime_dir
@@ -28,6 +31,8 @@ def status(as_json: bool) -> None:
         if node is not None:
             about = ("head", "name", "is_head", "address")
             session["cluster"] = {name: getattr(node, name) for name in about}
+        with contextlib.suppress(AttachError):
+            session["nodes"] = nodes_at(session["socket"])
     if as_json:
         click.echo(json.dumps(sessions, indent=2))
     elif not sessions:
@@ -124,6 +129,14 @@ def _show(sessions: list[dict[str, Any]]) -> None:
                 f"({_mib(session['restored_bytes'])}){' - ' if session['spill_error'] else ''}{session['spill_error']}",
                 markup=False,
             )
+        nodes = Table(box=box.SIMPLE)
+        for name in ("node", "name", "free of what it has"):
+            nodes.add_column(name)
+        for about in session.get("nodes", ()):
+            free, total = about["Available"], about["Resources"]
+            has = ", ".join(f"{name} {free.get(name, 0):g} of {amount:g}" for name, amount in sorted(total.items()))
+            nodes.add_row(about["NodeID"][:8], escape(about["NodeName"]), escape(has))
+        console.print(nodes)
         processes = Table(box=box.SIMPLE)
         for name in ("pid", "kind", "name", "doing"):
             processes.add_column(name)

@@ -1,7 +1,7 @@
 """The daemon's process: `python -m fastrt.node SETTINGS`, started by `fastrt.runtime`.
 
 SETTINGS is JSON: config (settings by name), bootstrap_fd, zygote_fd, session (sys_path, preload), adopt (the segment
-of a session whose daemon died, or null).
+of a session whose daemon died, or null), cluster (whether it is a node of one).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     try:
         config = Config.load(**settings["config"])
         pool = Pool(zygote, config.num_workers, _SPARE_WORKERS, config.clients_max - 2)  # this process and a driver
-        daemon = Daemon(config, pool, settings["session"], settings["adopt"])
+        daemon = Daemon(config, pool, settings["session"], settings["adopt"], settings["cluster"])
     except Exception as exc:  # the starter reports it to the user
         starter.send(json.dumps({"error": f"{type(exc).__name__}: {exc}"}).encode())
         sys.exit(1)

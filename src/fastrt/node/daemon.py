@@ -22,6 +22,7 @@ from fastrt._core.clients import KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKE
 from fastrt._core.segment import Segment, start_time, sweep
 from fastrt.config import SHM_DIR, Config
 from fastrt.errors import FastrtError, LockStuck
+from fastrt.node.admission import Admission
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.logs import LogPipe
 from fastrt.node.memory import KillCounters
@@ -64,9 +65,12 @@ class Daemon:
         pool: the worker pool; its zygote is starting at the same time.
         session: what workers are told besides where the session is: sys_path, preload.
         adopt: the segment of a session whose daemon died; None for a new session.
+        cluster: whether the session is a node of a cluster.
     """
 
-    def __init__(self, config: Config, pool: Pool, session: dict[str, Any], adopt: str | None = None) -> None:
+    def __init__(
+        self, config: Config, pool: Pool, session: dict[str, Any], adopt: str | None = None, cluster: bool = False
+    ) -> None:
         self._config = config
         self._pool = pool
         if adopt is None:
@@ -81,6 +85,11 @@ class Daemon:
         self._janitor = Janitor(Store(self._client, 0.0))
         self._oom_kills = KillCounters(time.monotonic())
         self._members: dict[int, Member] = {}  # by pid
+        self._admission = Admission(
+            Store(self._client, 0.0), config.num_workers, config.resources if config.num_workers else {}, cluster,
+            self._runs_tasks, self._is_blocked, lambda text: self._log(text, True),
+        )  # fmt: skip
+        self._refreshed_at = 0.0
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
         self._had_driver = False
@@ -92,6 +101,7 @@ class Daemon:
         self._listener = listen(self.socket_path)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(pool.control, selectors.EVENT_READ, self._on_zygote)
+        self._selector.register(self._admission.news, selectors.EVENT_READ, self._admission.on_news)
         self._stillborn = 0  # workers in a row that ended before they joined
         self._unclaimed: list[LogPipe] = []  # of workers that the zygote has not named yet, in order
         self._pipes: dict[int, list[LogPipe]] = {}
@@ -118,6 +128,7 @@ class Daemon:
             if row["blocked"]:
                 self._pool.blocked.add(pid)
             self._watch(Member(pid, index, kind, _pidfd_of(pid, row["start_time"]), None))
+        self._admission.take_over()
 
     def _watch(self, member: Member) -> None:
         self._members[member.pid] = member
@@ -141,6 +152,7 @@ class Daemon:
     def close(self) -> None:
         """End the workers and remove everything the session had."""
         self._pool.kill()
+        self._admission.close()
         for pipes in [*self._pipes.values(), self._unclaimed]:
             for pipe in pipes:
                 pipe.drain()
@@ -185,6 +197,7 @@ class Daemon:
                 self._handle(link, message)
                 message = link.receive(0) if link.waiting() else None
         except EOFError:
+            self._admission.on_hang_up(link)
             self._selector.unregister(link)
             link.close()
 
@@ -201,8 +214,14 @@ class Daemon:
             self._ended = True
         elif op == "blocked":
             self._pool.blocked.add(pid)
+            self._admission.refresh()
         elif op == "unblocked":
             self._pool.blocked.discard(pid)
+            self._admission.refresh()
+        elif op == "cluster":
+            self._admission.on_cluster(link, message)
+        elif op == "nodes":
+            link.send(**self._admission.describe())
         elif op == "spill":
             self._spiller.make_room(_whole(message.get("bytes")))
         elif op == "restore":
@@ -299,7 +318,15 @@ class Daemon:
             pipe.pid = pid
             self._selector.register(pipe, selectors.EVENT_READ, self._on_log)
 
+    def _runs_tasks(self, client: int) -> bool:
+        return any(m.index == client and m.kind == "worker" for m in self._members.values())
+
+    def _is_blocked(self, client: int) -> bool:
+        return any(m.index == client and m.pid in self._pool.blocked for m in self._members.values())
+
     def _staff(self) -> None:
+        if self._config.num_workers:
+            self._pool.size = max(0, self._config.num_workers + self._admission.further_workers())
         if self._stillborn >= _STILLBORN_MAX:
             self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
             return
@@ -337,6 +364,10 @@ class Daemon:
             for pipe in self._muted:
                 self._selector.register(pipe, selectors.EVENT_READ, self._on_log)
             self._muted.clear()
+        now = time.monotonic()
+        if now - self._refreshed_at > _TICK_S:
+            self._refreshed_at = now
+            self._admission.refresh()
         spill.tick(self._client)
         self._oom_kills.look(time.monotonic())
         used, committed, most = arena.room(self._client)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastrt._core import functions, handles
+from fastrt._core import demands, functions, handles
 from fastrt._core import tasks as core
 from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError, WorkerCrashedError
 from fastrt.node.outgoing import Outgoing
@@ -27,6 +27,7 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
 from fastrt.tasks.cancel import cancel_in
+from fastrt.tasks.demand import Demand, export
 
 _SET = message_set("node")
 _Frame, _Value, _Ref, _Task, _Function, _Release = (
@@ -121,6 +122,8 @@ class Exchange:
             retries=max(0, info["retries"] - info["attempts"] + 1),
             retry_errors=bool(info["flags"] & core.RETRY_ERRORS),
         )
+        if info["flags"] & demands.DEMAND:
+            message.demand = self._store.load(demands.demand_of(self._client, task, info["id"]))
         self._numbers += 1
         message.task = self._numbers
         self._lent[self._numbers] = _Lent(task)
@@ -180,10 +183,11 @@ class Exchange:
         if function is None:
             raise PeerError(f"node {self.name} sends a task with a function that it has not sent")
         flags = core.RETRY_ERRORS if message.retry_errors else 0
-        results = core.submit(
+        about = (
             self._client, function, message.kind, message.argument, refs, message.dependencies, message.results,
             min(message.retries, 250), flags,
         )  # fmt: skip
+        results = demands.submit(*about, self._demand(message.demand)) if message.demand else core.submit(*about)
         listed = [results] if message.results == 1 else results
         if not listed:
             self.out.add("ended", message.task)  # nobody will ever ask for more
@@ -191,6 +195,19 @@ class Exchange:
         self._borrowed[message.task] = _Borrowed(listed, len(listed))
         for k, ref in enumerate(listed):
             self._readiness.watch(ref, partial(self._send_result, message.task, k))
+
+    def _demand(self, data: bytes) -> ObjectRef:
+        """What a task demands that the other node has placed here: it stays."""
+        try:
+            demand = Demand.from_bytes(data)._replace(strategy="", node=self._client.segment.session, soft=False)
+        except ValueError as exc:
+            raise PeerError(f"node {self.name} sends a task that demands {exc}") from None
+        return export(self._store, demand)
+
+    def holds(self, refs: list[ObjectRef]) -> int:
+        """How many bytes of these objects the other node has been sent."""
+        there = [ref for ref in refs if self.references.is_exported(ref.objref)]
+        return sum(handles.describe(self._client, ref)["bytes"] for ref in there)
 
     def _send_result(self, number: int, k: int, ref: ObjectRef) -> None:
         if self.closed or number not in self._borrowed:

@@ -54,7 +54,7 @@ class Pool:
         able = there - len(self.blocked)
         if tasks_wait and able <= 0 and there < self.most:
             return max(1, min(self.size, self.size + self.spare - there))
-        return max(0, min(self.size - able, self.size + self.spare - there))
+        return max(0, min(self.size - able, self.size + self.spare - there, self.most - there))
 
     def may_grow(self) -> bool:
         """Whether a worker that is about to sleep will be replaced."""

@@ -109,6 +109,10 @@ class References:
         """Numbers of the objects of this node that the other one holds."""
         return set(self._exports)
 
+    def is_exported(self, objref: int) -> bool:
+        """Whether the other node holds an object of this node."""
+        return objref in self._exports
+
     def given_up(self, needed: set[int]) -> Iterator[tuple[int, StandIn]]:
         """Take out the imports that nobody here uses any more, and whose stand-ins are not `needed` either.
 

@@ -21,10 +21,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from fastrt._core import demands
 from fastrt._core import tasks as core
-from fastrt._core.clients import KIND_WORKER, table
+from fastrt._core.clients import KIND_WORKER, Client, table
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.node.exchange import Exchange
+from fastrt.node.orders import Orders
 from fastrt.node.pressure import Pressure
 from fastrt.node.readiness import Readiness
 from fastrt.node.values import open_native
@@ -83,9 +85,10 @@ class Uplink:
         store: this process's attachment.
         settings: head, listen, name, workers; see `main`.
         access: the cluster's token and certificates.
+        daemon: the connection to this node's daemon.
     """
 
-    def __init__(self, store: Store, settings: dict[str, Any], access: Access) -> None:
+    def __init__(self, store: Store, settings: dict[str, Any], access: Access, daemon: attach.Lasting) -> None:
         self._store = store
         self._client = store.client
         self._settings = settings
@@ -105,6 +108,7 @@ class Uplink:
         self._claimable = 0
         self._announce: Callable[[], None] | None = None
         self._kept: list[int] = []  # claimed, and not lent yet
+        self._orders = Orders(self._client, daemon, self._on_orders)
 
     async def run(self) -> None:
         """Serve until told to stop."""
@@ -147,6 +151,7 @@ class Uplink:
     # ---- the head ----
 
     async def _stay_joined(self) -> None:
+        await self._orders.ready.wait()  # nobody should hear of a node that seems to have nothing
         while True:
             channel, call = streams.open_stream(self._settings["head"], self._access, _SET, JOIN)
             stream = call()
@@ -179,8 +184,10 @@ class Uplink:
         there = {report.node: report for report in view.node if report.node != self._node}
         for node, report in there.items():
             self._peers.setdefault(node, Peer(report)).report = report
+        self._orders.tell(view.node)
         for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
             del self._peers[node]
+        self._carry_out()
         self._news.set()
 
     # ---- streams to other nodes ----
@@ -239,7 +246,35 @@ class Uplink:
             peer.exchange, peer.target = exchange, 2.0 * max(1, exchange.workers)
         if peer.exchange is exchange:
             peer.adapt()
+        self._carry_out()
         self._lend_more()
+
+    # ---- what the daemon decides ----
+
+    def _on_orders(self) -> None:
+        self._report_free()
+        self._carry_out()
+
+    def _report_free(self) -> None:
+        """Bring the report up to date with what is free here."""
+        total, free = self._orders.total, self._orders.free_now()
+        if (total, free) != (dict(self._report.total), dict(self._report.free)):
+            for field, parts in ((self._report.total, total), (self._report.free, free)):
+                field.clear()
+                field.update(parts)
+            self._to_tell.set()
+
+    def _carry_out(self) -> None:
+        """Lend what the daemon has said, to those who can be reached; the others are called."""
+        for node in self._orders.wanted():
+            peer = self._peers.get(node)
+            if peer is None:
+                self._orders.drop(node)
+            elif peer.exchange is not None and peer.exchange.node:
+                for task in self._orders.take(node):
+                    self._lend(peer, task)
+            elif peer.report is not None:
+                self._call_soon(peer)
 
     # ---- lending ----
 
@@ -253,6 +288,8 @@ class Uplink:
             now = time.monotonic()
             if now > tidy_at:
                 tidy_at = now + _TIDY_S
+                self._report_free()
+                self._carry_out()
                 for exchange in list(self._exchanges):
                     exchange.tidy({n for e in self._exchanges if e is not exchange for n in e.references.exported})
             busy = self._report.queued or any(exchange.lent for exchange in self._exchanges)
@@ -274,6 +311,7 @@ class Uplink:
         if (idle, queued) != (self._report.idle, self._report.queued):
             self._report.idle, self._report.queued = idle, queued
             self._to_tell.set()
+            self._report_free()
         if not self._workers:
             self._lend_more()
             return 0
@@ -282,24 +320,33 @@ class Uplink:
 
     def _helpers(self) -> list[Peer]:
         """Nodes that can take tasks, those with the most room first; others are called meanwhile."""
-        now = time.monotonic()
         for peer in self._peers.values():
-            wanted = peer.report is not None and peer.report.workers and not peer.calling and peer.exchange is None
-            if wanted and now >= peer.call_at:
-                peer.calling = True
-                asyncio.get_running_loop().create_task(self._call(peer))
+            if peer.report is not None and peer.report.workers:
+                self._call_soon(peer)
         able = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.workers]
         return sorted([peer for peer in able if peer.room()], key=Peer.room, reverse=True)
 
+    def _call_soon(self, peer: Peer) -> None:
+        """Call a node, unless that is under way, or was in vain a moment ago."""
+        if not peer.calling and peer.exchange is None and time.monotonic() >= peer.call_at:
+            peer.calling = True
+            asyncio.get_running_loop().create_task(self._call(peer))
+
     def _lend_claimed(self, most: int) -> None:
         """Claim up to so many tasks and lend them."""
-        for peer in self._helpers():
-            for _ in range(min(peer.room(), most)):
-                task = core.next_task(self._client, 0.0, 0.0)
-                if task < 0:
-                    return
-                self._lend(peer, task)
-                most -= 1
+        helpers = self._helpers()
+        while helpers and most > 0:
+            task = core.next_task(self._client, 0.0, 0.0)
+            if task < 0:
+                return
+            most -= 1
+            if demands.is_demanding(self._client, task):  # admitted here, and waiting for a worker: decide again
+                demands.give_back(self._client, task)
+                continue
+            peer = nearest(self._client, helpers, task)
+            self._lend(peer, task)
+            if not peer.room():
+                helpers.remove(peer)
 
     def _lend(self, peer: Peer, task: int) -> None:
         assert peer.exchange is not None
@@ -337,9 +384,12 @@ class Uplink:
 
     def _lend_all(self, tasks: list[int]) -> None:
         tasks = self._kept + tasks
-        for peer in self._helpers():
-            for _ in range(min(peer.room(), len(tasks))):
-                self._lend(peer, tasks.pop())
+        helpers = self._helpers()
+        while helpers and tasks:
+            peer = nearest(self._client, helpers, tasks[-1])
+            self._lend(peer, tasks.pop())
+            if not peer.room():
+                helpers.remove(peer)
         self._kept = tasks  # the node that had room has gone: the next one gets them
         self._lend_more()
 
@@ -350,6 +400,16 @@ class Uplink:
             self._kept.remove(task)
             self._store.put_error(task, TaskCancelledError("the task was cancelled before it started"))
             core.finish(self._client, task)
+
+
+def nearest(client: Client, helpers: list[Peer], task: int) -> Peer:
+    """Of nodes with room, the one that has most of a task's arguments already; else the one with most room."""
+    if len(helpers) == 1:
+        return helpers[0]
+    _, _, refs = core.arguments(client, task, True)
+    if not refs:
+        return helpers[0]
+    return max(helpers, key=lambda peer: peer.exchange.holds(refs) if peer.exchange is not None else 0)
 
 
 def main(argument: str) -> None:
@@ -366,7 +426,7 @@ def main(argument: str) -> None:
         daemon = attach.Lasting(settings["socket"], link)
 
         async def run() -> None:
-            await Uplink(Store(client, 0.0, tell=daemon.send), settings, access).run()
+            await Uplink(Store(client, 0.0, tell=daemon.send), settings, access, daemon).run()
 
         asyncio.run(run())
         client.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
-from fastrt.config import Config
+from fastrt.config import Config, read_resources
 from fastrt.errors import ConfigError, FastrtError, NotInitializedError
 from fastrt.runtime.nodefile import find_node
 from fastrt.runtime.session import Attached, Runtime, start
@@ -26,6 +27,8 @@ def init(
     *,
     address: str | None = None,
     num_cpus: int | None = None,
+    num_gpus: float | None = None,
+    resources: Mapping[str, float] | None = None,
     ignore_reinit_error: bool = False,
     **settings: Any,
 ) -> Runtime:
@@ -38,6 +41,7 @@ def init(
         address: `host:port` of a cluster's head, or "auto": use the node of it that `fastrt start` runs on this
             machine rather than start one. What describes a new node may not be given then.
         num_cpus: another name for num_workers.
+        num_gpus, resources: what else tasks may ask for, and how much of it there is: {"license": 2}.
         ignore_reinit_error: return the running runtime instead of raising.
         **settings: any field of `fastrt.config.Config`; each also has a variable FASTRT_<NAME>.
     Returns:
@@ -59,9 +63,13 @@ def init(
             raise FastrtError(f"num_workers={num_workers} and num_cpus={num_cpus} are two names for one setting")
         num_workers = num_cpus if num_workers is None else num_workers
         if address is not None:
-            _runtime = _attach(address, num_workers, object_store_memory, settings)
+            about = {"num_workers": num_workers, "object_store_memory": object_store_memory}
+            _runtime = _attach(address, {**about, "resources": resources, "num_gpus": num_gpus}, settings)
         else:
-            config = Config.load(num_workers=num_workers, object_store_memory=object_store_memory, **settings)
+            if num_gpus is not None:
+                resources = {**read_resources("resources", resources or {}), "GPU": num_gpus}
+            settings |= {"object_store_memory": object_store_memory, "resources": resources}
+            config = Config.load(num_workers=num_workers, **settings)
             if config.num_workers == 0:
                 raise ConfigError("num_workers=0: nothing would run; only nodes of a cluster may have no workers")
             _runtime = start(config)
@@ -88,10 +96,10 @@ def is_initialized() -> bool:
     return store_client.current() is not None and not (_runtime is not None and _runtime._died)
 
 
-def _attach(address: str, num_workers: int | None, store_bytes: int | str | None, settings: dict[str, Any]) -> Runtime:
+def _attach(address: str, about: dict[str, Any], settings: dict[str, Any]) -> Runtime:
     """Use the node of a cluster that runs on this machine."""
-    if num_workers is not None or store_bytes is not None:
-        raise ConfigError("num_workers and object_store_memory are the node's: give them to `fastrt start`")
+    if any(value is not None for value in about.values()):
+        raise ConfigError(f"{', '.join(about)} are the node's: give them to `fastrt start`")
     config = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY, **settings)
     node = find_node(config.runtime_dir, address)
     return Attached(config, node.socket_path, node.num_workers)

@@ -30,9 +30,11 @@ class Processes:
 
     Args:
         config: the session's settings.
+        cluster: whether it is a node of a cluster.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, cluster: bool = False) -> None:
+        self._cluster = cluster
         self.socket_path = ""
         self.daemon: subprocess.Popen[bytes] | None = None
         self._config = config
@@ -91,6 +93,7 @@ class Processes:
             "bootstrap_fd": bootstrap_fd,
             "zygote_fd": self._control.fileno(),
             "adopt": adopt,
+            "cluster": self._cluster,
             "session": {
                 "sys_path": [p for p in sys.path if isinstance(p, str)],  # others Python ignores, and JSON refuses
                 "preload": [name for name in _PRELOAD if name in sys.modules],

@@ -85,7 +85,7 @@ class Node:
         self._stopping = False
         self._stop = os.pipe2(os.O_CLOEXEC)
         self._own_token: Path | None = None
-        self._runtime = start(options.config)
+        self._runtime = start(options.config, cluster=True)
         self.session = self._runtime.session
         # Where each process serves: at first where it is told to, then where it was.
         self.addresses = {"uplink": f"{options.host}:0"}

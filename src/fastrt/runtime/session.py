@@ -69,7 +69,9 @@ class Runtime:
         name = os.path.basename(sys.argv[0] or "python")
         client, link = attach.join(self.socket_path, "driver", name, logs=logs)
         client.adopt_job(client.job)
-        return Store(client, self._config.spin_us / 1e6, self._rejoin, self._tell), link
+        store = Store(client, self._config.spin_us / 1e6, self._rejoin, self._tell)
+        store.socket_path = self.socket_path
+        return store, link
 
     def _tell(self, **message: Any) -> bool:
         return self._link.send(**message)
@@ -210,13 +212,16 @@ class Attached(Runtime):
         self._link.close()
 
 
-def start(config: Config) -> Embedded:
+def start(config: Config, cluster: bool = False) -> Embedded:
     """Start a session of this process's own.
 
+    Args:
+        config: its settings.
+        cluster: whether it is a node of a cluster.
     Raises:
         FastrtError: it cannot start; the message says why.
     """
-    processes = Processes(config)
+    processes = Processes(config, cluster)
     try:
         processes.start_daemon()
         return Embedded(config, processes)

@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from typing import Any
 
@@ -159,6 +160,21 @@ def rejoin(path: str, timeout_s: float = 30.0, logs: bool = False) -> Link:
     return _ask(path, timeout_s, op="rejoin", logs=logs)[0]
 
 
+def inquire(path: str, op: str, timeout_s: float = 10.0) -> dict[str, Any]:
+    """Ask a node's daemon something, without joining its session.
+
+    Args:
+        path: of the daemon's socket.
+        op: what: "nodes".
+        timeout_s: how long to wait for the answer.
+    Raises:
+        AttachError: nobody listens there, or it does not answer.
+    """
+    link, answer = _ask(path, timeout_s, op=op)
+    link.close()
+    return answer
+
+
 def _ask(path: str, timeout_s: float, **message: Any) -> tuple[Link, dict[str, Any]]:
     """Connect and send the first message; the connection and the daemon's answer."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -191,10 +207,12 @@ class Lasting:
     def __init__(self, path: str, link: Link) -> None:
         self._path = path
         self._link = link
+        self._lock = threading.Lock()  # one thread may send while another receives
 
     def send(self, **message: Any) -> bool:
         """Send one message; False when no daemon comes back."""
-        return self._link.send(**message) or (self._again() and self._link.send(**message))
+        link = self._link
+        return link.send(**message) or (self._again(link) and self._link.send(**message))
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """Return the next message; None when none comes in time, or a new daemon has forgotten what was asked.
@@ -202,14 +220,19 @@ class Lasting:
         Raises:
             EOFError: the daemon is gone, and none comes back.
         """
+        link = self._link
         try:
-            return self._link.receive(timeout_s)
+            return link.receive(timeout_s)
         except EOFError:
-            if self._again():
+            if self._again(link):
                 return None
             raise
 
-    def _again(self) -> bool:
+    def _again(self, dead: Link) -> bool:
+        with self._lock:
+            return self._link is not dead or self._reconnect()
+
+    def _reconnect(self) -> bool:
         until = time.monotonic() + _COMEBACK_S
         while time.monotonic() < until:
             try:

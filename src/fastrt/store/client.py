@@ -61,6 +61,7 @@ class Store:
         self.spin_s = spin_s
         self.rejoin = rejoin
         self.tell = tell
+        self.socket_path = ""  # of the daemon, where whoever joined there has said it
         # A worker sets these: what to do around a sleep inside a task, and instead of one when workers run out.
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None

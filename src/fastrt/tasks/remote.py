@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
+from fastrt._core import demands
 from fastrt._core import tasks as core
 from fastrt._core.clients import ForkedHandle
 from fastrt.errors import ObjectStoreFullError
@@ -14,6 +15,8 @@ from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments, functions
+from fastrt.tasks.demand import OPTIONS as DEMAND_OPTIONS
+from fastrt.tasks.demand import Demand, demand_of, export
 
 _RETURNS_MAX = 10_000
 _RETRIES_MAX = 250  # attempts are counted in one byte of the task's record
@@ -56,7 +59,7 @@ class RemoteFunction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By parts, so that a function that calls itself remotely can be pickled inside its own globals.
-        return _empty, (), self._settings(), None, None, _fill
+        return _empty, (RemoteFunction,), self._settings(), None, None, _fill
 
     def __repr__(self) -> str:
         return f"RemoteFunction({self._name})"
@@ -70,13 +73,14 @@ class RemoteFunction:
         """Return the same function with other settings.
 
         Args:
-            **options: num_returns, max_retries, retry_exceptions, name, as for `fastrt.remote`.
+            **options: as for `fastrt.remote`.
         Raises:
             TypeError: an unknown option.
+            ValueError: an option is out of range.
         """
         settings = self._settings()
         _check_options(options)
-        return RemoteFunction(**{**settings, **options})
+        return make(**{**settings, **options})
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Submit a task that calls the function.
@@ -145,6 +149,67 @@ class RemoteFunction:
         }
 
 
+class DemandingFunction(RemoteFunction):
+    """A remote function whose tasks demand more than a worker: see `fastrt.tasks.demand`."""
+
+    def __init__(self, demand: Demand, given: dict[str, Any], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._demand = demand
+        self._given = given
+        self._demand_ref: ObjectRef | None = None  # in the session that the function is bound to
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _empty, (DemandingFunction,), {**self._settings(), "demand": self._demand}, None, None, _fill
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Submit a task that calls the function, once what it demands is free; see `RemoteFunction.remote`."""
+        bound = self._bound
+        if bound is None or bound[0] is not store_client.current():
+            bound = self._bind()
+        store, function_ref = bound
+        if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
+            inspect.signature(self._function).bind(*args, **kwargs)
+        try:
+            return self._submit(store, function_ref, args, kwargs)
+        except ForkedHandle:
+            self._bound = None
+            return self.remote(*args, **kwargs)
+        except ObjectStoreFullError:
+            return store.with_room(0, lambda: self._submit(store, function_ref, args, kwargs))
+
+    def _submit(self, store: Store, function_ref: ObjectRef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        refs, demand = None, self._demand_ref
+        assert demand is not None
+        args = arguments.put_large_arrays(store, args)
+        settings = (self._num_returns, self._max_retries, self._flags)
+        if not kwargs:
+            refs = demands.submit_scalars(store.client, function_ref, args, *settings, demand)
+        if refs is None:
+            kind, data, named, ndeps = arguments.pack(store, args, kwargs)
+            refs = demands.submit(store.client, function_ref, kind, data, named, ndeps, *settings, demand)
+        return refs if self._num_returns else None
+
+    def _bind(self) -> tuple[Store, ObjectRef]:
+        store, function_ref = super()._bind()
+        self._demand_ref = export(store, self._demand)
+        return store, function_ref
+
+    def forget(self) -> None:
+        """Let go of the session that has ended, or its segment would stay mapped."""
+        super().forget()
+        self._demand_ref = None
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), **self._given}
+
+
+def make(**settings: Any) -> RemoteFunction:
+    """A remote function with these settings, of the kind that its demands call for."""
+    given = {name: settings.pop(name) for name in DEMAND_OPTIONS if name in settings}
+    demand = demand_of(given)
+    return RemoteFunction(**settings) if demand is None else DemandingFunction(demand, given, **settings)
+
+
 @overload
 def remote(function: Callable[..., Any], /) -> RemoteFunction: ...
 @overload
@@ -158,6 +223,11 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
         max_retries: how often the task runs again after its worker died; default 3.
         retry_exceptions: whether it also runs again after an exception of its own; default False.
         name: for error messages and listings; default: the function's qualified name.
+        num_cpus, num_gpus, resources: what a call takes while it runs, in amounts that may be fractions, and
+            resources by name ({"license": 0.5}); default: one CPU. It waits until that is free.
+        scheduling: "spread" over the nodes, "pack" onto as few as will do, or the name or id of the only node that
+            will do; default: here if there is room, else elsewhere.
+        scheduling_strategy: the same as Ray spells it: "SPREAD", "DEFAULT", or a `NodeAffinity`.
     Returns:
         A `RemoteFunction`, or a decorator that makes one.
     Raises:
@@ -168,13 +238,13 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
     """
     _check_options(options)
     if function is None:
-        return lambda function: RemoteFunction(function, **options)
+        return lambda function: make(function=function, **options)
     if options:
         raise TypeError("use @remote or @remote(option=...), not both at once")
     return RemoteFunction(function)
 
 
-_OPTIONS = ("num_returns", "max_retries", "retry_exceptions", "name")
+_OPTIONS = ("num_returns", "max_retries", "retry_exceptions", "name", *DEMAND_OPTIONS)
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -208,9 +278,11 @@ def _positional_arity(function: Callable[..., Any]) -> tuple[int, float]:
     return required, float("inf") if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
 
 
-def _empty() -> RemoteFunction:
-    return RemoteFunction.__new__(RemoteFunction)
+def _empty(kind: type[RemoteFunction]) -> RemoteFunction:
+    return kind.__new__(kind)
 
 
 def _fill(remote_function: RemoteFunction, settings: dict[str, Any]) -> None:
+    if isinstance(remote_function, DemandingFunction):
+        settings["given"] = {name: settings.pop(name) for name in DEMAND_OPTIONS if name in settings}
     remote_function.__init__(**settings)  # type: ignore[misc]  # deferred on purpose, see __reduce__

@@ -189,6 +189,8 @@ typedef struct {
     uint64_t spilled_objects, spilled_bytes, restored_objects, restored_bytes; /* totals */
     char spill_error[128];
     char spill_dir[256]; /* where the files are, each named by its objref in hex */
+    uint32_t held;      /* first task that waits to be admitted, index + 1; derived, under the links lock */
+    uint32_t held_news; /* futex: bumped when a task is put there, and when one that had been there has ended */
 } frt_superblock;
 
 /* One per client. Written by its owner, the daemon (join, leave) and whoever wakes it. */
@@ -272,7 +274,15 @@ typedef struct {
     char inlined[FRT_TASK_INLINE_BYTES];
 } frt_task;
 
-enum { FRT_TASK_COUNTED = 1, FRT_TASK_RETRY_ERRORS = 2, FRT_TASK_LINKED = 4 /* in a waiter list */ };
+/* A task that DEMANDs resources: the last of its ndeps names the object that says which. It has READY only from the
+ * daemon, once its arguments are sealed and what it demands is free; until then it is WAITING with dep == ndeps. What
+ * is in use is therefore never counted anywhere: it is what the tasks beyond WAITING that have this flag demand. */
+enum {
+    FRT_TASK_COUNTED = 1,
+    FRT_TASK_RETRY_ERRORS = 2,
+    FRT_TASK_LINKED = 4, /* in a waiter list */
+    FRT_TASK_DEMAND = 8
+};
 
 typedef struct {
     uint64_t hash[2];

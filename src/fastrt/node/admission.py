@@ -1,0 +1,234 @@
+"""Admits tasks with demands: brings together what the arena says of them and what `placing` decides.
+
+Part of the daemon, on its thread. One further thread sleeps in the arena until there is news, and says so on an
+eventfd. Its memory is a cache: a daemon that takes a dead one's place finds all of it in the tasks' records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastrt._core import demands
+from fastrt._core import tasks as core
+from fastrt._core.clients import KIND_WORKER, Client, table
+from fastrt._core.functions import function_name
+from fastrt.config import RESOURCE_PARTS
+from fastrt.errors import FastrtError, InfeasibleTaskError
+from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, WAITING, Order, Placing, Task, View
+from fastrt.store.attach import Link
+from fastrt.store.client import Store
+from fastrt.tasks.demand import CPU, Demand, parts_of
+
+_NAP_S = 1.0
+_SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled
+_TASKS_A_MESSAGE = 1000
+
+
+class Admission:
+    """The daemon's part in placing tasks.
+
+    Args:
+        store: the daemon's own attachment.
+        cpus, resources: what this node has.
+        cluster: whether an uplink is there, or will be.
+        runs_here: whether the client of that number runs what it has claimed: a worker does, an uplink lends it.
+        is_blocked: whether a worker, by its client's number, sleeps in a get.
+        say: tells the drivers something.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        cpus: int,
+        resources: Mapping[str, float],
+        cluster: bool,
+        runs_here: Callable[[int], bool],
+        is_blocked: Callable[[int], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._client = store.client
+        self._runs_here, self._is_blocked, self._say = runs_here, is_blocked, say
+        total = dict(parts_of({CPU: cpus, **resources}))
+        self.placing = Placing(self._client.segment.session, total, cluster)
+        self._known: dict[int, Demand] = {}  # by the number of the object that says it
+        self._uplink: Link | None = None
+        self._told: Any = None
+        self._swept_at = 0.0
+        self._closed = False
+        self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._listen, name="fastrt-held", daemon=True)
+        self._thread.start()
+
+    def take_over(self) -> None:
+        """Learn what a dead daemon had admitted."""
+        for task in demands.take_over(self._client):
+            demand = self._demand(task)
+            if demand is not None:
+                self.placing.found(task, demand)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        with contextlib.suppress(FastrtError):  # the session is broken: it has ended
+            demands.tell(self._client)
+        self._thread.join()
+        os.close(self.news)
+
+    def on_news(self, fd: int) -> None:
+        """The eventfd is readable."""
+        os.eventfd_read(fd)
+        self.refresh()
+
+    def on_cluster(self, link: Link, message: Mapping[str, Any]) -> None:
+        """The uplink tells who is in the cluster."""
+        self._uplink, self.placing.has_uplink = link, True
+        views = [View(*row) for row in message["nodes"]]
+        mine = [view for view in views if view.node == self.placing.node]
+        if mine:
+            self.placing.name = mine[0].name
+        self._told = None if message.get("again") else self._told
+        self.placing.see([view for view in views if view.node != self.placing.node])
+        self.refresh()
+
+    def on_hang_up(self, link: Link) -> None:
+        """A connection has ended: perhaps the uplink's."""
+        if link is self._uplink:
+            self._uplink, self.placing.has_uplink, self._told = None, False, None
+
+    def further_workers(self) -> int:
+        """How many workers should be there beyond the CPUs; below 0: how many fewer."""
+        return -(-self.placing.relief // RESOURCE_PARTS)
+
+    def describe(self) -> dict[str, Any]:
+        """This node and the others, for people."""
+        placing = self.placing
+        mine = [placing.node, placing.name, placing.total, free_of(self._client, placing.total, *self._state())]
+        return {"here": mine, "others": [[v.node, v.name, v.total, v.free] for v in placing.views.values()]}
+
+    def _state(self) -> tuple[dict[str, int], int]:
+        """What is free but for tasks without demands, and how many tasks are admitted."""
+        used = self.placing.used
+        return {name: parts - used.get(name, 0) for name, parts in self.placing.total.items()}, self.placing.here()
+
+    def refresh(self) -> None:
+        """Bring everything up to date with the tasks' records, and place what can be placed."""
+        now = time.monotonic()
+        placing = self.placing
+        placed = placing.placed()
+        for task, (state, client) in zip(placed, demands.states(self._client, placed), strict=True):
+            placing.moved(task, self._place_of(state, client), now)
+        for task in demands.take_held(self._client):
+            demand = self._demand(task)
+            if demand is not None:
+                placing.wait(task, demand, now)
+        if now - self._swept_at > _SWEEP_S:
+            self._swept_at = now
+            self._sweep(now)
+        lend: list[tuple[int, int, str]] = []
+        while not self._carry_out(placing.decide(now), lend, now):
+            continue
+        self._tell_uplink(lend)
+
+    def _carry_out(self, orders: list[Order], lend: list[tuple[int, int, str]], now: float) -> bool:
+        """False when a task that was given room has been cancelled meanwhile: others may have it."""
+        done = True
+        for order in orders:
+            if order.what == "lend":
+                lend.append((*order.task, order.node))
+            elif order.what != "admit":
+                self._cannot(order)
+            elif not demands.admit(self._client, *order.task):
+                self.placing.moved(order.task, GONE, now)
+                done = False
+        return done
+
+    def _sweep(self, now: float) -> None:
+        waiting = self.placing.waiting()
+        for task, (state, _) in zip(waiting, demands.states(self._client, waiting), strict=True):
+            if state == demands.GONE:
+                self.placing.moved(task, GONE, now)
+
+    def _place_of(self, state: int, client: int) -> int:
+        if state == demands.GONE:
+            return GONE
+        if state == demands.WAITING:
+            return WAITING
+        if state != demands.QUEUED and not self._runs_here(client):
+            return ELSEWHERE
+        return BLOCKED if state != demands.QUEUED and self._is_blocked(client) else HERE
+
+    def _demand(self, task: Task) -> Demand | None:
+        """What a task demands; None when it has ended meanwhile."""
+        ref = demands.demand_of(self._client, *task)
+        if ref is None:
+            return None
+        found = self._known.get(ref.objref)
+        if found is None:
+            try:
+                found = Demand.from_bytes(self._store.load(ref))
+            except (FastrtError, ValueError) as exc:
+                self._refuse(task, FastrtError(f"what the task demands cannot be read: {exc}"))
+                return None
+            if len(self._known) > 10_000:
+                self._known.clear()
+            self._known[ref.objref] = found
+        return found
+
+    def _cannot(self, order: Order) -> None:
+        name = function_name(self._client, core.info(self._client, order.task[0])["function"][0])
+        shortage = self.placing.shortage(order.demand)
+        if order.what == "warn":
+            self._say(f"fastrt: task {name!r} demands {shortage}; it waits until a node joins that has\n")
+        else:
+            self._refuse(order.task, InfeasibleTaskError(f"task {name!r} demands {shortage}"))
+
+    def _refuse(self, task: Task, error: FastrtError) -> None:
+        if demands.refuse(self._client, *task):
+            self._store.put_error(task[0], error)
+            core.finish(self._client, task[0])
+
+    def _tell_uplink(self, lend: list[tuple[int, int, str]]) -> None:
+        link = self._uplink
+        if link is None:
+            return
+        for k in range(0, len(lend), _TASKS_A_MESSAGE):
+            link.post(op="lend", tasks=lend[k : k + _TASKS_A_MESSAGE])
+        state = self._state()
+        if state != self._told:
+            self._told = state
+            link.post(op="resources", total=self.placing.total, free=state[0], admitted=state[1])
+
+    def _listen(self) -> None:
+        """Sleep until there is news."""
+        seen = 0
+        while not self._closed:
+            try:
+                now = demands.wait_news(self._client, seen, _NAP_S)
+            except FastrtError:
+                return  # the session is broken: the daemon ends by what it meets itself
+            if now != seen:
+                seen = now
+                os.eventfd_write(self.news, 1)
+
+
+def free_of(client: Client, total: Mapping[str, int], free: Mapping[str, int], admitted: int) -> dict[str, int]:
+    """What is free on a node, less the CPUs that tasks without demands take.
+
+    Args:
+        client: an attachment to its session.
+        total: what it has.
+        free: what of it tasks with demands leave.
+        admitted: how many of these there are.
+    """
+    rows = [row for row in table(client.segment) if row["kind"] == KIND_WORKER]
+    busy = sum(row["task"] is not None and not row["blocked"] for row in rows)
+    left = dict(free)
+    if CPU in left:
+        left[CPU] = min(left[CPU], total[CPU]) - max(0, busy - admitted) * RESOURCE_PARTS
+    return {name: max(0, parts) for name, parts in left.items()}

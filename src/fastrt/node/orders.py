@@ -1,0 +1,91 @@
+"""The uplink's word with its daemon: which held tasks to lend to whom, what is free here, and who is in the cluster.
+
+The daemon decides (`placing`), the uplink carries out. An order that is lost with one of them is given again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fastrt._core import demands
+from fastrt._core.clients import Client
+from fastrt.node.admission import free_of
+from fastrt.store.attach import Lasting
+
+Task = tuple[int, int]
+
+
+class Orders:
+    """The connection to the daemon, read by a thread of its own.
+
+    Args:
+        client: the uplink's attachment.
+        daemon: the connection; what is sent on it elsewhere is no concern of this one.
+        news: called on the loop's thread when there are orders, or when what is free here has changed.
+
+    Attributes:
+        ready: set once the daemon has said what this node has.
+        total, free: parts of this node's resources by name, as the daemon says.
+    """
+
+    def __init__(self, client: Client, daemon: Lasting, news: Callable[[], None]) -> None:
+        self._client = client
+        self._daemon = daemon
+        self._news = news
+        self._loop = asyncio.get_running_loop()
+        self._rows: list[Any] = []
+        self._pending: dict[str, list[Task]] = {}
+        self._admitted = 0
+        self.ready = asyncio.Event()
+        self.total: dict[str, int] = {}
+        self.free: dict[str, int] = {}
+        daemon.send(op="cluster", nodes=[])
+        threading.Thread(target=self._listen, name="fastrt-orders", daemon=True).start()
+
+    def tell(self, reports: Iterable[Any]) -> None:
+        """Tell the daemon who is in the cluster, if that has changed."""
+        rows = sorted([report.node, report.name, dict(report.total), dict(report.free)] for report in reports)
+        if rows != self._rows:
+            self._rows = rows
+            self._daemon.send(op="cluster", nodes=rows)
+
+    def wanted(self) -> list[str]:
+        """Nodes that should be lent something."""
+        return list(self._pending)
+
+    def take(self, node: str) -> list[int]:
+        """Claim what one node should be lent: those tasks that are still to be had."""
+        return [task for task, id_ in self._pending.pop(node, []) if demands.claim(self._client, task, id_)]
+
+    def drop(self, node: str) -> None:
+        """A node is not there any more: the daemon finds another."""
+        self._pending.pop(node, None)
+
+    def free_now(self) -> dict[str, int]:
+        """What is free here, less the CPUs that tasks without demands take."""
+        return free_of(self._client, self.total, self.free, self._admitted)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._daemon.receive()
+            except EOFError:
+                return  # there is no daemon any more: this process ends by what it meets
+            try:
+                self._loop.call_soon_threadsafe(self._on_message, message)
+            except RuntimeError:
+                return  # the loop has ended
+
+    def _on_message(self, message: dict[str, Any] | None) -> None:
+        if message is None:  # a new daemon, which knows nothing
+            self._daemon.send(op="cluster", nodes=self._rows, again=True)
+        elif message.get("op") == "lend":
+            for task, id_, node in message["tasks"]:
+                self._pending.setdefault(node, []).append((task, id_))
+        elif message.get("op") == "resources":
+            self.total, self.free, self._admitted = message["total"], message["free"], message["admitted"]
+            self.ready.set()
+        self._news()

@@ -1,0 +1,372 @@
+"""Where tasks with demands run: what this node has and who uses it, what other nodes are said to have, and who waits.
+
+Pure: facts come in by calls, with the time where it matters, and `decide` gives orders. Nothing here is the truth.
+What a task uses follows from where its record says that it is, so whoever starts anew tells the facts again; and an
+order that is lost is given again, because the task is still said to wait.
+
+Order: the oldest task of each kind of demand first; one whose resources are taken does not keep others from theirs,
+unless it has been passed over `_PATIENCE` times. Here if there is room, else on the node with most of it. A node that
+works off quickly what it gets is given a little more than it has room for, so that it need not wait for the next task.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fastrt.config import RESOURCE_PARTS
+from fastrt.tasks.demand import CPU, PACK, SPREAD, Demand, in_words
+
+Task = tuple[int, int]  # a record's index, and the task's id
+_PATIENCE = 256
+_ORDER_S = 3.0  # in which the uplink lends what it was told to
+_GRACE_S = 1.0  # before anybody is told that a task cannot run: its node may just be joining
+_RECENT_S = 0.5  # tasks that have ended within this time show how quickly a node works;
+_AHEAD = 25  # one of so many is what it works off while the next order is on its way
+# Where a task is, as `moved` is told.
+GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
+_ORDERED = 5  # told to the uplink
+
+
+@dataclass
+class View:
+    """A node as it was last heard of.
+
+    Attributes:
+        node: its id.
+        name: for people.
+        total, free: parts of its resources by name.
+    """
+
+    node: str
+    name: str
+    total: Mapping[str, int]
+    free: Mapping[str, int]
+
+
+class Order(NamedTuple):
+    """What is to be done with a task.
+
+    Attributes:
+        task: which.
+        what: "admit" here, "lend" to `node`, "refuse" (it can never run), or "warn" (it cannot run as things are).
+    """
+
+    task: Task
+    what: str
+    demand: Demand
+    node: str = ""
+
+
+@dataclass
+class _Entry:
+    task: Task
+    demand: Demand
+    place: int = WAITING
+    node: str = ""
+    since: float = 0.0
+    listed: bool = False
+
+
+@dataclass
+class _Line:
+    """Tasks of one demand that wait."""
+
+    tasks: deque[_Entry] = field(default_factory=deque)
+    passed: int = 0
+    warned: bool = False
+
+
+class _Elsewhere:
+    """Another node, and what this one has there."""
+
+    def __init__(self) -> None:
+        self.mine: dict[str, int] = {}
+        self.others: dict[str, int] = {}
+        self.ended: deque[float] = deque()
+        self.told: Mapping[str, int] | None = None
+
+    def see(self, view: View) -> None:
+        """What is in use there and not by us is by others, and stays so until the next report."""
+        if view.free == self.told:
+            return  # it is another node that has news
+        self.told = view.free
+        for name, total in view.total.items():
+            self.others[name] = max(0, total - view.free.get(name, 0) - self.mine.get(name, 0))
+
+    def free(self, view: View, name: str) -> int:
+        return view.total.get(name, 0) - self.others.get(name, 0) - self.mine.get(name, 0)
+
+    def ahead(self, now: float) -> int:
+        while self.ended and now - self.ended[0] > _RECENT_S:
+            self.ended.popleft()
+        return -(-len(self.ended) // _AHEAD)
+
+
+class Placing:
+    """This node's part.
+
+    Args:
+        node: its id.
+        total: parts of its resources by name.
+        can_grow: whether other nodes may join, so that what cannot run now may run later.
+
+    Attributes:
+        node, name, total: as given; `name` is set once it is known.
+        used: parts in use here.
+        relief: by how many parts of a CPU the tasks here take less than one each: they need further workers.
+    """
+
+    def __init__(self, node: str, total: Mapping[str, int], can_grow: bool) -> None:
+        self.node = node
+        self.name = ""
+        self.total = dict(total)
+        self.used = dict.fromkeys(total, 0)
+        self.relief = 0
+        self.can_grow = can_grow
+        self.has_uplink = False
+        self.views: dict[str, View] = {}
+        self._elsewhere: dict[str, _Elsewhere] = {}
+        self._entries: dict[Task, _Entry] = {}
+        self._placed: dict[Task, _Entry] = {}  # those that do not wait
+        self._lines: dict[Demand, _Line] = {}
+        self._turn = 0
+
+    # ---- facts ----
+
+    def wait(self, task: Task, demand: Demand, now: float) -> None:
+        """A task waits to be admitted: a new one, or one that is back."""
+        entry = self._entries.get(task)
+        if entry is None:
+            entry = self._entries[task] = _Entry(task, demand, since=now)
+        elif entry.place != WAITING:
+            self._leave(entry, WAITING)
+        entry.since = now
+        if not entry.listed:
+            entry.listed = True
+            self._lines.setdefault(demand, _Line()).tasks.append(entry)
+
+    def found(self, task: Task, demand: Demand) -> None:
+        """A task was admitted here already, by one who has died."""
+        if task not in self._entries:
+            self._entries[task] = entry = _Entry(task, demand)
+            self._enter(entry, HERE)
+
+    def moved(self, task: Task, place: int, now: float) -> None:
+        """Where a task is that was placed: GONE, WAITING, HERE, BLOCKED (here, asleep in a get) or ELSEWHERE."""
+        entry = self._entries.get(task)
+        if entry is None or place == entry.place:
+            return
+        if place == GONE:
+            if entry.place == ELSEWHERE:
+                self._elsewhere[entry.node].ended.append(now)
+            self._leave(entry, GONE)
+            del self._entries[task]
+        elif entry.place == _ORDERED and place == WAITING:
+            if now - entry.since > _ORDER_S:
+                self.wait(task, entry.demand, now)
+        elif place == WAITING:
+            return  # it comes by `wait`
+        elif place == ELSEWHERE:
+            if entry.place == _ORDERED:
+                entry.place = ELSEWHERE
+            else:
+                self._leave(entry, WAITING)  # the uplink took it from the queue; it gives it back
+        else:
+            self._leave(entry, WAITING)
+            self._enter(entry, place)
+
+    def see(self, views: Iterable[View]) -> None:
+        """The other nodes, as they are now."""
+        self.views = {view.node: view for view in views}
+        for view in self.views.values():
+            self._elsewhere.setdefault(view.node, _Elsewhere()).see(view)
+        for node, one in list(self._elsewhere.items()):
+            if node not in self.views and not any(one.mine.values()):
+                del self._elsewhere[node]
+
+    def placed(self) -> list[Task]:
+        """Tasks of which `moved` should be told."""
+        return list(self._placed)
+
+    def waiting(self) -> list[Task]:
+        """Tasks that wait here; some may have ended otherwise."""
+        return [task for task, entry in self._entries.items() if entry.place == WAITING]
+
+    def here(self) -> int:
+        """How many tasks are admitted here."""
+        return sum(entry.place in (HERE, BLOCKED) for entry in self._placed.values())
+
+    # ---- decisions ----
+
+    def decide(self, now: float) -> list[Order]:
+        """Place what can be placed."""
+        orders: list[Order] = []
+        short: set[str] = set()  # resources that are kept for those who were passed over too often
+        for demand, line in sorted(self._lines.items(), key=_age):
+            count = len(orders)
+            while line.tasks:
+                entry = line.tasks[0]
+                if entry.place != WAITING or entry.task not in self._entries:
+                    line.tasks.popleft().listed = False
+                    continue
+                node = self._place(demand, short, now)
+                if node is None:
+                    break
+                line.tasks.popleft().listed = False
+                orders.append(self._send(entry, node, now))
+            if not line.tasks:
+                del self._lines[demand]
+            elif not self._feasible(demand):
+                orders += self._hopeless(demand, line, now)
+            elif len(orders) == count:
+                line.passed += 1
+                if line.passed > _PATIENCE:
+                    short |= {name for name, parts in demand.amounts if self._free(name) < parts}
+            else:
+                line.passed = 0
+        return orders
+
+    def shortage(self, demand: Demand) -> str:
+        """What there is, beside a demand that nobody can meet."""
+        there = [(self.name or "this node", self.total), *((view.name, view.total) for view in self.views.values())]
+        nodes = "; ".join(f"{name}: {in_words(total)}" for name, total in there)
+        wanted = in_words(dict(demand.amounts)) + (f" on node {demand.node!r}" if demand.node else "")
+        return f"{wanted}, which no node has ({nodes})"
+
+    def _free(self, name: str) -> int:
+        return self.total.get(name, 0) - self.used.get(name, 0)
+
+    def _place(self, demand: Demand, short: set[str], now: float) -> str | None:
+        """The node that a task should run on now."""
+        fits = all(self._free(name) >= parts and name not in short for name, parts in demand.amounts)
+        if not self.total.get(CPU):
+            fits = False  # nobody works here
+        if demand.node:
+            node = self._named(demand.node)
+            if node == self.node and self._could(self.total, demand):
+                return node if fits else None
+            if node in self.views and self._could(self.views[node].total, demand):
+                return node if self._room(self.views[node], demand, now) else None
+            if not demand.soft:
+                return None
+        if demand.strategy == SPREAD:
+            return self._spread(demand, fits)
+        if fits:
+            return self.node
+        able = [view for view in self.views.values() if self._has(view, demand)]
+        if able:
+            pick = min if demand.strategy == PACK else max
+            return pick(able, key=lambda view: self._elsewhere[view.node].free(view, CPU)).node
+        return next((view.node for view in self.views.values() if self._room(view, demand, now)), None)
+
+    def _spread(self, demand: Demand, fits: bool) -> str | None:
+        """The node that is used least among those with room; of equal ones, each in its turn."""
+        able = [view.node for view in self.views.values() if self._has(view, demand)] + [self.node] * fits
+        if not able:
+            return None
+        self._turn += 1
+        return min(able, key=lambda node: (self._busy(node), (sum(node.encode()) + self._turn) % 7))
+
+    def _busy(self, node: str) -> float:
+        """How much of a node's CPUs is in use."""
+        if node == self.node:
+            return self.used.get(CPU, 0) / max(1, self.total.get(CPU, 0))
+        view = self.views[node]
+        total = view.total.get(CPU, 0)
+        return (total - self._elsewhere[node].free(view, CPU)) / max(1, total)
+
+    def _has(self, view: View, demand: Demand) -> bool:
+        """Whether another node has room for a task now."""
+        there = self._elsewhere[view.node]
+        return (
+            self.has_uplink
+            and bool(view.total.get(CPU))
+            and all(there.free(view, name) >= parts for name, parts in demand.amounts)
+        )
+
+    def _room(self, view: View, demand: Demand, now: float) -> bool:
+        """Whether another node should get a task now: it has room, or will soon."""
+        if self._has(view, demand):
+            return True
+        if not self.has_uplink or not view.total.get(CPU) or not self._could(view.total, demand):
+            return False
+        there = self._elsewhere[view.node]
+        ahead = there.ahead(now)
+        return ahead > 0 and all(there.free(view, name) >= parts * (1 - ahead) for name, parts in demand.amounts)
+
+    def _named(self, node: str) -> str | None:
+        """The id of a node that somebody calls by its id or name."""
+        if node in (self.node, self.name):
+            return self.node
+        return next((view.node for view in self.views.values() if node in (view.node, view.name)), None)
+
+    def _feasible(self, demand: Demand) -> bool:
+        """Whether any node that is there could ever run it."""
+        totals = {self.node: self.total, **{view.node: view.total for view in self.views.values()}}
+        if demand.node and not demand.soft:
+            totals = {node: total for node, total in totals.items() if node == self._named(demand.node)}
+        return any(total.get(CPU) and self._could(total, demand) for total in totals.values())
+
+    @staticmethod
+    def _could(total: Mapping[str, int], demand: Demand) -> bool:
+        return all(total.get(name, 0) >= parts for name, parts in demand.amounts)
+
+    def _hopeless(self, demand: Demand, line: _Line, now: float) -> list[Order]:
+        waiting = [entry for entry in line.tasks if entry.place == WAITING]
+        if not self.can_grow:
+            for entry in waiting:
+                self._entries.pop(entry.task, None)
+            del self._lines[demand]
+            return [Order(entry.task, "refuse", demand) for entry in waiting]
+        if line.warned or not waiting or now - waiting[0].since < _GRACE_S:
+            return []
+        line.warned = True
+        return [Order(waiting[0].task, "warn", demand)]
+
+    # ---- keeping count ----
+
+    def _send(self, entry: _Entry, node: str, now: float) -> Order:
+        if node == self.node:
+            self._enter(entry, HERE)
+            return Order(entry.task, "admit", entry.demand)
+        entry.place, entry.node, entry.since = _ORDERED, node, now
+        self._placed[entry.task] = entry
+        mine = self._elsewhere[node].mine
+        for name, parts in entry.demand.amounts:
+            mine[name] = mine.get(name, 0) + parts
+        return Order(entry.task, "lend", entry.demand, node)
+
+    def _enter(self, entry: _Entry, place: int) -> None:
+        entry.place = place
+        self._placed[entry.task] = entry
+        self._count(entry, 1)
+
+    def _leave(self, entry: _Entry, place: int) -> None:
+        if entry.place in (_ORDERED, ELSEWHERE):
+            mine = self._elsewhere[entry.node].mine
+            for name, parts in entry.demand.amounts:
+                mine[name] -= parts
+        else:
+            self._count(entry, -1)
+        entry.place = place
+        self._placed.pop(entry.task, None)
+
+    def _count(self, entry: _Entry, sign: int) -> None:
+        """What a task takes here: one that sleeps in a get gives its CPUs to others meanwhile."""
+        if entry.place not in (HERE, BLOCKED):
+            return
+        cpu = 0
+        for name, parts in entry.demand.amounts:
+            if name == CPU:
+                cpu = parts
+            if name != CPU or entry.place == HERE:
+                self.used[name] = self.used.get(name, 0) + sign * parts
+        if entry.place == HERE:
+            self.relief += sign * (RESOURCE_PARTS - cpu)
+
+
+def _age(item: tuple[Demand, _Line]) -> float:
+    return item[1].tasks[0].since if item[1].tasks else 0.0

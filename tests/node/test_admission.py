@@ -1,0 +1,59 @@
+"""Admission survives the daemon that it is part of."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+
+import fastrt
+from fastrt.store import client as store_client
+
+
+@fastrt.remote(num_cpus=0.1)
+def hold(folder, name):
+    Path(folder, name).touch()
+    while not Path(folder, "gate").exists():
+        threading.Event().wait(0.002)
+    return name
+
+
+@fastrt.remote(num_gpus=1, max_retries=20)
+def alone(path, k):
+    fd = os.open(path, os.O_CREAT | os.O_EXCL)  # fails when another has the gpu
+    threading.Event().wait(0.002)
+    os.close(fd)
+    os.unlink(path)
+    return k
+
+
+@fastrt.remote(num_cpus=0)
+def nothing():
+    return 1
+
+
+def daemon():
+    return store_client.require().client.segment.daemon[0]
+
+
+def test_daemon_is_killed_again_and_again_and_nothing_is_lost_or_counted_twice(tmp_path, wait_until):
+    gpu = str(tmp_path / "gpu")
+    with fastrt.init(2, "64MiB", resources={"gpu": 1}, spill_dir=tmp_path):
+        held = [hold.options(num_cpus=0.5).remote(str(tmp_path), "held")]
+        wait_until((tmp_path / "held").exists, "one that runs all the time")
+        refs = [alone.remote(gpu, k) for k in range(200)]
+        for round_ in range(3):
+            fastrt.wait(refs, num_returns=30 * (round_ + 1), timeout=30)
+            old = daemon()
+            os.kill(old, signal.SIGKILL)
+            refs += [alone.remote(gpu, k) for k in range(len(refs), len(refs) + 50)]
+            wait_until(lambda old=old: daemon() not in (old, 0) and psutil.pid_exists(daemon()), "another daemon")
+        assert fastrt.get(refs, timeout=60) == list(range(350))
+        # What the one that still runs has is counted once: of 1.6 further CPUs 1.5 are free.
+        held += [hold.remote(str(tmp_path), f"more{k}") for k in range(16)]
+        wait_until(lambda: len(list(tmp_path.glob("more*"))) == 15, "fifteen more", 60)
+        assert fastrt.get(nothing.remote(), timeout=30) == 1
+        assert len(list(tmp_path.glob("more*"))) == 15
+        (tmp_path / "gate").touch()
+        assert fastrt.get(held, timeout=30) == ["held", *(f"more{k}" for k in range(16))]

@@ -1,0 +1,143 @@
+"""Tasks with demands on two nodes: where they run, what is told of resources, and what deaths leave."""
+
+import collections
+import os
+import threading
+
+import pytest
+from cluster import RunningNode
+
+import fastrt
+
+
+@pytest.fixture(scope="module")
+def nodes(runtime_dir):
+    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one")
+    more = ("--num-workers", "2", "--name", "two", "--resources", '{"gpu": 1, "seat": 3}')
+    other = RunningNode(runtime_dir, "--address", head.head, *more)
+    yield head, other
+    for node in (other, head):
+        out, err = node.stop()
+        assert node.process.returncode == 0, out + err
+
+
+@pytest.fixture(scope="module")
+def rt(runtime_dir, nodes):
+    with fastrt.init(address=nodes[0].head, runtime_dir=runtime_dir) as runtime:
+        yield runtime
+
+
+@fastrt.remote
+def where(seconds=0.0, *more):
+    from fastrt.store import client
+
+    threading.Event().wait(seconds)
+    return client.require().client.segment.session
+
+
+def run(count, seconds=0.0, **options):
+    """How many of so many tasks ran on each node: {session: count}."""
+    refs = [where.options(**options).remote(seconds) for _ in range(count)]
+    return collections.Counter(fastrt.get(refs, timeout=60))
+
+
+@pytest.fixture
+def one(rt):
+    return rt.session
+
+
+@pytest.fixture
+def two(rt, wait_until):
+    wait_until(lambda: len(fastrt.nodes()) == 2, "the other node to be known")
+    return fastrt.nodes()[1]["NodeID"]
+
+
+def test_nodes_and_resources_are_listed(one, two, wait_until):
+    wait_until(lambda: fastrt.available_resources() == {"CPU": 3.0, "GPU": 1.0, "seat": 3.0}, "an idle cluster")
+    assert fastrt.cluster_resources() == {"CPU": 3.0, "GPU": 1.0, "seat": 3.0}
+    about = {"Alive": True, "NodeID": one, "NodeName": "one", "IsHere": True}
+    cpu = {"CPU": 1.0}
+    there = {"CPU": 2.0, "GPU": 1.0, "seat": 3.0}
+    assert fastrt.nodes() == [
+        {**about, "Resources": cpu, "Available": cpu},
+        {**about, "NodeID": two, "NodeName": "two", "IsHere": False, "Resources": there, "Available": there},
+    ]
+    assert set(fastrt.get(fastrt.remote(fastrt.cluster_resources).options(num_gpus=1).remote(), timeout=30)) == {
+        "CPU", "GPU", "seat"
+    }  # fmt: skip
+
+
+def test_what_is_in_use_elsewhere_is_told(two, tmp_path, wait_until):
+    @fastrt.remote(num_gpus=1, resources={"seat": 1.5})
+    def hold(path):
+        while not os.path.exists(path):
+            threading.Event().wait(0.005)
+
+    ref = hold.remote(str(tmp_path / "gate"))
+    wait_until(lambda: fastrt.available_resources() == {"CPU": 2.0, "seat": 1.5}, "what it takes to be told")
+    (tmp_path / "gate").touch()
+    fastrt.get(ref, timeout=30)
+    wait_until(lambda: fastrt.available_resources().get("seat") == 3.0, "what it took to be free")
+
+
+def test_task_goes_where_its_resources_are(one, two):
+    assert run(20, num_gpus=1) == {two: 20}
+    assert run(20, resources={"seat": 0.5}, num_cpus=0) == {two: 20}
+    assert set(run(4, num_cpus=2)) == {two}
+
+
+def test_task_without_need_stays_and_spills_when_there_is_no_room(one, two):
+    assert run(1, num_cpus=0.5) == {one: 1}
+    assert set(run(12, 0.05, num_cpus=0.9)) == {one, two}
+
+
+def test_pack_spread_and_affinity(one, two):
+    assert run(1, scheduling="pack") == {one: 1}
+    spread = run(12, 0.05, scheduling="spread")
+    assert spread[one] >= 3
+    assert spread[two] >= 6 - 2
+    assert run(6, scheduling="two") == run(6, scheduling_strategy=fastrt.NodeAffinity(two)) == {two: 6}
+    assert run(6, scheduling=one) == {one: 6}
+    assert sum(run(6, scheduling_strategy=fastrt.NodeAffinity("gone", soft=True)).values()) == 6
+
+
+def test_arguments_references_and_cancellation_go_along(two, tmp_path, wait_until):
+    @fastrt.remote(num_gpus=1)
+    def total(values, ref, last):
+        return sum(values) + fastrt.get(ref[0]) + last
+
+    waits = where.remote(0.1)
+    assert fastrt.get(total.remote([1, 2], [fastrt.put(3)], fastrt.put(4)), timeout=30) == 10
+
+    @fastrt.remote(num_gpus=1)
+    def endless(path):
+        open(path, "w").close()
+        threading.Event().wait(60)
+
+    running = endless.remote(str(tmp_path / "begun"))
+    wait_until((tmp_path / "begun").exists, "it to run there")
+    waiting = endless.remote(str(tmp_path / "never"))
+    for ref in (waiting, running):
+        fastrt.cancel(ref)
+        with pytest.raises(fastrt.TaskCancelledError):
+            fastrt.get(ref, timeout=30)
+    assert run(1, num_gpus=1) == {two: 1}
+    assert not (tmp_path / "never").exists()
+    fastrt.get(waits, timeout=30)
+
+
+def test_demands_of_tasks_nested_there_are_met(one, two):
+    @fastrt.remote(num_gpus=0.5)
+    def outer():
+        return fastrt.get(where.options(num_gpus=0.5).remote()), fastrt.get(where.options(scheduling="one").remote())
+
+    assert fastrt.get(outer.remote(), timeout=30) == (two, one)
+
+
+def test_killed_uplinks_lose_no_task_with_demands(nodes, two, wait_until):
+    refs = [where.options(num_gpus=1, max_retries=20).remote(0.005) for _ in range(100)]
+    for victim in nodes:
+        assert fastrt.wait(refs, num_returns=20, timeout=30)[1]
+        dead = victim.kill_child("fastrt.node.uplink")
+        wait_until(lambda victim=victim, dead=dead: victim.child("fastrt.node.uplink") not in (None, dead), "another")
+    assert set(fastrt.get(refs, timeout=60)) == {two}

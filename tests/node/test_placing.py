@@ -1,0 +1,249 @@
+"""The decisions of `placing`, without processes: facts in, orders out, and a count that is always the sum."""
+
+import random
+
+import pytest
+
+from fastrt.config import RESOURCE_PARTS as ONE
+from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, WAITING, Placing, View
+from fastrt.tasks.demand import Demand, demand_of
+
+
+def demand(cpu=1.0, strategy="", node="", soft=False, **amounts):
+    parts = {"CPU": round(cpu * ONE), **{name: round(amount * ONE) for name, amount in amounts.items()}}
+    return Demand(tuple(sorted((name, amount) for name, amount in parts.items() if amount)), strategy, node, soft)
+
+
+def view(name, cpu=2, free=None, **amounts):
+    total = {"CPU": cpu * ONE, **{key: value * ONE for key, value in amounts.items()}}
+    return View(f"id-{name}", name, total, dict(total) if free is None else free)
+
+
+class Here:
+    """A node of two CPUs, one gpu, and tasks with numbers."""
+
+    def __init__(self, *views, can_grow=True, cpu=2, gpu=1):
+        self.placing = Placing("me", {"CPU": cpu * ONE, "gpu": gpu * ONE} if cpu else {}, can_grow)
+        self.placing.name = "home"
+        self.placing.has_uplink = bool(views)
+        self.placing.see(views)
+        self.now, self.count = 0.0, 0
+
+    def submit(self, wanted, count=1):
+        for _ in range(count):
+            self.count += 1
+            self.placing.wait((self.count, self.count), wanted, self.now)
+
+    def decide(self):
+        return [(order.task[0], order.what, order.node.removeprefix("id-")) for order in self.placing.decide(self.now)]
+
+    def moved(self, number, place):
+        self.placing.moved((number, number), place, self.now)
+
+
+def test_what_fits_runs_here_in_the_order_of_submission():
+    here = Here()
+    here.submit(demand(), 3)
+    assert here.decide() == [(1, "admit", ""), (2, "admit", "")]
+    here.moved(1, GONE)
+    assert here.decide() == [(3, "admit", "")]
+
+
+def test_what_does_not_fit_is_passed_over_but_not_for_ever():
+    here = Here(cpu=2)
+    here.submit(demand(1))
+    here.submit(demand(2))
+    assert here.decide() == [(1, "admit", "")]
+    last, passes = 1, 0
+    while True:  # small ones that come one after the other would keep the large one from its turn
+        here.submit(demand(0.5))
+        passes += 1
+        orders = here.decide()
+        if not orders:
+            break
+        assert passes < 1000
+        here.moved(last, GONE)
+        last = orders[0][0]
+    here.moved(last, GONE)
+    assert here.decide()[0] == (2, "admit", "")
+
+
+def test_sleeper_lends_its_cpus_and_nothing_else():
+    here = Here()
+    here.submit(demand(2, gpu=1))
+    assert here.decide()
+    here.submit(demand(2))
+    here.submit(demand(0, gpu=1))
+    assert here.decide() == []
+    here.moved(1, BLOCKED)
+    assert here.decide() == [(2, "admit", "")]
+    here.moved(1, HERE)
+    assert here.placing.used == {"CPU": 4 * ONE, "gpu": ONE}
+
+
+def test_workers_follow_what_the_tasks_take():
+    here = Here()
+    here.submit(demand(0.5), 4)
+    here.decide()
+    assert here.placing.relief == 2 * ONE
+    for number in range(1, 5):
+        here.moved(number, GONE)
+    here.submit(demand(2))
+    here.decide()
+    assert here.placing.relief == -ONE
+
+
+def test_task_is_lent_where_its_resources_are_and_counts_there():
+    here = Here(view("a"), view("b", fpga=1))
+    here.submit(demand(fpga=1), 2)
+    assert here.decide() == [(1, "lend", "b")]
+    here.moved(1, ELSEWHERE)
+    assert here.decide() == []
+    here.now = 1.0
+    here.moved(1, GONE)
+    assert here.decide() == [(2, "lend", "b")]
+
+
+def test_here_first_then_where_most_is_free():
+    here = Here(view("a", 2), view("b", 4))
+    here.submit(demand(), 6)
+    assert [(what, node) for _, what, node in here.decide()] == [
+        ("admit", ""), ("admit", ""), ("lend", "b"), ("lend", "b"), ("lend", "a"), ("lend", "b")
+    ]  # fmt: skip
+
+
+def test_pack_fills_one_after_the_other():
+    here = Here(view("a", 2), view("b", 4))
+    here.submit(demand(strategy="pack"), 6)
+    assert [node for _, _, node in here.decide()] == ["", "", "a", "a", "b", "b"]
+
+
+def test_spread_takes_the_least_used():
+    here = Here(view("a", 2), view("b", 2))
+    here.submit(demand(strategy="spread"), 6)
+    nodes = [node for _, _, node in here.decide()]
+    assert sorted(nodes[:3]) == sorted(nodes[3:]) == ["", "a", "b"]
+
+
+def test_affinity_is_by_name_or_id_hard_or_soft():
+    here = Here(view("a"))
+    for wanted in ("a", "id-a", "home", "me"):
+        here.submit(demand(node=wanted))
+    assert sorted(here.decide()) == [(1, "lend", "a"), (2, "lend", "a"), (3, "admit", ""), (4, "admit", "")]
+    here.submit(demand(0.1, node="gone"))
+    assert here.decide() == []
+    here.now = 2.0
+    assert here.decide() == [(5, "warn", "")]
+    assert here.decide() == []
+    here.submit(demand(0, node="gone", soft=True))
+    assert here.decide() == [(6, "admit", "")]
+    here.placing.see([view("a"), view("gone")])
+    assert here.decide() == [(5, "lend", "gone")]
+
+
+def test_what_nobody_has_is_refused_or_told_once():
+    alone, many = Here(can_grow=False), Here(view("a"))
+    for here in (alone, many):
+        here.submit(demand(gpu=2), 2)
+    assert alone.decide() == [(1, "refuse", ""), (2, "refuse", "")]
+    assert many.decide() == []
+    many.now = 2.0
+    assert many.decide() == [(1, "warn", "")]
+    assert many.decide() == []
+    assert many.placing.shortage(demand(gpu=2)) == ("CPU 1, gpu 2, which no node has (home: CPU 2, gpu 1; a: CPU 2)")
+    many.placing.see([view("a"), view("b", gpu=2)])
+    assert many.decide() == [(1, "lend", "b")]
+
+
+def test_nothing_is_placed_on_a_node_without_workers():
+    here = Here(view("a", 0), view("b", 2), cpu=0)
+    here.submit(demand(0), 2)
+    assert [node for _, _, node in here.decide()] == ["b", "b"]
+
+
+def test_order_that_is_not_carried_out_is_given_again():
+    here = Here(view("a"), cpu=0)
+    here.submit(demand(2))
+    assert here.decide() == [(1, "lend", "a")]
+    here.moved(1, WAITING)
+    assert here.decide() == []
+    here.now = 10.0
+    here.moved(1, WAITING)
+    assert here.decide() == [(1, "lend", "a")]
+
+
+def test_node_that_works_quickly_is_kept_supplied():
+    here = Here(view("a", 1), cpu=0)
+    here.submit(demand(), 1000)
+    (first,) = here.decide()
+    for _ in range(200):
+        here.moved(first[0], ELSEWHERE)
+        here.now += 0.001
+        here.moved(first[0], GONE)
+        orders = here.decide()
+        first = orders[0] if orders else first
+    assert len(here.placing.placed()) > 5
+    slow = Here(view("a", 1), cpu=0)
+    slow.submit(demand(), 100)
+    assert len(slow.decide()) == 1
+    slow.moved(1, ELSEWHERE)
+    slow.now = 100.0
+    slow.moved(1, GONE)
+    assert len(slow.decide()) == 2  # one, and one ahead
+
+
+def test_others_use_is_what_a_node_says_beyond_our_own():
+    here = Here(view("a", 2, free={"CPU": ONE}), cpu=0)
+    here.submit(demand(), 2)
+    assert len(here.decide()) == 1
+    here.placing.see([view("a", 2)])
+    assert len(here.decide()) == 1
+
+
+def test_tasks_come_back_from_where_they_were():
+    here = Here(view("a"))
+    here.submit(demand(), 4)
+    assert len(here.decide()) == 4
+    for number, place in ((3, ELSEWHERE), (4, ELSEWHERE), (1, ELSEWHERE)):  # the uplink took the last from the queue
+        here.moved(number, place)
+    assert here.placing.used["CPU"] == ONE
+    here.placing.see([])
+    for number in (1, 3, 4):
+        here.placing.wait((number, number), demand(), here.now)
+    assert here.decide() == [(1, "admit", "")]
+    assert here.placing.used["CPU"] == 2 * ONE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_count_is_the_sum_whatever_happens(seed):
+    rng = random.Random(seed)
+    here = Here(view("a", 2, gpu=1), view("b", 3))
+    wanted = {}
+    for _ in range(400):
+        here.now += rng.random()
+        if rng.random() < 0.4:
+            here.submit(demand(rng.choice([0, 0.5, 1, 2]), rng.choice(["", "spread", "pack"]), gpu=rng.choice([0, 1])))
+        placed = here.placing.placed()
+        for task in rng.sample(placed, min(3, len(placed))):
+            here.placing.moved(task, rng.choice([GONE, HERE, BLOCKED, WAITING]), here.now)
+        for order in here.placing.decide(here.now):
+            wanted[order.task] = order.demand
+            if order.what == "lend":
+                here.placing.moved(order.task, ELSEWHERE, here.now)
+        entries = here.placing._placed
+        for name in ("CPU", "gpu"):
+            used = sum(
+                dict(entry.demand.amounts).get(name, 0)
+                for entry in entries.values()
+                if entry.place == HERE or (entry.place == BLOCKED and name != "CPU")
+            )
+            assert used == here.placing.used[name]
+
+
+def test_demand_travels_as_text():
+    wanted = demand_of({"num_cpus": 0.5, "num_gpus": 2, "resources": {"a": 1.25}, "scheduling": "spread"})
+    assert wanted == Demand((("CPU", 5000), ("GPU", 20000), ("a", 12500)), "spread")
+    assert Demand.from_bytes(wanted.to_bytes()) == wanted
+    for bad in (b"", b"1", b"[1]", b'[[["CPU", -1]], "", "", false]', b'[[["CPU"]], "", "", false]'):
+        with pytest.raises(ValueError, match="is no demand"):
+            Demand.from_bytes(bad)
