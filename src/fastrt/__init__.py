@@ -1,6 +1,8 @@
 """fastrt: a distributed runtime for Python whose hot paths are compiled."""
 
 from fastrt.errors import (
+    ActorDiedError,
+    ActorNotFoundError,
     ArenaCorrupt,
     AttachError,
     ConfigError,
@@ -9,6 +11,7 @@ from fastrt.errors import (
     FunctionNotFoundError,
     GetTimeoutError,
     LockStuck,
+    NameTakenError,
     NodeDiedError,
     NotFoundError,
     NotInitializedError,
@@ -25,12 +28,20 @@ from fastrt.runtime.session import Runtime
 from fastrt.store.client import get, put, wait
 from fastrt.store.completed import as_completed
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks.actor import ActorClass
 from fastrt.tasks.cancel import cancel
-from fastrt.tasks.remote import RemoteFunction, remote
+from fastrt.tasks.decorator import remote
+from fastrt.tasks.handle import ActorHandle, get_actor, kill, list_named_actors
+from fastrt.tasks.method import method
+from fastrt.tasks.remote import RemoteFunction
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActorClass",
+    "ActorDiedError",
+    "ActorHandle",
+    "ActorNotFoundError",
     "ArenaCorrupt",
     "AttachError",
     "ConfigError",
@@ -39,6 +50,7 @@ __all__ = [
     "FunctionNotFoundError",
     "GetTimeoutError",
     "LockStuck",
+    "NameTakenError",
     "NodeDiedError",
     "NotFoundError",
     "NotInitializedError",
@@ -55,8 +67,12 @@ __all__ = [
     "as_completed",
     "cancel",
     "get",
+    "get_actor",
     "init",
     "is_initialized",
+    "kill",
+    "list_named_actors",
+    "method",
     "put",
     "remote",
     "shutdown",

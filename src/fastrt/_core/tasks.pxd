@@ -1,16 +1,9 @@
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t
 
 from fastrt._core.clients cimport Client
-from fastrt._core.layout cimport frt_ctx
 
 cdef enum:
     ARGS_SCALARS = 1  # a tuple written by scalar.args_write
 
 cpdef int next_task(Client client, double timeout_s, double spin_s) except -100
 cpdef bint finish_scalar(Client client, uint32_t t, object value) except -1
-
-cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil
-cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil
-cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil
-cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil
-cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil
