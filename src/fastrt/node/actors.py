@@ -87,6 +87,7 @@ class Actors:
         how = self._how.get(actor, "its process ended")
         most = info["max_restarts"]
         if not info["ended"] and (most < 0 or info["restarts"] < most) and actors.start_again(self._client, actor):
+            self._start(actor, info)
             return
         if info["restarts"]:
             how += f"; it had been started again {info['restarts']} times (max_restarts={most})"
