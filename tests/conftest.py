@@ -213,8 +213,8 @@ def arena_problems() -> list[str]:
     client = store_client.require().client
     usage = fsck.usage(client)
     found = fsck.fsck(client, True)
-    if usage["objects"] != usage["functions"] or usage["tasks"]:
-        found.append(f"objects or tasks are left: {usage}")
+    if usage["objects"] != usage["functions"] or usage["tasks"] or usage["actors"]:
+        found.append(f"objects, tasks or actors are left: {usage}")
     return found
 
 

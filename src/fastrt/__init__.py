@@ -1,6 +1,8 @@
 """fastrt: a distributed runtime for Python whose hot paths are compiled."""
 
 from fastrt.errors import (
+    ActorDiedError,
+    ActorNotFoundError,
     ArenaCorrupt,
     AttachError,
     ConfigError,
@@ -10,6 +12,7 @@ from fastrt.errors import (
     GetTimeoutError,
     InfeasibleTaskError,
     LockStuck,
+    NameTakenError,
     NodeDiedError,
     NotFoundError,
     NotInitializedError,
@@ -27,13 +30,21 @@ from fastrt.runtime.session import Runtime
 from fastrt.store.client import get, put, wait
 from fastrt.store.completed import as_completed
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks.actor import ActorClass
 from fastrt.tasks.cancel import cancel
+from fastrt.tasks.decorator import remote
 from fastrt.tasks.demand import NodeAffinity
-from fastrt.tasks.remote import RemoteFunction, remote
+from fastrt.tasks.handle import ActorHandle, get_actor, kill, list_named_actors
+from fastrt.tasks.method import method
+from fastrt.tasks.remote import RemoteFunction
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActorClass",
+    "ActorDiedError",
+    "ActorHandle",
+    "ActorNotFoundError",
     "ArenaCorrupt",
     "AttachError",
     "ConfigError",
@@ -44,6 +55,7 @@ __all__ = [
     "InfeasibleTaskError",
     "NodeAffinity",
     "LockStuck",
+    "NameTakenError",
     "NodeDiedError",
     "NotFoundError",
     "NotInitializedError",
@@ -62,8 +74,12 @@ __all__ = [
     "cancel",
     "cluster_resources",
     "get",
+    "get_actor",
     "init",
     "is_initialized",
+    "kill",
+    "list_named_actors",
+    "method",
     "nodes",
     "put",
     "remote",

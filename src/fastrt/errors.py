@@ -80,6 +80,21 @@ class WorkerCrashedError(FastrtError):
     """
 
 
+class ActorDiedError(FastrtError):
+    """The actor is dead, or its process ended while it ran the call; the message says which actor, how and why.
+
+    Make another actor, or give it `max_restarts`, and `max_task_retries` if its calls may run more than once.
+    """
+
+
+class ActorNotFoundError(NotFoundError, ValueError):
+    """No actor of that name lives in this session. Look at `fastrt.list_named_actors()`."""
+
+
+class NameTakenError(FastrtError, ValueError):
+    """Another actor of this session has that name. Choose another one, or pass `get_if_exists=True`."""
+
+
 class NodeDiedError(FastrtError):
     """A node left the cluster or stopped answering while the call needed it. Run it again on those that are left."""
 

@@ -24,8 +24,8 @@ from fastrt.errors import FastrtError
 from fastrt.node.spiller import Spiller
 
 KIND = 20  # of values that only the store could read
-REGIONS_AT = 48  # sixteen offsets; see frt_superblock
-STATIC_BYTES, CRC_AT = 216, 224
+REGIONS_AT = 48  # seventeen offsets; see frt_superblock
+STATIC_BYTES, CRC_AT = 224, 232
 (LOCKS, CLIENTS, CTL, ENTRIES, TASK_WORDS, TASKS, FREE_OBJECTS, FREE_TASKS, RING, FUNCTIONS, PAGES, LINKS, OWNERS, BITS,
  TRACE, PAYLOAD) = range(16)  # fmt: skip
 # What is patched: the region's number (-1: the superblock), bytes of a record, how many records.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from .explorer import BLOCKED, Memory, Model, Program, add, at, await_victim, cas, load, lock, put, store, unlock
 
-R, OBJ, L, A, P, Q, T = "recovery.", "objects.", "links.", "arena.", "pool.", "queue.", "tasks."
+R, OBJ, L, A, P, Q = "recovery.", "objects.", "links.", "arena.", "pool.", "queue."
 VICTIM, EMPTY = 0, ("EMPTY", -1)
 
 
@@ -146,7 +146,7 @@ class Janitor(Model):
         while True:
             if (yield at(Q + "queue_pop: FRT_TASK_CLAIMED"), take_task, me):
                 yield "user code", add, "runs", 1
-                yield at(T + "task_done: FRT_TASK_RESERVED"), store, "claimed", ("GONE", me)
+                yield at("records.task_done: FRT_TASK_RESERVED"), store, "claimed", ("GONE", me)
 
     def janitor(self, me: int) -> Program:
         while True:
@@ -180,7 +180,7 @@ class Janitor(Model):
             yield from self.requeue(me)
         if (yield word, load, "done") in (("RUNNING", v), ("ENDING", v)):
             yield at(R + "_end_here: FRT_TASK_ENDING"), store, "done", ("ENDING", me)
-            yield at(T + "task_done: FRT_TASK_RESERVED"), store, "done", ("RESERVED", me)
+            yield at("records.task_done: FRT_TASK_RESERVED"), store, "done", ("RESERVED", me)
         elif (yield word, load, "done") == ("RESERVED", v):
             yield at(R + "_unsubmit: pool_return"), store, "done", EMPTY
         word = at(R + "_scan_objects: word = a64_load_acq")

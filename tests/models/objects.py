@@ -268,7 +268,7 @@ class Objects(Model):
     def task_done(self, me: int) -> Program:
         yield from self.uncount(me)
         yield from self.maybe_delete(me)
-        yield at(T + "task_done: FRT_TASK_RESERVED"), store, "task", (GONE, me)
+        yield at("records.task_done: FRT_TASK_RESERVED"), store, "task", (GONE, me)
 
     def holder(self, me: int) -> Program:
         """Drops its reference; then puts another object, if the entry is free."""
@@ -290,7 +290,7 @@ class Objects(Model):
         held = yield at(OBJ + "object_seal_pending: if not frt_any"), load, "refs"
         if not held and not self.no("sealer looks for holders"):
             yield from self.maybe_delete(me)
-        yield at(T + "task_done: FRT_TASK_RESERVED"), store, "task", (GONE, me)
+        yield at("records.task_done: FRT_TASK_RESERVED"), store, "task", (GONE, me)
 
     def janitor(self, me: int) -> Program:
         while True:

@@ -57,7 +57,7 @@ class Ring(Model):
     def submitter(self, me: int) -> Program:
         for k in range(6):
             t = min(k, 1)
-            yield at(T + "task_done: FRT_TASK_RESERVED"), self.recycle, t
+            yield at("records.task_done: FRT_TASK_RESERVED"), self.recycle, t
             yield at(T + "_commit: a64_store_sc(x.task_words"), put, "ready", t, True
             yield from self.push(me, t)
             yield "ghost: queued", bit_on, "seen", t

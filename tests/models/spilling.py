@@ -207,7 +207,7 @@ class Spilling(Model):
     def pinner(self, me: int) -> Program:
         while not (yield from self.pin(me)):
             yield "ask the daemon", store, "wanted", 1
-            yield at(W + "wait_resident: rc = _nap"), await_bytes
+            yield at(W + "wait_resident: rc = wait_nap"), await_bytes
         yield at(OBJ + "object_release: a64_and_sc("), unpin, me
         yield at(OBJ + "object_release: a64_and_sc("), bit_off, "refs", me
         yield from self.maybe_delete(me)

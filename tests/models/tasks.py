@@ -19,7 +19,7 @@ EMPTY, RESERVED, READY, CLAIMED, RUNNING, ENDING = (
     "RUNNING",
     "ENDING",
 )
-T, Q, R, OBJ = "tasks.", "queue.", "recovery.", "objects."
+T, C, Q, R, OBJ = "tasks.", "records.", "queue.", "recovery.", "objects."
 RETRIES = 1
 STRANGE, LATE = 8, 9
 
@@ -153,20 +153,20 @@ class Tasks(Model):
     def end(self, me: int, how: str) -> Program:
         """Seal the result and give the record back."""
         yield at(OBJ + "object_seal_pending: a64_store_sc(state"), seal, how
-        yield at(T + "task_done: FRT_TASK_RESERVED"), finish_record, me
+        yield at(C + "task_done: FRT_TASK_RESERVED"), finish_record, me
 
     # ---- who does what ----
 
     def driver(self, me: int) -> Program:
-        yield at(T + "_announce: FRT_OBJ_PENDING"), store, "result", "PENDING"
+        yield at(C + "task_announce: FRT_OBJ_PENDING"), store, "result", "PENDING"
         yield from self.to_ready(me, 0, at(T + "_commit: a64_store_sc(x.task_words"), "submitter announces the push")
 
     def worker(self, me: int) -> Program:
-        while (yield at("wait.wait_task: rc = _nap"), sleep_for_task):
+        while (yield at("wait.wait_task: rc = wait_nap"), sleep_for_task):
             if (yield from self.pop(me)):
                 attempt = (yield at(T + "task_start: attempts += 1"), add, "attempts", 1) + 1
                 yield at(T + "task_start: FRT_TASK_RUNNING"), store, "word", (RUNNING, me, 0)
-                if self.scenario == "cancel" and (yield at(T + "task_is_cancelled: cancelled"), load, "cancelled"):
+                if self.scenario == "cancel" and (yield at(C + "task_is_cancelled: cancelled"), load, "cancelled"):
                     yield from self.end(me, "ERROR")
                     continue
                 yield "user code", run
@@ -192,7 +192,7 @@ class Tasks(Model):
                     yield from self.end(me, "ERROR")
                     return
             elif word[0] in (RUNNING, CLAIMED):
-                yield at(T + "task_mark_cancelled: a64_store_sc(&x.tasks[t].cancelled"), store, "cancelled", 1
+                yield at(C + "task_mark_cancelled: a64_store_sc(&x.tasks[t].cancelled"), store, "cancelled", 1
                 return
             else:
                 return
@@ -227,7 +227,7 @@ class Tasks(Model):
                 return True
             word = yield at(R + "_take_waiting: word[0] = a64_load_acq"), load, "word"
         if word[0] in (CLAIMED, RUNNING) and v == 0 and self.scenario == "cancel":
-            yield at(T + "task_mark_cancelled: a64_store_sc(&x.tasks[t].cancelled"), store, "cancelled", 1
+            yield at(C + "task_mark_cancelled: a64_store_sc(&x.tasks[t].cancelled"), store, "cancelled", 1
         if word[1] != v or word[0] in (EMPTY, READY):
             return False
         if word[0] == RESERVED:
@@ -245,7 +245,7 @@ class Tasks(Model):
             if not self.no("recoverer stamps what it ends"):
                 yield at(R + "_end_here: FRT_TASK_ENDING"), store, "word", (ENDING, me, word[2])
             if sealed:
-                yield at(T + "task_done: FRT_TASK_RESERVED"), finish_record, me
+                yield at(C + "task_done: FRT_TASK_RESERVED"), finish_record, me
             return not sealed
         where = at(R + "_requeue: a64_store_sc(x.task_words")
         yield from self.to_ready(me, word[2], where, "recoverer announces the push")

@@ -14,6 +14,7 @@ import pytest
 from .allocator import Allocator
 from .explorer import Memory, Model, Program, Result, add, at, explore, load, lock, store, unlock
 from .janitor import Janitor
+from .mailbox import Mailbox
 from .objects import Objects
 from .pool import Pool
 from .ring import Ring
@@ -22,7 +23,7 @@ from .tasks import Tasks
 from .waiting import Waiting
 from .wakes import Wakes
 
-MODELS = [Objects, Tasks, Ring, Waiting, Wakes, Allocator, Pool, Spilling, Janitor]
+MODELS = [Objects, Tasks, Mailbox, Ring, Waiting, Wakes, Allocator, Pool, Spilling, Janitor]
 SCENARIOS = [(model, scenario) for model in MODELS for scenario in model.SCENARIOS]
 DEPTH = int(os.environ.get("FASTRT_MODEL_DEPTH", "0"))
 DETECTED: dict[str, Result] = {}  # with the shortest trace of each

@@ -208,7 +208,7 @@ class Waiting(Model):
         if word[0] in (WAITING, READY) and (yield at(T + "cancel: FRT_TASK_ENDING"), swap, 0, word, (ENDING, me)):
             if not self.no("canceller unlinks"):
                 yield from self.unwait(me, 0)
-            yield at(T + "task_done: FRT_TASK_RESERVED"), renew, 0, me
+            yield at("records.task_done: FRT_TASK_RESERVED"), renew, 0, me
             yield from self.submit(me, 0)
 
     def janitor(self, me: int) -> Program:
@@ -225,7 +225,7 @@ class Waiting(Model):
                     yield at(R + "_end_here: FRT_TASK_ENDING"), put, "word", t, (ENDING, me)
                     if not self.no("recovery unlinks what it ends"):
                         yield from self.unwait(me, t)
-                    yield at(T + "task_done: FRT_TASK_RESERVED"), put, "word", t, (GONE, me)
+                    yield at("records.task_done: FRT_TASK_RESERVED"), put, "word", t, (GONE, me)
             for i in (0, 1):
                 mine = v == (0 if self.scenario == "cancel" else i)
                 if mine and (yield at(L + "task_result: FRT_OBJ_PENDING"), get, "object", i) == "PENDING":

@@ -123,15 +123,15 @@ class Wakes(Model):
     def nap(self, me: int, seen: int, leaves: bool = False) -> Program:
         early = not self.no("sleepers are counted before sleep")
         if early:
-            yield at(W + "_nap: a32_add_sc(&me.sleepers"), count, "sleepers", me, 1
+            yield at(W + "wait_nap: a32_add_sc(&me.sleepers"), count, "sleepers", me, 1
         woken = True
-        if (yield at(W + "_nap: frt_futex_wait"), fall_asleep, me, seen):
+        if (yield at(W + "wait_nap: frt_futex_wait"), fall_asleep, me, seen):
             if not early:
-                yield at(W + "_nap: a32_add_sc(&me.sleepers"), count, "sleepers", me, 1
-            woken = yield at(W + "_nap: frt_futex_wait"), doze, me, self.scenario == "nap", leaves
+                yield at(W + "wait_nap: a32_add_sc(&me.sleepers"), count, "sleepers", me, 1
+            woken = yield at(W + "wait_nap: frt_futex_wait"), doze, me, self.scenario == "nap", leaves
         elif not early:
             return True
-        yield at(W + "_nap: a32_sub_sc(&me.sleepers"), count, "sleepers", me, -1
+        yield at(W + "wait_nap: a32_sub_sc(&me.sleepers"), count, "sleepers", me, -1
         return woken
 
     def pass_on(self) -> Program:

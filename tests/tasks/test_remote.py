@@ -317,10 +317,6 @@ def test_wrong_option_is_refused_by_remote_and_by_options(rt, name):
         assert text in str(info.value)
 
 
-class Class:
-    pass
-
-
 async def coroutine():
     pass
 
@@ -330,8 +326,8 @@ def generator():
 
 
 FUNCTIONS = {
-    "int": (5, "not int"), "text": ("x", "not str"), "class": (Class, "actors"), "remote": (echo, "remote already"),
-    "coroutine": (coroutine, "coroutine"), "generator": (generator, "generator"), "builtin class": (int, "actors"),
+    "int": (5, "not int"), "text": ("x", "not str"), "remote": (echo, "remote already"),
+    "coroutine": (coroutine, "coroutine"), "generator": (generator, "generator"),
 }  # fmt: skip
 
 

@@ -29,8 +29,8 @@ cdef extern from "<sys/mman.h>" nogil:
     int PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE
     void *MAP_FAILED
 
-KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL = (
-    FRT_KIND_DAEMON, FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_TOOL)
+KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL, KIND_ACTOR = (
+    FRT_KIND_DAEMON, FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_TOOL, FRT_KIND_ACTOR)
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
@@ -77,7 +77,7 @@ def admit(Segment segment, int pid, int kind, str name=""):
     Args:
         segment: the mapped segment.
         pid: of the joining process.
-        kind: KIND_DAEMON, KIND_DRIVER, KIND_WORKER or KIND_TOOL.
+        kind: KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL or KIND_ACTOR.
         name: for people who look; at most 63 bytes.
     Returns:
         (slot index, generation).
@@ -111,6 +111,13 @@ def admit(Segment segment, int pid, int kind, str name=""):
     finally:
         frt_lock_give(x.locks + FRT_LOCK_SLOTS)
     raise AttachError(f"all {x.clients_max} client slots of {segment.name} are taken; raise clients_max")
+
+
+def slots(Segment segment):
+    """How many clients can be attached at once."""
+    cdef frt_ctx x
+    segment.describe(&x)
+    return x.clients_max
 
 
 def table(Segment segment):

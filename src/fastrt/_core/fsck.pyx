@@ -83,6 +83,11 @@ cdef void _recount(frt_ctx *x, uint32_t *counted) noexcept:
             n = x.functions[i].index
             if n < x.objects_max:
                 counted[n] += 1
+    for i in range(frt_actors(x)):
+        n = x.actors[i].index
+        if x.actors[i].flags & FRT_ACTOR_COUNTED and n < x.objects_max and \
+                frt_word_state(x.actors[i].word) != FRT_ACTOR_EMPTY:
+            counted[n] += 1
 
 
 cdef void _count(frt_ctx *x, uint32_t *counted, const frt_refslot *slots, uint32_t n) noexcept:
@@ -141,10 +146,45 @@ cdef list _check_tasks(frt_ctx *x, bint quiet):
                        "which is not there")
         if x.tasks[t].offset and arena_owner(x, x.tasks[t].offset) != (FRT_OWNER_TASK | (t + 1)):
             bad.append(f"task {t} names block {x.tasks[t].offset}, which is not its own")
-        if quiet and state == FRT_TASK_READY and (<uint64_t>frt_word_gen(x.task_words[t]) << 32 | t) not in ring:
+        if state == FRT_TASK_READY and x.tasks[t].actor:
+            bad += _check_call(x, t, quiet)
+        elif quiet and state == FRT_TASK_READY and (<uint64_t>frt_word_gen(x.task_words[t]) << 32 | t) not in ring:
             bad.append(f"task {t} is ready and not queued")
     if quiet and empty != x.sb.tasks.free_count:
         bad.append(f"{empty} task records are empty, the free stack holds {x.sb.tasks.free_count}")
+    return bad
+
+
+cdef list _check_call(frt_ctx *x, uint32_t t, bint quiet):
+    """Of a READY call: its actor is there, and ends it if it is dead."""
+    cdef uint32_t a = x.tasks[t].actor - 1
+    if a >= frt_actors(x):
+        return [f"task {t} is a call of actor {a}, which cannot be"]
+    state = frt_word_state(x.actors[a].word)
+    if quiet and (state == FRT_ACTOR_EMPTY or state == FRT_ACTOR_DEAD):
+        return [f"task {t} is a call of actor {a}, which is in state {state}"]
+    return []
+
+
+cdef list _check_actors(frt_ctx *x, bint quiet):
+    cdef list bad = []
+    cdef frt_actor *actor
+    cdef uint32_t a
+    cdef int state
+    for a in range(frt_actors(x)):
+        actor = x.actors + a
+        state = frt_word_state(actor.word)
+        if state > FRT_ACTOR_DEAD:
+            bad.append(f"actor {a} is in state {state}, which does not exist")
+        if state in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE) and not _stamped_by_living(x, actor.word):
+            bad.append(f"actor {a} in state {state} is stamped by client {frt_word_client(actor.word)}, "
+                       "which is not there")
+        if quiet and state != FRT_ACTOR_EMPTY and not actor.released and (
+                actor.index >= x.objects_max or x.entries[actor.index].objref != actor.objref
+                or x.entries[actor.index].actor != a + 1 or not x.entries[actor.index].flags & FRT_ENTRY_ACTOR):
+            bad.append(f"actor {a} is not released, and its object {actor.objref:#x} is not there")
+        if <uint32_t>actor.mailbox > x.tasks_max:
+            bad.append(f"the mailbox of actor {a} names task {<int><uint32_t>actor.mailbox - 1}, which cannot be")
     return bad
 
 
@@ -225,6 +265,7 @@ def fsck(Client client, bint quiet=False):
         if quiet:
             bad += _check_bodies(x)
         bad += _check_tasks(x, quiet)
+        bad += _check_actors(x, quiet)
         bad += _check_pages(x, quiet)
     finally:
         free(counted)
@@ -262,19 +303,23 @@ def usage(Client client):
     """Counts for people and tests.
 
     Returns:
-        A dict: objects and tasks in use, functions (their objects, which stay, are among the objects), records of
-        both tables that clients have in reserve, payload bytes used (whole pages), committed and at most, tasks queued.
+        A dict: objects, tasks and actors in use, functions (their objects, which stay, are among the objects), records
+        of both tables that clients have in reserve, payload bytes used (whole pages), committed and at most, tasks
+        queued.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i
     cdef uint64_t objects = 0
     cdef uint64_t tasks = 0
+    cdef uint64_t actors = 0
     cdef uint64_t functions = 0
     cdef uint64_t reserved = 0
     cdef int state
     client.ensure()
     for i in range(FRT_FUNCTIONS):
         functions += a64_load_acq(&x.functions[i].objref) != 0
+    for i in range(frt_actors(x)):
+        actors += frt_word_state(x.actors[i].word) != FRT_ACTOR_EMPTY
     for i in range(frt_objects(x)):
         state = frt_word_state(frt_state(x, i)[0])
         objects += state > FRT_OBJ_RESERVED
@@ -284,7 +329,7 @@ def usage(Client client):
         tasks += state > FRT_TASK_RESERVED
         reserved += state == FRT_TASK_RESERVED
     return {
-        "objects": objects, "tasks": tasks, "functions": functions, "reserved": reserved,
+        "objects": objects, "tasks": tasks, "actors": actors, "functions": functions, "reserved": reserved,
         "queued": x.sb.ring_tail - x.sb.ring_head,
         "bytes_used": x.sb.used_pages << FRT_PAGE_SHIFT,
         "bytes_committed": <uint64_t>x.sb.pages_committed << FRT_PAGE_SHIFT,

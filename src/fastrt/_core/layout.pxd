@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "layout.h" nogil:
     uint64_t FRT_MAGIC
     uint32_t FRT_LAYOUT_VERSION, FRT_NONE, FRT_PAGE_BYTES, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_BLOCKS_PER_PAGE
-    uint32_t FRT_BINS, FRT_OWNER_TASK, FRT_COMMIT_RECORDS, FRT_CLIENTS_MOST, FRT_FUNCTIONS, FRT_RING_CELLS
+    uint32_t FRT_BINS, FRT_OWNER_TASK, FRT_COMMIT_RECORDS, FRT_CLIENTS_MOST, FRT_FUNCTIONS, FRT_RING_CELLS, FRT_ACTORS
     uint32_t FRT_CELL_BYTES, FRT_TRACE_RECORDS
     uint32_t FRT_INLINE_BYTES, FRT_TASK_INLINE_BYTES, FRT_MAGAZINE
     uint64_t FRT_COMMIT_BYTES
@@ -15,13 +15,16 @@ cdef extern from "layout.h" nogil:
     int FRT_OBJ_FREEING, FRT_OBJ_SPILLING, FRT_OBJ_SPILLED, FRT_OBJ_RESTORING
     int FRT_TASK_EMPTY, FRT_TASK_RESERVED, FRT_TASK_WAITING, FRT_TASK_READY, FRT_TASK_CLAIMED, FRT_TASK_RUNNING
     int FRT_TASK_BLOCKED, FRT_TASK_ENDING
+    int FRT_ACTOR_EMPTY, FRT_ACTOR_WANTED, FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_DOWN, FRT_ACTOR_DEAD
+    uint8_t FRT_ACTOR_COUNTED, FRT_ACTOR_DETACHED
+    uint32_t FRT_END_KILLED, FRT_END_FAILED, FRT_END_EXITED
     int FRT_CLIENT_FREE, FRT_CLIENT_JOINING, FRT_CLIENT_LIVE, FRT_CLIENT_DYING
-    int FRT_KIND_DAEMON, FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_TOOL
+    int FRT_KIND_DAEMON, FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_TOOL, FRT_KIND_ACTOR
     int FRT_SEG_INIT, FRT_SEG_READY, FRT_SEG_POISONED, FRT_SEG_CLOSED
     int FRT_PAGE_INNER, FRT_PAGE_FREE, FRT_PAGE_RUN, FRT_PAGE_SLAB
-    int FRT_LOCK_JANITOR, FRT_LOCK_SLOTS, FRT_LOCK_FUNCTIONS, FRT_LOCK_LINKS, FRT_LOCK_QUEUE, FRT_LOCK_OBJECTS
-    int FRT_LOCK_TASKS, FRT_LOCK_CLASS0, FRT_LOCK_EXTENT, FRT_LOCK_GROW, FRT_LOCKS
-    uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR, FRT_ENTRY_FILE
+    int FRT_LOCK_JANITOR, FRT_LOCK_SLOTS, FRT_LOCK_ACTORS, FRT_LOCK_FUNCTIONS, FRT_LOCK_LINKS, FRT_LOCK_QUEUE
+    int FRT_LOCK_OBJECTS, FRT_LOCK_TASKS, FRT_LOCK_CLASS0, FRT_LOCK_EXTENT, FRT_LOCK_GROW, FRT_LOCKS
+    uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR, FRT_ENTRY_FILE, FRT_ENTRY_ACTOR
     uint32_t FRT_SPILL_BYTES_MIN
     uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED, FRT_TASK_DEMAND
 
@@ -46,8 +49,8 @@ cdef extern from "layout.h" nogil:
         uint64_t total_bytes
         uint32_t clients_max, words, objects_max, tasks_max, ring_max, pages_max
         uint64_t locks_offset, clients_offset, ctl_offset, entries_offset, task_words_offset, tasks_offset
-        uint64_t free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset, links_offset
-        uint64_t owners_offset, bits_offset, trace_offset, payload_offset
+        uint64_t free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset
+        uint64_t links_offset, owners_offset, bits_offset, trace_offset, payload_offset, actors_offset
         uint64_t session[2]
         uint64_t boot_hash, pid_namespace
         uint32_t uid, node
@@ -62,7 +65,7 @@ cdef extern from "layout.h" nogil:
         frt_pool objects, tasks
         uint64_t ring_head, ring_tail
         uint64_t idle[4]
-        uint32_t spinner, ring_cells, wanted_workers
+        uint32_t spinner, ring_cells, wanted_workers, actors_fresh
         uint32_t pages_committed
         uint32_t bin_head[32]
         uint32_t slab_head[6]
@@ -88,7 +91,7 @@ cdef extern from "layout.h" nogil:
         uint32_t counted, task, waiter, nrefs
         uint16_t kind
         uint8_t flags
-        uint32_t used
+        uint32_t actor, used
         char inlined[72]
 
     ctypedef struct frt_refslot:
@@ -97,9 +100,9 @@ cdef extern from "layout.h" nogil:
 
     ctypedef struct frt_task:
         uint64_t id, function, job, cancelled, offset
-        uint32_t function_index, bytes, nreturns, nrefs, ndeps, waiter, dep
+        uint32_t function_index, bytes, nreturns, nrefs, ndeps, waiter, dep, actor
         uint16_t kind
-        uint8_t flags, attempts, retries, signal
+        uint8_t flags, attempts, retries, signal, caller
         char inlined[176]
 
     ctypedef struct frt_function:
@@ -107,6 +110,17 @@ cdef extern from "layout.h" nogil:
         uint64_t objref
         uint32_t index
         char name[64]
+
+    ctypedef struct frt_actor:
+        uint64_t word, mailbox
+        uint32_t asleep, rescan, released, ended, swept
+        uint64_t function, objref
+        uint32_t index
+        int32_t max_restarts
+        uint32_t restarts
+        uint8_t flags
+        char name[64]
+        char reason[448]
 
     ctypedef struct frt_page_link:
         uint32_t next, prev, back, listed
@@ -136,6 +150,7 @@ cdef extern from "layout.h" nogil:
         frt_task *tasks
         uint64_t *ring
         frt_function *functions
+        frt_actor *actors
         uint64_t *pages
         frt_page_link *links
         uint32_t *owners
@@ -164,6 +179,7 @@ cdef extern from "layout.h" nogil:
     uint32_t frt_objects(const frt_ctx *x) noexcept
     uint32_t frt_tasks(const frt_ctx *x) noexcept
     uint32_t frt_pages(const frt_ctx *x) noexcept
+    uint32_t frt_actors(const frt_ctx *x) noexcept
     char *frt_inside(const frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept
     bint frt_task_body(const frt_ctx *x, uint32_t t, frt_body *body) noexcept
     frt_refslot *frt_entry_refs(const frt_ctx *x, uint32_t i, uint32_t *n) noexcept

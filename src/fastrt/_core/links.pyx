@@ -334,6 +334,11 @@ cdef void _rebuild(frt_ctx *x) noexcept nogil:
         i = x.functions[k].index
         if x.functions[k].objref and i < objects and x.entries[i].objref == x.functions[k].objref:
             a32_add_sc(&x.entries[i].counted, 1)
+    for k in range(frt_actors(x)):
+        i = x.actors[k].index
+        if x.actors[k].flags & FRT_ACTOR_COUNTED and i < objects and x.entries[i].objref == x.actors[k].objref and \
+                frt_word_state(a64_load_acq(&x.actors[k].word)) != FRT_ACTOR_EMPTY:
+            a32_add_sc(&x.entries[i].counted, 1)
     for t in range(tasks):
         if x.tasks[t].flags & FRT_TASK_LINKED:
             x.tasks[t].flags &= ~FRT_TASK_LINKED

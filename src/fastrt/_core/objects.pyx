@@ -13,6 +13,7 @@ from fastrt._core.arena cimport arena_alloc, arena_free
 from fastrt._core.clients cimport client_new_objref, client_wake
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_count, links_names, links_sealed, links_uncount
+from fastrt._core.mailbox cimport mailbox_release
 from fastrt._core.pool cimport pool_keep_object, pool_take_object
 from fastrt._core.segment cimport spill_remove
 
@@ -260,6 +261,8 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
             return
         if entry.flags & FRT_ENTRY_FILE:
             spill_remove(x, entry.objref)
+        if entry.flags & FRT_ENTRY_ACTOR:
+            mailbox_release(x, i)
         a64_store_rlx(&entry.objref, 0)
         entry.flags = 0
         for w in range(x.words):

@@ -8,6 +8,7 @@ this process share the client's magazines and its stamp.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
+from fastrt._core.actors cimport actors_of_dead, actors_touch
 from fastrt._core.arena cimport arena_free, arena_touch
 from fastrt._core.clients cimport Client, client_wake
 from fastrt._core.errors cimport check
@@ -17,14 +18,15 @@ from fastrt._core.links cimport links_hold, links_names, links_touch, links_unwa
 from fastrt._core.objects cimport object_empty, object_free, object_maybe_delete, object_tell
 from fastrt._core.pool cimport pool_return, pool_touch
 from fastrt._core.queue cimport queue_push, queue_touch
-from fastrt._core.segment import start_time
-from fastrt._core.tasks cimport (
+from fastrt._core.records cimport (
     task_done, task_is_cancelled, task_let_go, task_mark_cancelled, task_results_sealed)
+from fastrt._core.segment import start_time
 
 
 cdef int _repair_locks(frt_ctx *x) noexcept nogil:
     """Deaths inside locks are repaired now, not in some user's call."""
-    cdef int rc = functions_touch(x)
+    cdef int rc = actors_touch(x)
+    rc = rc or functions_touch(x)
     rc = rc or links_touch(x)
     rc = rc or queue_touch(x)
     rc = rc or pool_touch(x, False)
@@ -82,6 +84,9 @@ cdef int _unsubmit(frt_ctx *x, uint32_t t) noexcept nogil:
     task.nreturns = 0
     if task.offset:
         rc = rc or arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
+    if task.actor:  # it may be linked in: let the link not fit whoever gets the record next
+        task.actor = 0
+        a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RESERVED, x.me, frt_word_gen(x.task_words[t]) + 1))
     return rc or pool_return(x, True, &t, 1)
 
 
@@ -98,6 +103,9 @@ cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
                 return rc
     if x.tasks[t].flags & FRT_TASK_DEMAND:
         links_hold(x, t)
+        return FRT_OK
+    if x.tasks[t].actor:  # the next process of the actor looks for it
+        a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
         return FRT_OK
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # we may die, too
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
@@ -159,7 +167,8 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running):
                 links_unwait(x, t)
                 ending.append(t)
                 continue
-            if frt_word_state(word) >= FRT_TASK_CLAIMED and frt_word_gen(word) == gen:
+            # A call that runs goes on: its actor may be others', too.
+            if frt_word_state(word) >= FRT_TASK_CLAIMED and frt_word_gen(word) == gen and x.tasks[t].actor == 0:
                 pid = task_mark_cancelled(x, t, word)
                 if frt_word_client(word) != v:
                     if pid > 0 and start_time(pid) == x.clients[frt_word_client(word)].starttime:
@@ -264,6 +273,7 @@ def recover(Client client, uint32_t v):
         running = []
         ending = _scan_tasks(x, v, job, running)
         check(_scan_objects(x, v))
+        actors_of_dead(x, v)
         a32_add_sc(&x.sb.death_epoch, 1)
         a64_store_sc(&slot.word, frt_word(FRT_CLIENT_FREE, 0, frt_word_gen(slot.word)))
         x.sb.janitor_victim = 0

@@ -9,6 +9,7 @@ cdef class Runner:
 
     cdef Client client
     cdef dict loaded
+    cdef list methods
     cdef object prepare, seal, fail, leave
     cdef tuple outputs
     cdef object last_function

@@ -4,6 +4,7 @@ from typing import Any
 from typing_extensions import disjoint_base
 
 from fastrt._core.clients import Client
+from fastrt._core.inbox import Inbox
 
 @disjoint_base
 class Runner:
@@ -18,6 +19,8 @@ class Runner:
         fail: Callable[[int, BaseException], object],
         leave: Callable[[BaseException | None], object],
         outputs: Sequence[Any],
+        methods: list[Callable[..., Any] | None] | None = None,
     ) -> None: ...
     def run(self, timeout_s: float, spin_s: float) -> None: ...
+    def serve(self, inbox: Inbox, timeout_s: float, spin_s: float) -> None: ...
     def execute(self, task: int) -> None: ...

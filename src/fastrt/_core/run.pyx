@@ -10,9 +10,11 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core import trace
 from fastrt._core.clients cimport Client
+from fastrt._core.inbox cimport Inbox, inbox_next
 from fastrt._core.layout cimport *
+from fastrt._core.records cimport task_is_cancelled
 from fastrt._core.scalar cimport args_read
-from fastrt._core.tasks cimport ARGS_SCALARS, finish_scalar, next_task, task_is_cancelled
+from fastrt._core.tasks cimport ARGS_SCALARS, finish_scalar, next_task
 from fastrt.errors import ObjectStoreFullError
 
 cdef extern from "Python.h":
@@ -40,13 +42,16 @@ cdef class Runner:
         leave: called in a child that user code forked and that came back here, with its exception or None; it
             must not return.
         outputs: streams to `flush` after user code when they are `pending`.
+        methods: of the actor whose calls these are, by their numbers, None for those that need `prepare`; None when
+            they are tasks.
     """
 
-    def __init__(self, Client client, dict loaded, prepare, seal, fail, leave, outputs):
+    def __init__(self, Client client, dict loaded, prepare, seal, fail, leave, outputs, list methods=None):
         self.client = client
         self.loaded = loaded
         self.prepare, self.seal, self.fail, self.leave = prepare, seal, fail, leave
         self.outputs = tuple(outputs)
+        self.methods = methods
         self.stack = []
         self.interruptible = False
         self.last_objref = 0
@@ -67,6 +72,24 @@ cdef class Runner:
                 PyErr_CheckSignals()
                 with nogil:
                     pass  # another thread may have waited for the interpreter
+
+    def serve(self, Inbox inbox, double timeout_s, double spin_s):
+        """Run an actor's calls until there was none for `timeout_s`, or there is other news for this client.
+
+        Of the time, the first `spin_s` are spent spinning.
+        """
+        cdef int t
+        cdef uint32_t count = 0
+        while True:
+            t = inbox_next(inbox, timeout_s, spin_s)
+            if t < 0:
+                return
+            _execute(self, t)
+            count += 1
+            if count % TASKS_PER_LOOK == 0:
+                PyErr_CheckSignals()
+                with nogil:
+                    pass
 
     def execute(self, uint32_t task):
         """Run one task that this client has claimed, and end it; its errors become results."""
@@ -106,7 +129,10 @@ cdef object _call(Runner self, uint32_t t):
     cdef tuple args
     cdef dict kwargs = None
     if x.tasks[t].kind == ARGS_SCALARS and frt_task_body(x, t, &body) and body.nrefs == 0:
-        function = _function(self, x.tasks[t].function)
+        if self.methods is None:
+            function = _function(self, x.tasks[t].function)
+        elif x.tasks[t].function_index < <uint32_t>len(self.methods):
+            function = self.methods[x.tasks[t].function_index]
     if function is None:
         function, args, kwargs = self.prepare(t)
     else:

@@ -64,6 +64,7 @@ cdef extern from *:
     uint32_t sizeof_entry "sizeof(frt_entry)"
     uint32_t sizeof_task "sizeof(frt_task)"
     uint32_t sizeof_function "sizeof(frt_function)"
+    uint32_t sizeof_actor "sizeof(frt_actor)"
     uint32_t sizeof_link "sizeof(frt_page_link)"
     uint32_t sizeof_trace "sizeof(frt_trace_ring)"
     uint32_t sizeof_lock "sizeof(frt_lock)"
@@ -157,6 +158,7 @@ cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
         sb.ring_max *= 2
     sb.locks_offset = _place(&end, FRT_LOCKS * sizeof_lock)
     sb.clients_offset = _place(&end, sb.clients_max * sizeof_client)
+    sb.actors_offset = _place(&end, FRT_ACTORS * sizeof_actor)
     sb.functions_offset = _place(&end, FRT_FUNCTIONS * sizeof_function)
     sb.ctl_offset = _place(&end, n * 8 * (1 + 3 * sb.words))
     sb.entries_offset = _place(&end, n * sizeof_entry)
@@ -244,6 +246,7 @@ cdef class Segment:
         x.free_tasks = <uint32_t *>(self.base + sb.free_tasks_offset)
         x.ring = <uint64_t *>(self.base + sb.ring_offset)
         x.functions = <frt_function *>(self.base + sb.functions_offset)
+        x.actors = <frt_actor *>(self.base + sb.actors_offset)
         x.pages = <uint64_t *>(self.base + sb.pages_offset)
         x.links = <frt_page_link *>(self.base + sb.links_offset)
         x.owners = <uint32_t *>(self.base + sb.owners_offset)
@@ -322,7 +325,7 @@ cdef class Segment:
         cdef uint32_t i
         cdef frt_superblock *there = self.superblock()
         x.fd = self.fd
-        # The superblock, locks, clients and functions come first and whole; the tables grow as they are used.
+        # The superblock, locks, clients, actors and functions come first and whole; the tables grow as they are used.
         cdef int rc = segment_commit(&x, 0, sb.functions_offset + FRT_FUNCTIONS * sizeof_function)
         rc |= segment_commit(&x, sb.ring_offset, FRT_RING_CELLS * FRT_CELL_BYTES)
         if trace:

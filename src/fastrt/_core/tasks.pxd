@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
 from fastrt._core.clients cimport Client
 from fastrt._core.handles cimport Ref
@@ -13,8 +13,3 @@ cpdef bint finish_scalar(Client client, uint32_t t, object value) except -1
 cdef object task_submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
                         uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags)
 cdef uint32_t task_start(frt_ctx *x, uint32_t t) noexcept nogil
-cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil
-cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil
-cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil
-cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil
-cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil

@@ -5,24 +5,19 @@
     WAITING | READY -> ENDING (cancelled)   RUNNING | BLOCKED of a dead worker -> READY again, or ENDING
 
 Commit points: submit by storing WAITING or READY, claim by the swap to CLAIMED, the end by sealing the last
-result and then giving the record back. A record names its results before they turn PENDING, so recovery finds
-the results of a submission that died half-way. What a task needs is counted (links) from before its commit
-until its end, so the submitter may drop its own references at once.
+result and then giving the record back. What a task needs is counted (links) from before its commit until its end,
+so the submitter may drop its own references at once.
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
-from fastrt._core.arena cimport arena_alloc, arena_free
-from fastrt._core.clients cimport Client, client_new_objref, client_wake
+from fastrt._core.clients cimport Client, client_new_objref
 from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport (
-    links_count, links_hold, links_names, links_tell_held, links_uncount, links_unwait, links_wait, task_is_mine,
-    task_result)
+from fastrt._core.links cimport links_count, links_hold, links_unwait, links_wait, task_is_mine, task_result
 from fastrt._core.objects cimport *
-from fastrt._core.pool cimport pool_keep_task, pool_take_task
 from fastrt._core.queue cimport queue_length, queue_pop, queue_push
+from fastrt._core.records cimport *
 from fastrt._core.scalar cimport args_read, args_write, scalar_size, scalar_write
 from fastrt._core.wait cimport wait_task
 from fastrt.errors import FastrtError
@@ -40,79 +35,17 @@ NO_TASK = FRT_NOT_FOUND
 
 # ---- submit ----
 
-cdef inline frt_refslot *_own_slots(frt_ctx *x, uint32_t t) noexcept nogil:
-    """The slots of a record that this client is filling; whoever reads another's calls frt_task_body."""
-    return <frt_refslot *>(x.base + x.tasks[t].offset if x.tasks[t].offset else x.tasks[t].inlined)
-
-
-cdef int _record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nbytes) noexcept nogil:
-    """A task record with room for its body and its result entries named; its index, or a negative code."""
-    cdef int t = pool_take_task(x)
-    cdef uint64_t room = (<uint64_t>nreturns + nrefs) * sizeof(frt_refslot) + nbytes
-    cdef frt_task *task
-    cdef frt_refslot *slots
-    cdef uint32_t k
-    cdef int i
-    cdef int rc = FRT_OK
-    if t < 0:
-        return t
-    task = x.tasks + t
-    task.offset, task.nreturns, task.nrefs, task.bytes = 0, 0, nrefs, nbytes
-    task.flags, task.attempts, task.signal, task.dep, task.ndeps = 0, 0, 0, 0, 0
-    if room > FRT_TASK_INLINE_BYTES:
-        rc = arena_alloc(x, room, FRT_OWNER_TASK | (<uint32_t>t + 1), &task.offset)
-    slots = _own_slots(x, t)
-    for k in range(nreturns):
-        if rc < 0:
-            break
-        i = object_new(x)
-        if i < 0:
-            rc = i
-            break
-        slots[k].objref, slots[k].index, slots[k].pad = x.entries[i].objref, i, 0
-        a32_store_rlx(&x.entries[i].task, t + 1)
-        task.nreturns = k + 1
-    if rc < 0:
-        _forget(x, t)
-        return rc
-    return t
-
-
-cdef void _forget(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Undo _record."""
-    cdef frt_task *task = x.tasks + t
-    for k in range(task.nreturns):
-        object_discard(x, _own_slots(x, t)[k].index)
-    task.nreturns = 0  # before the slots go: recovery reads as many as this says
-    if task.offset:
-        arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
-    pool_keep_task(x, t)
-
-
-cdef void _announce(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Make the results of a record that is about to become a task PENDING, with a hold of this client's."""
-    cdef frt_refslot *slots = _own_slots(x, t)
-    cdef uint32_t k, i
-    cdef uint64_t *state
-    for k in range(x.tasks[t].nreturns):
-        i = slots[k].index
-        state = frt_state(x, i)
-        x.refs_held[i] = 1
-        a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
-        a64_store_rel(state, frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(a64_load_rlx(state))))
-
-
 cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
     """Make a filled record a task."""
     cdef frt_task *task = x.tasks + t
-    cdef frt_refslot *slots = _own_slots(x, t)
+    cdef frt_refslot *slots = task_slots(x, t)
     cdef int rc
     if task.nrefs:
         rc = links_count(x, slots + task.nreturns, task.nrefs, &task.flags, FRT_TASK_COUNTED)
         if rc != FRT_OK:
-            _forget(x, t)
+            task_forget(x, t)
             return rc
-    _announce(x, t)
+    task_announce(x, t)
     task.ndeps = ndeps
     a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING if ndeps else FRT_TASK_READY, x.me,
@@ -127,35 +60,18 @@ cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
 
 cdef object task_submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
                         uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags):
-    cdef frt_ctx *x = &client.x
-    cdef frt_task *task
     cdef frt_refslot *slots
-    cdef Ref ref
-    cdef uint32_t k = 0
-    cdef uint32_t t, nrefs = <uint32_t>len(refs)
-    for ref in refs:
-        ref_use(client, ref)
+    cdef uint32_t t, k
     ref_use(client, function)
-    t = check(_record(x, nreturns, nrefs, nbytes))
-    task = x.tasks + t
-    task.id = client_new_objref(x)
-    task.function, task.function_index = function.objref, function.index
-    task.job = x.clients[x.me].job
-    task.cancelled = 0
-    task.kind, task.retries, task.flags = kind, retries, flags
-    slots = _own_slots(x, t) + nreturns
-    for ref in refs:
-        slots[k].objref, slots[k].index, slots[k].pad = ref.objref, ref.index, 0
-        k += 1
-    memcpy(slots + nrefs, args, nbytes)
-    slots -= nreturns
+    t = task_fill(client, function.objref, function.index, kind, args, nbytes, refs, nreturns, retries, flags)
+    slots = task_slots(&client.x, t)
     # The results' indexes are read before the commit: a fast worker may end the task before we look again.
     if nreturns == 1:
         k = slots[0].index
-        check(_commit(x, t, ndeps))
+        check(_commit(&client.x, t, ndeps))
         return ref_wrap(client, k)
     indexes = [slots[k].index for k in range(nreturns)]
-    check(_commit(x, t, ndeps))
+    check(_commit(&client.x, t, ndeps))
     return [ref_wrap(client, k) for k in indexes]
 
 
@@ -222,13 +138,13 @@ def promise(Client client):
     cdef frt_task *task
     cdef uint32_t t, i
     client.ensure()
-    t = check(_record(x, 1, 0, 0))
+    t = check(task_record(x, 1, 0, 0))
     task = x.tasks + t
     task.id = client_new_objref(x)
     task.function, task.function_index, task.job = 0, 0, x.clients[x.me].job
     task.cancelled, task.kind, task.retries, task.attempts = 0, 0, 0, 1
-    i = _own_slots(x, t)[0].index
-    _announce(x, t)
+    i = task_slots(x, t)[0].index
+    task_announce(x, t)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(x.task_words[t])))  # commit
     return t, ref_wrap(client, i)
 
@@ -311,49 +227,6 @@ def arguments(Client client, uint32_t t, bint raw=False):
     if kind == ARGS_SCALARS and not raw:
         return ARGS_SCALARS, args_read(body.args, body.bytes, refs), refs
     return kind, body.args[:body.bytes], refs
-
-
-cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Uncount what the task's arguments name, and delete what only they kept alive."""
-    cdef frt_task *task = x.tasks + t
-    cdef frt_body body
-    cdef frt_refslot slot
-    cdef int rc = FRT_OK
-    if task.flags & FRT_TASK_COUNTED:
-        frt_task_body(x, t, &body)
-        rc = links_uncount(x, body.refs, body.nrefs, &task.flags, FRT_TASK_COUNTED)
-        for k in range(body.nrefs if rc == FRT_OK else 0):
-            slot = body.refs[k]
-            if links_names(x, &slot):
-                object_maybe_delete(x, slot.index)
-        if task.flags & FRT_TASK_DEMAND:
-            links_tell_held(x)  # what it had in use is free
-    return rc
-
-
-cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Give the record of a task whose results are sealed back. The task's word must name this client."""
-    cdef frt_task *task = x.tasks + t
-    cdef int rc = FRT_OK
-    if task.nrefs:
-        rc = task_let_go(x, t)
-    if rc == FRT_OK and task.offset:
-        task.nreturns, task.nrefs = 0, 0  # before the slots go: recovery reads as many as these say
-        rc = arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
-    if rc == FRT_OK:
-        a64_store_rel(x.task_words + t, frt_word(FRT_TASK_RESERVED, x.me, frt_word_gen(x.task_words[t]) + 1))
-        pool_keep_task(x, t)
-    return rc
-
-
-cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Whether no result is left to seal."""
-    cdef frt_body body
-    frt_task_body(x, t, &body)
-    for k in range(body.nreturns):
-        if task_result(x, t, k) >= 0:
-            return False
-    return True
 
 
 cdef int _check_task(Client client, uint32_t t) except -1:
@@ -480,7 +353,7 @@ def claim_for(Client client, Ref ref):
         if frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING or \
                 a64_load_rlx(&x.entries[i].objref) != objref or a32_load_rlx(&x.entries[i].task) != task:
             break
-        if frt_word_state(word) == FRT_TASK_READY:
+        if frt_word_state(word) == FRT_TASK_READY and x.tasks[t].actor == 0:
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word))):
                 return task_start(x, t)
         elif frt_word_state(word) == FRT_TASK_WAITING and frt_task_body(x, t, &body):
@@ -515,7 +388,7 @@ def info(Client client, uint32_t t):
             "function": (task.function, task.function_index), "job": task.job, "attempts": task.attempts,
             "retries": task.retries, "signal": task.signal, "returns": task.nreturns, "refs": task.nrefs,
             "deps": task.ndeps - (task.flags & FRT_TASK_DEMAND != 0), "flags": task.flags, "kind": task.kind,
-            "cancelled": task_is_cancelled(x, t)}
+            "cancelled": task_is_cancelled(x, t), "actor": None if task.actor == 0 else task.actor - 1}
 
 
 def queued(Client client):
@@ -528,31 +401,6 @@ def cancelled(Client client, uint32_t t):
     """Whether somebody asked for the task's end."""
     _check_task(client, t)
     return task_is_cancelled(&client.x, t)
-
-
-cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Whether the record's present tenant shall end."""
-    return a64_load_sc(&x.tasks[t].cancelled) == x.tasks[t].id
-
-
-cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
-    """Mark a task that a client was running when its word said `word`.
-
-    The pid of that client; 0 when the word says something else by now; FRT_CORRUPT when there is no such client.
-    """
-    cdef uint32_t w = frt_word_client(word)
-    cdef uint64_t id = a64_load_acq(&x.tasks[t].id)
-    cdef int pid
-    pid = x.clients[w].pid if w < x.clients_max else 0
-    # The id and the pid are the task's and its worker's if the word still says so.
-    if a64_load_sc(x.task_words + t) != word:
-        return 0
-    if pid <= 0:
-        return FRT_CORRUPT  # -1 would be every process there is
-    a64_store_sc(&x.tasks[t].cancelled, id)
-    a64_store_sc(&x.clients[w].cancel, id)
-    client_wake(x, w)
-    return pid
 
 
 def cancel(Client client, Ref ref):

@@ -2,6 +2,8 @@ from libc.stdint cimport int64_t, uint32_t
 
 from fastrt._core.layout cimport frt_ctx
 
+cdef int wait_nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns, int64_t nap_ns=*) noexcept nogil
+cdef bint wait_spin_on(int64_t started, int64_t spin_ns) noexcept nogil
 cdef bint spin_sealed(frt_ctx *x, uint32_t i, int64_t spin_ns) noexcept nogil
 cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_ns) noexcept nogil
 cdef int wait_resident(frt_ctx *x, uint32_t i, int64_t deadline_ns) noexcept nogil

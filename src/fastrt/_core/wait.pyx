@@ -25,7 +25,7 @@ cdef enum:
     SPINS_PER_LOOK = 32  # a pause is some 20 to 40 cycles: look at the clock about twice a microsecond
 
 
-cdef int _nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns, int64_t nap_ns=NAP_NS) noexcept nogil:
+cdef int wait_nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns, int64_t nap_ns=NAP_NS) noexcept nogil:
     """Sleep until the wake word changes from `seen`, a signal, the deadline, or the end of the nap."""
     cdef frt_client *me = x.clients + x.me
     cdef int64_t left = deadline_ns - frt_now_ns()
@@ -40,7 +40,7 @@ cdef int _nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns, int64_t nap_ns=NAP
     return FRT_INTERRUPTED if rc == EINTR else FRT_OK
 
 
-cdef bint _spin_on(int64_t started, int64_t spin_ns) noexcept nogil:
+cdef bint wait_spin_on(int64_t started, int64_t spin_ns) noexcept nogil:
     """Between two looks of a spin: whether its time is not over.
 
     After a few microseconds the processor is offered to others at each look: on a busy machine the process that
@@ -63,7 +63,7 @@ cdef bint spin_sealed(frt_ctx *x, uint32_t i, int64_t spin_ns) noexcept nogil:
     if _sealed(x, i):
         return True
     started = frt_now_ns()
-    while _spin_on(started, spin_ns):
+    while wait_spin_on(started, spin_ns):
         for _k in range(SPINS_PER_LOOK):
             if _sealed(x, i):
                 return True
@@ -84,7 +84,7 @@ cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_n
         a64_or_sc(bits, x.me_bit)
         if _sealed(x, i):
             return FRT_OK
-        rc = _nap(x, seen, deadline_ns)
+        rc = wait_nap(x, seen, deadline_ns)
         if _sealed(x, i):
             return FRT_OK
         if rc != FRT_OK:
@@ -102,7 +102,7 @@ cdef int wait_resident(frt_ctx *x, uint32_t i, int64_t deadline_ns) noexcept nog
         state = frt_word_state(a64_load_sc(frt_state(x, i)))
         if state != FRT_OBJ_SPILLED and state != FRT_OBJ_RESTORING:
             return FRT_OK
-        rc = _nap(x, seen, deadline_ns)
+        rc = wait_nap(x, seen, deadline_ns)
         if rc != FRT_OK:
             return rc
 
@@ -110,7 +110,7 @@ cdef int wait_resident(frt_ctx *x, uint32_t i, int64_t deadline_ns) noexcept nog
 cdef int wait_news(frt_ctx *x, uint32_t *word, uint32_t seen, int64_t deadline_ns) noexcept nogil:
     """Sleep once, unless a word whose changes wake every client differs from `seen` already."""
     cdef uint32_t wake = a32_load_sc(&x.clients[x.me].wake)
-    return _nap(x, wake, deadline_ns) if a32_load_sc(word) == seen else FRT_OK
+    return wait_nap(x, wake, deadline_ns) if a32_load_sc(word) == seen else FRT_OK
 
 
 cdef uint32_t _count_sealed(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want, bint mark) noexcept nogil:
@@ -143,7 +143,7 @@ cdef int wait_any(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want
         return FRT_OK
     if spin_ns:
         started = frt_now_ns()
-        while _spin_on(started, spin_ns):
+        while wait_spin_on(started, spin_ns):
             if _count_sealed(x, entries, n, want, False) == want:
                 return FRT_OK
             a_relax()
@@ -151,7 +151,7 @@ cdef int wait_any(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want
         seen = a32_load_sc(&x.clients[x.me].wake)
         if _count_sealed(x, entries, n, want, True) == want:
             return FRT_OK
-        rc = _nap(x, seen, deadline_ns)
+        rc = wait_nap(x, seen, deadline_ns)
         if rc != FRT_OK:
             return FRT_OK if _count_sealed(x, entries, n, want, False) == want else rc
 
@@ -161,7 +161,7 @@ cdef int _spin_for_task(frt_ctx *x, int64_t spin_ns) noexcept nogil:
     cdef int64_t started = frt_now_ns()
     cdef int _k
     cdef int t = FRT_NOT_FOUND
-    while t == FRT_NOT_FOUND and _spin_on(started, spin_ns):
+    while t == FRT_NOT_FOUND and wait_spin_on(started, spin_ns):
         for _k in range(SPINS_PER_LOOK):
             if a64_load_sc(&x.sb.ring_head) != a64_load_sc(&x.sb.ring_tail):
                 t = queue_pop(x)
@@ -190,7 +190,7 @@ cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept no
         a64_or_sc(&x.sb.idle[x.me_word], x.me_bit)
         t = queue_pop(x)
         if t == FRT_NOT_FOUND:
-            rc = _nap(x, seen, deadline_ns, IDLE_NAP_NS)
+            rc = wait_nap(x, seen, deadline_ns, IDLE_NAP_NS)
             t = queue_pop(x)
         a64_and_sc(&x.sb.idle[x.me_word], ~x.me_bit)
         if t != FRT_NOT_FOUND:

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fastrt._core import arena, spill, tasks
-from fastrt._core.clients import KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKER, Client, admit, table
+from fastrt._core.clients import KIND_ACTOR, KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKER, Client, admit, table
 from fastrt._core.segment import Segment, start_time, sweep
 from fastrt.config import SHM_DIR, Config
 from fastrt.errors import FastrtError, LockStuck
+from fastrt.node.actors import Actors
 from fastrt.node.admission import Admission
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.logs import LogPipe
@@ -31,7 +32,8 @@ from fastrt.node.spiller import Spiller
 from fastrt.store.attach import Link, answers, listen
 from fastrt.store.client import Store
 
-_KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL}
+_KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL, "actor": KIND_ACTOR}
+_FORKED = ("worker", "actor")
 _TICK_S = 0.5  # how often the daemon looks whether the arena should grow and workers should leave
 _HURRY_S = 0.005  # while a death waits for the zygote's word
 _AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
@@ -83,6 +85,7 @@ class Daemon:
         self._client = Client(self._segment, index, gen)
         self._spiller = Spiller(self._client, config.spill_dir / self._segment.session)
         self._janitor = Janitor(Store(self._client, 0.0))
+        self._actors = Actors(Store(self._client, 0.0), self._fork)
         self._oom_kills = KillCounters(time.monotonic())
         self._members: dict[int, Member] = {}  # by pid
         self._admission = Admission(
@@ -160,7 +163,9 @@ class Daemon:
             if member.link is not None:
                 member.link.flush(_LAST_WORDS_S if member.logs else 0.0)
                 member.link.close()
-        arena.discard(self._client, [m.index for m in self._members.values() if m.kind != "worker" and not m.gone_at])
+        arena.discard(
+            self._client, [m.index for m in self._members.values() if m.kind not in _FORKED and not m.gone_at]
+        )
         self._spiller.close()
         if self._ended:  # drivers may still be there
             self._segment.poison("its node was stopped; start one, and call fastrt.init() again", closed=True)
@@ -226,6 +231,8 @@ class Daemon:
             self._spiller.make_room(_whole(message.get("bytes")))
         elif op == "restore":
             self._spiller.restore(_whole(message.get("index")), _whole(message.get("objref")))
+        elif op == "actor":
+            self._tend_actors()
         elif op == "may_wait":
             link.send(answer=self._pool.may_grow())
         else:
@@ -269,14 +276,16 @@ class Daemon:
         """Recover the slots of dead processes; a worker's once the zygote has said how it ended, if it does."""
         now = time.monotonic()
         for member in [m for m in self._members.values() if m.gone_at]:
-            reported = member.kind != "worker" or member.pid in self._statuses
+            reported = member.kind not in _FORKED or member.pid in self._statuses
             if not reported and now - member.gone_at < _STATUS_PATIENCE_S:
                 continue
             try:
                 how = explain(self._statuses.get(member.pid), self._oom_kills.story())
+                self._actors.fell(member.index, member.pid, how)
                 self._janitor.bury(member.index, member.pid, how)
             except LockStuck:
                 continue  # by a stopped process; the next look tries again
+            self._actors.ended(member.pid, how)
             self._statuses.pop(member.pid, None)
             if not reported:
                 self._unreported.add(member.pid)
@@ -290,6 +299,8 @@ class Daemon:
         message = self._pool.receive()
         if message is None:
             sys.exit("fastrt: the zygote ended, so no worker can be started any more: the session ends")
+        if message.get("actor") is not None:
+            self._actors.started(message["actor"], message.get("started") or message["worker"])
         if "started" in message:
             self._read_output(message["started"], self._unclaimed[:2])
             self._unclaimed = self._unclaimed[2:]
@@ -303,6 +314,8 @@ class Daemon:
                 self._stillborn = 0
             elif pid in self._unreported:
                 self._unreported.remove(pid)
+            elif pid in self._actors:
+                self._actors.ended(pid, explain(message["status"]))
             else:
                 self._stillborn += 1
             for pipe in self._pipes.pop(pid, []):
@@ -331,8 +344,16 @@ class Daemon:
             self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
             return
         for _ in range(self._pool.missing(tasks.queued(self._client) > 0)):
-            out, err = self._pool.fork()
-            self._unclaimed += [LogPipe(out, False, self._log), LogPipe(err, True, self._log)]
+            self._fork()
+        self._tend_actors()
+
+    def _fork(self, actor: int | None = None) -> None:
+        out, err = self._pool.fork(actor)
+        self._unclaimed += [LogPipe(out, False, self._log), LogPipe(err, True, self._log)]
+
+    def _tend_actors(self) -> None:
+        if not self._pool.counting:  # a dead daemon may have ordered their processes
+            self._actors.tend()
 
     def _on_log(self, pipe: LogPipe) -> None:
         if self._drivers_lag():

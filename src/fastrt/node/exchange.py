@@ -254,7 +254,7 @@ class Exchange:
 
     def _offer_value(self, values: Values, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> bool:
         """Have a large value taken by the native stream; False when it is to be sent otherwise."""
-        kind, error, pin = self._store.read_bytes(ref)
+        kind, error, pin = self._store.read(ref, raw=True)
         number = values.offer(ref, len(pin), then, where)
         if number:
             contains = [self.references.name(one) for one in handles.contained(self._client, ref)]

@@ -8,7 +8,7 @@ import signal
 from fastrt._core import tasks as core
 from fastrt._core.functions import function_name
 from fastrt._core.recovery import recover
-from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError, WorkerCrashedError
+from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, TaskCancelledError, WorkerCrashedError
 from fastrt.store.client import Store
 from fastrt.tasks.cancel import is_worker
 
@@ -43,7 +43,9 @@ class Janitor:
         info = core.info(store.client, task)
         name = function_name(store.client, info["function"][0])
         error: FastrtError
-        if not info["function"][0]:  # a stand-in, of which another process was to make an object of another node
+        if info["actor"] is not None and not core.cancelled(store.client, task):
+            error = ActorDiedError(f"actor {name} died while it ran this call: its process {pid} {how}")
+        elif not info["function"][0]:  # a stand-in, of which another process was to make an object of another node
             error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
         elif core.cancelled(store.client, task) or info["attempts"] == 0:
             error = TaskCancelledError(f"task {name!r} was cancelled")

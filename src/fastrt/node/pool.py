@@ -28,6 +28,7 @@ class Pool:
         self.spare = spare
         self.pids: set[int] = set()
         self.blocked: set[int] = set()
+        self.actors: dict[int, int] = {}  # by pid: whose process it is; they are no workers of the pool
         self.starting = 0
         self._zygote = 0  # its pid, once it has said so
         self.counting = False  # after a take-over: until the zygote has named its workers
@@ -64,17 +65,18 @@ class Pool:
         """How many workers are there beyond what is needed now."""
         return len(self.pids) - len(self.blocked) - self.size
 
-    def fork(self) -> tuple[int, int]:
-        """Order one worker; the read ends of its stdout and stderr."""
+    def fork(self, actor: int | None = None) -> tuple[int, int]:
+        """Order one worker, or the process of an actor; the read ends of its stdout and stderr."""
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
         try:
             # The zygote keeps the read ends too: while a dead daemon is replaced, nobody's output breaks.
-            socket.send_fds(self.control, [b"fork"], [out_write, err_write, out_read, err_read])
+            order = b"fork" if actor is None else b"fork %d" % actor
+            socket.send_fds(self.control, [order], [out_write, err_write, out_read, err_read])
         finally:
             os.close(out_write)
             os.close(err_write)
-        self.starting += 1
+        self.starting += actor is None
         return out_read, err_read
 
     def receive(self) -> dict[str, Any] | None:
@@ -86,7 +88,9 @@ class Pool:
         if not data:
             return None
         message: dict[str, Any] = {**json.loads(data), "fds": fds}
-        if "started" in message:
+        if message.get("actor") is not None:
+            self.actors[message.get("started") or message["worker"]] = message["actor"]
+        elif "started" in message:
             self.starting = max(0, self.starting - 1)
             self.pids.add(message["started"])
         elif "ready" in message:
@@ -99,6 +103,7 @@ class Pool:
         elif "ended" in message:
             self.pids.discard(message["ended"])
             self.blocked.discard(message["ended"])
+            self.actors.pop(message["ended"], None)
         return message
 
     def kill(self) -> None:
@@ -106,7 +111,7 @@ class Pool:
 
         A zygote that has not said its pid yet ends when it finds its socket closed.
         """
-        for pid in [*self.pids, *filter(None, [self._zygote])]:
+        for pid in [*self.pids, *self.actors, *filter(None, [self._zygote])]:
             for send in (os.killpg, os.kill):
                 try:
                     send(pid, signal.SIGKILL)

@@ -54,7 +54,7 @@ class Offers(Table):
         ref = self.find(objref)
         if ref is None:
             raise NotFoundError(f"value {objref:#x} is not offered any more")
-        kind, is_error, pin = self.store.read_bytes(ref)
+        kind, is_error, pin = self.store.read(ref, raw=True)
         return Sealed(kind, is_error, pin, [])
 
 

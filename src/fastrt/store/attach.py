@@ -133,7 +133,7 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = 
 
     Args:
         path: of the daemon's socket.
-        kind: "driver", "worker" or "tool".
+        kind: "driver", "worker", "actor" or "tool".
         name: for listings.
         timeout_s: how long to wait for the daemon's answer.
         logs: whether to send what workers print; the caller must then go on reading from the connection.

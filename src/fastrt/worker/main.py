@@ -53,7 +53,7 @@ class Worker:
         self._outputs = outputs
         self._functions = FunctionCache(store)
         self._runner = Runner(
-            store.client, self._functions.loaded, self._prepare, self._seal, self._fail, _end_child, outputs
+            store.client, self._functions.loaded, self._prepare, self._seal, self._fail, end_child, outputs
         )
         self._thread = threading.get_ident()  # the one that runs tasks
         self._sleepers: set[int] = set()  # threads that sleep in a get or wait
@@ -72,13 +72,20 @@ class Worker:
     def _prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Load a task's function and arguments."""
         _, function = self._functions.get(task)
+        return function, *self._arguments(task)
+
+    def _arguments(self, task: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         kind, args, refs = core.arguments(self._client, task)
         kwargs: dict[str, Any] = {}
         if kind != _SCALARS:
             args, kwargs = arguments.unpack(self._store, kind, args, refs, core.info(self._client, task)["deps"])
         elif refs:
             args = tuple([self._store.load(arg) if isinstance(arg, ObjectRef) else arg for arg in args])
-        return function, args, kwargs
+        return args, kwargs
+
+    def _name(self, task: int) -> str:
+        """What the task is called in messages."""
+        return self._functions.name(task)
 
     def _seal(self, task: int, value: Any) -> None:
         """Seal what the function returned, and end the task."""
@@ -108,11 +115,11 @@ class Worker:
             return
         try:
             if type(exc) not in (TaskCancelledError, SerializationError, ObjectStoreFullError):
-                exc = TaskError.wrap(exc, task_name=self._functions.name(task))
+                exc = TaskError.wrap(exc, task_name=self._name(task))
             self._store.put_error(task, exc)
         except BaseException as why:  # user code again: the exception's own methods, and they may raise anything
             text = f"{type(exc).__name__}, which cannot be reported: {type(why).__name__}"
-            self._store.put_error(task, TaskError(self._functions.name(task), os.getpid(), text))
+            self._store.put_error(task, TaskError(self._name(task), os.getpid(), text))
         core.finish(self._client, task)
 
     # ---- waiting inside a task ----
@@ -158,7 +165,7 @@ class Worker:
             raise KeyboardInterrupt
 
 
-def _end_child(exc: BaseException | None) -> None:
+def end_child(exc: BaseException | None) -> None:
     """Leave a process that a task has forked and that came back into this loop, which is its parent's."""
     code = 0
     if isinstance(exc, SystemExit):

@@ -1,9 +1,10 @@
 """The zygote: a process with one thread that has imported what workers need and forks them in milliseconds.
 
 It never touches gRPC and never joins the arena. Orders come over a SEQPACKET socket: first the session, then
-"fork" with the write and read ends of the new worker's stdout and stderr. It reports each start and each end, with
-the wait status: it is the workers' parent, and only a parent learns the signal that ended a process. "list" makes it
-name its workers with the read ends of their output: a new daemon has taken the place of one that died.
+"fork" with the write and read ends of the new worker's stdout and stderr; "fork N" makes it the process of actor N. It
+reports each start and each end, with the wait status: it is the workers' parent, and only a parent learns the signal
+that ended a process. "list" makes it name its workers with the read ends of their output: a new daemon has taken the
+place of one that died.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main(control_fd: int) -> None:
             importlib.import_module(name)
         except ImportError:
             continue  # the worker that needs it says so
-    from fastrt.worker import main as worker_main  # noqa: F401  (imported here so that every worker has it)
+    from fastrt.worker import actor as worker_actor  # noqa: F401  (imported here so that every worker has it)
 
     gc.collect()
     gc.freeze()  # what is here now stays shared between all workers: no collection ever writes to it
@@ -59,13 +60,16 @@ def main(control_fd: int) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the loop below sees that the daemon is gone
         control.send(json.dumps({"ready": os.getpid()}).encode())
     outputs: dict[int, list[int]] = {}  # read ends of each worker's stdout and stderr
+    actors: dict[int, int] = {}  # whose process a worker is
     while True:
         readable: list[int] = select.select([control.fileno(), woken], [], [])[0]
         try:
             if woken in readable:
                 os.read(woken, 4096)
                 _reap(control, outputs)
-            if control.fileno() in readable and not _serve(control, session, outputs, (woken, wake)):
+            for pid in actors.keys() - outputs.keys():
+                del actors[pid]
+            if control.fileno() in readable and not _serve(control, session, outputs, actors, (woken, wake)):
                 break
         except (BrokenPipeError, ConnectionResetError):
             break
@@ -95,7 +99,11 @@ def _reap(control: socket.socket, outputs: dict[int, list[int]]) -> None:
 
 
 def _serve(
-    control: socket.socket, session: dict[str, Any], outputs: dict[int, list[int]], own: tuple[int, int]
+    control: socket.socket,
+    session: dict[str, Any],
+    outputs: dict[int, list[int]],
+    actors: dict[int, int],
+    own: tuple[int, int],
 ) -> bool:
     """Carry out one order; False when nobody is left to give any."""
     data, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES_MAX, 4)
@@ -103,9 +111,11 @@ def _serve(
         return False
     if data == b"list":
         for worker, ends in outputs.items():
-            socket.send_fds(control, [json.dumps({"worker": worker}).encode()], ends)
+            socket.send_fds(control, [json.dumps({"worker": worker, "actor": actors.get(worker)}).encode()], ends)
         control.send(json.dumps({"listed": len(outputs), "zygote": os.getpid()}).encode())
         return True
+    order = data.split()
+    actor = int(order[1]) if len(order) > 1 else None
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -113,7 +123,7 @@ def _serve(
             for fd in [*own, *fds[2:], *(fd for ends in outputs.values() for fd in ends)]:
                 os.close(fd)
             control.close()
-            _become_worker(session, *fds[:2])
+            _become_worker(session, fds[0], fds[1], actor)
             code = 0
         except BaseException:  # the last frame of a process: whatever it is, it must be seen
             traceback.print_exc()
@@ -123,7 +133,9 @@ def _serve(
     for fd in fds[:2]:
         os.close(fd)
     outputs[pid] = fds[2:]
-    control.send(json.dumps({"started": pid}).encode())
+    if actor is not None:
+        actors[pid] = actor
+    control.send(json.dumps({"started": pid, "actor": actor}).encode())
     return True
 
 
@@ -155,9 +167,10 @@ def _flush() -> None:
             continue
 
 
-def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int) -> None:
-    """In the forked child: join the session and run tasks."""
+def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> None:
+    """In the forked child: join the session and run tasks, or an actor."""
     from fastrt.store import attach, client
+    from fastrt.worker.actor import ActorWorker
     from fastrt.worker.main import Worker
 
     die_with_parent()
@@ -173,7 +186,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int) -> None:
     sys.stdout, sys.stderr = out.as_text(), err.as_text()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
-    core_client, link = attach.join(session["socket"], "worker", f"worker-{os.getpid()}")
+    core_client, link = attach.join(session["socket"], "worker" if actor is None else "actor", f"worker-{os.getpid()}")
     daemon = attach.Lasting(session["socket"], link)
 
     def rejoin() -> client.Store:
@@ -204,6 +217,10 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int) -> None:
             if answer is None or "answer" in answer:  # an order to leave that comes now will come again
                 return answer is None or bool(answer["answer"])
 
+    if actor is not None:
+        ActorWorker(store, actor, told_to_stop, [out, err]).run()
+        core_client.close()
+        return
     Worker(
         store,
         say=lambda word: daemon.send(op=word),

@@ -8,7 +8,7 @@
  *  4. Memory beyond a region's committed mark is never touched: fallocate has not promised it yet.
  *
  * Locks, in the order in which they may be nested:
- *     janitor > slots > functions > links > queue > objects/tasks pool > size class > extent
+ *     janitor > slots > actors > functions > links > queue > objects/tasks pool > size class > extent
  * `grow` is taken with nothing else held, except that it takes `extent` inside.
  */
 #ifndef FRT_LAYOUT_H
@@ -64,13 +64,21 @@ enum { /* tasks */
     FRT_TASK_BLOCKED = 6, /* client: running, and asleep in a get or wait */
     FRT_TASK_ENDING = 7   /* client: results are being sealed with an error outside a worker (cancel, death) */
 };
+enum { /* actors */
+    FRT_ACTOR_EMPTY = 0,
+    FRT_ACTOR_WANTED = 1,   /* the daemon shall start a process for it */
+    FRT_ACTOR_STARTING = 2, /* client: its process builds the instance */
+    FRT_ACTOR_LIVE = 3,     /* client: its process takes calls */
+    FRT_ACTOR_DOWN = 4,     /* its process has died; the daemon decides whether it gets another */
+    FRT_ACTOR_DEAD = 5      /* for good: whoever makes a call ends it, see frt_actor */
+};
 enum { /* clients */
     FRT_CLIENT_FREE = 0,
     FRT_CLIENT_JOINING = 1,
     FRT_CLIENT_LIVE = 2,
     FRT_CLIENT_DYING = 3
 };
-enum { FRT_KIND_DAEMON = 1, FRT_KIND_DRIVER = 2, FRT_KIND_WORKER = 3, FRT_KIND_TOOL = 4 };
+enum { FRT_KIND_DAEMON = 1, FRT_KIND_DRIVER = 2, FRT_KIND_WORKER = 3, FRT_KIND_TOOL = 4, FRT_KIND_ACTOR = 5 };
 enum { FRT_SEG_INIT = 0, FRT_SEG_READY = 1, FRT_SEG_POISONED = 2, FRT_SEG_CLOSED = 3 };
 enum { FRT_PAGE_INNER = 0, FRT_PAGE_FREE = 1, FRT_PAGE_RUN = 2, FRT_PAGE_SLAB = 3 };
 
@@ -105,11 +113,13 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #define FRT_COMMIT_RECORDS 64
 #define FRT_COMMIT_BYTES (1u << 18)
 #define FRT_FUNCTIONS 64
+#define FRT_ACTORS 32
 #define FRT_RING_CELLS 16
 #else
 #define FRT_COMMIT_RECORDS 8192 /* records whose memory is committed in one step; about 1.5 MiB */
 #define FRT_COMMIT_BYTES (64u << 20)
 #define FRT_FUNCTIONS 16384
+#define FRT_ACTORS 1024 /* those that are dead count while anybody has a handle */
 #define FRT_RING_CELLS 16384 /* of the ready queue at first; it doubles up to ring_max */
 #endif
 #define FRT_CLIENTS_MOST 256
@@ -121,6 +131,7 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 enum { /* locks[] */
     FRT_LOCK_JANITOR = 0,
     FRT_LOCK_SLOTS,
+    FRT_LOCK_ACTORS,
     FRT_LOCK_FUNCTIONS,
     FRT_LOCK_LINKS, /* counts of contained and argument refs; waiter lists */
     FRT_LOCK_QUEUE,
@@ -153,7 +164,7 @@ typedef struct {
     uint32_t objects_max, tasks_max, ring_max, pages_max;
     uint64_t locks_offset, clients_offset, ctl_offset, entries_offset, task_words_offset, tasks_offset,
         free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset, links_offset,
-        owners_offset, bits_offset, trace_offset, payload_offset;
+        owners_offset, bits_offset, trace_offset, payload_offset, actors_offset;
     uint64_t session[2]; /* 128 random bits */
     uint64_t boot_hash, pid_namespace;
     uint32_t uid, node;
@@ -177,6 +188,7 @@ typedef struct {
     uint32_t spinner;                              /* client + 1 of the one idle worker that spins */
     uint32_t ring_cells;                           /* a power of two; committed after the cells are moved */
     uint32_t wanted_workers;                       /* how many workers should be able to run now */
+    uint32_t actors_fresh;                         /* actor records at this index and beyond were never used */
 
     uint32_t pages_committed __attribute__((aligned(64)));
     uint32_t bin_head[FRT_BINS];      /* free runs, derived */
@@ -227,7 +239,9 @@ typedef struct {
     uint32_t nrefs;   /* contained refs: frt_refslot[nrefs] at the end of the payload */
     uint16_t kind;    /* how the value is written; the store's business */
     uint8_t flags;
-    uint8_t pad[9];
+    uint8_t pad0;
+    uint32_t actor; /* with FRT_ENTRY_ACTOR: index + 1 of the actor that lives as long as this object */
+    uint8_t pad[4];
     uint32_t used; /* the superblock's clock when it was last read: what has not been used for long is spilled first */
     char inlined[FRT_INLINE_BYTES];
 } frt_entry;
@@ -235,7 +249,8 @@ typedef struct {
 enum {
     FRT_ENTRY_COUNTED = 1, /* its contained refs are in their `counted` words */
     FRT_ENTRY_ERROR = 2,   /* get raises the value */
-    FRT_ENTRY_FILE = 4     /* there may be a file of its bytes */
+    FRT_ENTRY_FILE = 4,    /* there may be a file of its bytes */
+    FRT_ENTRY_ACTOR = 8    /* an actor ends with it */
 };
 
 typedef struct {
@@ -265,12 +280,15 @@ typedef struct {
     uint32_t nreturns, nrefs, ndeps;
     uint32_t waiter;  /* * next in the waiter list of the object it waits for, index + 1 */
     uint32_t dep;     /* * the dependency that it waits for */
+    uint32_t actor;   /* index + 1: this is a call of an actor's method number `function_index`, and `waiter` (index
+                       * + 1) with `dep` (generation) names the call before it in the mailbox; 0: a plain task */
     uint16_t kind;    /* how the arguments are written */
     uint8_t flags;    /* * FRT_TASK_COUNTED, FRT_TASK_LINKED */
     uint8_t attempts; /* * runs started */
     uint8_t retries;  /* runs allowed beyond the first */
     uint8_t signal;   /* * that ended the last attempt */
-    uint8_t pad[6];
+    uint8_t caller;   /* of a call: the client that made it, for the order of its calls */
+    uint8_t pad[1];
     char inlined[FRT_TASK_INLINE_BYTES];
 } frt_task;
 
@@ -291,6 +309,41 @@ typedef struct {
     uint32_t pad;
     char name[64]; /* for people: messages must not need the function's own modules */
 } frt_function;
+
+/* An actor: an object that its handles refer to, a process of its own, and a mailbox.
+ *
+ * The calls are task records, and those are the truth; the mailbox is a hint: a list of them, newest first, that any
+ * caller pushes to by one swap and that only the actor's process takes, all at once. A call is pushed before its word
+ * says READY, so a READY call has been pushed, and a record is never linked twice in one life. Links carry
+ * generations: one that does not fit its record (cancelled, ended) breaks the list, and the calls are looked up in
+ * the table of tasks instead, as they are by each new process of the actor.
+ * `word` changes by its process (STARTING, LIVE), by recovery (DOWN) and by the daemon (the rest). Whoever makes a
+ * call stores READY and then looks for DEAD; the daemon stores DEAD and then looks for READY calls: one of them ends
+ * a late call. The record counts its object (COUNTED) until the instance is built, because how to build it stands
+ * there, and for good when it is DETACHED. It is freed when it is swept and its object is gone, by whoever sees
+ * that last. */
+typedef struct {
+    uint64_t word;     /* {FRT_ACTOR_*, client, -, gen} */
+    uint64_t mailbox;  /* {gen:32 | task + 1:32} of the newest call; 0: nothing new */
+    uint32_t asleep;   /* its process sleeps or is about to: wake it */
+    uint32_t rescan;   /* there may be READY calls outside of the mailbox */
+    uint32_t released; /* its object is gone, so nobody can make another call */
+    uint32_t ended;    /* why it shall not be started again; 0: it may be */
+    uint32_t swept;    /* it is DEAD, and the calls that were there have been taken to be ended */
+    char pad[28];
+    uint64_t function __attribute__((aligned(64))); /* objref of its class */
+    uint64_t objref;
+    uint32_t index; /* of its object */
+    int32_t max_restarts; /* -1: any number */
+    uint32_t restarts;
+    uint8_t flags;
+    uint8_t pad1[31];
+    char name[64];
+    char reason[448]; /* why it is DEAD, or will be */
+} frt_actor;
+
+enum { FRT_ACTOR_COUNTED = 1, FRT_ACTOR_DETACHED = 2 };
+enum { FRT_END_KILLED = 1, FRT_END_FAILED = 2, FRT_END_EXITED = 3 }; /* frt_actor.ended */
 
 /* Per page, derived, under the lock of whoever owns the page: neighbours in a bin or slab list. */
 typedef struct {
@@ -318,6 +371,7 @@ _Static_assert(sizeof(frt_entry) == 128, "frt_entry");
 _Static_assert(offsetof(frt_entry, inlined) == 56, "an entry and its small value are two cache lines");
 _Static_assert(sizeof(frt_task) == 256, "frt_task");
 _Static_assert(sizeof(frt_function) == 96, "frt_function");
+_Static_assert(sizeof(frt_actor) == 640, "frt_actor");
 _Static_assert(sizeof(frt_superblock) <= 4096, "the superblock is one page");
 
 /* Not a secret and not a checksum of contents: two builds that disagree on any size get different values. */
@@ -325,7 +379,7 @@ static inline uint32_t frt_abi(void) {
     uint64_t h = 1469598103934665603ULL;
     const uint64_t facts[] = {sizeof(frt_superblock), sizeof(frt_client), sizeof(frt_entry), sizeof(frt_task),
                               sizeof(frt_lock), sizeof(frt_page_link), sizeof(frt_trace_ring), sizeof(frt_function),
-                              FRT_LOCKS, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES,
+                              sizeof(frt_actor), FRT_ACTORS, FRT_LOCKS, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES,
                               offsetof(frt_superblock, ring_head), 0x01020304};
     for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) h = (h ^ facts[i]) * 1099511628211ULL;
     return (uint32_t)(h ^ (h >> 32));
@@ -347,6 +401,7 @@ typedef struct {
     frt_task *tasks;
     uint64_t *ring; /* {gen:32 | task:32} */
     frt_function *functions;
+    frt_actor *actors;
     uint64_t *pages;
     frt_page_link *links;
     uint32_t *owners;
@@ -399,6 +454,8 @@ static inline uint32_t frt_most(const uint32_t *word, uint32_t most) {
 static inline uint32_t frt_objects(const frt_ctx *x) { return frt_most(&x->sb->objects.fresh, x->objects_max); }
 static inline uint32_t frt_tasks(const frt_ctx *x) { return frt_most(&x->sb->tasks.fresh, x->tasks_max); }
 static inline uint32_t frt_pages(const frt_ctx *x) { return frt_most(&x->sb->pages_committed, x->pages_max); }
+
+static inline uint32_t frt_actors(const frt_ctx *x) { return frt_most(&x->sb->actors_fresh, FRT_ACTORS); }
 
 /* The memory at an offset if so many bytes of a block fit there, else NULL. */
 static inline char *frt_inside(const frt_ctx *x, uint64_t offset, uint64_t nbytes) {

@@ -1,0 +1,343 @@
+# cython: language_level=3
+"""The table of actors: made, started, found by name, ended.
+
+    WANTED -> STARTING -> LIVE -> DOWN -> WANTED again, or DEAD        WANTED | STARTING -> DOWN | DEAD
+
+The word says it all, and each change commits by one store or swap of it. A creator makes it WANTED, the actor's own
+process STARTING and LIVE, recovery DOWN, and everything else is the daemon's: it alone decides whether an actor is
+started again. Names are looked up under the lock, in the records; there is no index that could disagree with them.
+"""
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset, strncmp
+
+from fastrt._core.calls cimport actor_of
+from fastrt._core.clients cimport Client
+from fastrt._core.errors cimport check
+from fastrt._core.handles cimport Ref, ref_use, ref_wrap
+from fastrt._core.layout cimport *
+from fastrt._core.links cimport links_count, links_recount, links_uncount
+from fastrt._core.mailbox cimport mailbox_forget
+from fastrt._core.objects cimport object_acquire, object_maybe_delete, object_release
+
+cdef extern from "<string.h>" nogil:
+    size_t strnlen(const char *, size_t)
+
+WANTED, STARTING, LIVE, DOWN, DEAD = (
+    FRT_ACTOR_WANTED, FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_DOWN, FRT_ACTOR_DEAD)
+KILLED, FAILED, EXITED = FRT_END_KILLED, FRT_END_FAILED, FRT_END_EXITED
+NAME_BYTES_MAX = 63
+
+
+cdef inline frt_actor *_at(Client client, uint32_t a) except NULL:
+    client.ensure()
+    if a >= frt_actors(&client.x):
+        raise IndexError(f"there is no actor {a}")
+    return client.x.actors + a
+
+
+cdef int _lock(frt_ctx *x) noexcept nogil:
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_ACTORS)
+    if rc == FRT_LOCK_ORPHANED:
+        # A record counts from the store of its word on; its object may have been counted before that.
+        links_recount(x)
+        frt_lock_mend(x.locks + FRT_LOCK_ACTORS)
+        return FRT_OK
+    return rc
+
+
+cdef int actors_touch(frt_ctx *x) noexcept nogil:
+    """Take the lock once, so that a death inside it is repaired now."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        frt_lock_give(x.locks + FRT_LOCK_ACTORS)
+    return rc
+
+
+cdef frt_refslot _object(frt_actor *actor) noexcept nogil:
+    cdef frt_refslot slot
+    slot.objref, slot.index, slot.pad = actor.objref, actor.index, 0
+    return slot
+
+
+cdef bint _answers(frt_actor *actor, const char *name) noexcept nogil:
+    """Whether it is there to stay and has that name."""
+    cdef int state = frt_word_state(a64_load_sc(&actor.word))
+    return state != FRT_ACTOR_EMPTY and state != FRT_ACTOR_DEAD and a32_load_sc(&actor.ended) == 0 and \
+        a32_load_sc(&actor.released) == 0 and strncmp(actor.name, name, sizeof(actor.name)) == 0
+
+
+def create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, bint detached):
+    """Make the actor that lives as long as an object, and have it started.
+
+    Args:
+        ref: the object. Nobody else knows it yet.
+        function: objref of the object of its class.
+        name: under which others find it; at most 63 bytes; "": none.
+        max_restarts: how often it gets another process; -1: any number.
+        detached: it also lives without any handle, to the end of the session.
+    Returns:
+        The actor's index; None when another actor has that name.
+    Raises:
+        ObjectStoreFullError: the table of actors is full.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef bytes text = name.encode() + b"\0"
+    cdef const char *chars = text
+    cdef frt_actor *actor = NULL
+    cdef frt_refslot slot
+    cdef uint32_t a
+    cdef bint taken = False
+    cdef int rc = FRT_OK
+    client.ensure()
+    ref_use(client, ref)
+    if len(text) > 64:
+        raise ValueError(f"the name {name!r} has {len(text) - 1} bytes; at most 63 are kept")
+    check(_lock(x))
+    for a in range(frt_actors(x)):
+        if frt_word_state(x.actors[a].word) == FRT_ACTOR_EMPTY:
+            actor = x.actors + a if actor == NULL else actor
+        elif len(text) > 1 and _answers(x.actors + a, chars):
+            taken = True
+    if actor == NULL and frt_actors(x) < FRT_ACTORS:
+        actor = x.actors + x.sb.actors_fresh
+        a32_store_rel(&x.sb.actors_fresh, x.sb.actors_fresh + 1)
+    if actor != NULL and not taken:
+        memset(&actor.mailbox, 0, sizeof(frt_actor) - sizeof(uint64_t))
+        memcpy(actor.name, chars, len(text))
+        actor.function, actor.objref, actor.index, actor.max_restarts = function, ref.objref, ref.index, max_restarts
+        slot = _object(actor)
+        actor.flags = FRT_ACTOR_DETACHED if detached else 0
+        rc = links_count(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
+        if rc == FRT_OK:
+            x.entries[ref.index].actor = <uint32_t>(actor - x.actors) + 1
+            x.entries[ref.index].flags |= FRT_ENTRY_ACTOR
+            a64_store_sc(&actor.word, frt_word(FRT_ACTOR_WANTED, 0, frt_word_gen(actor.word)))  # commit
+    frt_lock_give(x.locks + FRT_LOCK_ACTORS)
+    check(rc)
+    if taken:
+        return None
+    if actor == NULL:
+        check(FRT_TABLE_FULL)
+    return <uint32_t>(actor - x.actors)
+
+
+def find(Client client, str name):
+    """A reference to the object of the actor of that name; None when there is none."""
+    cdef frt_ctx *x = &client.x
+    cdef bytes text = name.encode() + b"\0"
+    cdef const char *chars = text
+    cdef frt_actor *actor
+    cdef uint32_t a, index
+    cdef uint64_t objref
+    client.ensure()
+    if 1 < len(text) <= 64:
+        for a in range(frt_actors(x)):
+            actor = x.actors + a
+            index, objref = actor.index, actor.objref
+            if _answers(actor, chars) and index < x.objects_max and \
+                    object_acquire(x, index, objref, False) == FRT_OK:  # fails when its last handle is just going
+                return ref_wrap(client, index)
+    return None
+
+
+def names(Client client):
+    """The names of all actors that have one and are not dead."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_actor *actor
+    cdef uint32_t a
+    cdef list found = []
+    client.ensure()
+    for a in range(frt_actors(x)):
+        actor = x.actors + a
+        if actor.name[0] and _answers(actor, actor.name):
+            found.append(actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"))
+    return found
+
+
+def index_of(Client client, Ref ref):
+    """The index of the actor that lives as long as the object of `ref`."""
+    client.ensure()
+    return <uint32_t>(actor_of(client, ref) - client.x.actors)
+
+
+def info(Client client, uint32_t a):
+    """What an actor's record says: a dict for people, the daemon and error messages."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_acq(&actor.word)
+    cdef uint32_t w = frt_word_client(word)
+    cdef bint there = frt_word_state(word) in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE) and w < client.x.clients_max
+    return {"actor": a, "state": frt_word_state(word), "gen": frt_word_gen(word), "client": w if there else None,
+            "pid": client.x.clients[w].pid if there else None, "function": actor.function,
+            "object": (actor.objref, actor.index), "max_restarts": actor.max_restarts, "restarts": actor.restarts,
+            "released": actor.released != 0, "ended": actor.ended, "detached": actor.flags & FRT_ACTOR_DETACHED != 0,
+            "name": actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"),
+            "reason": actor.reason[:strnlen(actor.reason, 448)].decode("utf-8", "replace")}
+
+
+# ---- the actor's own process ----
+
+def enter(Client client, uint32_t a):
+    """Become the process of an actor that is WANTED; False when it is not, or not any more."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    if frt_word_state(word) != FRT_ACTOR_WANTED or actor.ended:
+        return False
+    a32_store_sc(&actor.rescan, 1)  # a former process may have taken calls out of the mailbox
+    return a64_cas_sc(&actor.word, word, frt_word(FRT_ACTOR_STARTING, client.x.me, frt_word_gen(word)))
+
+
+def alive(Client client, uint32_t a):
+    """Say that the actor, whose process this client is, takes calls now."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    if frt_word_client(word) == client.x.me and frt_word_state(word) == FRT_ACTOR_STARTING:
+        a64_store_sc(&actor.word, frt_word(FRT_ACTOR_LIVE, client.x.me, frt_word_gen(word)))
+        if not actor.flags & FRT_ACTOR_DETACHED:
+            check(_uncount(&client.x, actor))
+
+
+cdef int _uncount(frt_ctx *x, frt_actor *actor) noexcept nogil:
+    """Let go of the object; it goes now if there is no handle left."""
+    cdef frt_refslot slot = _object(actor)
+    cdef int rc = FRT_OK
+    if actor.flags & FRT_ACTOR_COUNTED:
+        rc = links_uncount(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
+        if rc == FRT_OK and slot.index < x.objects_max:
+            object_maybe_delete(x, slot.index)
+    return rc
+
+
+def end_for_good(Client client, uint32_t a, uint32_t why, str reason):
+    """See to it that the actor is not started again.
+
+    Args:
+        why: KILLED, FAILED or EXITED.
+        reason: for the errors of its calls; about 440 bytes of it are kept.
+    Returns:
+        False when it was to end already, for another reason.
+    """
+    cdef frt_actor *actor = _at(client, a)
+    if not a32_cas_sc(&actor.ended, 0, why):
+        return False
+    _tell_why(actor, reason)
+    return True
+
+
+cdef int _tell_why(frt_actor *actor, str reason) except -1:
+    cdef bytes text = reason.encode("utf-8", "replace")[:sizeof(actor.reason) - 1]
+    text = text.decode("utf-8", "ignore").encode() + b"\0"  # not half a character
+    memcpy(actor.reason, <char *>text, len(text))
+    return 0
+
+
+cdef bint _has_calls(frt_ctx *x, uint32_t a) noexcept nogil:
+    cdef uint32_t t
+    cdef int state
+    for t in range(frt_tasks(x)):
+        state = frt_word_state(a64_load_acq(x.task_words + t))
+        if state > FRT_TASK_RESERVED and state != FRT_TASK_ENDING and x.tasks[t].actor == a + 1:
+            return True
+    return False
+
+
+def is_over(Client client, uint32_t a):
+    """Whether nobody can call the actor any more, and all its calls have ended."""
+    cdef frt_actor *actor = _at(client, a)
+    return a32_load_sc(&actor.released) != 0 and not _has_calls(&client.x, a)
+
+
+# ---- the daemon ----
+
+def of_client(Client client, uint32_t v):
+    """The actor whose process client v is; None when it is no actor's."""
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t word
+    cdef uint32_t a
+    client.ensure()
+    for a in range(frt_actors(x)):
+        word = a64_load_acq(&x.actors[a].word)
+        if frt_word_client(word) == v and frt_word_state(word) in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE):
+            return a
+    return None
+
+
+def attention(Client client):
+    """The actors for which there is something to do: a list of (index, state); see `node.actors`."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_actor *actor
+    cdef uint32_t a
+    cdef int state
+    cdef list found = []
+    client.ensure()
+    for a in range(frt_actors(x)):
+        actor = x.actors + a
+        state = frt_word_state(a64_load_sc(&actor.word))
+        if state == FRT_ACTOR_WANTED or state == FRT_ACTOR_DOWN or \
+                state == FRT_ACTOR_DEAD and not a32_load_sc(&actor.swept):
+            found.append((a, state))
+    return found
+
+
+def start_again(Client client, uint32_t a):
+    """Make an actor that is DOWN WANTED; it is counted as a restart. False when its last handle is gone."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    cdef frt_refslot slot = _object(actor)
+    cdef int rc = FRT_OK
+    if frt_word_state(word) != FRT_ACTOR_DOWN or slot.index >= x.objects_max or \
+            object_acquire(x, slot.index, slot.objref, False) != FRT_OK:
+        return False
+    if not actor.flags & FRT_ACTOR_COUNTED:
+        rc = links_count(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
+    object_release(x, slot.index, False)
+    check(rc)
+    actor.restarts += 1
+    a64_store_sc(&actor.word, frt_word(FRT_ACTOR_WANTED, 0, frt_word_gen(word)))
+    return True
+
+
+def end(Client client, uint32_t a, str reason):
+    """Declare an actor that has no process dead. For one that is dead already: look for calls once more.
+
+    Args:
+        reason: for the errors of its calls, unless there is one already.
+    Returns:
+        Indexes of tasks: its calls, which are now this client's to end by sealing an error.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    cdef uint32_t t
+    cdef list ending = []
+    if frt_word_state(word) not in (FRT_ACTOR_WANTED, FRT_ACTOR_DOWN, FRT_ACTOR_DEAD):
+        raise ValueError(f"actor {a} has a process: its state is {frt_word_state(word)}")
+    if not actor.reason[0]:
+        _tell_why(actor, reason)
+    if frt_word_state(word) == FRT_ACTOR_WANTED and not a64_cas_sc(
+            &actor.word, word, frt_word(FRT_ACTOR_DEAD, 0, frt_word_gen(word))):
+        return ending  # its process has come: the next look decides
+    a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DEAD, 0, frt_word_gen(word)))  # before the look at its calls
+    for t in range(frt_tasks(x)):
+        word = a64_load_sc(x.task_words + t)
+        if frt_word_state(word) == FRT_TASK_READY and x.tasks[t].actor == a + 1 and a64_cas_sc(
+                x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
+            ending.append(t)
+    check(_uncount(x, actor))
+    a32_store_sc(&actor.swept, 1)  # from here on the record may be another actor's any time
+    mailbox_forget(actor)
+    return ending
+
+
+cdef void actors_of_dead(frt_ctx *x, uint32_t v) noexcept nogil:
+    """Make the actor whose process client v was DOWN."""
+    cdef frt_actor *actor
+    cdef uint64_t word
+    cdef uint32_t a
+    for a in range(frt_actors(x)):
+        actor = x.actors + a
+        word = a64_load_acq(&actor.word)
+        if frt_word_client(word) == v and frt_word_state(word) in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE):
+            a32_store_sc(&actor.asleep, 0)
+            a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DOWN, 0, frt_word_gen(word)))  # commit

@@ -1,0 +1,21 @@
+from typing import Any
+
+from fastrt._core.clients import Client
+from fastrt._core.handles import Ref
+
+class CallOfDead(Exception): ...
+
+def call_scalars(
+    client: Client, actor: Ref, method: int, args: tuple[Any, ...], nreturns: int, retries: int
+) -> Any: ...
+def call(
+    client: Client,
+    actor: Ref,
+    method: int,
+    kind: int,
+    args: bytes,
+    refs: list[Any],
+    ndeps: int,
+    nreturns: int,
+    retries: int,
+) -> Any: ...

@@ -1,0 +1,103 @@
+"""The daemon's part in actors: processes for those that want one, restarts, and the end of those that stay dead.
+
+All it decides by lies in the arena, so a daemon that takes over goes on where the dead one was. It is on no call's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastrt._core import actors, clients
+from fastrt._core import tasks as core
+from fastrt.errors import ActorDiedError
+from fastrt.store.client import Store
+from fastrt.tasks.handle import class_name
+
+_SLOTS_KEPT = 4  # of the client table: for workers and drivers that come later
+_STARTS_MAX = 3  # in a row, of processes that end before they have begun
+
+
+class Actors:
+    """Looks after the actors of a node.
+
+    Args:
+        store: the daemon's attachment.
+        fork: orders a process for the actor with that index.
+    """
+
+    def __init__(self, store: Store, fork: Callable[[int], None]) -> None:
+        self._store = store
+        self._client = store.client
+        self._fork = fork
+        self._processes: dict[int, int] = {}  # by actor: the pid of the process ordered for it; 0 until it is known
+        self._failed: dict[int, int] = {}
+        self._how: dict[int, str] = {}  # by actor: how its last process ended
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._processes.values()
+
+    def started(self, actor: int, pid: int) -> None:
+        """The zygote has forked a process for an actor."""
+        self._processes[actor] = pid
+
+    def ended(self, pid: int, how: str) -> None:
+        """A process of ours has ended."""
+        for actor, known in list(self._processes.items()):
+            if known == pid:
+                del self._processes[actor]
+                if actors.info(self._client, actor)["state"] == actors.WANTED:
+                    self._failed[actor] = self._failed.get(actor, 0) + 1
+                    self._how[actor] = how
+
+    def fell(self, client: int, pid: int, how: str) -> None:
+        """A client is about to be buried; if it is an actor's process, remember how it ended."""
+        actor = actors.of_client(self._client, client)
+        if actor is not None:
+            self._how[actor] = f"its process {pid} {how}"
+
+    def tend(self) -> None:
+        """Do what there is to do."""
+        for actor, state in actors.attention(self._client):
+            info = actors.info(self._client, actor)
+            if state == actors.WANTED:
+                self._start(actor, info)
+            elif state == actors.DOWN:
+                self._decide(actor, info)
+            else:  # a daemon that is dead declared it dead, and came no further
+                self._end(actor, "")
+
+    def _start(self, actor: int, info: dict[str, Any]) -> None:
+        if info["ended"]:
+            self._end(actor, "")
+        elif self._failed.get(actor, 0) >= _STARTS_MAX:
+            self._end(actor, f"{_STARTS_MAX} processes in a row could not start it; the last one {self._how[actor]}")
+        elif actor not in self._processes and self._has_slot():
+            self._processes[actor] = 0
+            self._fork(actor)
+
+    def _has_slot(self) -> bool:
+        """Whether another process can join: an actor that finds no place waits until others have ended."""
+        segment = self._client.segment
+        coming = sum(not pid for pid in self._processes.values())
+        return len(clients.table(segment)) + coming < clients.slots(segment) - _SLOTS_KEPT
+
+    def _decide(self, actor: int, info: dict[str, Any]) -> None:
+        """Start an actor whose process has died again, or declare it dead."""
+        how = self._how.get(actor, "its process ended")
+        most = info["max_restarts"]
+        if not info["ended"] and (most < 0 or info["restarts"] < most) and actors.start_again(self._client, actor):
+            self._start(actor, info)
+            return
+        if info["restarts"]:
+            how += f"; it had been started again {info['restarts']} times (max_restarts={most})"
+        self._end(actor, how)
+
+    def _end(self, actor: int, reason: str) -> None:
+        reason = actors.info(self._client, actor)["reason"] or reason
+        error = ActorDiedError(f"actor {class_name(self._store, actor)} is dead: {reason}")
+        self._failed.pop(actor, None)
+        self._how.pop(actor, None)
+        for task in actors.end(self._client, actor, reason):
+            self._store.put_error(task, error)
+            core.finish(self._client, task)

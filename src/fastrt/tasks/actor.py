@@ -1,0 +1,206 @@
+"""`@fastrt.remote` on a class: actors. An actor is one instance in a process of its own, called through handles.
+
+Making one writes a record into the arena and tells the daemon, which has the zygote fork a process; that builds the
+instance and takes the calls. Nothing here waits for that: calls can be made at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from fastrt._core import actors
+from fastrt._core.clients import ForkedHandle
+from fastrt.errors import ActorNotFoundError, ConfigError, NameTakenError
+from fastrt.store import client as store_client
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
+from fastrt.tasks import functions
+from fastrt.tasks.handle import ActorHandle, ActorPlan, get_actor, retries_of
+from fastrt.tasks.method import constructor_of, methods_of, whole
+
+CONCURRENCY_MAX = 100_000
+ASYNC_CONCURRENCY = 1000  # of an actor with coroutine methods, unless said otherwise
+_RESTARTS_MAX = 1 << 30
+_DEFAULTS: dict[str, Any] = {
+    "name": None,
+    "get_if_exists": False,
+    "lifetime": None,
+    "max_restarts": 0,
+    "max_task_retries": 0,
+    "max_concurrency": None,
+    "concurrency_groups": None,
+    "num_cpus": None,
+    "num_gpus": None,
+    "memory": None,
+    "resources": None,
+}
+
+
+class ActorClass:
+    """A class whose instances are actors. Made by `fastrt.remote`."""
+
+    def __init__(self, cls: type, *more: Any, **options: Any) -> None:
+        if more or not inspect.isclass(cls):
+            raise TypeError(
+                f"remote takes a class here, not {cls!r}; a class cannot inherit from a remote class, but from the "
+                "plain one: RemoteClass.cls"
+            )
+        self.cls = cls
+        self._options = {**_DEFAULTS, **_checked(options)}
+        self._constructor = constructor_of(cls)
+        self._bound: tuple[Store, ObjectRef] | None = None  # the session and the class's object in it
+        functools.update_wrapper(self, cls, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.cls.__name__
+        raise TypeError(
+            f"{name} is a remote class: make an actor by {name}.remote(...), or a plain object by .cls(...)"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By parts, so that a class that names its remote self can be pickled inside its own globals.
+        return _empty, (), (self.cls, self._options), None, None, _fill
+
+    def __repr__(self) -> str:
+        return f"ActorClass({self.cls.__qualname__})"
+
+    def options(self, **options: Any) -> ActorClass:
+        """Return the same class with other settings.
+
+        Args:
+            **options: as for `fastrt.remote` on a class, and `name`, `get_if_exists`, `lifetime`.
+        Raises:
+            TypeError, ValueError: an option is unknown or wrong.
+        """
+        return ActorClass(self.cls, **{**self._options, **_checked(options)})
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Make an actor. It starts in the background; calls can be made at once.
+
+        Args:
+            *args, **kwargs: for the constructor. ObjectRefs among them are replaced by their values.
+        Returns:
+            Its first handle.
+        Raises:
+            TypeError: the arguments do not fit the constructor's signature.
+            NameTakenError: another actor has the name.
+            SerializationError: the class or an argument cannot be pickled.
+            ObjectStoreFullError: there is no room for it.
+        """
+        self._constructor.check(args, kwargs)
+        if self._options["get_if_exists"]:
+            try:
+                return get_actor(self._options["name"])
+            except ActorNotFoundError:
+                pass
+        try:
+            return self._make(args, kwargs)
+        except ForkedHandle:
+            self._bound = None
+            return self._make(args, kwargs)
+        except NameTakenError:
+            if self._options["get_if_exists"]:  # another process was quicker
+                return get_actor(self._options["name"])
+            raise
+
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
+        options = self._options
+        store, cls_ref = self._bind()
+        groups = dict(options["concurrency_groups"] or {})
+        methods = methods_of(self.cls, groups)
+        concurrency = options["max_concurrency"]
+        if concurrency is None:
+            concurrency = ASYNC_CONCURRENCY if any(which.is_async for which in methods) else 1
+        plan = ActorPlan(
+            self.cls.__name__,
+            store.client.segment.session,
+            methods,
+            cls_ref,
+            store.put_serialized(serialize((args, kwargs))),
+            retries_of(options["max_task_retries"]),
+            concurrency,
+            groups,
+        )
+        ref = store.put_serialized(serialize(plan))
+        name, detached = options["name"] or "", options["lifetime"] == "detached"
+        index = actors.create(store.client, ref, cls_ref.objref, name, options["max_restarts"], detached)
+        if index is None:
+            raise NameTakenError(f"an actor with the name {name!r} lives in this session already; choose another name")
+        if store.tell is not None:
+            store.tell(op="actor")
+        return ActorHandle(ref, plan)
+
+    def _bind(self) -> tuple[Store, ObjectRef]:
+        """Ship the class to this process's current session."""
+        store = store_client.require()
+        bound = self._bound
+        if bound is None or bound[0] is not store:
+            bound = self._bound = (store, functions.export(store, self.cls.__name__, self.cls))
+            store.users.add(self)
+        return bound
+
+    def forget(self) -> None:
+        """Let go of the session that has ended, or its segment would stay mapped."""
+        self._bound = None
+
+
+def knows(option: str) -> bool:
+    """Whether there is such an option of remote classes."""
+    return option in _DEFAULTS
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    for name, value in options.items():
+        if name not in _DEFAULTS:
+            raise TypeError(f"{name!r} is not an option of remote classes; there are: {', '.join(_DEFAULTS)}")
+        if value is not None:
+            _check_option(name, value)
+    if options.get("get_if_exists") and not options.get("name"):
+        raise ValueError("get_if_exists finds an actor by its name: give one, too")
+    return options
+
+
+def _check_option(name: str, value: Any) -> None:
+    if name == "max_restarts":
+        whole(name, value, -1, _RESTARTS_MAX)
+    elif name == "max_task_retries":
+        retries_of(value)
+    elif name == "max_concurrency":
+        whole(name, value, 1, CONCURRENCY_MAX)
+    elif name == "lifetime":
+        if value not in ("detached", "non_detached"):
+            raise ValueError(f"lifetime is {value!r}; it must be 'detached', 'non_detached' or None")
+    elif name == "name":
+        if not isinstance(value, str):
+            raise TypeError(f"name is {value!r}; it must be text")
+        if not 1 <= len(value.encode()) <= actors.NAME_BYTES_MAX:
+            raise ValueError(f"name has {len(value.encode())} bytes; it must have from 1 to {actors.NAME_BYTES_MAX}")
+    elif name == "get_if_exists":
+        if not isinstance(value, bool):
+            raise TypeError(f"get_if_exists is {value!r}; it must be True or False")
+    elif name == "concurrency_groups":
+        if not isinstance(value, dict) or not all(isinstance(group, str) and group for group in value):
+            raise ConfigError(f"concurrency_groups is {value!r}; it must be like {{'io': 2}}")
+        for group, count in value.items():
+            whole(f"concurrency_groups[{group!r}]", count, 1, CONCURRENCY_MAX)
+    elif name == "resources":
+        for what, count in dict(value).items():
+            _amount(f"resources[{what!r}]", count)
+    else:
+        _amount(name, value)
+
+
+def _amount(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ValueError(f"{name} is {value!r}; it must be a number from 0 on")
+
+
+def _empty() -> ActorClass:
+    return ActorClass.__new__(ActorClass)
+
+
+def _fill(actor_class: ActorClass, state: tuple[type, dict[str, Any]]) -> None:
+    actor_class.__init__(state[0], **state[1])  # type: ignore[misc]  # deferred on purpose, see __reduce__

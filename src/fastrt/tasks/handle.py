@@ -1,0 +1,315 @@
+"""Handles of actors: what their users hold. A handle is a reference to the actor's object and can go anywhere.
+
+The object holds the actor's plan, and the actor lives as long as the object: handles inside values, arguments and
+other actors count as references inside of them do. A call goes from here into the actor's mailbox.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastrt._core import actors, calls, handles
+from fastrt._core import tasks as core
+from fastrt._core.clients import ForkedHandle, table
+from fastrt._core.functions import function_name
+from fastrt.errors import ActorDiedError, ActorNotFoundError, FastrtError, ObjectStoreFullError
+from fastrt.store import client as store_client
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.tasks import arguments
+from fastrt.tasks.method import RETURNS_MAX, MethodPlan, whole
+
+
+@dataclass(frozen=True)
+class ActorPlan:
+    """How an actor is built and called: the value of its object.
+
+    Attributes:
+        name: of the class.
+        session: where the actor lives.
+        methods: what can be called, by number.
+        cls: reference to the class's object.
+        init: reference to (args, kwargs) of the constructor.
+        retries: runs of a call allowed beyond the first; 255: any number.
+        concurrency: calls of the default group that may run at once.
+        groups: the same for the others.
+    """
+
+    name: str
+    session: str
+    methods: tuple[MethodPlan, ...]
+    cls: ObjectRef
+    init: ObjectRef
+    retries: int
+    concurrency: int
+    groups: dict[str, int] = field(default_factory=dict)
+
+
+class ActorMethod:
+    """A method of an actor as its handle gives it: call `.remote(...)`."""
+
+    __slots__ = ("__weakref__", "_num_returns", "_number", "_plan", "_ref", "_retries", "_store", "_whose")
+
+    def __init__(self, ref: ObjectRef, plan: ActorPlan, which: MethodPlan, num_returns: int, retries: int) -> None:
+        self._ref = ref
+        self._whose = plan
+        self._plan = which
+        self._number = which.number
+        self._num_returns = num_returns
+        self._retries = retries
+        self._store: Store | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = self._plan.name
+        raise TypeError(f"{self._whose.name}.{name} is a method of an actor: call .{name}.remote(...)")
+
+    def __repr__(self) -> str:
+        return f"ActorMethod({self._whose.name}.{self._plan.name})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorMethod, (self._ref, self._whose, self._plan, self._num_returns, self._retries)
+
+    def options(self, *, num_returns: int | None = None, max_task_retries: int | None = None) -> ActorMethod:
+        """Return the same method with other settings.
+
+        Args:
+            num_returns: how many results a call has.
+            max_task_retries: how often a call runs again after the actor's process died; -1: any number.
+        Raises:
+            TypeError, ValueError: a setting is wrong.
+        """
+        count = self._num_returns if num_returns is None else whole("num_returns", num_returns, 0, RETURNS_MAX)
+        retries = self._retries if max_task_retries is None else retries_of(max_task_retries)
+        return ActorMethod(self._ref, self._whose, self._plan, count, retries)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method in the actor's process, after all earlier calls by this process.
+
+        Args:
+            *args, **kwargs: its arguments. ObjectRefs among them are replaced by their values before it runs;
+                references inside containers are passed on as they are.
+        Returns:
+            An ObjectRef to the result; a list of them when num_returns is not 1; None when it is 0. The results of
+            a call of a dead actor are `ActorDiedError`.
+        Raises:
+            TypeError: the arguments do not fit the method's signature.
+            SerializationError: an argument cannot be pickled.
+            ObjectStoreFullError: there is no room for the arguments or for another call.
+            StaleReferenceError: the handle belongs to a session that has ended.
+            FastrtError: the actor lives on another node.
+        """
+        store = self._store
+        if store is None or store is not store_client.current():
+            store = self._bind()
+        plan = self._plan
+        if kwargs or not plan.least <= len(args) or 0 <= plan.most < len(args):
+            plan.check(args, kwargs)
+        try:
+            if not kwargs:
+                refs = calls.call_scalars(store.client, self._ref, self._number, args, self._num_returns, self._retries)
+                if refs is not None:
+                    return refs if self._num_returns else None
+            return self._call(store, args, kwargs)
+        except ForkedHandle:
+            self._store = None
+            return self.remote(*args, **kwargs)
+        except calls.CallOfDead as dead:
+            return self._give_up(store, *dead.args)
+        except ObjectStoreFullError:
+            return store.with_room(0, lambda: self._call(store, args, kwargs))
+
+    def _call(self, store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = arguments.put_large_arrays(store, args)
+        settings = (self._num_returns, self._retries)
+        refs = None
+        try:
+            if not kwargs:
+                refs = calls.call_scalars(store.client, self._ref, self._number, args, *settings)
+            if refs is None:
+                kind, data, named, ndeps = arguments.pack(store, args, kwargs)
+                refs = calls.call(store.client, self._ref, self._number, kind, data, named, ndeps, *settings)
+        except calls.CallOfDead as dead:
+            return self._give_up(store, *dead.args)
+        return refs if self._num_returns else None
+
+    def _give_up(self, store: Store, task: int, refs: Any) -> Any:
+        """End a call of a dead actor."""
+        reason = actors.info(store.client, actors.index_of(store.client, self._ref))["reason"]
+        store.put_error(task, ActorDiedError(f"actor {self._whose.name} is dead: {reason}"))
+        core.finish(store.client, task)
+        return refs if self._num_returns else None
+
+    def _bind(self) -> Store:
+        store_client.refuse_stale(self._ref)
+        store = store_client.require()
+        check_home(store, self._whose, self._ref)
+        self._store = store
+        store.users.add(self)
+        return store
+
+    def forget(self) -> None:
+        """Let go of the session that has ended, or its segment would stay mapped."""
+        self._store = None
+
+
+class ActorHandle:
+    """A handle of an actor: `handle.method.remote(...)`. Made by `Class.remote(...)` and `fastrt.get_actor`.
+
+    Handles can be passed to tasks and other actors and stored in values. The actor ends when the last one is gone
+    and the calls made until then have ended, unless it is detached.
+    """
+
+    def __init__(self, ref: ObjectRef, plan: ActorPlan | None = None) -> None:
+        self._actor_ref = ref
+        self._actor_plan = plan
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        if name.startswith("__") and name != "__call__":
+            raise AttributeError(name)
+        plan = plan_of(self)
+        for which in plan.methods:
+            if which.name == name:
+                method = ActorMethod(self._actor_ref, plan, which, which.num_returns, plan.retries)
+                self.__dict__[name] = method  # the next time nobody asks for it
+                return method
+        raise AttributeError(
+            f"actor class {plan.name} has no method {name!r}; it has "
+            + (", ".join(which.name for which in plan.methods if not which.name.startswith("_")) or "none")
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorHandle, (self._actor_ref,)
+
+    def __repr__(self) -> str:
+        name = self._actor_plan.name if self._actor_plan is not None else "?"
+        return f"ActorHandle({name}, {self._actor_ref.hex()})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and bool(self._actor_ref == other._actor_ref)
+
+    def __hash__(self) -> int:
+        return hash(self._actor_ref)
+
+
+def plan_of(handle: ActorHandle) -> ActorPlan:
+    """Return what a handle's actor can do; a handle that came from elsewhere looks it up now.
+
+    Raises:
+        StaleReferenceError: the handle belongs to a session that has ended.
+    """
+    if handle._actor_plan is None:
+        store_client.refuse_stale(handle._actor_ref)
+        handle._actor_plan = store_client.require().get(handle._actor_ref)
+    assert handle._actor_plan is not None
+    return handle._actor_plan
+
+
+def check_home(store: Store, plan: ActorPlan, ref: ObjectRef) -> None:
+    """See to it that the actor lives in this process's session.
+
+    Raises:
+        StaleReferenceError: its session has ended.
+        FastrtError: it lives on another node.
+    """
+    try:
+        handles.use(store.client, ref)
+    except ForkedHandle:
+        return  # the call itself attaches anew
+    if plan.session != store.client.segment.session:
+        raise FastrtError(
+            f"actor {plan.name} lives on another node (session {plan.session[:8]}, this is "
+            f"{store.client.segment.session[:8]}); calls of actors across nodes are not supported by this version: "
+            "call it from its own node"
+        )
+
+
+def retries_of(value: Any) -> int:
+    """Check max_task_retries; as the record of a call has it.
+
+    Raises:
+        TypeError, ValueError: it is no number of retries.
+    """
+    return 255 if whole("max_task_retries", value, -1, 250) == -1 else int(value)
+
+
+def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
+    """End an actor's process at once; the calls that it has not ended become `ActorDiedError`.
+
+    Args:
+        actor: a handle. A dead actor is left alone.
+        no_restart: whether it stays dead; False has it started again if it has restarts left.
+    Raises:
+        TypeError: not a handle.
+        StaleReferenceError: the handle belongs to a session that has ended.
+    Source:
+        The semantics of `ray.kill`.
+    """
+    if not isinstance(actor, ActorHandle):
+        raise TypeError(f"kill takes the handle of an actor, not {type(actor).__name__}; tasks are ended by cancel")
+    plan, ref = plan_of(actor), actor._actor_ref
+    store = store_client.require()
+    check_home(store, plan, ref)
+    index = actors.index_of(store.client, ref)
+    if no_restart:
+        actors.end_for_good(store.client, index, actors.KILLED, "it was killed by fastrt.kill")
+    info = actors.info(store.client, index)
+    if info["pid"] is None:
+        if store.tell is not None:
+            store.tell(op="actor")
+        return
+    _end_process(store, index, info)
+
+
+def _end_process(store: Store, index: int, info: dict[str, Any]) -> None:
+    try:
+        pidfd = os.pidfd_open(info["pid"])
+    except ProcessLookupError:
+        return
+    try:
+        # The number was the actor's after the descriptor was there, so it is the descriptor's.
+        known = {row["client"]: row["pid"] for row in table(store.client.segment)}
+        now = actors.info(store.client, index)
+        if now["client"] == info["client"] and known.get(info["client"]) == info["pid"]:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
+
+
+def get_actor(name: str) -> ActorHandle:
+    """Return a handle of the actor that was made with that name.
+
+    Args:
+        name: as given to `.options(name=...)`.
+    Raises:
+        ActorNotFoundError: no actor of that name lives.
+        TypeError: the name is not text.
+    Source:
+        The semantics of `ray.get_actor`.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name is {name!r}; it must be text")
+    store = store_client.require()
+    ref = actors.find(store.client, name)
+    if ref is None:
+        there = ", ".join(actors.names(store.client)) or "none"
+        raise ActorNotFoundError(f"no actor has the name {name!r} in this session; there are: {there}")
+    return ActorHandle(ref)
+
+
+def list_named_actors() -> list[str]:
+    """Return the names of all actors of this session that have one and live, in the order of the alphabet.
+
+    Source:
+        The semantics of `ray.util.list_named_actors`.
+    """
+    return sorted(actors.names(store_client.require().client))
+
+
+def class_name(store: Store, index: int) -> str:
+    """Return the name of an actor's class, for messages."""
+    return function_name(store.client, actors.info(store.client, index)["function"])

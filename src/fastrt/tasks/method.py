@@ -1,0 +1,159 @@
+"""What a handle knows of an actor's class: its methods, how each may be called, and the settings of each.
+
+It is taken from the class when the actor is made and travels with the actor, so a wrong call is found where it is
+made, also by a process that does not have the class.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastrt.errors import ConfigError
+
+_SETTINGS = "__fastrt_method__"
+RETURNS_MAX = 10_000
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class MethodPlan:
+    """One method of an actor's class.
+
+    Attributes:
+        name: of the method.
+        number: what calls name it by.
+        num_returns: results of a call.
+        group: its concurrency group; "": the default one.
+        least, most: positional arguments that a call without keywords may have; most -1: any number.
+        signature: without `self`, its annotations and the values of defaults; None where there is none.
+        is_async: whether it is a coroutine function.
+    """
+
+    name: str
+    number: int
+    num_returns: int
+    group: str
+    least: int
+    most: int
+    signature: inspect.Signature | None
+    is_async: bool
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare arguments with the signature.
+
+        Raises:
+            TypeError: they do not fit.
+        """
+        if self.signature is None or (not kwargs and self.least <= len(args) and not 0 <= self.most < len(args)):
+            return
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{self.name}() {exc}; its signature is {self.name}{self.signature}") from None
+
+
+def method(*, num_returns: int | None = None, concurrency_group: str | None = None) -> Callable[[_F], _F]:
+    """Give a method of a remote class settings of its own: `@fastrt.method(num_returns=2)`.
+
+    Args:
+        num_returns: how many results a call has; the method returns a tuple or list of that many. Default: 1.
+        concurrency_group: the group that its calls run in, one of those that `fastrt.remote` was given.
+    Returns:
+        A decorator.
+    Raises:
+        TypeError, ValueError: a setting is wrong.
+    Source:
+        The semantics of `ray.method`.
+    """
+    if num_returns is not None:
+        whole("num_returns", num_returns, 0, RETURNS_MAX)
+    if concurrency_group is not None and not isinstance(concurrency_group, str):
+        raise TypeError(f"concurrency_group is {concurrency_group!r}; it must be text")
+    settings = (1 if num_returns is None else num_returns, concurrency_group or "")
+
+    def mark(function: _F) -> _F:
+        setattr(function, _SETTINGS, settings)
+        return function
+
+    return mark
+
+
+def methods_of(cls: type, groups: dict[str, int]) -> tuple[MethodPlan, ...]:
+    """Describe what can be called of a class.
+
+    Args:
+        cls: the class.
+        groups: the concurrency groups that there are.
+    Returns:
+        Its methods, by their numbers; special ones only if they are the class's own.
+    Raises:
+        ConfigError: a method names a group that does not exist.
+    """
+    plans: list[MethodPlan] = []
+    for name in sorted(dir(cls)):
+        kind = inspect.getattr_static(cls, name, None)
+        special = name.startswith("__") and name.endswith("__") and name != "__call__"
+        function = kind.__func__ if isinstance(kind, (staticmethod, classmethod)) else kind
+        if special or not callable(function) or inspect.isclass(function):
+            continue
+        num_returns, group = getattr(function, _SETTINGS, (1, ""))
+        if group and group not in groups:
+            raise ConfigError(
+                f"{cls.__qualname__}.{name} is of concurrency group {group!r}; there are {sorted(groups)}: "
+                "name it in concurrency_groups={...}"
+            )
+        signature = _signature_of(function, 0 if isinstance(kind, staticmethod) else 1)
+        least, most = _arity(signature)
+        plans.append(
+            MethodPlan(
+                name, len(plans), num_returns, group, least, most, signature, inspect.iscoroutinefunction(function)
+            )
+        )
+    return tuple(plans)
+
+
+def constructor_of(cls: type) -> MethodPlan:
+    """Describe how a class is called."""
+    takes_nothing = all(inspect.getattr_static(cls, n) is getattr(object, n) for n in ("__init__", "__new__"))
+    signature = inspect.Signature() if takes_nothing else _signature_of(cls, 0)
+    return MethodPlan(cls.__name__, 0, 0, "", *_arity(signature), signature, False)
+
+
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """Return `value` if it is a whole number from `low` to `high`.
+
+    Raises:
+        TypeError, ValueError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; it must be a whole number")
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}; it must be from {low} to {high}")
+    return value
+
+
+def _signature_of(function: Any, skip: int) -> inspect.Signature | None:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError):  # some builtins have no signature
+        return None
+    if skip and (not parameters or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL):
+        skip = 0  # def method(*args): `self` is among them
+    # Defaults and annotations may be anything, also what cannot be pickled; that there is a default is all that counts.
+    return inspect.Signature(
+        [p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else ...) for p in parameters[skip:]]
+    )
+
+
+def _arity(signature: inspect.Signature | None) -> tuple[int, int]:
+    if signature is None:
+        return 0, -1
+    parameters = signature.parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
+        return 1, 0  # never right without keywords: the full check says which is missing
+    most = -1 if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
+    return sum(p.default is p.empty for p in positional), most
