@@ -34,6 +34,7 @@ class Processes:
     """
 
     def __init__(self, config: Config, cluster: bool = False) -> None:
+        _occupy_standard_descriptors()
         self._cluster = cluster
         self.socket_path = ""
         self.daemon: subprocess.Popen[bytes] | None = None
@@ -99,6 +100,15 @@ class Processes:
                 "preload": [name for name in _PRELOAD if name in sys.modules],
             },
         }
+
+
+def _occupy_standard_descriptors() -> None:
+    """Let no socket take the number of a standard stream that the program has closed: workers' output is written to it."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
 
 
 def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> tuple[subprocess.Popen[bytes], str]:
