@@ -103,7 +103,7 @@ class Processes:
 
 
 def _occupy_standard_descriptors() -> None:
-    """Let no socket take the number of a standard stream that the program has closed: workers' output is written to it."""
+    """Let no socket take the number of a standard stream that the program has closed: output is written to it."""
     for fd in range(3):
         try:
             os.fstat(fd)
