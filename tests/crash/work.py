@@ -114,11 +114,10 @@ def submit_demanding(client: Client, function: Ref, op: int, seed: int, refs: Se
     return ref
 
 
-def admit_all(client: Client) -> None:
-    """What a daemon does that takes a dead one's place, and has room for everybody."""
+def admit_all(client: Client) -> int:
+    """What a daemon does that takes a dead one's place, and has room for everybody; how many were admitted."""
     demands.take_over(client)
-    for held in demands.take_held(client):
-        demands.admit(client, *held)
+    return sum([demands.admit(client, *held) for held in demands.take_held(client)])
 
 
 def fail(client: Client, task: int) -> None:

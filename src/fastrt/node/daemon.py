@@ -326,7 +326,8 @@ class Daemon:
 
     def _staff(self) -> None:
         if self._config.num_workers:
-            self._pool.size = max(0, self._config.num_workers + self._admission.further_workers())
+            most = max(self._config.num_workers, self._config.clients_max // 2)  # the rest is for others who join
+            self._pool.size = max(0, min(self._config.num_workers + self._admission.further_workers(), most))
         if self._stillborn >= _STILLBORN_MAX:
             self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
             return
