@@ -89,3 +89,18 @@ def test_next_head_knows_all_nodes_and_what_is_in_use_there(pair, start, tmp_pat
     assert fastrt.get([alone.remote(str(tmp_path / "gpu"), k) for k in range(10)], timeout=30) == list(range(10))
     (tmp_path / "gate").touch()
     assert fastrt.get(held, timeout=30) == 1
+
+
+def test_what_no_node_has_is_told_and_waits_for_a_node_that_has_it(pair, start, wait_until, capsys):
+    @fastrt.remote(num_gpus=2, name="needs_two")
+    def needs_two():
+        return 2
+
+    refs = [needs_two.remote() for _ in range(3)]
+    heard = []
+    wait_until(lambda: heard.append(capsys.readouterr().err) or "needs_two" in "".join(heard), "a warning", 20)
+    words = "".join(heard)
+    assert "demands CPU 1, GPU 2, which no node has (one: CPU 1; two: CPU 2, GPU 1); it waits" in words
+    assert fastrt.wait(refs, timeout=0.2)[0] == []
+    start("--address", pair[0].head, "--name", "three", "--num-workers", "1", "--resources", '{"GPU": 2}')
+    assert fastrt.get(refs, timeout=30) == [2, 2, 2]

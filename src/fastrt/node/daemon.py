@@ -219,7 +219,10 @@ class Daemon:
             self._pool.blocked.discard(pid)
             self._admission.refresh()
         elif op == "cluster":
-            self._admission.on_cluster(link, message)
+            try:
+                self._admission.on_cluster(link, message)
+            except (KeyError, TypeError, ValueError, AttributeError) as exc:
+                link.send(error=f"this does not say who is in the cluster: {type(exc).__name__}: {exc}")
         elif op == "nodes":
             link.send(**self._admission.describe())
         elif op == "spill":
