@@ -172,6 +172,14 @@ def test_order_that_is_not_carried_out_is_given_again():
     assert here.decide() == [(1, "lend", "a")]
 
 
+def test_order_for_a_node_that_is_lost_goes_to_another_at_once():
+    here = Here(view("a"), cpu=0)
+    here.submit(demand())
+    assert here.decide() == [(1, "lend", "a")]
+    here.placing.see([view("b")])
+    assert here.decide() == [(1, "lend", "b")]
+
+
 def test_node_that_works_quickly_is_kept_supplied():
     here = Here(view("a", 1), cpu=0)
     here.submit(demand(), 1000)

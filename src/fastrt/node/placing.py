@@ -183,6 +183,9 @@ class Placing:
         self.views = {view.node: view for view in views}
         for view in self.views.values():
             self._elsewhere.setdefault(view.node, _Elsewhere()).see(view)
+        for entry in [entry for entry in self._placed.values() if entry.place == _ORDERED]:
+            if entry.node not in self.views:
+                self.wait(entry.task, entry.demand, entry.since)
         for node, one in list(self._elsewhere.items()):
             if node not in self.views and not any(one.mine.values()):
                 del self._elsewhere[node]
