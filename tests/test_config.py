@@ -207,3 +207,35 @@ def test_full_shm_says_how_to_enlarge_it(cgroup, monkeypatch):
 def test_own_cgroup_and_all_above_it_are_looked_at():
     folders = config._cgroup_dirs()
     assert not folders or folders[-1] == Path("/sys/fs/cgroup")
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("", {}),
+        ("{}", {}),
+        ('{"gpu": 1, "seat": 0.5, "none": 0}', {"GPU": 1.0, "seat": 0.5}),
+        ({"Gpu": 2}, {"GPU": 2.0}),
+    ],
+)
+def test_resources_are_read_from_json_and_mappings(given, read, monkeypatch):
+    assert Config.load(object_store_memory="64MiB", resources=given or None).resources == read
+    if isinstance(given, str):
+        monkeypatch.setenv("FASTRT_RESOURCES", given)
+        assert Config.load(object_store_memory="64MiB").resources == read
+
+
+@pytest.mark.parametrize(
+    "given", ["1", "[1]", "gpu", '{"gpu": "two"}', '{"gpu": -1}', '{"cpu": 1}', '{"a": 1e-5}', {1: 2}]
+)
+def test_what_is_no_resource_is_refused(given):
+    with pytest.raises(ConfigError, match="resources"):
+        Config.load(object_store_memory="64MiB", resources=given)
+
+
+def test_resources_need_workers_and_lineage_may_keep_nothing():
+    with pytest.raises(ConfigError, match="without workers"):
+        Config.load(object_store_memory="64MiB", num_workers=0, resources={"gpu": 1})
+    assert Config.load(object_store_memory="64MiB", lineage_bytes=0).lineage_bytes == 0
+    with pytest.raises(ConfigError, match="lineage_bytes"):
+        Config.load(object_store_memory="64MiB", lineage_bytes=-1)

@@ -21,6 +21,7 @@ INSTEAD = {
     "fastrt start": ["fastrt", "start", "--help"],
     "fastrt profile transfer": ["fastrt", "profile", "transfer", "--help"],
     "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],
+    "python bench/compare_two_nodes.py": [sys.executable, str(ROOT / "bench/compare_two_nodes.py"), "--help"],
     "fastrt coordinator": ["fastrt", "coordinator", "--help"],
     "fastrt ps": ["fastrt", "ps", "scheduler", "--help"],
     "pip install": [sys.executable, "-m", "pip", "install", "--help"],

@@ -46,6 +46,7 @@ class Config:
         tasks_max: tasks that can be unfinished at once on the node.
         resources: what else tasks may ask for, and how much of it there is: {"gpu": 1, "license": 2.5}; CPUs are
             num_workers. As text it is JSON.
+        lineage_bytes: what a node of a cluster may keep in order to make objects again that a lost node had made.
         runtime_dir: where sockets, tokens and logs of sessions live; made with mode 0700 by its first user.
         spill_dir: where values go that do not fit into memory; on a disk, not on a memory file system.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
@@ -60,6 +61,7 @@ class Config:
     objects_max: int
     tasks_max: int
     resources: Mapping[str, float]
+    lineage_bytes: int
     runtime_dir: Path
     spill_dir: Path
     spin_us: int
@@ -250,13 +252,16 @@ def _integer(low: int, high: int) -> Callable[[str, Any], int]:
     return read
 
 
-def _size(source: str, value: Any) -> int:
-    if isinstance(value, str):
-        try:
-            value = parse_bytes(value)
-        except ConfigError as exc:
-            raise ConfigError(f"{source}: {exc}") from None
-    return _integer(_STORE_BYTES_MIN, 1 << 46)(source, value)
+def _size_from(low: int) -> Callable[[str, Any], int]:
+    def read(source: str, value: Any) -> int:
+        if isinstance(value, str):
+            try:
+                value = parse_bytes(value)
+            except ConfigError as exc:
+                raise ConfigError(f"{source}: {exc}") from None
+        return _integer(low, 1 << 46)(source, value)
+
+    return read
 
 
 def _flag(source: str, value: Any) -> bool:
@@ -291,11 +296,12 @@ def _path(bytes_max: int, why: str) -> Callable[[str, Any], Path]:
 
 _SETTINGS: Mapping[str, _Setting] = {
     "num_workers": _Setting(_integer(0, _WORKERS_MOST), lambda: min(cpu_count(), _WORKERS_MOST)),
-    "object_store_memory": _Setting(_size, default_store_bytes),
+    "object_store_memory": _Setting(_size_from(_STORE_BYTES_MIN), default_store_bytes),
     "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: 64),
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
     "resources": _Setting(read_resources, dict),
+    "lineage_bytes": _Setting(_size_from(0), lambda: 64 << 20),
     # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
     "runtime_dir": _Setting(_path(60, "or the sockets below it get too long a name"), default_runtime_dir),
     "spill_dir": _Setting(_path(200, "or it does not fit into the segment"), default_spill_dir),

@@ -15,7 +15,7 @@ def test_objects_made_together_are_read_as_written(client):
         writer.copy(0, bytes([k]) * specs[k][0])
     refs = bulk.seal_many(writers)
     for k, ref in enumerate(refs):
-        kind, is_error, pin = handles.read_bytes(client, ref)
+        kind, is_error, pin = handles.read(client, ref, raw=True)
         assert (kind, is_error, bytes(pin)) == (specs[k][1], specs[k][2], bytes([k]) * specs[k][0])
     with pytest.raises(BufferError, match="sealed"):
         bulk.seal_many(writers)

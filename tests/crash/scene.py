@@ -106,6 +106,10 @@ class Scene:
         """One task of each kind, and some that wait for others."""
         for op in (work.INT, work.BYTES, work.BOX, work.MANY, work.RETRY, work.FAIL, work.NEST, work.PROMISE):
             self.submit(op, FIRST_SEED + 20 * op)
+        for big in (0, 200):
+            self.client.adopt_job(self.client.job)
+            ref = work.submit_demanding(self.client, self.function, work.INT, 300 + big, big=big)
+            self.expected.append(Expected([ref], work.INT, 300 + big, 0))
         first, second = self.expected[0], self.expected[1]
         both = [first.refs[0], second.refs[0]]
         third = self.submit(work.SUM, 400, both, work.answer(first.seed) + second.seed)
@@ -163,7 +167,8 @@ class Scene:
         for tenant in self.dead:
             self.recover(*tenant)
         begun = time.monotonic()
-        work.run_all(self.client, self.function)
+        while work.run_all(self.client, self.function) + work.admit_all(self.client):
+            continue  # what has run may be what others waited for, and these be held now
         for expected in self.expected:
             expected.check(self.client)
         for seed, ref in self.shared:

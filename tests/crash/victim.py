@@ -10,7 +10,7 @@ from typing import Any
 import work
 from work import BOX, BYTES, FAIL, INT, MANY, NEST, PROMISE, RETRY, SIZES, SUM
 
-from fastrt._core import clients, functions, handles, recovery, spill, tasks
+from fastrt._core import clients, demands, functions, handles, recovery, spill, tasks
 from fastrt._core.clients import Client
 from fastrt._core.segment import Segment
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
@@ -48,7 +48,8 @@ class Victim:
 
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
-                self.work_for_others, self.cancel, self.wait, self.spill, self.bury, self.make_segment]  # fmt: skip
+                self.demand, self.work_for_others, self.cancel, self.wait, self.spill, self.bury,
+                self.make_segment]  # fmt: skip
 
     def read_shared(self) -> None:
         try:  # a name that has another tenant by now
@@ -109,6 +110,32 @@ class Victim:
         made += [work.submit(c, f, SUM, 5060, [made[2][0]], big=200), work.submit(c, f, FAIL, 5070)]
         made += [work.submit(c, f, INT, 5100 + k) for k in range(20)]  # more than the ring has cells
         work.run_all(c, f, 14)
+        self.kept.append(made[::2])
+
+    def demand(self) -> None:
+        """Tasks that are held: admit, claim, give back, refuse and cancel some, and forget others."""
+        c, f = self.client, self.function
+        first = work.submit_demanding(c, f, INT, 9000)
+        made = [first, work.submit_demanding(c, f, SUM, 9001, [first]), work.submit_demanding(c, f, INT, 9002, big=200)]
+        made += [work.submit_demanding(c, f, RETRY if k == 4 else INT, 9003 + k) for k in range(5)]
+        what, task, _ = tasks.cancel(c, made[3])
+        if what == "ending":
+            work.fail(c, task)
+        seen = demands.news(c)
+        for k, held in enumerate(demands.take_held(c)):
+            if k % 4 == 1 and demands.claim(c, *held):
+                demands.give_back(c, held[0])
+            elif k % 4 == 2 and demands.refuse(c, *held):
+                if 9000 <= work.seed_of(c, held[0]) < 9100:
+                    work.fail(c, held[0])
+                else:
+                    demands.give_back(c, held[0])  # a task of the survivor's, who wants its result
+            elif k % 4 != 3:
+                demands.admit(c, *held)
+        demands.wait_news(c, seen, 0.0003)
+        work.run_all(c, f, 3)
+        work.admit_all(c)
+        work.run_all(c, f, 3)
         self.kept.append(made[::2])
 
     def work_for_others(self) -> None:

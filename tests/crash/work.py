@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fastrt._core import handles, spill, tasks
+from fastrt._core import demands, handles, spill, tasks
 from fastrt._core.clients import Client
 from fastrt._core.handles import Ref
 
@@ -102,6 +102,22 @@ def submit(client: Client, function: Ref, op: int, seed: int, refs: Sequence[Ref
     else:
         made = tasks.submit_scalars(client, function, (op, seed, *refs), count, RETRIES, 0)
     return made if count > 1 else [made]
+
+
+def submit_demanding(client: Client, function: Ref, op: int, seed: int, refs: Sequence[Ref] = (), big: int = 0) -> Ref:
+    """As `submit`, a task with one result that somebody has to admit."""
+    if big:
+        args = struct.pack("<QQ", op, seed) + bytes(big)
+        ref: Ref = demands.submit(client, function, KIND, args, list(refs), len(refs), 1, RETRIES, 0, function)
+    else:
+        ref = demands.submit_scalars(client, function, (op, seed, *refs), 1, RETRIES, 0, function)
+    return ref
+
+
+def admit_all(client: Client) -> int:
+    """What a daemon does that takes a dead one's place, and has room for everybody; how many were admitted."""
+    demands.take_over(client)
+    return sum([demands.admit(client, *held) for held in demands.take_held(client)])
 
 
 def fail(client: Client, task: int) -> None:

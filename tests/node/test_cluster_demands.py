@@ -134,6 +134,7 @@ def test_demands_of_tasks_nested_there_are_met(one, two):
     assert fastrt.get(outer.remote(), timeout=30) == (two, one)
 
 
+@pytest.mark.long
 def test_killed_uplinks_lose_no_task_with_demands(nodes, two, wait_until):
     refs = [where.options(num_gpus=1, max_retries=20).remote(0.005) for _ in range(100)]
     for victim in nodes:

@@ -61,26 +61,6 @@ def test_a_lost_node_costs_nothing_but_time(pair, start):
 
 
 @pytest.mark.long
-def test_an_object_of_a_lost_node_is_lost_and_says_so(pair, tmp_path):
-    @fastrt.remote
-    def endless(begun):
-        open(begun, "w").close()
-        threading.Event().wait(60)
-
-    @fastrt.remote
-    def unfinished(begun):
-        return [endless.remote(begun), fastrt.put(7)]
-
-    begun = tmp_path / "begun"
-    pending, ready = fastrt.get(unfinished.remote(str(begun)), timeout=20)
-    assert fastrt.get(ready, timeout=20) == 7
-    pair[1].kill()
-    with pytest.raises(fastrt.ObjectLostError, match="node two was lost"):
-        fastrt.get(pending, timeout=30)
-    assert fastrt.get(ready, timeout=20) == 7  # it has come already
-
-
-@pytest.mark.long
 def test_a_task_whose_attempts_are_used_up_by_lost_nodes_says_so(pair):
     once = slow.options(max_retries=0).remote(1, 60)
     assert fastrt.wait([once], timeout=1.0)[0] == []

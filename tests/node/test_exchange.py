@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fastrt._core import clients, functions, handles
+from fastrt._core import clients, demands, functions, handles
 from fastrt._core import tasks as core
 from fastrt._core.clients import Client
 from fastrt._core.fsck import fsck, usage
@@ -14,8 +14,10 @@ from fastrt._core.segment import Segment
 from fastrt.node.exchange import Exchange
 from fastrt.node.readiness import Readiness
 from fastrt.node.references import PeerError
+from fastrt.node.uplink import Peer, nearest
 from fastrt.rpc.descriptors import message_set
 from fastrt.store.client import Store
+from fastrt.tasks.demand import Demand, export
 
 Frame = message_set("node").message("fastrt.node.Frame")
 PATIENCE_S = 10.0
@@ -196,3 +198,52 @@ def test_what_makes_no_sense_closes_the_stream_and_changes_nothing(frame, words)
             assert usage(there.client) == before
 
     run()
+
+
+@in_loop
+async def test_bytes_that_the_other_node_has_been_sent_are_known():
+    async with pair() as (here, there):
+        sent, own = here.store.put(b"x" * 50_000), here.store.put(b"y" * 50_000)
+        assert here.exchange.holds([sent, own]) == 0
+        here.lend(sent)
+        there.exchange.on_frame(await here.frames(lambda frame: has_values(frame, 1)))
+        assert 50_000 <= here.exchange.holds([sent, own]) < 60_000
+        near, far = Peer(None, here.exchange, target=1.0), Peer(None, there.exchange, target=9.0)
+        tasks = [core.submit_scalars(here.client, here.function, args, 1, 0, 0) for args in ((sent, 1), (own,), (3,))]
+        claimed = [core.next_task(here.client, 0.0, 0.0) for _ in tasks]
+        assert nearest(here.client, [far, near], claimed[0]) is near
+        assert nearest(here.client, [far, near], claimed[1]) is far
+        assert nearest(here.client, [far, near], claimed[2]) is far
+        assert nearest(here.client, [far], claimed[0]) is far
+        for task in claimed:
+            assert core.finish_scalar(here.client, task, 1)
+        assert core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 1)
+
+
+@in_loop
+async def test_a_task_with_a_demand_is_held_where_it_is_lent_to():
+    async with pair() as (here, there):
+        wanted = Demand((("CPU", 5000), ("gpu", 10000)), "spread")
+        ref = demands.submit_scalars(here.client, here.function, (1,), 1, 0, 0, export(here.store, wanted))
+        ((task, number),) = demands.take_held(here.client)
+        assert demands.claim(here.client, task, number)
+        here.exchange.lend(task)
+        there.exchange.on_frame(await here.frames(lambda frame: frame.task))
+        assert core.next_task(there.client, 0.0, 0.0) == core.NO_TASK
+        ((borrowed, number),) = demands.take_held(there.client)
+        found = Demand.from_bytes(there.store.load(demands.demand_of(there.client, borrowed, number)))
+        assert found == wanted._replace(strategy="", node=there.client.segment.session)
+        assert demands.admit(there.client, borrowed, number)
+        assert core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 42)
+        here.exchange.on_frame(await there.frames(lambda frame: frame.ended))
+        assert here.store.get(ref, timeout=0) == 42
+
+
+@in_loop
+async def test_a_task_with_a_demand_that_is_none_closes_the_stream():
+    async with pair() as (here, there):
+        here.lend(1)
+        frame = await here.frames(lambda frame: frame.task)
+        frame.task[0].demand = b"much"
+        with pytest.raises(PeerError, match="demands b'much' is no demand"):
+            there.exchange.on_frame(frame)

@@ -54,6 +54,8 @@ def test_what_does_not_fit_is_passed_over_but_not_for_ever():
     here.submit(demand(1))
     here.submit(demand(2))
     assert here.decide() == [(1, "admit", "")]
+    for _ in range(1000):
+        assert here.decide() == []  # time alone does not count
     last, passes = 1, 0
     while True:  # small ones that come one after the other would keep the large one from its turn
         here.submit(demand(0.5))
@@ -64,7 +66,9 @@ def test_what_does_not_fit_is_passed_over_but_not_for_ever():
         assert passes < 1000
         here.moved(last, GONE)
         last = orders[0][0]
+    assert passes > 250
     here.moved(last, GONE)
+    here.moved(1, GONE)
     assert here.decide()[0] == (2, "admit", "")
 
 
@@ -170,6 +174,14 @@ def test_order_that_is_not_carried_out_is_given_again():
     here.now = 10.0
     here.moved(1, WAITING)
     assert here.decide() == [(1, "lend", "a")]
+
+
+def test_order_for_a_node_that_is_lost_goes_to_another_at_once():
+    here = Here(view("a"), cpu=0)
+    here.submit(demand())
+    assert here.decide() == [(1, "lend", "a")]
+    here.placing.see([view("b")])
+    assert here.decide() == [(1, "lend", "b")]
 
 
 def test_node_that_works_quickly_is_kept_supplied():

@@ -114,8 +114,8 @@ def states(Client client, list tasks):
     Args:
         tasks: (index, id) of each.
     Returns:
-        (state, client) of each: GONE; WAITING: submitted, not admitted; QUEUED: admitted, or claimed; RUNNING and
-        BLOCKED: `client` runs it, or has lent it to another node.
+        (state, client) of each: GONE; WAITING: submitted, not admitted; QUEUED: admitted; RUNNING and BLOCKED:
+        `client` has claimed it, and runs it or has lent it to another node.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t t
@@ -135,10 +135,10 @@ def states(Client client, list tasks):
             found.append((0, 0))
         elif state == FRT_TASK_WAITING:
             found.append((1, 0))
-        elif state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED:
-            found.append((3 if state == FRT_TASK_RUNNING else 4, frt_word_client(word)))
+        elif state == FRT_TASK_READY:
+            found.append((2, 0))
         else:
-            found.append((2, frt_word_client(word)))
+            found.append((4 if state == FRT_TASK_BLOCKED else 3, frt_word_client(word)))
     return found
 
 

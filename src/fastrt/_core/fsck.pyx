@@ -188,6 +188,22 @@ cdef list _check_actors(frt_ctx *x, bint quiet):
     return bad
 
 
+cdef list _check_held(frt_ctx *x):
+    """The list of tasks that wait to be admitted."""
+    cdef uint32_t t = x.sb.held
+    cdef uint32_t left = frt_tasks(x)
+    while t:
+        if t > frt_tasks(x) or left == 0:
+            return [f"the list of held tasks goes on with task {<int>t - 1} after {frt_tasks(x) - left} others"]
+        t -= 1
+        if not x.tasks[t].flags & FRT_TASK_DEMAND or not x.tasks[t].flags & FRT_TASK_LINKED or \
+                frt_word_state(x.task_words[t]) != FRT_TASK_WAITING or x.tasks[t].dep != x.tasks[t].ndeps:
+            return [f"task {t} is on the list of held tasks and is not held"]
+        left -= 1
+        t = x.tasks[t].waiter
+    return []
+
+
 cdef object _owner_problem(frt_ctx *x, uint32_t owner, uint64_t offset):
     """Why the record that an owner word names does not name the block, or None."""
     cdef uint32_t i = (owner & ~FRT_OWNER_TASK) - 1
@@ -264,6 +280,7 @@ def fsck(Client client, bint quiet=False):
         bad += _check_objects(x, counted, quiet)
         if quiet:
             bad += _check_bodies(x)
+            bad += _check_held(x)
         bad += _check_tasks(x, quiet)
         bad += _check_actors(x, quiet)
         bad += _check_pages(x, quiet)

@@ -87,8 +87,10 @@ class Admission:
 
     def on_cluster(self, link: Link, message: Mapping[str, Any]) -> None:
         """The uplink tells who is in the cluster."""
+        views = [
+            View(str(node), str(name), counted(total), counted(free)) for node, name, total, free in message["nodes"]
+        ]
         self._uplink, self.placing.has_uplink = link, True
-        views = [View(*row) for row in message["nodes"]]
         mine = [view for view in views if view.node == self.placing.node]
         if mine:
             self.placing.name = mine[0].name
@@ -215,6 +217,15 @@ class Admission:
             if now != seen:
                 seen = now
                 os.eventfd_write(self.news, 1)
+
+
+def counted(parts: Mapping[str, Any]) -> dict[str, int]:
+    """Parts by name, as another process has sent them.
+
+    Raises:
+        ValueError, TypeError, AttributeError: they are none.
+    """
+    return {str(name): int(amount) for name, amount in parts.items()}
 
 
 def free_of(client: Client, total: Mapping[str, int], free: Mapping[str, int], admitted: int) -> dict[str, int]:

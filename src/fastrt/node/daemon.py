@@ -224,7 +224,10 @@ class Daemon:
             self._pool.blocked.discard(pid)
             self._admission.refresh()
         elif op == "cluster":
-            self._admission.on_cluster(link, message)
+            try:
+                self._admission.on_cluster(link, message)
+            except (KeyError, TypeError, ValueError, AttributeError) as exc:
+                link.send(error=f"this does not say who is in the cluster: {type(exc).__name__}: {exc}")
         elif op == "nodes":
             link.send(**self._admission.describe())
         elif op == "spill":
@@ -339,7 +342,8 @@ class Daemon:
 
     def _staff(self) -> None:
         if self._config.num_workers:
-            self._pool.size = max(0, self._config.num_workers + self._admission.further_workers())
+            most = max(self._config.num_workers, self._config.clients_max // 2)  # the rest is for others who join
+            self._pool.size = max(0, min(self._config.num_workers + self._admission.further_workers(), most))
         if self._stillborn >= _STILLBORN_MAX:
             self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
             return

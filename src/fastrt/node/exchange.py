@@ -17,7 +17,8 @@ from typing import Any
 
 from fastrt._core import demands, functions, handles
 from fastrt._core import tasks as core
-from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError, WorkerCrashedError
+from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
+from fastrt.node.lineage import Lineage, Origin, Record
 from fastrt.node.outgoing import Outgoing
 from fastrt.node.readiness import Readiness
 from fastrt.node.references import PeerError, References
@@ -41,6 +42,7 @@ _RESULTS_MAX = 10_000
 class _Lent:
     task: int  # of this node's table
     done: bool = False  # sealed and given back already
+    record: Record | None = None  # how to run it again, if it has made what is missing here
 
 
 @dataclass
@@ -77,9 +79,12 @@ class Exchange:
         store: this process's attachment.
         readiness: watches references for this process.
         native: this node's native stream for large values; None: they go in pieces between the tasks.
+        lineage: makes again what a lost node has made; None: nothing is.
     """
 
-    def __init__(self, store: Store, readiness: Readiness, native: Native | None = None) -> None:
+    def __init__(
+        self, store: Store, readiness: Readiness, native: Native | None = None, lineage: Lineage | None = None
+    ) -> None:
         self.node = ""
         self.name = ""
         self.workers = self.idle = self.queued = 0
@@ -87,6 +92,7 @@ class Exchange:
         self._store = store
         self._client = store.client
         self._readiness = readiness
+        self._lineage = lineage or Lineage(store, readiness, 0)
         self.references = References(store, self._send_object, _Ref)
         self._lent: dict[int, _Lent] = {}
         self._borrowed: dict[int, _Borrowed] = {}
@@ -271,6 +277,7 @@ class Exchange:
         if task is None:
             self._refuse(message)
             return
+        self._remember(message, contains)
         if message.kind == 0 and not message.error and len(message.data) == message.size:
             value = pickle.loads(message.data)  # the stream has shown the session's token
             if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
@@ -320,6 +327,21 @@ class Exchange:
         elif offer is not None:
             offer.then()
 
+    def _remember(self, message: Any, contains: list[ObjectRef]) -> None:
+        """Note where objects of the other node are named whose values are missing here."""
+        missing = [(k, one) for k, one in enumerate(map(self.references.standing, contains)) if one is not None]
+        if not missing:
+            return
+        if message.objref:
+            origin = self.references.imported(message.objref).origin
+        else:
+            lent = self._lent[message.task]
+            lent.record = lent.record or self._lineage.remember(lent.task)
+            origin = Origin(lent.record, message.result)
+        for k, standin in missing:
+            if standin.origin is None and origin is not None:
+                standin.origin = origin.at(k)
+
     def _sink(self, message: Any) -> int | None:
         """The task of this node that a value is a result of; None when nobody wants it any more."""
         if message.objref:
@@ -358,7 +380,7 @@ class Exchange:
         if message.objref:
             standin = self.references.waiting(message.objref)
             if standin is not None:
-                standin.task = None
+                standin.task = standin.origin = None
         else:
             self._lent[message.task].done = True
 
@@ -432,7 +454,7 @@ class Exchange:
                 self._end(lent.task, WorkerCrashedError(f"a task was given up after {attempts} attempts: {lost}"))
         for standin in self.references.unfinished():
             assert standin.task is not None
-            self._end(standin.task, ObjectLostError(f"an object of another node is lost: {lost}"))
+            self._lineage.rebuild(standin.task, standin.ref, standin.origin, lost)
         for borrowed in self._borrowed.values():
             cancel_in(self._store, borrowed.results[0])
         self._lent.clear()

@@ -183,6 +183,9 @@ class Placing:
         self.views = {view.node: view for view in views}
         for view in self.views.values():
             self._elsewhere.setdefault(view.node, _Elsewhere()).see(view)
+        for entry in [entry for entry in self._placed.values() if entry.place == _ORDERED]:
+            if entry.node not in self.views:
+                self.wait(entry.task, entry.demand, entry.since)
         for node, one in list(self._elsewhere.items()):
             if node not in self.views and not any(one.mine.values()):
                 del self._elsewhere[node]
@@ -205,6 +208,7 @@ class Placing:
         """Place what can be placed."""
         orders: list[Order] = []
         short: set[str] = set()  # resources that are kept for those who were passed over too often
+        passed: list[tuple[_Line, int]] = []
         for demand, line in sorted(self._lines.items(), key=_age):
             count = len(orders)
             while line.tasks:
@@ -221,12 +225,13 @@ class Placing:
                 del self._lines[demand]
             elif not self._feasible(demand):
                 orders += self._hopeless(demand, line, now)
-            elif len(orders) == count:
-                line.passed += 1
+            else:
+                line.passed = line.passed if len(orders) == count else 0
+                passed.append((line, len(orders)))
                 if line.passed > _PATIENCE:
                     short |= {name for name, parts in demand.amounts if self._free(name) < parts}
-            else:
-                line.passed = 0
+        for line, count in passed:
+            line.passed += sum(order.what == "admit" for order in orders[count:])
         return orders
 
     def shortage(self, demand: Demand) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from fastrt._core import handles
 from fastrt._core import tasks as core
 from fastrt.errors import FastrtError
+from fastrt.node.lineage import Origin
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 
@@ -31,6 +32,7 @@ class StandIn:
     ref: ObjectRef
     task: int | None
     named: int = 0
+    origin: Origin | None = None  # how to make it again
 
 
 @dataclass
@@ -88,10 +90,18 @@ class References:
         found.named += 1
         return found.ref
 
+    def imported(self, objref: int) -> StandIn:
+        """What stands here for the other node's object."""
+        return self._imports[objref]
+
     def waiting(self, objref: int) -> StandIn | None:
         """The stand-in that waits for the value of the other node's object; None when nobody wants it any more."""
         found = self._imports.get(objref)
         return found if found is not None and found.task is not None else None
+
+    def standing(self, ref: ObjectRef) -> StandIn | None:
+        """The stand-in that an object of this node is, while it waits for its value; None for every other."""
+        return self.waiting(self._standing.get(ref.objref, -1))
 
     def released(self, objref: int, named: int) -> None:
         """The other node has given up an object of ours that it had been told of so many times."""

@@ -26,6 +26,7 @@ from fastrt._core import tasks as core
 from fastrt._core.clients import KIND_WORKER, Client, table
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.node.exchange import Exchange
+from fastrt.node.lineage import Lineage
 from fastrt.node.orders import Orders
 from fastrt.node.pressure import Pressure
 from fastrt.node.readiness import Readiness
@@ -97,6 +98,7 @@ class Uplink:
         self._workers: int = settings["workers"]
         self._readiness = Readiness(self._client, asyncio.get_running_loop())
         self._native = open_native(store, access, settings["listen"])
+        self._lineage = Lineage(store, self._readiness, settings["lineage_bytes"])
         self._peers: dict[str, Peer] = {}
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
@@ -211,7 +213,7 @@ class Uplink:
                 await channel.close()
 
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
-        exchange = Exchange(self._store, self._readiness, self._native)
+        exchange = Exchange(self._store, self._readiness, self._native, self._lineage)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
         why = "the stream to it was closed"
@@ -291,7 +293,8 @@ class Uplink:
                 self._report_free()
                 self._carry_out()
                 for exchange in list(self._exchanges):
-                    exchange.tidy({n for e in self._exchanges if e is not exchange for n in e.references.exported})
+                    needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
+                    exchange.tidy(needed | set(self._lineage.wanted))
             busy = self._report.queued or any(exchange.lent for exchange in self._exchanges)
             tick = (_BUSY_TICK_S if busy else _IDLE_TICK_S) if self._peers else _ALONE_TICK_S
             self._news.clear()
@@ -417,7 +420,7 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
-            (whether to say that it serves only once the head has answered), token_file, tls, insecure.
+            (whether to say that it serves only once the head has answered), lineage_bytes, token_file, tls, insecure.
     """
     settings = json.loads(argument)
     try:

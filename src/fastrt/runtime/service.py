@@ -179,6 +179,7 @@ class Node:
         if name == "uplink":
             settings |= {"socket": self._runtime.socket_path, "head": self.head, "name": self._name}
             # A node that starts waits for the head; one uplink after another must not keep us from replacing the head.
+            settings |= {"lineage_bytes": options.config.lineage_bytes}
             settings |= {"workers": options.config.num_workers, "join_first": name not in self._children}
         elif name != "head":
             kept = None if options.state_dir is None else str(options.state_dir / name)
