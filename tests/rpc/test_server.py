@@ -105,8 +105,8 @@ def test_held_stream_takes_nothing_until_it_is_resumed(serve: Any, wait_until: A
 
     def one_by_one(stream: Stream) -> None:
         def receive(body: bytes | None) -> None:
+            stream.hold()  # before the test can see the message, and resume
             taken.append(body)
-            stream.hold()
             if body is None:
                 stream.send(b"done")
                 stream.finish()
