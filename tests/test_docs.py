@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
-    "README.md", "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/parameter_server.md",
+    "README.md", "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
+    "docs/parameter_server.md",
 ]  # fmt: skip
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.

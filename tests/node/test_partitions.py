@@ -6,6 +6,7 @@ what the driver was told. Times are printed (`pytest -s`), as no bound of this n
 
 import contextlib
 import os
+import sys
 import threading
 import time
 
@@ -58,6 +59,10 @@ def note(path, *words):
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(fd, (" ".join(map(str, words)) + "\n").encode())
     os.close(fd)
+
+
+def say(text):
+    sys.stdout.write(text + "\n")
 
 
 def notes(path):
@@ -119,7 +124,7 @@ def test_both_sides_notice_a_cut_and_resume(pair, net, tmp_path, wait_until, los
     there = time.monotonic() - began
     net.heal()
     back = resumed(path, 10)
-    print(f"cut to {lost}: error after {here:.1f} s, the other side after {there:.1f} s, resumed after {back:.1f} s")
+    say(f"cut to {lost}: error after {here:.1f} s, the other side after {there:.1f} s, resumed after {back:.1f} s")
     check_once(path, [0])
     assert not {"ended 1", "ended 2"} & set(notes(path))
 
@@ -151,10 +156,10 @@ def test_a_connection_whose_other_end_is_gone_is_noticed(pair, net, tmp_path, wa
     began = time.monotonic()
     with pytest.raises(fastrt.WorkerCrashedError, match="node two was lost"):
         fastrt.get(running, timeout=NOTICED_S)
-    print(f"half open: error after {time.monotonic() - began:.1f} s")
+    say(f"half open: error after {time.monotonic() - began:.1f} s")
     net.heal()
     pair["start"]("three")
-    print(f"half open: another node works after {resumed(path, 10):.1f} s")
+    say(f"half open: another node works after {resumed(path, 10):.1f} s")
     check_once(path, [])
 
 

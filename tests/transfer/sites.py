@@ -107,20 +107,24 @@ class Proxy:
         target: host:port.
         plans: what happens to the first connections, one each: ("cut", n) closes both ends after n bytes from the
             target, ("reset", n) resets them, ("stall", n) passes nothing more, ("flip", n) inverts the n-th byte,
-            ("pass", 0) does nothing. Later connections fare as `then`.
+            ("swap", n) exchanges the halves of the piece with the n-th byte, ("pass", 0) does nothing. Later
+            connections fare as `then`.
         then: a plan for all further connections.
         rate: bytes a second from the target; None for as fast as it goes.
+        upward: whether it is what the connecting side sends that is counted, broken and slowed down.
     """
 
     def __init__(
-        self, target: str, plans: Any = (), then: tuple[str, int] = ("pass", 0), rate: int | None = None
-    ) -> None:
+        self, target: str, plans: Any = (), then: tuple[str, int] = ("pass", 0), rate: int | None = None,
+        upward: bool = False,
+    ) -> None:  # fmt: skip
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self._plans = list(plans)
         self._then = then
         self._rate = rate
-        self.passed = 0  # bytes from the target to the taker
+        self._upward = upward
+        self.passed = 0  # bytes that were counted, on all connections
         self.sent: list[bytearray] = []  # what each connection's taker has sent
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -163,6 +167,7 @@ class Proxy:
         except OSError:
             taker.close()
             return
+        plain, counted = (target, taker) if self._upward else (taker, target)
         with taker, target, selectors.DefaultSelector() as selector:
             selector.register(taker, selectors.EVENT_READ)
             selector.register(target, selectors.EVENT_READ)
@@ -175,10 +180,10 @@ class Proxy:
                     return
                 for key, _ in selector.select(0.02):
                     try:
-                        if key.fileobj is taker:
-                            data = taker.recv(65536)
+                        if key.fileobj is plain:
+                            data = plain.recv(65536)
                             sent += data
-                            target.sendall(data)
+                            counted.sendall(data)
                         elif what == "stall" and count >= at:
                             self._end.wait(0.01)
                             continue
@@ -186,12 +191,15 @@ class Proxy:
                             most = 65536 if self._rate is None else max(1, self._rate // 100)
                             if what in ("cut", "reset", "stall"):
                                 most = min(most, at - count)
-                            data = target.recv(most)
+                            data = counted.recv(most)
+                            if what == "swap" and count <= at < count + len(data):
+                                half = len(data) // 2
+                                data = data[half:] + data[:half]
                             if what == "flip" and count <= at < count + len(data):
                                 data = data[: at - count] + bytes([data[at - count] ^ 255]) + data[at - count + 1 :]
                             count += len(data)
                             self.passed += len(data)
-                            taker.sendall(data)
+                            plain.sendall(data)
                             if self._rate is not None:
                                 self._end.wait(len(data) / self._rate)
                     except OSError:

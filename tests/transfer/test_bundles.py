@@ -91,6 +91,15 @@ def test_damaged_bundle_is_noticed_and_sent_again(pair: Pair, at: int) -> None:
     assert proxy.connections == 2
 
 
+@pytest.mark.parametrize("at", [300_000, 1_000_000])
+def test_reordered_bytes_are_noticed_and_sent_again(pair: Pair, at: int) -> None:
+    put_many(pair.here, 60)
+    proxy = pair.proxy(plans=[("swap", at)])
+    pair.puller(checksum=True).bring(range(60), proxy.address).result(PATIENCE_S)
+    check_many(pair.there, 60)
+    assert proxy.connections == 2
+
+
 def test_store_with_room_for_some_takes_these_and_nothing_is_left_of_the_others(
     make_site: Callable[..., Site], closing: Callable[[Any], Any]
 ) -> None:

@@ -66,14 +66,14 @@ def transfer(
 
     if size < 1024 or not 1024 <= chunk <= 7 << 20:
         raise click.ClickException("--size must be 1 KiB or more, and --chunk from 1 KiB to 7 MiB")
-    if plot is not None and plot.suffix not in (".html", ".png"):
-        raise click.ClickException(f"{plot}: a plot's name ends with .html or .png")
     planes = ("native", "grpc") if plane == "both" else (plane,)
+    from fastrt.observe import charts
+
     try:
+        if plot is not None:
+            charts.check(plot)
         found = _run(size, planes, address, chunk, insecure, quiet=as_json)
         if plot is not None:
-            from fastrt.observe import charts
-
             charts.write(found, plot)
     except FastrtError as exc:
         raise click.ClickException(str(exc)) from exc

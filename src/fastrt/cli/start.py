@@ -42,6 +42,8 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--tls-ca", type=_file, help="PEM file: signs the certificates of all nodes.")
 @_option("--insecure", is_flag=True, help="Serve beyond this machine in plain text.")
 @_option("--scheduler-port", type=_port, help="On the head: serve a scheduler for programs in any language there.")
+@_option("--scheduler", help="Elsewhere: HOST:PORT of the head's scheduler, for programs in any language.")
+@_option("--export", multiple=True, help="A module whose remote functions can be called through the scheduler.")
 @_option("--coordinator-port", type=_port, help="On the head: serve a coordinator for JAX there (needs --num-tasks).")
 @_option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the coordinator's job has.")
 @_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where both keep their state.")
@@ -63,6 +65,10 @@ def start(**given: Any) -> None:
     served = [name for name in ("scheduler_port", "coordinator_port") if given[name] is not None]
     if served and not given["head"]:
         raise click.UsageError(f"--{served[0].replace('_', '-')} is for the head.")
+    if given["scheduler"] and given["head"]:
+        raise click.UsageError("The head serves the scheduler itself: give it --scheduler-port.")
+    if given["export"] and not given["scheduler"] and given["scheduler_port"] is None:
+        raise click.UsageError("--export needs a scheduler: --scheduler-port on the head, elsewhere --scheduler.")
     if (given["coordinator_port"] is None) != (given["num_tasks"] is None):
         raise click.UsageError("--coordinator-port and --num-tasks go together.")
     try:
@@ -115,7 +121,10 @@ def _run(given: dict[str, Any]) -> None:
         token_file=given["token_file"],
         tls=tls,
         insecure=given["insecure"],
-        scheduler=None if given["scheduler_port"] is None else f"{given['host']}:{given['scheduler_port']}",
+        scheduler=given["scheduler"]
+        if given["scheduler_port"] is None
+        else f"{given['host']}:{given['scheduler_port']}",
+        export=given["export"],
         coordinator=None if given["coordinator_port"] is None else f"{given['host']}:{given['coordinator_port']}",
         num_tasks=given["num_tasks"] or 1,
         state_dir=given["state_dir"],
@@ -126,7 +135,7 @@ def _run(given: dict[str, Any]) -> None:
         click.echo(f"node {node.session[:8]} of the cluster at {node.head}: {config.num_workers} workers")
         if given["head"]:
             click.echo(f"join it:      fastrt start --address {node.head}   (token: {node.token_file})")
-        for name in ("scheduler", "coordinator"):
+        for name in ("scheduler", "coordinator", "store"):
             if name in node.addresses:
                 click.echo(f"{name + ':':<13} {node.addresses[name]}")
         click.echo(f'use it:       fastrt.init(address="{node.head}")')

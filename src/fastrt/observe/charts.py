@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 import math
 from pathlib import Path
 
@@ -17,6 +18,18 @@ _COLOURS = {
 }  # fmt: skip
 
 
+def check(path: Path) -> None:
+    """Refuse at once what could not be drawn after minutes of measuring.
+
+    Raises:
+        FastrtError: the name ends with something else than .html or .png, or matplotlib is missing.
+    """
+    if path.suffix not in (".html", ".png"):
+        raise FastrtError(f"{path}: a plot's name ends with .html or .png")
+    if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
+        raise FastrtError("matplotlib draws PNG files; pip install 'fastrt[plot]', or give a name with .html")
+
+
 def write(profile: Profile, path: Path) -> None:
     """Draw the rate of every path over the size of the value.
 
@@ -26,12 +39,11 @@ def write(profile: Profile, path: Path) -> None:
     Raises:
         FastrtError: the name ends with something else, or matplotlib is missing.
     """
+    check(path)
     if path.suffix == ".html":
         path.write_text(_page(profile))
-    elif path.suffix == ".png":
-        _png(profile, path)
     else:
-        raise FastrtError(f"{path}: a plot's name ends with .html or .png")
+        _png(profile, path)
 
 
 def _lines(profile: Profile) -> dict[str, list[Row]]:
@@ -85,10 +97,8 @@ def _page(profile: Profile) -> str:
 
 
 def _png(profile: Profile, path: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        raise FastrtError("matplotlib draws PNG files; pip install 'fastrt[plot]', or give a name with .html") from None
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -501,6 +501,9 @@ def events_of(profile: Profile) -> Iterator[dict[str, Any]]:
         args = {"bytes": nbytes, "GB_per_s": nbytes / seconds / 1e9}
         event = {"ph": "X", "pid": 1, "tid": tracks[path], "cat": "transfer"}
         yield {**event, "name": f"{path} {mib(nbytes)}", "ts": at, "dur": seconds * 1e6, "args": args}
+        # Several threads may spend more together than the operation took; its parts have to lie inside of it.
+        whole = max(sum(parts.values()), seconds)
         for name, length in parts.items():
-            yield {**event, "name": name, "ts": at, "dur": length * 1e6, "args": {}}
-            at += length * 1e6
+            share = length / whole * seconds * 1e6
+            yield {**event, "name": name, "ts": at, "dur": share, "args": {}}
+            at += share

@@ -29,6 +29,7 @@ from fastrt.runtime.session import start
 _AGAIN_S = 0.2  # before a process that was killed is started again
 _DEATHS_MAX, _DEATHS_WITHIN_S = 20, 60.0
 _END_S = 5.0
+_MODULES = {"head": "fastrt.runtime.head", "uplink": "fastrt.node.uplink", "store": "fastrt.runtime.bridge"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class NodeOptions:
             machine has left.
         tls: PEM files, None for plain text.
         insecure: serve beyond this machine in plain text.
-        scheduler: `host:port` of a scheduler for programs in any language, on the head; None: none.
+        scheduler: `host:port` of a scheduler for programs in any language: on the head where to serve it, elsewhere
+            the head's; None: none. The node serves its object store and what it exports there.
+        export: modules whose remote functions can be called through the scheduler.
         coordinator: `host:port` of a coordinator for JAX, on the head; None: none.
         num_tasks: of the coordinator's job.
         state_dir: where both keep their state over restarts; None keeps nothing.
@@ -60,6 +63,7 @@ class NodeOptions:
     tls: TlsFiles | None = None
     insecure: bool = False
     scheduler: str | None = None
+    export: tuple[str, ...] = ()
     coordinator: str | None = None
     num_tasks: int = 1
     state_dir: Path | None = None
@@ -70,7 +74,8 @@ class Node:
 
     Attributes:
         head: address of the cluster's head.
-        addresses: where its processes serve: "uplink", on the head "head" and perhaps "scheduler" and "coordinator".
+        addresses: where its processes serve: "uplink", on the head "head" and perhaps "scheduler" and "coordinator",
+            with a scheduler "store".
         session: its session.
         token_file: with the cluster's token.
 
@@ -93,6 +98,8 @@ class Node:
         if options.head is None:
             wanted = {"head": options.listen, "scheduler": options.scheduler, "coordinator": options.coordinator}
             self.addresses = {name: address for name, address in wanted.items() if address} | self.addresses
+        if options.scheduler is not None:
+            self.addresses["store"] = f"{options.host}:0"
         try:
             self.token_file = self._token()
             for name in self.addresses:
@@ -181,10 +188,14 @@ class Node:
             # A node that starts waits for the head; one uplink after another must not keep us from replacing the head.
             settings |= {"lineage_bytes": options.config.lineage_bytes}
             settings |= {"workers": options.config.num_workers, "join_first": name not in self._children}
+        elif name == "store":
+            scheduler = self.addresses.get("scheduler", options.scheduler)
+            settings |= {"socket": self._runtime.socket_path, "scheduler": scheduler, "export": list(options.export)}
+            settings |= {"workers": options.config.num_workers}
         elif name != "head":
             kept = None if options.state_dir is None else str(options.state_dir / name)
             settings |= {"kind": name, "num_tasks": options.num_tasks, "state_dir": kept}
-        module = {"head": "fastrt.runtime.head", "uplink": "fastrt.node.uplink"}.get(name, "fastrt.runtime.served")
+        module = _MODULES.get(name, "fastrt.runtime.served")
         child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s)
         self._children[name] = child
 

@@ -3,12 +3,14 @@
 A store of fastrt's is told where the native stream is and fetches the object from there. Without a native stream (with
 TLS, where nothing goes in the clear) it is sent StreamObj with its bytes as they lie in the arena; any other store gets
 StreamObj with a proper `Obj`. Which of the three is settled by one small call first, `Transfer.Fetch`, that only fastrt
-knows. A receiver that has the object already, or is getting it from elsewhere, is as good as one that has just got it.
+knows. A receiver that has the object already is as good as one that has just got it; one of fastrt's that is getting it
+from elsewhere is asked until it has it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -18,12 +20,13 @@ from fastrt.errors import NotFoundError
 from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
 from fastrt.rpc.descriptors import message_set
 from fastrt.transfer import obj
-from fastrt.transfer.table import Sealed, Table
+from fastrt.transfer.table import Sealed, Table, TransferError
 
 CHUNK_BYTES = 1 << 20
 _FETCH = "/fastrt.transfer.Transfer/Fetch"
 _STREAM = "/ObjStore/StreamObj"
 _CALL_S = 30.0
+_AGAIN_S = 0.02
 
 Part = tuple[int, int, memoryview]  # a chunk's objref, totalsize and data
 
@@ -81,13 +84,23 @@ class Pusher:
         Raises:
             NotFoundError: the object is not here.
             SerializationError: it cannot be sent to a store that is not fastrt's.
+            TransferError: others were bringing it there, and have not in time.
             grpc.RpcError: the other store refuses, or is not there.
         """
         sealed = self._table.read(objref)  # pinned until the end: what is to be sent must not be spilled meanwhile
         channel = self._channel(address)
         fetched = self._fetch(channel, objref)
-        if not fetched:
-            self._stream(channel, objref, self.parts(objref, sealed, fetched is not None))
+        until = time.monotonic() + self._timeout_s
+        while not fetched:
+            if self._stream(channel, objref, self.parts(objref, sealed, fetched is not None)):
+                return
+            # Somebody else's stream brings it, which may have lost its sender already: then it is ours to bring.
+            if fetched is None:
+                return
+            if time.monotonic() > until:
+                raise TransferError(f"object {objref:#x} has not come to {address}, where others were bringing it")
+            time.sleep(_AGAIN_S)
+            fetched = self._fetch(channel, objref)
 
     def parts(self, objref: int, sealed: Sealed, to_fastrt: bool) -> list[bytes | memoryview]:
         """What an object is sent as over StreamObj: a serialised `Obj`, in pieces.
@@ -137,10 +150,13 @@ class Pusher:
                 return None
             raise
 
-    def _stream(self, channel: grpc.Channel, objref: int, parts: list[bytes | memoryview]) -> None:
+    def _stream(self, channel: grpc.Channel, objref: int, parts: list[bytes | memoryview]) -> bool:
+        """Send the object; False when the receiver has it, or is getting it, from elsewhere."""
         call = channel.stream_unary(_STREAM, write_chunk, bytes)
         try:
             call(chunks(objref, parts, self._chunk_bytes), timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                 raise
+            return False
+        return True

@@ -1,0 +1,271 @@
+"""This node at early Ray's scheduler: its store, and functions that its workers run, for callers in any language.
+
+`service` starts `main(SETTINGS)` on each node that is told of a scheduler. Towards the node it is a driver: a call from
+the scheduler becomes a task of `fastrt.remote`, which runs here or is lent to another node like any other. Towards the
+scheduler it is one store, and as many workers as the node has. When it dies, its calls run again elsewhere, and
+another one takes its place; when the scheduler was away and has forgotten it, it registers anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+from fastrt.config import Config
+from fastrt.errors import FastrtError
+from fastrt.rpc import streams
+from fastrt.rpc.auth import refused_token
+from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.server import Metadata, open_server
+from fastrt.rpc.streams import Access
+from fastrt.runtime.session import Attached
+from fastrt.scheduler.client import SchedulerClient, SchedulerError
+from fastrt.store import client as store_client
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
+from fastrt.tasks.remote import RemoteFunction
+from fastrt.transfer import obj
+from fastrt.transfer.service import ObjStoreServer
+from fastrt.transfer.table import DuplicateError
+
+_log = logging.getLogger(__name__)
+_INVOKE = "/WorkerService/InvokeCall"
+_REQUEST = message_set("ray").message("InvokeCallRequest")
+_MESSAGE_BYTES_MAX = 8 << 20
+_ARGUMENT_S = 300.0  # how long an argument may be on its way
+_AGAIN_S = 1.0
+_WORKERS_MAX = 64
+
+
+def exported(modules: list[str]) -> dict[str, RemoteFunction]:
+    """The remote functions of these modules, by "module.name".
+
+    Raises:
+        FastrtError: a module cannot be imported, or has none.
+    """
+    found: dict[str, RemoteFunction] = {}
+    for name in modules:
+        try:
+            module = importlib.import_module(name)
+        except ImportError as exc:
+            raise FastrtError(f"--export {name}: {exc}") from exc
+        functions = {f"{name}.{key}": one for key, one in vars(module).items() if isinstance(one, RemoteFunction)}
+        if not functions:
+            raise FastrtError(f"--export {name}: no function there is decorated by fastrt.remote")
+        found |= functions
+    return found
+
+
+class _Slot:
+    """One worker of the scheduler's: a port of its own, and at most one call at a time."""
+
+    def __init__(self, bridge: Bridge, host: str, access: Access) -> None:
+        self._bridge = bridge
+        self._token = access.token
+        self.number = -1
+        self._server = open_server(self, [_INVOKE], None, _MESSAGE_BYTES_MAX, self._authorize)
+        port = self._server.bind(f"{host}:0", access.tls.server_credentials() if access.tls else None)
+        self.address = f"{host}:{port}"
+        self._server.start()
+
+    def on_call(self, call: int, method: str, body: bytes) -> None:
+        """Take a call; it runs on a thread of the bridge's."""
+        request = _REQUEST.FromString(body)
+        self._server.finish(call)
+        self._bridge.submit(self, request.call)
+
+    def on_cancel(self, call: int) -> None:
+        """Calls are answered at once."""
+
+    def on_idle(self) -> float | None:
+        """Nothing waits for a time."""
+        return None
+
+    def on_stop(self) -> None:
+        """Nothing is open."""
+
+    def stop(self) -> None:
+        """Take no more calls."""
+        self._server.stop()
+
+    def _authorize(self, method: str, metadata: Metadata) -> str | None:
+        return refused_token(metadata, self._token)
+
+
+class Bridge:
+    """See the module. A context manager; `address` is where its object store serves.
+
+    Args:
+        store: this process's attachment to the node, as a driver.
+        settings: as for `main`.
+
+    Raises:
+        FastrtError: a module to export has no functions, or it cannot serve.
+        OSError: it cannot listen.
+    """
+
+    def __init__(self, store: Store, settings: dict[str, Any]) -> None:
+        self._store = store
+        self._functions = exported(settings["export"])
+        access = streams.access_of(settings)
+        credentials = access.tls.channel_credentials() if access.tls else None
+        self._stack = stack = ExitStack()
+        self._ended = threading.Event()
+        self._store_number = -1
+        try:
+            self._scheduler = stack.enter_context(SchedulerClient(settings["scheduler"], access.token, credentials))
+            self._server = ObjStoreServer(
+                store,
+                token=access.token,
+                address=settings["listen"],
+                tls=access.tls,
+                insecure=access.insecure,
+                on_ready=lambda objref: self._scheduler.ready(objref, self._store_number),
+            )
+            stack.callback(self._server.stop)
+            self._server.start()
+            self.address = self._server.address
+            host = self.address.rpartition(":")[0]
+            self._slots = []
+            for _ in range(min(max(1, settings["workers"]), _WORKERS_MAX)):
+                self._slots.append(_Slot(self, host, access))
+                stack.callback(self._slots[-1].stop)
+            self._pool = ThreadPoolExecutor(len(self._slots), "fastrt-bridge")
+        except BaseException:
+            stack.close()
+            raise
+        self._thread = threading.Thread(target=self._stay_registered, name="fastrt-register", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Bridge:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._stack.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # ---- being known ----
+
+    def _stay_registered(self) -> None:
+        """Register, then look whether the scheduler still knows us each time that it was away."""
+        known = away = False
+        while not self._ended.is_set():
+            try:
+                if not known:
+                    self._register()
+                    known = True
+                elif away:
+                    if not self._is_known():
+                        _log.warning("the scheduler has forgotten this node, which registers anew")
+                        os.kill(os.getpid(), signal.SIGTERM)
+                        return
+                else:
+                    self._scheduler.call("IncrementRefCount")  # of nothing: only to hear from it
+                away = False
+            except SchedulerError as exc:
+                if not away:
+                    _log.warning("the scheduler does not answer: %s", exc)
+                away = True
+            self._ended.wait(_AGAIN_S)
+
+    def _register(self) -> None:
+        self._store_number = self._scheduler.register_store(self.address)
+        for slot in self._slots:
+            slot.number = self._scheduler.register_worker(slot.address, self.address)
+            for name, function in self._functions.items():
+                self._scheduler.register_function(slot.number, name, function._num_returns)
+
+    def _is_known(self) -> bool:
+        info = self._scheduler.info()
+        there = set(info.avail_worker)
+        for entry in info.function_table.values():
+            there.update(entry.workerid)
+        return any(slot.number in there for slot in self._slots)
+
+    # ---- calls ----
+
+    def submit(self, slot: _Slot, call: Any) -> None:
+        """Run a call on a thread."""
+        self._pool.submit(self._run, slot, call)
+
+    def _run(self, slot: _Slot, call: Any) -> None:
+        """Run a call as a task; whatever it raises is its result."""
+        used = list(call.result)  # what the message counts, and we drop
+        try:
+            try:
+                results = self._results(slot, call, used)
+            except SchedulerError:
+                raise
+            except Exception as exc:  # whatever the function or its arguments raise
+                results = [self._store.put_serialized(serialize(exc), error=True) for _ in call.result]
+            for objref, ref in zip(call.result, results, strict=True):
+                self._store.wait([ref], 1, None)
+                try:
+                    self._server.table.add(objref, ref)
+                except DuplicateError:
+                    _log.info("call %s ran here before", call.name)
+                self._scheduler.ready(objref, self._store_number)
+            self._scheduler.decrement(used)
+            self._scheduler.worker_ready(slot.number)
+        except SchedulerError as exc:  # it will run the call again elsewhere, or has forgotten us
+            if not self._ended.is_set():
+                _log.warning("a call of %s cannot be reported, so this bridge starts anew: %s", call.name, exc)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def _results(self, slot: _Slot, call: Any, used: list[int]) -> list[ObjectRef]:
+        function = self._functions.get(call.name)
+        if function is None:
+            raise FastrtError(f"this node exports no function {call.name!r}; it has {sorted(self._functions)}")
+
+        def find(objref: int) -> ObjectRef:
+            used.append(objref)
+            self._scheduler.request(slot.number, objref)
+            return self._server.table.expect(objref).result(_ARGUMENT_S)
+
+        args: list[Any] = []
+        for value in call.arg:
+            if value.HasField("obj"):
+                args.append(obj.from_obj(value.obj, True, find))  # the caller has shown the session's token
+            else:
+                used.append(value.ref)
+                args.append(self._server.table.expect(value.ref).result(_ARGUMENT_S))
+        found = function.remote(*args)
+        results = found if isinstance(found, list) else [] if found is None else [found]
+        if len(results) != len(call.result):
+            raise FastrtError(f"{call.name!r} has {len(results)} results here; the caller expects {len(call.result)}")
+        return results
+
+
+def main(argument: str) -> None:
+    """Serve until standard input ends, or SIGTERM comes.
+
+    Args:
+        argument: JSON: socket (of the node's daemon), scheduler and listen (addresses), workers, export (modules),
+            token_file, tls, insecure.
+    """
+    settings = json.loads(argument)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, frame: sys.exit(0))
+    try:
+        config = Config.load(num_workers=1, object_store_memory=64 << 20)
+        runtime = Attached(config, settings["socket"], settings["workers"])
+        store_client.set_store(runtime._store)
+        assert runtime._store is not None
+        with Bridge(runtime._store, settings) as bridge:
+            os.write(1, json.dumps({"address": bridge.address}).encode() + b"\n")
+            while os.read(0, 1024):
+                continue
+    except (FastrtError, OSError) as exc:
+        sys.stderr.write(f"fastrt: the node cannot serve at the scheduler: {exc}\n")
+        sys.exit(1)

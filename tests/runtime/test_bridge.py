@@ -1,0 +1,154 @@
+"""Nodes of `fastrt start` at their scheduler, as a client sees them that speaks the seed's protocols only."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+import fastrt
+from fastrt.rpc.auth import read_token
+from fastrt.rpc.channel import bearer
+from fastrt.rpc.descriptors import message_set
+from fastrt.runtime.bridge import exported
+from fastrt.scheduler import SchedulerClient
+from fastrt.transfer import obj
+
+START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
+MESSAGES = message_set("ray")
+Call = MESSAGES.message("Call")
+PATIENCE_S = 30.0
+
+
+class Cluster:
+    """A head with a scheduler and a node beside it, both with functions to call."""
+
+    def __init__(self, runtime_dir: Path, stack: contextlib.ExitStack) -> None:
+        self._env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_OBJECT_STORE_MEMORY": "64MiB"}
+        self._env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), self._env.get("PYTHONPATH", "")])
+        self._stack = stack
+        self.head, said = self._start("--head", "--port", "0", "--scheduler-port", "0")
+        joined = re.search(r"--address (\S+) ", said)[1]
+        self.scheduler = re.search(r"^scheduler: +(\S+)", said, re.M)[1]
+        self.token = read_token(Path(re.search(r"token: (\S+)\)", said)[1]))
+        _, more = self._start("--address", joined, "--scheduler", self.scheduler)
+        self.stores = [re.search(r"^store: +(\S+)", text, re.M)[1] for text in (said, more)]
+
+    def _start(self, *options: str) -> tuple[subprocess.Popen, str]:
+        words = [*START, *options, "--num-workers", "1", "--export", "exported_work"]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=self._env)
+        self._stack.callback(self._end, process)
+        text = ""
+        for line in process.stdout:
+            text += line
+            if line.startswith("use it:"):
+                return process, text
+        raise AssertionError(f"the node did not start:\n{text}")
+
+    def _end(self, process: subprocess.Popen) -> None:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+
+    def look(self, store: str, *refs: int):
+        """ObjStoreInfo of one node's store."""
+        request, reply = MESSAGES.methods("ObjStore")["ObjStoreInfo"]
+        with grpc.insecure_channel(store) as channel:
+            call = channel.unary_unary("/ObjStore/ObjStoreInfo", request.SerializeToString, reply.FromString)
+            return call(request(objref=refs), timeout=PATIENCE_S, metadata=bearer(self.token))
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory):
+    with contextlib.ExitStack() as stack:
+        yield Cluster(tmp_path_factory.mktemp("runtime"), stack)
+
+
+@pytest.fixture
+def client(runtime, wait_until):
+    with SchedulerClient(runtime.scheduler, token=runtime.token) as made:
+
+        def both_are_there():
+            table = made.info().function_table
+            return "exported_work.square" in table and len(table["exported_work.square"].workerid) >= 2
+
+        wait_until(both_are_there, "both nodes have registered", PATIENCE_S)
+        yield made
+
+
+def submit(client, name, *args):
+    """Call a function; what is no reference is sent as a value."""
+    call = Call(name=f"exported_work.{name}")
+    for arg in args:
+        if isinstance(arg, list):
+            client.increment(arg)  # the message's
+            call.arg.add(ref=arg[0])
+        else:
+            call.arg.add().obj.CopyFrom(obj.to_obj(arg))
+    return client.remote_call(call)
+
+
+def fetch(runtime, wait_until, ref):
+    """A result's `Obj`, from whichever store has it."""
+    found = []
+
+    def is_there():
+        for store in runtime.stores:
+            with contextlib.suppress(grpc.RpcError):  # while it is being replaced
+                if ref in runtime.look(store).objref:
+                    found[:] = runtime.look(store, ref).obj
+        return found
+
+    wait_until(is_there, f"the object of {ref}", PATIENCE_S)
+    return found[0]
+
+
+def test_calls_run_as_tasks_and_results_are_in_the_stores(runtime, client, wait_until):
+    (first,) = submit(client, "square", 7)
+    assert fetch(runtime, wait_until, first).int_data.data == 49
+    results = submit(client, "both", [first], 1)
+    assert fetch(runtime, wait_until, results[0]).int_data.data == 50
+    assert [one.int_data.data for one in fetch(runtime, wait_until, results[1]).list_data.elem] == [49, 1]
+    (failed,) = submit(client, "fail")
+    with pytest.raises(ValueError, match="as it should"):
+        obj.from_obj(fetch(runtime, wait_until, failed), True)
+    wait_until(lambda: list(client.info().reference_count)[first] == 1, "only the caller counts it")
+    client.decrement([first, *results, failed])
+    wait_until(lambda: not any(runtime.look(store).objref for store in runtime.stores), "the stores let go")
+
+
+def test_many_calls_go_to_both_nodes(runtime, client, wait_until):
+    refs = [submit(client, "square", k)[0] for k in range(40)]
+    values = [fetch(runtime, wait_until, ref).int_data.data for ref in refs]
+    assert values == [k * k for k in range(40)]
+    assert all(runtime.look(store).objref for store in runtime.stores)
+    client.decrement(refs)
+
+
+def test_killed_bridge_is_replaced_and_known_again(runtime, client, wait_until):
+    (bridge,) = [p for p in psutil.Process(runtime.head.pid).children() if "runtime.bridge" in " ".join(p.cmdline())]
+    bridge.kill()
+    (again,) = submit(client, "square", 9)
+    assert fetch(runtime, wait_until, again).int_data.data == 81
+    client.decrement([again])
+
+
+def test_store_wants_the_clusters_token(runtime):
+    request, reply = MESSAGES.methods("ObjStore")["ObjStoreInfo"]
+    with grpc.insecure_channel(runtime.stores[0]) as channel:
+        call = channel.unary_unary("/ObjStore/ObjStoreInfo", request.SerializeToString, reply.FromString)
+        with pytest.raises(grpc.RpcError, match="carries no session token"):
+            call(request(), timeout=PATIENCE_S)
+
+
+def test_module_without_functions_is_refused():
+    with pytest.raises(fastrt.FastrtError, match="nothing_of_that_name"):
+        exported(["nothing_of_that_name"])
+    with pytest.raises(fastrt.FastrtError, match="no function there is decorated"):
+        exported(["json"])
+    assert exported([]) == {}
