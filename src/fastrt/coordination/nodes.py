@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastrt.coordination import events as ev
 from fastrt.coordination.events import Answer, Persist
-from fastrt.coordination.keyvalues import Emit, KeyValues
+from fastrt.coordination.keyvalues import Emit, KeyValues, refused_key
 from fastrt.coordination.members import Members
 from fastrt.coordination.status import Code, Failure, dump_failure, failure, load_failure, to_json
 
@@ -202,8 +202,10 @@ class Nodes:
     def _on_set_key(self, event: ev.NodeSetKey, now: float) -> None:
         words = "KeyValueSet() called when system is not running; clients must call Connect() first"
         if not self._is_refused(event.call, event.session, words):
-            self._keys.put(event.key, event.value)
-            self._emit(Answer(event.call, None))
+            problem = refused_key(event.key)
+            if problem is None:
+                self._keys.put(event.key, event.value)
+            self._emit(Answer(event.call, problem))
 
     def _on_barrier(self, event: ev.NodeBarrier, now: float) -> None:
         if self._is_refused(event.call, event.session, "WaitAtBarrier() called when system is not running."):
