@@ -33,6 +33,7 @@ _STATE_STYLES = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
 _ASK_S = 10.0
 _VALUE_CHARS = 60
 _DURABILITY_HELP = "What kept state survives: the death of processes (default), or of the machine's power (an fsync)."
+_CLEAR_HELP = "When no task is connected any more, the next run finds no keys, barriers or errors of the last one."
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _count = click.IntRange(min=1, max=1_000_000_000)
 _WATCH_S_MAX = 86400.0
@@ -81,7 +82,7 @@ def _looks_inside(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--ephemeral", is_flag=True, help="Keep nothing; the default without --state-dir.")
 @click.option("--durability", type=click.Choice(["process", "power"]), default="process", help=_DURABILITY_HELP)
 @click.option("--recoverable", is_flag=True, help="Tasks may die and come back without the others failing.")
-@click.option("--clear-after-shutdown", is_flag=True, help="When all tasks have shut down, the next run finds no keys.")
+@click.option("--clear-after-shutdown", is_flag=True, help=_CLEAR_HELP)
 @click.option("--tls-cert", type=_file, help="PEM file: this server's certificate chain.")
 @click.option("--tls-key", type=_file, help="PEM file: its private key.")
 @click.option("--tls-ca", type=_file, help="PEM file: signs the clients' certificates, which are then demanded.")

@@ -46,7 +46,7 @@ class CoordinatorOptions:
         register_timeout_s: how long the first task to register waits for the last.
         shutdown_timeout_s: how long the first task to shut down waits for the last; 0: no waiting.
         recoverable: tasks may die and come back without the others failing.
-        clear_after_shutdown: after all tasks have shut down together, the next to register finds no keys or barriers.
+        clear_after_shutdown: when no task is connected any more, the next one finds no keys, barriers or errors.
         state_dir: where keys, members and barriers are kept over restarts; None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
         tls: PEM files, None for plain text.
