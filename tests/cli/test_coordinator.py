@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from fastrt.cli.coordinator import coordinator
 from fastrt.coordination import Coordinator, CoordinatorOptions, connect
 
 COMMAND = [str(Path(sys.executable).with_name("fastrt")), "coordinator"]
@@ -92,7 +94,7 @@ def test_restarted_on_its_directory_it_has_its_keys(live: Any, tmp_path: Path) -
         (["--num-tasks", "1", "--ephemeral", "--state-dir", "x"], "choose one"),
         (["--num-tasks", "1", "--tls-cert", __file__], "go together"),
         (["--num-tasks", "1", "--address", "127.0.0.1:0", "--state-dir", "/dev/null/x"], "Cannot use the state dir"),
-        (["status", "--address", "127.0.0.1:1"], "Is it running?"),
+        (["status", "--address", "127.0.0.1:1"], "Is it running"),
     ],
 )
 def test_mistakes_are_told_in_words(words: list[str], about: str) -> None:
@@ -100,6 +102,46 @@ def test_mistakes_are_told_in_words(words: list[str], about: str) -> None:
     assert result.returncode != 0
     assert about in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (["--num-tasks", "1", "--durability", "power"], "give --state-dir"),
+        (["--address", "127.0.0.1:1", "status"], "127.0.0.1:1: "),
+        (["status", "--tls-key", __file__], "go together"),
+        (["kv", "--limit", "-1"], "--limit"),
+        (["watch", "--interval", "nan"], "--interval"),
+    ],
+)
+def test_mistakes_in_words_alone_are_told_without_a_server(words: list[str], about: str) -> None:
+    result = CliRunner().invoke(coordinator, words)
+    assert result.exit_code in (1, 2)
+    assert about in result.output
+
+
+def openssl(folder: Path, *commands: str) -> None:
+    for command in commands:
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+
+
+def test_one_that_wants_certificates_is_looked_into_with_one(live: Any, tmp_path: Path) -> None:
+    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1")
+    openssl(
+        tmp_path,
+        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -subj /CN=ca",
+        "req -newkey rsa:2048 -nodes -keyout key.pem -out request.pem -subj /CN=one",
+        "x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -extfile names",
+    )
+    named = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key")}
+    tls = ["--tls-ca", named["ca"], "--tls-cert", named["cert"], "--tls-key", named["key"]]
+    service = live("--num-tasks", "1", *tls)
+    assert "jax_worker/0" in run("status", "--address", service.address, *tls).stdout
+    assert "0 keys" in run("--address", service.address, *tls, "kv").stdout
+    stranger = run("status", "--address", service.address)
+    assert stranger.returncode == 1
+    assert "want TLS (--tls-ca)" in stranger.stderr
+    assert service.terminate() == 0
 
 
 def test_address_beyond_loopback_is_served_when_said_aloud(live: Any) -> None:

@@ -1,6 +1,7 @@
 """The agent against a coordinator in this process: what a program sees."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from fastrt.coordination import (
     Agent,
     CoordinationError,
     CoordinationTimeoutError,
+    CoordinatorLostError,
     KeyExistsError,
     KeyMissingError,
     connect,
@@ -114,6 +116,100 @@ def test_unexpected_task_and_absent_coordinator_are_clear_errors(serve: Any, fre
         connect(serve().address, 9)
     with pytest.raises(CoordinationTimeoutError, match="is the coordinator running"):
         connect(f"127.0.0.1:{free_port}", 0, timeout_s=0.3)
+
+
+def test_job_that_is_not_complete_is_told_from_an_absent_coordinator(serve: Any) -> None:
+    with pytest.raises(CoordinationTimeoutError, match=r"not all tasks have come.*coordinator barriers --address"):
+        connect(serve(2).address, 0, timeout_s=0.3)
+
+
+def test_arguments_that_cannot_be_sent_are_refused_and_harm_nothing(serve: Any) -> None:
+    address = serve(1).address
+    agent = connect(address)
+    for wrong in (
+        lambda: agent.report_error("no such code", "FOO"),
+        lambda: agent.report_error("no error", "OK"),
+        lambda: agent.set("\udcff", b"no text"),
+        lambda: agent.increment("n", 2**70),
+        lambda: connect(address, 2**40),
+    ):
+        with pytest.raises(CoordinationError) as refusal:
+            wrong()
+        assert refusal.value.code == "INVALID_ARGUMENT"
+    for timeout_s in (float("inf"), 1e300):
+        agent.barrier("all are here", timeout_s)
+    assert agent.increment("n") == 1
+    agent.close()
+    with connect(address, timeout_s=40) as again:  # the first one has left, although an error was ill reported
+        again.set("k", "v")
+
+
+def test_agent_whose_listener_cannot_listen_leaves_again(serve: Any, raw: Any) -> None:
+    service = serve(1)
+    with pytest.raises(OSError, match="Cannot listen"):
+        connect(service.address, listen=service.address)
+    assert raw(service.address).snapshot().members[0].state == "DISCONNECTED"
+
+
+def test_agent_that_has_left_says_so(serve: Any) -> None:
+    with connect(serve(1).address) as agent:
+        agent.close()
+        with pytest.raises(CoordinationError, match="has left the job"):
+            agent.get("k")
+    agent.close()
+
+
+def test_agent_called_from_its_own_callback_says_so(serve: Any, caplog: Any) -> None:
+    agent = connect(serve(1).address)
+    caught: list[CoordinationError] = []
+    heard = threading.Event()
+
+    def call_back(error: CoordinationError) -> None:
+        try:
+            agent.get("k")
+        except CoordinationError as refusal:
+            caught.append(refusal)
+        raise RuntimeError("the next callback is called all the same")
+
+    agent.on_error(call_back)
+    agent.on_error(lambda error: heard.set())
+    agent.report_error("it broke")
+    assert heard.wait(50)
+    assert "its own agent" in str(caught[0])
+    agent.close()
+    caplog.clear()  # the traceback of the second error holds the agent's connection
+
+
+def test_forked_child_is_refused_and_its_parent_goes_on(serve: Any) -> None:
+    agent = connect(serve(1).address)
+    child = os.fork()
+    if child == 0:
+        outcome = 1
+        try:
+            agent.close()  # does nothing here
+            agent.get("k")
+        except CoordinationError as refusal:
+            outcome = 0 if "forked" in str(refusal) else 2
+        finally:
+            os._exit(outcome)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    agent.set("k", "v")
+    agent.close()
+
+
+def test_coordinator_that_stays_away_is_given_up(serve: Any) -> None:
+    service = serve(1)
+    lost = threading.Event()
+    agent = connect(service.address, heartbeat_interval_s=0.05, lost_after_s=0.5, on_error=lambda error: lost.set())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(agent.get, "never")
+        service.stop()
+        with pytest.raises(CoordinatorLostError, match=service.address):
+            waiting.result(50)
+    assert lost.wait(50)
+    with pytest.raises(CoordinatorLostError):
+        agent.set("k", "v")
+    agent.close()
 
 
 def test_agent_finds_a_coordinator_that_was_restarted_on_its_records(serve: Any, tmp_path: Any, free_port: int) -> None:

@@ -319,6 +319,18 @@ def test_call_asked_again_after_its_commit_gets_its_first_answer(tmp_path: Path)
     assert answers(6, 1) == [4], "another front's calls have nothing to do with these"
 
 
+def test_key_that_is_no_text_or_too_long_does_not_end_the_keeper(front: Any, raw: Any, refused: Any) -> None:
+    service = front()
+    calls = raw(service.address)
+    pid = service.keeper_pid
+    session = calls.runtime("Connect", protocol_version=3, timeout_milliseconds=40_000).result().session_id
+    missing = calls.runtime("KeyValueGet", session_id=session, key=b"\xff", timeout_milliseconds=1)
+    assert refused(missing) == ("NOT_FOUND", "\\xff")
+    long = calls.tensorflow("InsertKeyValue", kv={"key": "a/" * 50_000, "value": b"1"})
+    assert refused(long)[0] == "INVALID_ARGUMENT"
+    assert service.keeper_pid == pid
+
+
 def test_replica_keeps_to_its_size_and_knows_what_it_has() -> None:
     replica = Replica(Settings(roles={"job": 1}, incarnation=7), bytes_max=10_000)
     replica.complete = True

@@ -170,3 +170,35 @@ def test_task_ids_out_of_range_are_invalid_arguments(serve: Any, raw: Any, refus
     }.items():
         assert refused(calls.tensorflow(method, **fields))[0] in ("INVALID_ARGUMENT", "INTERNAL"), method
     assert calls.snapshot().members[0].state == "DISCONNECTED"
+
+
+def test_key_that_is_no_text_is_told_of_in_words(serve: Any, raw: Any, refused: Any, wait_until: Any) -> None:
+    service = serve(1)
+    calls = raw(service.address)
+    connected = calls.runtime("Connect", protocol_version=3, timeout_milliseconds=40_000).result()
+    session = connected.session_id
+    beside = calls.runtime("KeyValueGet", session_id=session, key=b"\xfe", timeout_milliseconds=40_000)
+    missing = calls.runtime("KeyValueGet", session_id=session, key=b"\xff", timeout_milliseconds=1)
+    assert refused(missing) == ("NOT_FOUND", "\\xff")
+    calls.runtime("KeyValueSet", session_id=session, key=b"dir/\xfd", value=b"1").result()
+    assert [pair.key for pair in calls.snapshot(with_keys=True).keys] == ["dir/\\xfd"]
+    assert [pair.key for pair in calls.tensorflow("GetKeyValueDir", directory_key="dir").result().kv] == ["dir/\\xfd"]
+    service.stop()
+    code, words = refused(beside)
+    assert code == "CANCELLED"
+    assert words.endswith("\\xfe")
+
+
+@pytest.mark.parametrize("key", ["a/" * 50_000 + "a", "k" * 100_000])
+def test_key_of_endless_length_is_refused_in_words(serve: Any, raw: Any, refused: Any, key: str) -> None:
+    calls = raw(serve(1).address)
+    session = calls.runtime("Connect", protocol_version=3, timeout_milliseconds=40_000).result().session_id
+    for call in (
+        calls.tensorflow("InsertKeyValue", kv={"key": key, "value": b"1"}),
+        calls.tensorflow("IncrementKeyValue", key=key, increment=1),
+        calls.runtime("KeyValueSet", session_id=session, key=key.encode(), value=b"1"),
+    ):
+        code, words = refused(call)
+        assert code == "INVALID_ARGUMENT"
+        assert f"{len(key)} characters" in words
+    assert calls.snapshot().key_count == 0

@@ -1,6 +1,7 @@
 """The three dialects over gRPC: what hand-made calls are answered, with status codes and payloads."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from fastrt.coordination import Coordinator, CoordinatorOptions
 from fastrt.coordination import events as ev
 from fastrt.errors import ConfigError
-from fastrt.rpc.auth import InsecureBindError
+from fastrt.rpc.auth import InsecureBindError, TlsFiles
 from fastrt.rpc.descriptors import message_set
 
 
@@ -204,11 +205,28 @@ def test_open_address_is_refused_unless_said_aloud(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"num_tasks": 0}, {"job": ""}, {"heartbeat_timeout_s": 0}, {"shutdown_timeout_s": -1}]
+    "wrong",
+    [
+        {"num_tasks": 0},
+        {"job": ""},
+        {"heartbeat_timeout_s": 0},
+        {"register_timeout_s": float("nan")},
+        {"shutdown_timeout_s": -1},
+        {"power": True},
+        {"address": "127.0.0.1"},
+        {"address": "127.0.0.1:65536"},
+        {"tls": TlsFiles(Path(__file__), Path(__file__))},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Coordinator(CoordinatorOptions(**wrong))
+
+
+def test_unix_socket_is_served(serve: Any, raw: Any, tmp_path: Path) -> None:
+    service = serve(1, address=f"unix:{tmp_path}/socket")
+    assert service.address == f"unix:{tmp_path}/socket"
+    assert raw(service.address).snapshot().members[0].state == "DISCONNECTED"
 
 
 def test_health_checks_and_reflection_answer(serve: Any) -> None:

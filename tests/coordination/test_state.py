@@ -192,6 +192,55 @@ def test_clear_after_shutdown_gives_the_next_run_a_fresh_service() -> None:
     assert play.restarted().state.keys.bytes_count == 0
 
 
+@pytest.mark.parametrize("clear", [False, True])
+def test_run_after_one_that_failed_begins_only_where_runs_are_cleared(clear: bool) -> None:
+    play = Play(2, clear_after_shutdown=clear, heartbeat_timeout_s=10.0)
+    play.register(0, 1)
+    play.do(ev.InsertKey, "k", b"v", False)
+    play.do(ev.PollError, Member("job", 1))
+    play.do(ev.ReportError, Member("job", 0), 13, "it broke")
+    waiting = play.barrier(1, "left open", 0, 100.0, 1)  # passes at once: only its caller is wanted
+    assert play.answers[waiting] == 0
+    early = play.do(ev.Register, Member("job", 0), 5)
+    assert play.code(early) is Code.ABORTED, "one of the last run is connected still"
+    play.later(10.0)
+    calls = [play.do(ev.Register, Member("job", rank), 7 + rank) for rank in (0, 1)]
+    if clear:
+        assert [play.answers[call] for call in calls] == [None, None]
+        assert play.code(play.do(ev.TryGetKey, "k")) is Code.NOT_FOUND
+        assert play.do(ev.PollError, Member("job", 1)) not in play.answers
+        assert play.restarted().state.polls.error is None
+    else:
+        assert [play.code(call) for call in calls] == [Code.ABORTED, Code.ABORTED]
+
+
+def test_recoverable_member_comes_back_to_its_keys_also_where_runs_are_cleared() -> None:
+    play = Play(1, clear_after_shutdown=True, recoverable=True, heartbeat_timeout_s=10.0)
+    play.register(0)
+    play.do(ev.InsertKey, "k", b"v", False)
+    play.later(10.0)
+    (again,) = play.register(0)
+    assert play.answers[again] is None
+    assert play.answers[play.do(ev.TryGetKey, "k")] == b"v"
+
+
+@pytest.mark.parametrize("clear", [False, True])
+def test_nodes_connect_anew_after_a_silent_one_only_where_runs_are_cleared(clear: bool) -> None:
+    play = Play(2, clear_after_shutdown=clear, heartbeat_timeout_s=10.0)
+    first, _ = (play.do(ev.NodeConnect, rank, rank + 1, 10.0, 3) for rank in range(2))
+    session = play.answers[first]
+    play.do(ev.NodeSetKey, session, "k", b"v")
+    play.later(10.0)
+    calls = [play.do(ev.NodeConnect, rank, rank + 5, 10.0, 3) for rank in range(2)]
+    if clear:
+        assert play.answers[calls[0]] == play.answers[calls[1]] == session
+        missing = play.do(ev.NodeGetKey, session, "k", 1.0)
+        play.later(1.0)
+        assert play.code(missing) is Code.NOT_FOUND
+    else:
+        assert [play.code(call) for call in calls] == [Code.ABORTED, Code.ABORTED]
+
+
 def test_alive_members_answers_when_all_living_have_asked() -> None:
     play = Play(3)
     play.register(0, 1, 2)
@@ -367,3 +416,23 @@ AnyOrder.TestCase.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 TestAnyOrder = AnyOrder.TestCase
+
+
+class AnyOrderOfRuns(AnyOrder):
+    """The same where a run that is over is forgotten at the next one's first registration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.play = Play(
+            3, heartbeat_timeout_s=10.0, clear_after_shutdown=True, register_timeout_s=20.0, shutdown_timeout_s=15.0
+        )
+
+    @rule(rank=RANKS, incarnation=st.integers(1, 2), recoverable=st.sampled_from([None, None, True]))
+    def register(self, rank: int, incarnation: int, recoverable: bool | None) -> None:
+        self.play.do(ev.Register, Member("job", rank), incarnation, recoverable)
+        if len(self.play.state.keys) == 0:
+            self.model = {}
+
+
+AnyOrderOfRuns.TestCase.settings = settings(AnyOrder.TestCase.settings, max_examples=30)
+TestAnyOrderOfRuns = AnyOrderOfRuns.TestCase

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +33,42 @@ _STATE_STYLES = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
 _ASK_S = 10.0
 _VALUE_CHARS = 60
 _DURABILITY_HELP = "What kept state survives: the death of processes (default), or of the machine's power (an fsync)."
-_address = click.option("--address", default=_DEFAULT_ADDRESS, show_default=True, help="HOST:PORT of the coordinator.")
+_CLEAR_HELP = "When no task is connected any more, the next run finds no keys, barriers or errors of the last one."
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
+_count = click.IntRange(min=1, max=1_000_000_000)
+_WATCH_S_MAX = 86400.0
+
+
+@dataclass
+class _Target:
+    """The live coordinator to look into."""
+
+    address: str
+    credentials: grpc.ChannelCredentials | None
+
+
+def _looks_inside(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a subcommand its target by options, which may also stand before the subcommand's name."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        before = click.get_current_context().parent
+        assert before is not None
+        found = {name: given.pop(name) or before.params[name] for name in ("address", "tls_ca", "tls_cert", "tls_key")}
+        command(_Target(found["address"], _credentials(found["tls_ca"], found["tls_cert"], found["tls_key"])), **given)
+
+    for option in (
+        click.option("--tls-key", type=_file, help="PEM file: its private key."),
+        click.option("--tls-cert", type=_file, help="PEM file: the certificate to show to the coordinator."),
+        click.option("--tls-ca", type=_file, help="PEM file: signs the coordinator's certificate."),
+        click.option("--address", help=f"HOST:PORT of the coordinator.  [default: {_DEFAULT_ADDRESS}]"),
+    ):
+        run = option(run)
+    return run
 
 
 @click.group(invoke_without_command=True)
-@_address
+@click.option("--address", default=_DEFAULT_ADDRESS, show_default=True, help="HOST:PORT of the coordinator.")
 @click.option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the job has. Needed to serve.")
 @click.option("--job", default="jax_worker", show_default=True, help="The job's name; JAX always says jax_worker.")
 @click.option("--heartbeat-timeout", default=100.0, show_default=True, help="A task silent for longer (s) is dead.")
@@ -49,7 +82,7 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--ephemeral", is_flag=True, help="Keep nothing; the default without --state-dir.")
 @click.option("--durability", type=click.Choice(["process", "power"]), default="process", help=_DURABILITY_HELP)
 @click.option("--recoverable", is_flag=True, help="Tasks may die and come back without the others failing.")
-@click.option("--clear-after-shutdown", is_flag=True, help="When all tasks have shut down, the next run finds no keys.")
+@click.option("--clear-after-shutdown", is_flag=True, help=_CLEAR_HELP)
 @click.option("--tls-cert", type=_file, help="PEM file: this server's certificate chain.")
 @click.option("--tls-key", type=_file, help="PEM file: its private key.")
 @click.option("--tls-ca", type=_file, help="PEM file: signs the clients' certificates, which are then demanded.")
@@ -75,20 +108,21 @@ def coordinator(context: click.Context, /, **given: Any) -> None:
 
 
 @coordinator.command()
-@_address
-def status(address: str) -> None:
+@_looks_inside
+def status(target: _Target) -> None:
     """Show the tasks of a live coordinator: who is connected, who failed, and why."""
-    Console().print(_status_table(_ask(address)))
+    Console().print(_status_table(_ask(target)))
 
 
 @coordinator.command()
-@_address
+@_looks_inside
 @click.argument("directory", default="")
-@click.option("--limit", default=1000, show_default=True, help="Show at most this many keys.")
-def kv(address: str, directory: str, limit: int) -> None:
+@click.option("--limit", type=_count, default=1000, show_default=True, help="Show at most this many keys.")
+def kv(target: _Target, directory: str, limit: int) -> None:
     """List the keys below DIRECTORY (default: all) with the start of their values."""
-    answer = _ask(address, directory=directory, with_keys=True, limit=limit)
-    table = Table(title=f"{answer.key_count} keys, {answer.key_bytes} bytes in all")
+    answer = _ask(target, directory=directory, with_keys=True, limit=limit)
+    caption = f"the first {limit}; --limit shows more" if len(answer.keys) == limit < answer.key_count else None
+    table = Table(title=f"{answer.key_count} keys, {answer.key_bytes} bytes in all", caption=caption)
     for heading in ("key", "bytes", "value"):
         table.add_column(heading, overflow="fold")
     for pair in answer.keys:
@@ -97,11 +131,11 @@ def kv(address: str, directory: str, limit: int) -> None:
 
 
 @coordinator.command()
-@_address
-@click.option("--limit", default=1000, show_default=True, help="Show at most this many barriers.")
-def barriers(address: str, limit: int) -> None:
+@_looks_inside
+@click.option("--limit", type=_count, default=1000, show_default=True, help="Show at most this many barriers.")
+def barriers(target: _Target, limit: int) -> None:
     """List the barriers: first the open ones with who is missing, then what the past ones came to."""
-    answer = _ask(address, with_barriers=True, limit=limit)
+    answer = _ask(target, with_barriers=True, limit=limit)
     table = Table(title=f"{answer.barrier_count} barriers")
     for heading in ("barrier", "round", "state", "arrived", "missing or message"):
         table.add_column(heading, overflow="fold")
@@ -116,20 +150,24 @@ def barriers(address: str, limit: int) -> None:
 
 
 @coordinator.command()
-@_address
-@click.option("--interval", default=1.0, show_default=True, help="Seconds between two looks.")
-@click.option("--count", default=0, help="End after this many looks; 0 goes on until Ctrl-C.")
-def watch(address: str, interval: float, count: int) -> None:
-    """Show the tasks, again and again."""
+@_looks_inside
+@click.option("--interval", type=float, default=1.0, show_default=True, help="Seconds between two looks.")
+@click.option("--count", type=click.IntRange(min=0), default=0, help="End after so many looks; 0: at Ctrl-C.")
+def watch(target: _Target, interval: float, count: int) -> None:
+    """Show the tasks, again and again.
+
+    \f
+    Raises:
+        click.UsageError: the interval is no time span.
+    """
+    if not interval > 0:
+        raise click.UsageError("--interval must be more than 0 seconds.")
     pause = threading.Event()
-    with Live(_status_table(_ask(address)), auto_refresh=False) as live:
+    with contextlib.suppress(KeyboardInterrupt), Live(_status_table(_ask(target)), auto_refresh=False) as live:
         looks = 1
         while count == 0 or looks < count:
-            try:
-                pause.wait(interval)
-            except KeyboardInterrupt:
-                return
-            live.update(_status_table(_ask(address)), refresh=True)
+            pause.wait(min(interval, _WATCH_S_MAX))
+            live.update(_status_table(_ask(target)), refresh=True)
             looks += 1
 
 
@@ -147,6 +185,8 @@ def _options(given: dict[str, Any]) -> CoordinatorOptions:
         raise click.UsageError("--tls-cert and --tls-key go together.")
     if given["tls_ca"] is not None and given["tls_cert"] is None:
         raise click.UsageError("--tls-ca needs --tls-cert and --tls-key.")
+    if given["durability"] == "power" and given["state_dir"] is None:
+        raise click.UsageError("--durability power keeps state in a directory: give --state-dir.")
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
     return CoordinatorOptions(
         address=given["address"],
@@ -191,17 +231,29 @@ def _serve(options: CoordinatorOptions) -> None:
         raise FastrtError("The process that keeps the state could not be kept alive; the log above says why.")
 
 
-def _ask(address: str, **fields: Any) -> Any:
+def _ask(target: _Target, **fields: Any) -> Any:
     """A snapshot of a live coordinator."""
     request, response = message_set("coordination").methods("fastrt.coordination.Inspector")["Snapshot"]
-    channel = open_channel(address)
+    channel = open_channel(target.address, target.credentials)
     try:
         call: Callable[..., Any] = channel.unary_unary(SNAPSHOT_PATH, request.SerializeToString, response.FromString)
         return call(request(**fields), timeout=_ASK_S)
     except grpc.RpcError as error:
-        raise click.ClickException(f"No coordinator answers on {address}: {error.details()}. Is it running?") from error
+        speaks = "use TLS with this certificate" if target.credentials else "want TLS (--tls-ca)"
+        words = f"No coordinator answers on {target.address}: {error.details()}. Is it running, and does it {speaks}?"
+        raise click.ClickException(words) from error
     finally:
         channel.close()
+
+
+def _credentials(authority: Path | None, certificate: Path | None, key: Path | None) -> grpc.ChannelCredentials | None:
+    """What a look inside shows and trusts; None for plain text."""
+    if (certificate is None) != (key is None):
+        raise click.UsageError("--tls-cert and --tls-key go together.")
+    if authority is None and certificate is None:
+        return None
+    roots, chain, secret = (None if file is None else file.read_bytes() for file in (authority, certificate, key))
+    return grpc.ssl_channel_credentials(roots, secret, chain)
 
 
 def _status_table(answer: Any) -> Table:

@@ -2,7 +2,7 @@
 
 An agent registers its task, sends heartbeats, and polls for errors of the others, in the background. A coordinator
 that is restarted on its records is found again: blocked and failed calls are made again, except those whose effect
-would then be doubled.
+would then be doubled. One that stays away is given up, so that nobody waits for it for good.
 
 Source: `CoordinationServiceAgent` in XLA; the wire is `tensorflow.CoordinationService`.
 """
@@ -44,6 +44,8 @@ _LAST_WORDS_S = 2.0
 _STATES = {2: "disconnected", 3: "connected", 4: "error"}
 # Added to a barrier's own timeout before this side gives up: the service's answer names who is missing.
 _GRACE_S = 10.0
+# Longer timeouts, infinite ones too, are none: neither gRPC's clock nor the wire's milliseconds hold them all.
+_LONG_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class AsyncAgent:
         job: str,
         heartbeat_interval_s: float,
         recoverable: bool,
+        lost_after_s: float,
         on_error: Callable[[CoordinationError], None] | None,
         credentials: grpc.ChannelCredentials | None,
     ) -> None:
@@ -87,15 +90,19 @@ class AsyncAgent:
         self.error: CoordinationError | None = None
         self._address = address
         self._job = job
-        self._task = _Task(job_name=job, task_id=task_id, recoverable=recoverable)
+        self._task = _message("RegisterTask", _Task, job_name=job, task_id=task_id, recoverable=recoverable)
         self._interval_s = heartbeat_interval_s
+        self._lost_after_s = lost_after_s
         self._on_error = [on_error] if on_error is not None else []
         self._channel = open_aio_channel(address, credentials)
         self._stubs: dict[str, Any] = {}
         self._rounds: dict[str, int] = {}
+        self._calls: set[Any] = set()
+        self._lost = ""
         self._background: list[asyncio.Task[None]] = []
         self._reported = False
         self._closed = False
+        self._left = False
 
     async def __aenter__(self) -> AsyncAgent:
         return self
@@ -141,6 +148,7 @@ class AsyncAgent:
                 else:
                     await self._quietly("ResetTask", source_task=self._task)
         finally:
+            self._left = True
             for task in self._background:
                 task.cancel()
             await asyncio.gather(*self._background, return_exceptions=True)
@@ -211,7 +219,7 @@ class AsyncAgent:
             "Barrier",
             timeout_s + _GRACE_S,
             barrier_id=barrier_id,
-            barrier_timeout_in_ms=int(timeout_s * 1000),
+            barrier_timeout_in_ms=int((max(timeout_s, 0.0) if timeout_s < _LONG_S else _LONG_S) * 1000),
             tasks=self._tasks(tasks),
             source_task=self._task,
             counter=counter,
@@ -223,11 +231,22 @@ class AsyncAgent:
         Args:
             message: what happened.
             code: a gRPC status code's name.
+
+        Raises:
+            CoordinationError: there is no such code, or this task has an error already.
         """
-        self._reported = True
-        await self._call(
-            "ReportErrorToService", None, error_code=int(Code[code]), error_message=message, error_origin=self._task
-        )
+        if code not in Code.__members__ or code == "OK":
+            words = f"{code!r} is no error's code; use the name of a gRPC status code."
+            raise CoordinationError(words, "INVALID_ARGUMENT")
+        number = int(Code[code])
+        self._reported = True  # before the call: the service tells the reporter too, and that may come first
+        try:
+            await self._call(
+                "ReportErrorToService", None, error_code=number, error_message=message, error_origin=self._task
+            )
+        except CoordinationError:
+            self._reported = False
+            raise
 
     async def alive_tasks(self, tasks: Iterable[int] | None = None, timeout_s: float | None = None) -> dict[int, int]:
         """Which tasks are alive, with their incarnations. All living ones of those asked about must ask.
@@ -273,10 +292,13 @@ class AsyncAgent:
         self.error = error
         callbacks, self._on_error = self._on_error, []
         for callback in callbacks:
-            callback(error)
+            try:
+                callback(error)
+            except Exception:  # the others must hear of it all the same
+                _log.exception("a callback of on_error failed")
 
     def _tasks(self, tasks: Iterable[int] | None) -> list[Any]:
-        return [_Task(job_name=self._job, task_id=number) for number in tasks or ()]
+        return [_message("tasks", _Task, job_name=self._job, task_id=number) for number in tasks or ()]
 
     async def _quietly(self, method: str, **fields: Any) -> None:
         """Make a call on the way out, where an error would hide what came before and change nothing."""
@@ -289,7 +311,13 @@ class AsyncAgent:
         while True:
             await asyncio.sleep(self._interval_s)
             try:
-                await self._call("Heartbeat", None, incarnation=self.incarnation, source_task=self._task)
+                await self._call("Heartbeat", self._lost_after_s, incarnation=self.incarnation, source_task=self._task)
+            except CoordinationTimeoutError:
+                self._lost = f"No coordinator answered on {self._address} for {self._lost_after_s:g} s."
+                self.fail(CoordinatorLostError(self._lost, "UNAVAILABLE"))
+                for call in list(self._calls):
+                    call.cancel()
+                return
             except CoordinationError as error:
                 self.fail(error)
                 return
@@ -321,21 +349,50 @@ class AsyncAgent:
             stub = self._stubs[method] = self._channel.unary_unary(
                 f"/{_SERVICE}/{method}", request_class.SerializeToString, response_class.FromString
             )
-        request = request_class(**fields)
+        if self._left:
+            raise CoordinationError(f"{method}: this agent has left the job. Connect again.", "FAILED_PRECONDITION")
+        request = _message(method, request_class, **fields)
+        if timeout_s is not None and not timeout_s < _LONG_S:
+            timeout_s = None
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         while True:
             left_s = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+            self._refuse_if_lost(method)
+            call = stub(request, timeout=left_s, wait_for_ready=True)
+            self._calls.add(call)
             try:
-                return await stub(request, timeout=left_s, wait_for_ready=True)
+                return await call
+            except asyncio.CancelledError:
+                self._refuse_if_lost(method)
+                raise
             except grpc.aio.AioRpcError as error:
                 if not _is_broken_off(error):
-                    raise _explained(method, error, fields) from None
+                    unanswered = self._unanswered(method, timeout_s, fields)
+                    raise _explained(method, error, unanswered) from None
                 if not repeatable:
                     words = f"{method} on {self._address} was broken off: {error.details()}."
                     raise CoordinatorLostError(words, "UNAVAILABLE") from None
+            finally:
+                self._calls.discard(call)
             if again is not None:
                 again.append(True)
             await asyncio.sleep(_RETRY_S)
+
+    def _refuse_if_lost(self, method: str) -> None:
+        if self._lost:
+            raise CoordinatorLostError(f"{method}: {self._lost}", "UNAVAILABLE")
+
+    def _unanswered(self, method: str, timeout_s: float | None, fields: dict[str, Any]) -> str:
+        """What no answer in time means, as far as this side can tell."""
+        within = f"within {timeout_s or 0.0:g} s"
+        if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+            return f"nobody answered on {self._address} {within}; is the coordinator running?"
+        if method == "RegisterTask":
+            look = f"`fastrt coordinator barriers --address {self._address}` names the missing"
+            return f"not all tasks have come to the coordinator on {self._address} {within}; {look}."
+        if method == "GetKeyValue":
+            return f"key {fields['key']!r} was not set {within}."
+        return f"the coordinator on {self._address} had no answer {within}."
 
 
 async def connect_async(
@@ -346,6 +403,7 @@ async def connect_async(
     timeout_s: float = 60.0,
     heartbeat_interval_s: float = 2.0,
     recoverable: bool = False,
+    lost_after_s: float = 300.0,
     on_error: Callable[[CoordinationError], None] | None = None,
     credentials: grpc.ChannelCredentials | None = None,
 ) -> AsyncAgent:
@@ -358,6 +416,8 @@ async def connect_async(
         timeout_s: how long to wait for the coordinator and for all other tasks.
         heartbeat_interval_s: seconds between signs of life; keep it well below the coordinator's timeout.
         recoverable: this task may die and be started again without the others failing.
+        lost_after_s: how long the coordinator may be away, perhaps to be started again, until this task gives it up:
+            all its calls then end with `CoordinatorLostError`, and that is its error.
         on_error: called, once, when any task has failed.
         credentials: for a coordinator that uses TLS.
     Returns:
@@ -368,7 +428,7 @@ async def connect_async(
 
     Source: `jax.distributed.initialize` and the agent behind it.
     """
-    agent = AsyncAgent(address, task_id, job, heartbeat_interval_s, recoverable, on_error, credentials)
+    agent = AsyncAgent(address, task_id, job, heartbeat_interval_s, recoverable, lost_after_s, on_error, credentials)
     await agent.register(timeout_s)
     return agent
 
@@ -391,14 +451,21 @@ def _source(error: grpc.aio.AioRpcError) -> str | None:
     return None
 
 
-def _explained(method: str, error: grpc.aio.AioRpcError, fields: dict[str, Any]) -> CoordinationError:
+def _message(method: str, kind: Any, **fields: Any) -> Any:
+    """A message, or a refusal of what it cannot hold."""
+    try:
+        return kind(**fields)
+    except ValueError as error:
+        raise CoordinationError(f"{method}: an argument cannot be sent: {error}.", "INVALID_ARGUMENT") from None
+
+
+def _explained(method: str, error: grpc.aio.AioRpcError, unanswered: str) -> CoordinationError:
     code, details = error.code().name, error.details() or ""
     kind: type[CoordinationError] = CoordinationError
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         kind = CoordinationTimeoutError
-        about = fields.get("key") or fields.get("barrier_id") or ""
         if _source(error) is None:
-            details = f"no answer in time{f' for {about!r}' if about else ''}; is the coordinator running?"
+            details = unanswered
     elif error.code() is grpc.StatusCode.ALREADY_EXISTS and method == "InsertKeyValue":
         kind = KeyExistsError
     elif error.code() is grpc.StatusCode.NOT_FOUND:

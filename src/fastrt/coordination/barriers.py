@@ -107,6 +107,10 @@ class Barriers:
             result=load_failure(record["result"]),
         )
 
+    def find(self, barrier_id: str) -> Barrier | None:
+        """A barrier that somebody has called, None when nobody has."""
+        return self._barriers.get(barrier_id)
+
     def views(self) -> list[Barrier]:
         """All barriers, in the order of their first call."""
         return list(self._barriers.values())
@@ -259,7 +263,11 @@ class Barriers:
                 self.end(barrier, failure(Code.ABORTED, words))
 
     def clear(self) -> None:
-        """Forget all rounds that ended; none may be open."""
+        """Forget all barriers, for a new run; rounds that are open fail."""
+        for barrier in list(self._barriers.values()):
+            if barrier.open:
+                words = f"Barrier failed because a new run begins. Barrier_id: {barrier.name}"
+                self.end(barrier, failure(Code.ABORTED, words))
         for barrier_id in self._barriers:
             self._emit(Persist("barrier", barrier_id, None))
         self._barriers.clear()

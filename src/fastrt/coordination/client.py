@@ -7,6 +7,7 @@ while the caller computes, and every call here waits for its coroutine there.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ _ReportRequest = message_set("coordination_tensorflow").methods("tensorflow.Coor
 class Agent:
     """One task's connection to its coordinator. Made by `connect`; its methods may be called from any thread.
 
-    See `AsyncAgent` for what the methods raise. In a forked child an agent is unusable: connect there anew.
+    See `AsyncAgent` for what the methods raise. A forked child cannot use its parent's agent: connect there anew.
     """
 
     def __init__(self, loop: _LoopThread, agent: AsyncAgent, listener: ErrorListener | None) -> None:
@@ -43,6 +44,8 @@ class Agent:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._closed or self._loop.is_inherited:
+            return
         try:
             self._loop.run(self._agent.__aexit__(kind, error, trace))
         finally:
@@ -119,7 +122,11 @@ class Agent:
         self._loop.run(self._agent.barrier(barrier_id, timeout_s, tasks))
 
     def report_error(self, message: str, code: str = "INTERNAL") -> None:
-        """Tell all tasks that this one has failed; `code` is a gRPC status code's name."""
+        """Tell all tasks that this one has failed; `code` is a gRPC status code's name.
+
+        Raises:
+            CoordinationError: there is no such code, or this task has an error already.
+        """
         self._loop.run(self._agent.report_error(message, code))
 
     def alive_tasks(self, tasks: Iterable[int] | None = None, timeout_s: float | None = None) -> dict[int, int]:
@@ -139,7 +146,7 @@ class Agent:
         return self._loop.run(self._agent.watch(version, timeout_s))
 
     def on_error(self, callback: Callable[[CoordinationError], None]) -> None:
-        """Call back once, on the agent's own thread, when any task has failed."""
+        """Call back once, on the agent's own thread (which this agent's other calls need), when any task has failed."""
         self._loop.call(self._agent.on_error, callback)
 
     def close(self, wait: bool = True, timeout_s: float = 300.0) -> None:
@@ -148,7 +155,7 @@ class Agent:
         Raises:
             CoordinationError: others failed, or did not come to the end in time.
         """
-        if not self._closed:
+        if not self._closed and not self._loop.is_inherited:
             try:
                 self._loop.run(self._agent.close(wait, timeout_s))
             finally:
@@ -169,6 +176,7 @@ def connect(
     timeout_s: float = 60.0,
     heartbeat_interval_s: float = 2.0,
     recoverable: bool = False,
+    lost_after_s: float = 300.0,
     on_error: Callable[[CoordinationError], None] | None = None,
     credentials: grpc.ChannelCredentials | None = None,
     listen: str | None = None,
@@ -182,6 +190,8 @@ def connect(
         timeout_s: how long to wait for the coordinator and for all other tasks.
         heartbeat_interval_s: seconds between signs of life; keep it well below the coordinator's timeout.
         recoverable: this task may die and be started again without the others failing.
+        lost_after_s: how long the coordinator may be away, perhaps to be started again, until this task gives it up:
+            all its calls then end with `CoordinatorLostError`, and that is its error.
         on_error: called once, on the agent's own thread, when any task has failed.
         credentials: for a coordinator that uses TLS.
         listen: `host:port` on which to take errors that others report to this task (`ReportErrorToTask`).
@@ -204,13 +214,18 @@ def connect(
                 timeout_s=timeout_s,
                 heartbeat_interval_s=heartbeat_interval_s,
                 recoverable=recoverable,
+                lost_after_s=lost_after_s,
                 on_error=on_error,
                 credentials=credentials,
             )
         )
         listener = None
         if listen is not None:
-            listener = ErrorListener(listen, lambda error: loop.call(agent.fail, error))
+            try:
+                listener = ErrorListener(listen, lambda error: loop.call(agent.fail, error))
+            except OSError:
+                loop.run(agent.close(wait=False))
+                raise
     except BaseException:
         loop.stop()
         raise
@@ -267,12 +282,26 @@ class _LoopThread:
     """An event loop in a thread of its own."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fastrt-coordination", daemon=True)
         self._thread.start()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that has the thread."""
+        return os.getpid() != self._pid
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine run there; an interrupt here cancels it there."""
+        """The result of a coroutine run there; an interrupt here cancels it there.
+
+        Raises:
+            CoordinationError: the loop has ended, is another process's, or is what calls here.
+        """
+        problem = self._problem()
+        if problem is not None:
+            work.close()
+            raise CoordinationError(problem, "FAILED_PRECONDITION")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -281,8 +310,25 @@ class _LoopThread:
             raise
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function there, soon."""
+        """Call a function there, soon.
+
+        Raises:
+            CoordinationError: the loop has ended, or is another process's.
+        """
+        problem = self._problem()
+        if problem is not None and threading.current_thread() is not self._thread:
+            raise CoordinationError(problem, "FAILED_PRECONDITION")
         self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _problem(self) -> str | None:
+        """Why nothing can be run there, None when it can."""
+        if self.is_inherited:
+            return "This agent belongs to the process that this one was forked from. Connect here anew."
+        if self._loop.is_closed():
+            return "This agent has left the job. Connect again."
+        if threading.current_thread() is self._thread:
+            return "A callback of on_error called its own agent, which would wait for itself. Use another thread."
+        return None
 
     def stop(self) -> None:
         """End the loop and its thread."""

@@ -83,7 +83,7 @@ class Dialect:
 
     def message(self, problem: Failure) -> str:
         """A failure's words, members written this dialect's way."""
-        words = "".join(self._part(part) for part in problem.parts)
+        words = shown("".join(self._part(part) for part in problem.parts))
         if len(words) > _MESSAGE_CHARS_MAX:
             return words[:_MESSAGE_CHARS_MAX] + f"... ({len(words) - _MESSAGE_CHARS_MAX} characters more)"
         return words
@@ -119,6 +119,14 @@ class Dialect:
 INSIDE = Dialect("", lambda member: f"{member.role}/{member.rank}", lambda problem: b"")
 
 
+def shown(text: str) -> str:
+    """A text that may quote a key of the runtime dialect: what is no UTF-8 in it is written as `\\xff`.
+
+    Neither gRPC nor protobuf takes a string with surrogates, and a service must not fail over what it quotes.
+    """
+    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def parse_request(method: Method, body: bytes, call: int, state: CoordinationState) -> tuple[Any, Event | Failure]:
     """A request's message, and the event it is or the failure to answer it with."""
     try:
@@ -139,11 +147,7 @@ def key_values(message: Any, pairs: list[tuple[str, bytes]]) -> bytes:
     """The bytes of a response that lists keys and values in `kv`."""
     add = message.kv.add
     for key, value in pairs:
-        try:
-            add(key=key, value=value)
-        except UnicodeEncodeError:
-            # The older runtime service's keys are bytes; one that is no text is shown with replacements.
-            add(key=key.encode("utf-8", "replace").decode(), value=value)
+        add(key=shown(key), value=value)
     return bytes(message.SerializeToString())
 
 

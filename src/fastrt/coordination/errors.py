@@ -24,7 +24,7 @@ class CoordinationTimeoutError(CoordinationError, TimeoutError):
 
 
 class CoordinatorLostError(CoordinationError):
-    """The coordinator broke off a call that may or may not have had effect. Look before calling again."""
+    """The coordinator broke off a call that may or may not have had effect, or has been away for too long."""
 
 
 class KeyExistsError(CoordinationError):

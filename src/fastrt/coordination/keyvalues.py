@@ -14,11 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fastrt.coordination.events import Answer, Persist
-from fastrt.coordination.status import Code, failure
+from fastrt.coordination.status import Code, Failure, failure
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 # A number and the spaces around it, at most this long: longer text is no 64-bit integer.
 _INTEGER_CHARS_MAX = 64
+# A new key enters each directory above it into the index under its whole path, so a key costs at most its length
+# times its levels: a mebibyte of slashes would cost a terabyte.
+_LEVELS_MAX = 1000
+_KEY_CHARS_MAX = 1 << 16
 
 Emit = Callable[["Answer | Persist"], None]
 
@@ -28,6 +32,20 @@ def normalized(key: str) -> str:
     if "//" in key or key[:1] == "/" or key[-1:] == "/":
         return "/".join([name for name in key.split("/") if name])
     return key
+
+
+def refused_key(key: str) -> Failure | None:
+    """Why a normalised key is too long to be set; None when it is not."""
+    if len(key) <= _LEVELS_MAX:
+        return None
+    levels = key.count("/") + 1
+    if len(key) <= _KEY_CHARS_MAX and levels <= _LEVELS_MAX:
+        return None
+    words = (
+        f"A key has {len(key)} characters in {levels} levels; at most {_KEY_CHARS_MAX} characters and {_LEVELS_MAX} "
+        "levels can be set. Put what is long into the value."
+    )
+    return failure(Code.INVALID_ARGUMENT, words, marked=False)
 
 
 class KeyValues:
@@ -56,14 +74,15 @@ class KeyValues:
     def insert(self, call: int, key: str, value: bytes, overwrite: bool) -> None:
         """Set a key, and answer all who wait for it; ALREADY_EXISTS when it is set and not to be replaced."""
         key = normalized(key)
-        if not overwrite and key in self._values:
-            self._emit(Answer(call, failure(Code.ALREADY_EXISTS, f"key {key} already exists.", marked=False)))
-            return
-        self.put(key, value)
-        self._emit(Answer(call, None))
+        problem = refused_key(key)
+        if problem is None and not overwrite and key in self._values:
+            problem = failure(Code.ALREADY_EXISTS, f"key {key} already exists.", marked=False)
+        if problem is None:
+            self.put(key, value)
+        self._emit(Answer(call, problem))
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a key that is already normalised (or, for the older runtime service, never is)."""
+        """Set a key that is already normalised (or, for the older runtime service, never is), and not refused."""
         self._store(key, value)
         self._emit(Persist("key", key, value))
         waiting = self._waiting.pop(key, None)
@@ -94,6 +113,10 @@ class KeyValues:
     def increment(self, call: int, key: str, amount: int) -> None:
         """Add to a decimal value and answer the new text; text that is no integer is FAILED_PRECONDITION."""
         key = normalized(key)
+        problem = refused_key(key)
+        if problem is not None:
+            self._emit(Answer(call, problem))
+            return
         text = self._values.get(key, b"0")
         number = _parsed(text)
         if number is None:

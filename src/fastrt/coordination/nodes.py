@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastrt.coordination import events as ev
 from fastrt.coordination.events import Answer, Persist
-from fastrt.coordination.keyvalues import Emit, KeyValues
+from fastrt.coordination.keyvalues import Emit, KeyValues, refused_key
 from fastrt.coordination.members import Members
 from fastrt.coordination.status import Code, Failure, dump_failure, failure, load_failure, to_json
 
@@ -151,7 +151,7 @@ class Nodes:
             words = f"Invalid protocol version {event.version}; this service speaks versions 1 and 3."
             self._refuse(event.call, Code.INVALID_ARGUMENT, words)
             return
-        if self.phase == CLOSED and self.problem is None and self._settings.clear_after_shutdown:
+        if self.phase == CLOSED and self._settings.clear_after_shutdown:
             self._begin_anew()
         if self.phase != INITIALIZING:
             self._refuse(event.call, Code.ABORTED, "Connect() called when system is not initializing.")
@@ -202,8 +202,10 @@ class Nodes:
     def _on_set_key(self, event: ev.NodeSetKey, now: float) -> None:
         words = "KeyValueSet() called when system is not running; clients must call Connect() first"
         if not self._is_refused(event.call, event.session, words):
-            self._keys.put(event.key, event.value)
-            self._emit(Answer(event.call, None))
+            problem = refused_key(event.key)
+            if problem is None:
+                self._keys.put(event.key, event.value)
+            self._emit(Answer(event.call, problem))
 
     def _on_barrier(self, event: ev.NodeBarrier, now: float) -> None:
         if self._is_refused(event.call, event.session, "WaitAtBarrier() called when system is not running."):
@@ -233,15 +235,18 @@ class Nodes:
                 self._emit(Answer(call, self.session))
 
     def _begin_anew(self) -> None:
-        """A complete run has ended: the next one finds a fresh service."""
-        for name in self._meetings:
+        """A run has ended: the next one finds a fresh service."""
+        for name, meeting in self._meetings.items():
+            for call in list(meeting.calls):
+                self.forget(call)
+                self._refuse(call, Code.ABORTED, "Another run has begun.")
             self._emit(Persist("node", f"meeting/{name}", None))
         for index in range(len(self.nodes)):
             self._emit(Persist("node", f"topology/{index}", None))
         self._meetings.clear()
         self._keys.clear()
         self.nodes = [Node() for _ in self.nodes]
-        self.phase = INITIALIZING
+        self.phase, self.problem = INITIALIZING, None
         self._keep()
 
     def _meet(self, call: int, name: str, who: int, timeout_s: float, now: float) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from fastrt.coordination import events as ev
 from fastrt.coordination.core import INSERT_PATHS, METHODS, READ_PATHS, Reply
 from fastrt.coordination.dialects import parse_request
-from fastrt.coordination.keyvalues import normalized
+from fastrt.coordination.keyvalues import normalized, refused_key
 from fastrt.coordination.state import CoordinationState, Settings
 
 VALUE_BYTES_MAX = 1 << 20
@@ -87,6 +87,6 @@ class Replica:
         if not isinstance(event, ev.InsertKey) or len(event.value) > VALUE_BYTES_MAX:
             return None
         key = normalized(event.key)
-        if key in self._values and not event.overwrite:
+        if (key in self._values and not event.overwrite) or refused_key(key) is not None:
             return None  # the keeper knows the words
         return key, event.value, Reply(call, 0, "", b"", method.build(None, request, self._context))

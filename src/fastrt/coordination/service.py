@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class CoordinatorOptions:
         register_timeout_s: how long the first task to register waits for the last.
         shutdown_timeout_s: how long the first task to shut down waits for the last; 0: no waiting.
         recoverable: tasks may die and come back without the others failing.
-        clear_after_shutdown: after all tasks have shut down together, the next to register finds no keys or barriers.
+        clear_after_shutdown: when no task is connected any more, the next one finds no keys, barriers or errors.
         state_dir: where keys, members and barriers are kept over restarts; None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
         tls: PEM files, None for plain text.
@@ -76,12 +77,18 @@ class CoordinatorOptions:
             raise ConfigError(f"num_tasks is {self.num_tasks}; it must be from 1 to {_TASKS_MAX}.")
         if not self.job:
             raise ConfigError("job is empty; JAX's clients say jax_worker.")
-        if self.heartbeat_timeout_s <= 0 or self.register_timeout_s <= 0 or self.shutdown_timeout_s < 0:
+        # Written so that a timeout that is no number (nan) is refused too.
+        if not (self.heartbeat_timeout_s > 0 and self.register_timeout_s > 0 and self.shutdown_timeout_s >= 0):
             raise ConfigError(
                 "heartbeat_timeout_s and register_timeout_s must be more than 0, and shutdown_timeout_s at least 0; "
                 f"they are {self.heartbeat_timeout_s}, {self.register_timeout_s} and {self.shutdown_timeout_s}."
             )
+        if self.power and self.state_dir is None:
+            raise ConfigError("Durability over a loss of power needs a directory to keep state in: give state_dir.")
+        _check_address(self.address)
         refuse_open_bind(self.address, self.tls, self.allow_anonymous)
+        if self.tls is not None:
+            _check_pem(self.tls)
 
     def settings(self) -> Settings:
         """The state machine's part of this."""
@@ -103,6 +110,40 @@ class CoordinatorOptions:
         return None if self.state_dir is None else Journal(Path(self.state_dir), self.power)
 
 
+def _check_address(address: str) -> None:
+    """Refuse what gRPC would take for another port than the one meant.
+
+    Raises:
+        ConfigError: the address has no port, or none that exists.
+    """
+    port = address.rpartition(":")[2]
+    if address.startswith("unix:"):
+        return
+    if ":" not in address or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise ConfigError(
+            f"The address {address!r} is not HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:6464."
+        )
+
+
+def _check_pem(tls: TlsFiles) -> None:
+    """Refuse files of which gRPC would only say that it cannot listen.
+
+    Raises:
+        ConfigError: they are no PEM files, or not a certificate and its key.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, password="")
+        if tls.client_ca is not None:
+            context.load_verify_locations(tls.client_ca)
+    except (OSError, ValueError) as error:
+        named = f"{tls.certificate} and {tls.key}" + (f" with {tls.client_ca}" if tls.client_ca is not None else "")
+        raise ConfigError(
+            f"TLS cannot be served with {named}: {error}. They must be PEM files: a certificate chain, the private key "
+            "of its first certificate without a password, and the certificates that sign those of clients."
+        ) from error
+
+
 class Listener(ABC):
     """The gRPC server with health and reflection, common to all ways of serving. Subclasses take the calls."""
 
@@ -122,7 +163,8 @@ class Listener(ABC):
         """
         tls = self.options.tls
         port = self._server.bind(self.options.address, tls.server_credentials() if tls is not None else None)
-        self.address = f"{self.options.address.rpartition(':')[0]}:{port}"
+        asked = self.options.address
+        self.address = asked if asked.startswith("unix:") else f"{asked.rpartition(':')[0]}:{port}"
         self._server.start()
 
     def on_call(self, call: int, method: str, body: bytes) -> None:

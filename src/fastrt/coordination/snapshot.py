@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from fastrt.coordination.dialects import INSIDE
+from fastrt.coordination.dialects import INSIDE, shown
 from fastrt.coordination.keyvalues import normalized
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure
@@ -52,7 +52,7 @@ def snapshot(
         )
     if request.with_keys:
         for key in heapq.nsmallest(limit, state.keys.below(normalized(request.directory))):
-            answer.keys.add(key=key, value=state.keys.value(key))
+            answer.keys.add(key=shown(key), value=state.keys.value(key))
     if request.with_barriers:
         _add_barriers(state, answer, limit, now)
     return 0, "", answer.SerializeToString()

@@ -44,8 +44,8 @@ class Settings:
         register_timeout_s: how long the first member to register waits for the last.
         shutdown_timeout_s: how long the first member to shut down waits for the last; 0: nobody waits.
         recoverable: members may die and come back without the others failing.
-        clear_after_shutdown: when all have shut down together, the next member to register finds a fresh service:
-            no keys, no barriers, no errors.
+        clear_after_shutdown: when a run is over, because all had registered and none is connected any more, the next
+            member to register finds a fresh service: no keys, no barriers, no errors.
         incarnation: of this service, random; kept over restarts.
     """
 
@@ -487,19 +487,24 @@ class CoordinationState:
         return self.version, self.members.views(named)
 
     def _maybe_begin_anew(self) -> None:
-        """After a complete shutdown, forget the past run, if the settings say so."""
+        """When all members of a run have come and gone, well or badly, forget it, if the settings say so."""
         if not self.settings.clear_after_shutdown or self.members.connected():
             return
-        ended = next((b for b in self.barriers.views() if b.barrier_id == self.shutdown_id), None)
-        if ended is None or not ended.passed or ended.result is not None:
+        registration = self.barriers.find(REGISTER_ID)
+        if registration is None or registration.open:
             return
+        if any(self.members.is_recoverable(member) for member in self.members.erroneous()):
+            return  # it may come back to what it left
+        self.barriers.clear()  # first, because the end of an open one may set members to error
         self.keys.clear()
-        self.barriers.clear()
+        for member in list(self.members.erroneous()):
+            self.members.disconnect(member, self._now)
         for member in self._devices:
             self._emit(Persist("devices", f"{member.role}/{member.rank}", None))
         self._devices.clear()
         self._steady = None
         self.polls.clear()
+        self._changed()
 
     def _on_forget(self, event: ev.Forget, now: float) -> None:
         call = event.call
