@@ -34,6 +34,8 @@ SANITIZER_FLAGS = [*SANITIZERS[SANITIZE], "-fno-omit-frame-pointer", "-g"] if SA
 # No -march=native: a wheel runs on every CPU of its architecture. The segment's words are read through several
 # types, hence no-strict-aliasing.
 COMPILE_FLAGS = ["-O2", "-std=gnu11", "-fno-strict-aliasing", "-pthread", *SANITIZER_FLAGS]
+# Loops over arrays; sqrtf is an instruction only where it need not set errno.
+LOOP_FLAGS = {"optimizer": ["-O3", "-fno-math-errno", "-fno-trapping-math"]}
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": False,
@@ -56,7 +58,7 @@ def extensions() -> list[Extension]:
             define_macros=[("FRT_FAILPOINTS", "1")] if FAILPOINTS else [],
             libraries=["rt"],  # shm_open before glibc 2.34
             depends=depends,
-            extra_compile_args=COMPILE_FLAGS,
+            extra_compile_args=[*COMPILE_FLAGS, *LOOP_FLAGS.get(path.stem, [])],
             extra_link_args=["-pthread", *SANITIZER_FLAGS],
         )
         for path in sorted(CORE.glob("*.pyx"))
