@@ -17,6 +17,7 @@ class Play:
         self.now = 100.0
         self.state = ClusterState(self.settings, self.now)
         self.calls = 0
+        self.checking = True
         self.links = 0
         self.link_of: dict[str, int] = {}
         self.told: dict[int, list[Any]] = {}
@@ -39,7 +40,8 @@ class Play:
                         self.ranks[link] = effect.order.ranks[i]
             elif isinstance(effect, Drop):
                 self.feed(ev.LinkLost(effect.link))
-        self.state.check_invariants()
+        if self.checking:
+            self.state.check_invariants()
         return self.answers.get(getattr(event, "call", -1))
 
     def do(self, kind: type, *arguments: Any) -> Any:

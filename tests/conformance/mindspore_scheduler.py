@@ -1,4 +1,4 @@
-"""Run the scheduler inside the mindspore 2.7 wheel, for test_mindspore.py: `python mindspore_scheduler.py WORKERS SERVERS`.
+"""Run the scheduler inside the mindspore 2.7 wheel, for test_mindspore.py; arguments: workers, servers.
 
 It listens on a port of its own choice, which only the kernel knows, and wants somebody on the one it was given.
 """
@@ -43,7 +43,8 @@ def announce() -> None:
     pause = threading.Event()
     while not (found := listening() - {PORT}):
         pause.wait(0.02)
-    print(f"address 127.0.0.1:{found.pop()}", flush=True)
+    sys.stdout.write(f"address 127.0.0.1:{found.pop()}\n")
+    sys.stdout.flush()
 
 
 import mindspore  # noqa: E402

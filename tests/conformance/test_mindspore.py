@@ -1,7 +1,7 @@
 """fastrt's members with the real scheduler of MindSpore 2.7, where FASTRT_MINDSPORE names a Python that has it.
 
-    python3.11 -m venv ENV && ENV/bin/pip install mindspore==2.7.0
-    FASTRT_MINDSPORE=ENV/bin/python python -m pytest tests/conformance/test_mindspore.py
+python3.11 -m venv ENV && ENV/bin/pip install mindspore==2.7.0
+FASTRT_MINDSPORE=ENV/bin/python python -m pytest tests/conformance/test_mindspore.py
 """
 
 import contextlib

@@ -80,6 +80,7 @@ class ClusterMember:
         self._heard = 0.0
         self._closing = False
         self._reconnecting = False
+        self._finished = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._events = ThreadPoolExecutor(1, "fastrt-member-events")
@@ -257,6 +258,7 @@ class ClusterMember:
             MemberUnreachableError: the scheduler does not answer.
             ClusterTimeoutError: the others have not finished in this time; this one has.
         """
+        self._finished = True
         self._wait(self._ask(Command.FINISH, self.member_id.encode(), Kind.RAW), timeout_s)
         self.wait_ended(timeout_s)
 
@@ -300,6 +302,8 @@ class ClusterMember:
         if self._preparing is not None:
             await self._preparing  # to register says that one is prepared
         await self._register()
+        if self._finished:  # to register says that one works again
+            await caller.call(Command.FINISH, self.member_id.encode(), self.role, self._rank, Kind.RAW)
 
     async def _register(self) -> None:
         assert self._scheduler is not None
@@ -372,6 +376,8 @@ class ClusterMember:
 
     def _on_request(self, incoming: Incoming, meta: Any, frame: Frame) -> None:
         command = meta.cmd
+        if meta.role not in (0, 1, 2):
+            raise FramingError(f"{meta.role} is no role.")
         if command == Command.SEND_DATA:
             self._spawn(self._on_data(incoming, meta, frame))
             return
@@ -401,7 +407,7 @@ class ClusterMember:
 
     async def _on_data(self, incoming: Incoming, meta: Any, frame: Frame) -> None:
         handler = self.options.on_data
-        if handler is None or meta.role not in (0, 1, 2):
+        if handler is None:
             incoming.close("this member takes no data")
             return
         loop = asyncio.get_running_loop()
@@ -416,10 +422,12 @@ class ClusterMember:
         incoming.answer(meta, self.role, self._rank or 0, answer)
 
     def _on_metadata(self, told: Any) -> None:
-        for peer in self._peers.values():
-            peer.close()
-        self._peers.clear()
         members = wire.views(told.servers_meta)
+        places = {(view.role, view.rank): (view.host, view.port) for view in members}
+        for key, peer in list(self._peers.items()):
+            if places.get(key) != peer.place:  # what is on its way to others goes on
+                peer.close()
+                del self._peers[key]
         if told.rank_id == NO_RANK:
             taken_back = self._round is None and told.cluster_state != Phase.SCALE_IN
             self._change(rank=None, ready=False, members=members)

@@ -31,9 +31,13 @@ class Caller:
         name: of the other end, for errors.
         request_ids: numbers for requests, from 1.
         on_end: is told why the connection has ended.
+
+    Attributes:
+        place: host and port of the other end.
     """
 
     def __init__(self, name: str, request_ids: Iterator[int], on_end: Callable[[str], None]) -> None:
+        self.place = ("", 0)
         self._name = name
         self._request_ids = request_ids
         self._on_end = on_end
@@ -63,7 +67,7 @@ class Caller:
             await asyncio.wait_for(loop.create_connection(lambda: connection, host, port), _CONNECT_S)
         except (OSError, asyncio.TimeoutError) as error:
             raise MemberUnreachableError(f"{name} cannot be reached at {host}:{port}: {error or 'no answer'}") from None
-        made._connection = connection
+        made._connection, made.place = connection, (host, port)
         return made
 
     @property

@@ -179,10 +179,12 @@ class ClusterScheduler:
         self._standard.set_serving(False)
         if self._http is not None:
             self._http.stop()
+            self._http = None
         if self._loop is not None and self._thread is not None:
             self._run(self._close())
         if self._grpc is not None:
             self._grpc.stop()
+            self._grpc = None
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=_STOP_S)

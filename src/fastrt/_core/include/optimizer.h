@@ -1,0 +1,82 @@
+/* The inner loops of parameter updates, over float32.
+ *
+ * Each is one pass over memory: every array is read once and written once, which is what an update costs. They are
+ * compiled with vectorisation (setup.py), and written so that it applies: no branch, restricted pointers, constants
+ * worked out before the loop. All arithmetic is in float32, in the order in which NumPy would do it.
+ */
+#ifndef FRT_OPTIMIZER_H
+#define FRT_OPTIMIZER_H
+
+#include <math.h>
+#include <stddef.h>
+
+typedef struct {
+    float lr, decay;     /* decay: of weights, added to the gradient, or (Adam) taken off apart from it */
+    float beta1, beta2;  /* Adam: of the two means; momentum: beta1 */
+    float keep1, keep2;  /* 1 - beta1, 1 - beta2 */
+    float eps;
+    float scale;         /* Adam: 1 / sqrt(1 - beta2^step) */
+    float l1, l2;
+} frt_update;
+
+static inline void frt_sgd(float *restrict p, const float *restrict g, size_t n, const frt_update *u) {
+    const float lr = u->lr, decay = u->decay;
+    for (size_t i = 0; i < n; i++) p[i] -= lr * (g[i] + decay * p[i]);
+}
+
+static inline void frt_momentum(float *restrict p, const float *restrict g, float *restrict v, size_t n,
+                                const frt_update *u) {
+    const float lr = u->lr, decay = u->decay, mu = u->beta1;
+    for (size_t i = 0; i < n; i++) {
+        v[i] = mu * v[i] + (g[i] + decay * p[i]);
+        p[i] -= lr * v[i];
+    }
+}
+
+static inline void frt_nesterov(float *restrict p, const float *restrict g, float *restrict v, size_t n,
+                                const frt_update *u) {
+    const float lr = u->lr, decay = u->decay, mu = u->beta1;
+    for (size_t i = 0; i < n; i++) {
+        const float d = g[i] + decay * p[i];
+        v[i] = mu * v[i] + d;
+        p[i] -= lr * (d + mu * v[i]);
+    }
+}
+
+static inline void frt_adagrad(float *restrict p, const float *restrict g, float *restrict a, size_t n,
+                               const frt_update *u) {
+    const float lr = u->lr, decay = u->decay, eps = u->eps;
+    for (size_t i = 0; i < n; i++) {
+        const float d = g[i] + decay * p[i];
+        a[i] += d * d;
+        p[i] -= lr * d / (sqrtf(a[i]) + eps);
+    }
+}
+
+/* lr is already divided by 1 - beta1^step, decay already multiplied by the learning rate. */
+static inline void frt_adam(float *restrict p, const float *restrict g, float *restrict m, float *restrict v, size_t n,
+                            const frt_update *u) {
+    const float lr = u->lr, decay = u->decay, b1 = u->beta1, b2 = u->beta2, k1 = u->keep1, k2 = u->keep2;
+    const float eps = u->eps, scale = u->scale;
+    for (size_t i = 0; i < n; i++) {
+        m[i] = b1 * m[i] + k1 * g[i];
+        v[i] = b2 * v[i] + k2 * (g[i] * g[i]);
+        p[i] = (p[i] - decay * p[i]) - lr * m[i] / (sqrtf(v[i]) * scale + eps);
+    }
+}
+
+/* lr is the inverse of the learning rate. */
+static inline void frt_ftrl(float *restrict p, const float *restrict g, float *restrict a, float *restrict z, size_t n,
+                            const frt_update *u) {
+    const float inverse = u->lr, l1 = u->l1, l2 = u->l2;
+    for (size_t i = 0; i < n; i++) {
+        const float sum = a[i] + g[i] * g[i], root = sqrtf(sum);
+        z[i] += g[i] - (root - sqrtf(a[i])) * inverse * p[i];
+        a[i] = sum;
+        const float over = fabsf(z[i]) - l1;
+        const float kept = over > 0.0f ? over : 0.0f;
+        p[i] = -copysignf(kept, z[i]) / (root * inverse + l2);
+    }
+}
+
+#endif

@@ -1,0 +1,219 @@
+# cython: language_level=3
+"""Parameter updates in place: SGD, momentum, Adagrad, Adam and AdamW, FTRL, over float32 buffers.
+
+The parameter, its gradient and the optimizer's state are contiguous buffers of float32. With `rows`, which are int64,
+the gradient is that of these rows of the parameter only, and nothing else is touched: for Adam that is what is known
+as lazy Adam. Each row stands there once; sum what belongs to one row first. Everything is checked before anything is
+changed, and the work is done without the GIL, so two threads must not update one parameter at a time.
+
+Source: the papers named below; weight decay of Adam is that of AdamW, apart from the gradient.
+"""
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.math cimport pow as c_pow
+from libc.math cimport sqrt as c_sqrt
+from libc.stdint cimport int64_t, uintptr_t
+
+cdef enum Kind:
+    SGD, MOMENTUM, NESTEROV, ADAGRAD, ADAM, FTRL
+
+cdef bytes FLOAT = b"f"
+cdef tuple LONGS = (b"q", b"l")  # int64 is long or long long, by platform
+
+
+cdef class _Arrays:
+    """The buffers of one update, held while it runs."""
+    cdef Py_buffer views[ARRAYS_MAX + 1]
+    cdef int held
+    cdef int count           # of float32 arrays; the rows, if any, follow
+    cdef size_t size         # elements of the parameter
+    cdef size_t grad_size
+    cdef size_t row_count
+    cdef size_t dim          # elements of a row
+    cdef const int64_t *rows
+    cdef bint is_sparse      # of rows, perhaps of none
+
+    def __cinit__(self):
+        self.held = self.count = 0
+        self.size = self.grad_size = self.row_count = self.dim = 0
+        self.rows = NULL
+        self.is_sparse = False
+
+    def __dealloc__(self):
+        for i in range(self.held):
+            PyBuffer_Release(&self.views[i])
+
+    cdef int take(self, tuple arrays, object rows) except -1:
+        """Hold and check the parameter, the gradient, the state; then the rows."""
+        cdef int i
+        cdef Py_buffer *view
+        for i in range(len(arrays)):
+            view = self.hold(arrays[i], i != 1)
+            if view.itemsize != 4 or view.format == NULL or <bytes>view.format != FLOAT:
+                raise TypeError(f"array {i} of an update must be float32; its format is "
+                                f"{(<bytes>view.format).decode() if view.format != NULL else 'bytes'!r}")
+            if i != 1 and i > 0 and view.len != self.views[0].len:
+                raise ValueError(f"array {i} of an update has {view.len // 4} elements, the parameter "
+                                 f"{self.views[0].len // 4}")
+        self.count = len(arrays)
+        self.size = self.views[0].len // 4
+        self.grad_size = self.views[1].len // 4
+        if rows is not None:
+            self.take_rows(rows)
+        elif self.grad_size != self.size:
+            raise ValueError(f"the gradient has {self.grad_size} elements, the parameter {self.size}; pass the rows "
+                             "it is of, or one of the same size")
+        self.refuse_overlap()
+        return 0
+
+    cdef Py_buffer *hold(self, object array, bint writable) except NULL:
+        cdef Py_buffer *view = &self.views[self.held]
+        PyObject_GetBuffer(array, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else 0))
+        self.held += 1
+        return view
+
+    cdef int take_rows(self, object rows) except -1:
+        cdef Py_buffer *view = self.hold(rows, False)
+        cdef size_t i
+        self.is_sparse = True
+        if view.itemsize != 8 or view.format == NULL or <bytes>view.format not in LONGS:
+            raise TypeError("rows must be int64")
+        self.row_count = view.len // 8
+        self.rows = <const int64_t *>view.buf
+        if self.row_count == 0:
+            if self.grad_size:
+                raise ValueError(f"no rows, and a gradient of {self.grad_size} elements")
+            return 0
+        self.dim = self.grad_size // self.row_count
+        if self.dim * self.row_count != self.grad_size or self.dim == 0 or self.size % self.dim:
+            raise ValueError(f"a gradient of {self.grad_size} elements is not that of {self.row_count} rows of a "
+                             f"parameter of {self.size}")
+        cdef int64_t last = <int64_t>(self.size // self.dim)
+        for i in range(self.row_count):
+            if not 0 <= self.rows[i] < last:
+                raise IndexError(f"row {self.rows[i]} of {last}")
+        return 0
+
+    cdef int refuse_overlap(self) except -1:
+        """Each array is memory of its own: the loops are compiled for that."""
+        cdef int i, j
+        cdef uintptr_t a, b
+        for i in range(self.count):
+            for j in range(i):
+                a, b = <uintptr_t>self.views[i].buf, <uintptr_t>self.views[j].buf
+                if a < b + <uintptr_t>self.views[j].len and b < a + <uintptr_t>self.views[i].len:
+                    raise ValueError(f"arrays {j} and {i} of an update share memory")
+        return 0
+
+
+cdef void run(Kind kind, float *p, const float *g, float *s, float *t, size_t n, const frt_update *u) noexcept nogil:
+    if kind == SGD:
+        frt_sgd(p, g, n, u)
+    elif kind == MOMENTUM:
+        frt_momentum(p, g, s, n, u)
+    elif kind == NESTEROV:
+        frt_nesterov(p, g, s, n, u)
+    elif kind == ADAGRAD:
+        frt_adagrad(p, g, s, n, u)
+    elif kind == ADAM:
+        frt_adam(p, g, s, t, n, u)
+    else:
+        frt_ftrl(p, g, s, t, n, u)
+
+
+cdef int update(Kind kind, tuple arrays, object rows, frt_update u) except -1:
+    cdef _Arrays held = _Arrays()
+    held.take(arrays, rows)
+    cdef float *p = <float *>held.views[0].buf
+    cdef const float *g = <const float *>held.views[1].buf
+    # A kind that has no state never looks at these.
+    cdef float *s = <float *>held.views[2].buf if held.count > 2 else p
+    cdef float *t = <float *>held.views[3].buf if held.count > 3 else p
+    cdef size_t i, at
+    with nogil:
+        if not held.is_sparse:
+            run(kind, p, g, s, t, held.size, &u)
+        else:
+            for i in range(held.row_count):
+                at = <size_t>held.rows[i] * held.dim
+                run(kind, p + at, g + i * held.dim, s + at, t + at, held.dim, &u)
+    return 0
+
+
+cdef frt_update constants() noexcept:
+    cdef frt_update u
+    u.lr = u.decay = u.beta1 = u.beta2 = u.keep1 = u.keep2 = u.eps = u.l1 = u.l2 = 0.0
+    u.scale = 1.0
+    return u
+
+
+def sgd(param, grad, double lr, double weight_decay=0.0, rows=None):
+    """param -= lr * (grad + weight_decay * param).
+
+    Args:
+        param: float32, changed in place.
+        grad: float32, of all elements, or of `rows` one after the other.
+        lr: learning rate.
+        weight_decay: of all elements, or of those in `rows`.
+        rows: int64 indices of rows, each once; None: the gradient is of the whole parameter.
+    Raises:
+        TypeError: a buffer is of another type.
+        ValueError: sizes do not fit, or two arrays share memory.
+        IndexError: there is no such row.
+    """
+    cdef frt_update u = constants()
+    u.lr, u.decay = <float>lr, <float>weight_decay
+    update(SGD, (param, grad), rows, u)
+
+
+def momentum(param, grad, velocity, double lr, double mu=0.9, bint nesterov=False, double weight_decay=0.0, rows=None):
+    """velocity = mu * velocity + grad; param -= lr * velocity, or by Nesterov lr * (grad + mu * velocity).
+
+    Args and Raises: as `sgd`; `velocity` is float32 of the parameter's size, zero at first.
+    Source: Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013.
+    """
+    cdef frt_update u = constants()
+    u.lr, u.decay, u.beta1 = <float>lr, <float>weight_decay, <float>mu
+    update(NESTEROV if nesterov else MOMENTUM, (param, grad, velocity), rows, u)
+
+
+def adagrad(param, grad, total, double lr, double eps=1e-10, double weight_decay=0.0, rows=None):
+    """total += grad^2; param -= lr * grad / (sqrt(total) + eps).
+
+    Args and Raises: as `sgd`; `total` is float32 of the parameter's size, not negative.
+    Source: Duchi, Hazan, Singer, "Adaptive Subgradient Methods", 2011.
+    """
+    cdef frt_update u = constants()
+    u.lr, u.decay, u.eps = <float>lr, <float>weight_decay, <float>eps
+    update(ADAGRAD, (param, grad, total), rows, u)
+
+
+def adam(param, grad, mean, square, long step, double lr, double beta1=0.9, double beta2=0.999, double eps=1e-8,
+         double weight_decay=0.0, rows=None):
+    """Adam; with `weight_decay` AdamW; with `rows` lazy Adam, which leaves the means of other rows as they are.
+
+    Args and Raises: as `sgd`; `mean` and `square` are float32 of the parameter's size, zero at first; `step` counts
+        from 1.
+    Source: Kingma, Ba, "Adam", 2015; Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2019.
+    """
+    if step < 1:
+        raise ValueError(f"step is {step}; the first one is 1")
+    cdef frt_update u = constants()
+    u.lr = <float>(lr / (1.0 - c_pow(beta1, step)))
+    u.scale = <float>(1.0 / c_sqrt(1.0 - c_pow(beta2, step)))
+    u.beta1, u.beta2, u.keep1, u.keep2 = <float>beta1, <float>beta2, <float>(1.0 - beta1), <float>(1.0 - beta2)
+    u.eps, u.decay = <float>eps, <float>(lr * weight_decay)
+    update(ADAM, (param, grad, mean, square), rows, u)
+
+
+def ftrl(param, grad, total, linear, double lr, double l1=0.0, double l2=0.0, rows=None):
+    """Follow the regularised leader, proximal, with a learning rate that falls with the root of `total`.
+
+    Args and Raises: as `sgd`; `total` (positive at first, as 0.1) and `linear` (zero at first) are float32 of the
+        parameter's size; elements whose `linear` is within `l1` become exactly zero.
+    Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013, with beta in `total`'s first value.
+    """
+    if lr <= 0.0:
+        raise ValueError(f"lr is {lr}; it must be more than 0")
+    cdef frt_update u = constants()
+    u.lr, u.l1, u.l2 = <float>(1.0 / lr), <float>l1, <float>(2.0 * l2)
+    update(FTRL, (param, grad, total, linear), rows, u)
