@@ -43,7 +43,7 @@ cdef extern from *:
     """
     int MADV_POPULATE_WRITE
 
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 19
 RING_BYTES = 1 << 18
 RANKS_MAX = FRT_GROUP_RANKS_MAX
 cdef enum:
