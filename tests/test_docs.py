@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "docs/coordination.md", "docs/cluster.md"]
+PAGES = ["README.md", "docs/coordination.md", "docs/cluster.md", "docs/collective.md"]
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
 INSTEAD = {
@@ -19,6 +19,7 @@ INSTEAD = {
     "fastrt start": ["fastrt", "start", "--help"],
     "fastrt profile transfer": ["fastrt", "profile", "transfer", "--help"],
     "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],
+    "python bench/compare_collective.py": [sys.executable, str(ROOT / "bench/compare_collective.py"), "--help"],
     "fastrt coordinator": ["fastrt", "coordinator", "--help"],
     "pip install": [sys.executable, "-m", "pip", "install", "--help"],
 }
