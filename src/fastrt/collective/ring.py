@@ -82,7 +82,10 @@ class Ring:
             seen.append(carried)
         for one in seen:
             if one["error"]:
-                raise self._keep(_unpacked(one["error"]))
+                told = _unpacked(one["error"])
+                if isinstance(told, PeerDied):
+                    self.fail(told)  # another leader may have heard all that it had to, and wait for our part
+                raise told
         if len({one["what"] for one in seen}) > 1:
             story = "; ".join(f"rank {self._leaders[one['node']]} and its node: {one['what']}" for one in seen)
             raise CollectiveMismatch(f"operation {seq} is not the same on all nodes: {story}")
@@ -91,6 +94,7 @@ class Ring:
         """Tell the others why this leader breaks off in the middle of an operation; the ring is of no use then."""
         if self._dead is None:
             self._dead = error if isinstance(error, PeerDied) else PeerDied(str(error), self._leaders[self.index])
+            self.settle()  # not into the middle of what the thread is sending
             try:
                 self._behind.send(_POISON, json.dumps(_packed(self._dead)).encode(), _LAST_WORDS_S)
             except (Broken, CollectiveTimeout):
@@ -110,11 +114,6 @@ class Ring:
     def _gone(self, node: int) -> PeerDied:
         rank = self._leaders[node % self.count]
         return PeerDied(f"rank {rank}, which leads its node, has ended; the others go on with rebuild()", rank)
-
-    def _keep(self, error: FastrtError) -> FastrtError:
-        if isinstance(error, PeerDied):
-            self._dead = error
-        return error
 
     def _hear(self, seq: int, deadline: float) -> dict[str, Any]:
         size = self._wait(seq, deadline)
