@@ -68,6 +68,7 @@ cdef class GroupMemory:
     cdef uint64_t ring_bytes
     cdef uint64_t heap_begin  # of this rank's heap, as an offset
     cdef uint64_t heap_bytes
+    cdef uint64_t present  # the heap's memory is there up to this offset: the first free part that fits is taken
     cdef list free  # [offset, bytes] of unused parts of the heap, by offset, never adjacent
     cdef list results  # offsets and sizes of shared results that some rank may still look at
     cdef list returned  # the same of blocks that are gone, until the next allocation

@@ -161,6 +161,7 @@ cdef class GroupMemory:
         self.rank, self.world_size = rank, world_size
         self.chunk_bytes, self.ring_bytes, self.heap_bytes = head.chunk_bytes, head.ring_bytes, head.heap_bytes
         self.heap_begin = head.heaps + rank * head.heap_bytes
+        self.present = self.heap_begin
         self.free = [(self.heap_begin, head.heap_bytes)]
         self.results = []
         self.returned = []
@@ -337,9 +338,11 @@ cdef class GroupMemory:
         else:
             raise ObjectStoreFullError(
                 f"{nbytes} bytes wanted of a group's heap of {self.heap_bytes}: drop arrays that are no longer needed")
-        with nogil:
-            # Older kernels do not know the request (EINVAL); then pages come at the first touch.
-            madvise(self.base + offset, room, MADV_POPULATE_WRITE)
+        if offset + room > self.present:
+            with nogil:
+                # Older kernels do not know the request (EINVAL); then pages come at the first touch.
+                madvise(self.base + offset, room, MADV_POPULATE_WRITE)
+            self.present = offset + room
         cdef Block block = Block.__new__(Block)
         block.memory, block.nbytes, block.is_result = self, nbytes, is_result
         block.offset = offset + (PAGE if is_result else 0)
