@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     "README.md", "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
-    "docs/parameter_server.md",
+    "docs/parameter_server.md", "docs/collective.md",
 ]  # fmt: skip
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
@@ -23,6 +23,7 @@ INSTEAD = {
     "fastrt profile transfer": ["fastrt", "profile", "transfer", "--help"],
     "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],
     "python bench/compare_two_nodes.py": [sys.executable, str(ROOT / "bench/compare_two_nodes.py"), "--help"],
+    "python bench/compare_collective.py": [sys.executable, str(ROOT / "bench/compare_collective.py"), "--help"],
     "fastrt coordinator": ["fastrt", "coordinator", "--help"],
     "fastrt ps": ["fastrt", "ps", "scheduler", "--help"],
     "pip install": [sys.executable, "-m", "pip", "install", "--help"],

@@ -12,8 +12,13 @@ import psutil
 import pytest
 
 import fastrt
+from fastrt.coordination import Coordinator, CoordinatorOptions, connect
 
 _names = itertools.count()
+
+# gRPC keeps open for good what its first use opens: before the first test is watched for what it leaves.
+with Coordinator(CoordinatorOptions(num_tasks=1)) as _service, connect(_service.address):
+    pass
 
 
 class Ranks:

@@ -14,6 +14,7 @@ cdef extern from "group.h" nogil:
         frt_post posts[2]
         uint32_t wake
         uint32_t sleepers
+        uint32_t processor
         uint32_t pid
         uint32_t state
         uint64_t start
@@ -67,10 +68,12 @@ cdef class GroupMemory:
     cdef uint64_t ring_bytes
     cdef uint64_t heap_begin  # of this rank's heap, as an offset
     cdef uint64_t heap_bytes
+    cdef uint64_t present  # the heap's memory is there up to this offset: the first free part that fits is taken
     cdef list free  # [offset, bytes] of unused parts of the heap, by offset, never adjacent
     cdef list results  # offsets and sizes of shared results that some rank may still look at
     cdef list returned  # the same of blocks that are gone, until the next allocation
     cdef bint crowded
+    cdef int64_t moved_ns  # when this process last moved to another processor
     cdef object raised
 
     cdef char *staging(self, int rank, int parity, int step) noexcept nogil
@@ -80,6 +83,7 @@ cdef class GroupMemory:
     cdef void wake_all(self) noexcept nogil
     cdef int wait(self, const uint64_t *word, uint64_t least, int rank, uint64_t seq,
                   int64_t *deadline_ns) noexcept nogil
+    cdef void _part(self, int rank, int64_t now) noexcept nogil
     cdef int _look(self, int rank) noexcept with gil
     cdef void mark_dead(self, int rank) noexcept nogil
 

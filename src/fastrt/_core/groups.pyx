@@ -33,6 +33,13 @@ cdef extern from "<sys/mman.h>" nogil:
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
+    ctypedef struct cpu_set_t:
+        pass
+    int sched_getcpu()
+    int sched_getaffinity(int, size_t, cpu_set_t *)
+    int sched_setaffinity(int, size_t, const cpu_set_t *)
+    void CPU_CLR(int, cpu_set_t *)
+    int CPU_COUNT(const cpu_set_t *)
 
 cdef extern from *:
     """
@@ -43,7 +50,7 @@ cdef extern from *:
     """
     int MADV_POPULATE_WRITE
 
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 19
 RING_BYTES = 1 << 18
 RANKS_MAX = FRT_GROUP_RANKS_MAX
 cdef enum:
@@ -52,6 +59,7 @@ cdef enum:
     SPINS_CROWDED = 50
     YIELDS = 20  # then offer the processor to whom we wait for, and then sleep
     LOOK_NS = 50_000_000
+    PART_NS = 2_000_000  # how often at most to look for another processor
 
 
 def page_up(nbytes):
@@ -153,6 +161,7 @@ cdef class GroupMemory:
         self.rank, self.world_size = rank, world_size
         self.chunk_bytes, self.ring_bytes, self.heap_bytes = head.chunk_bytes, head.ring_bytes, head.heap_bytes
         self.heap_begin = head.heaps + rank * head.heap_bytes
+        self.present = self.heap_begin
         self.free = [(self.heap_begin, head.heap_bytes)]
         self.results = []
         self.returned = []
@@ -229,6 +238,7 @@ cdef class GroupMemory:
             if a64_load_acq(word) >= least:
                 return WAIT_MET
             a_relax()
+        self._part(rank, frt_now_ns())
         for _k in range(YIELDS):
             sched_yield()
             if a64_load_acq(word) >= least:
@@ -265,6 +275,25 @@ cdef class GroupMemory:
         a32_sub_sc(&self.head.sleepers, 1)
         # Whoever did what we wait for and then left, or died, is no reason to fail.
         return WAIT_MET if rc != WAIT_SIGNALLED and a64_load_sc(word) >= least else rc
+
+    cdef void _part(self, int rank, int64_t now) noexcept nogil:
+        """Leave the processor that this rank shares with the one it waits for, if there are enough.
+
+        A sleeper is woken on its waker's processor, and two that take turns there look busy to the system only in
+        turns, and too recently run to be moved: they stay together, and each operation takes 35 us instead of 0.7.
+        """
+        cdef cpu_set_t allowed, others
+        cdef int here = sched_getcpu()
+        a32_store_sc(&self.mine.processor, here + 1)
+        if self.crowded or rank > self.rank or <int>a32_load_sc(&self.ranks[rank].processor) != here + 1 or \
+                now - self.moved_ns < PART_NS or sched_getaffinity(0, sizeof(allowed), &allowed) != 0:
+            return
+        others = allowed
+        CPU_CLR(here, &others)
+        if CPU_COUNT(&others):
+            self.moved_ns = now
+            sched_setaffinity(0, sizeof(others), &others)
+            sched_setaffinity(0, sizeof(allowed), &allowed)
 
     cdef int _look(self, int rank) noexcept with gil:
         """What waiting alone does not show: signals, and whether the rank that is waited for still lives."""
@@ -309,9 +338,11 @@ cdef class GroupMemory:
         else:
             raise ObjectStoreFullError(
                 f"{nbytes} bytes wanted of a group's heap of {self.heap_bytes}: drop arrays that are no longer needed")
-        with nogil:
-            # Older kernels do not know the request (EINVAL); then pages come at the first touch.
-            madvise(self.base + offset, room, MADV_POPULATE_WRITE)
+        if offset + room > self.present:
+            with nogil:
+                # Older kernels do not know the request (EINVAL); then pages come at the first touch.
+                madvise(self.base + offset, room, MADV_POPULATE_WRITE)
+            self.present = offset + room
         cdef Block block = Block.__new__(Block)
         block.memory, block.nbytes, block.is_result = self, nbytes, is_result
         block.offset = offset + (PAGE if is_result else 0)

@@ -62,3 +62,24 @@ def new_like(array: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         except TypeError:
             raise TypeError(f"NumPy has no {name}: pass an array for the result as out=") from None
     return np.empty(shape, dtype)
+
+
+def raw_bytes(array: Any, writable: bool) -> tuple[np.ndarray[Any, Any], str]:
+    """The memory of an array as bytes, no copy, and the name of its type.
+
+    Raises:
+        TypeError: this is no array, or one of another device.
+        ValueError: it is not contiguous, or read-only where it must not be.
+    """
+    name: str | None = None
+    try:
+        buffer: Any = memoryview(array)
+        if not buffer.c_contiguous or (writable and buffer.readonly):
+            raise ValueError("not usable as it is")
+        name = np.dtype(buffer.format).name
+    except (TypeError, ValueError, BufferError):
+        buffer, name = as_buffer(array, writable)
+    view = memoryview(buffer)
+    if view.nbytes == 0:
+        return np.empty(0, np.uint8), name or "bytes"
+    return np.frombuffer(view, np.uint8), name or "bytes"

@@ -15,7 +15,7 @@ from fastrt._core.collective import Collective
 from fastrt._core.groups import GroupMemory
 from fastrt.collective.buffers import as_buffer
 from fastrt.collective.group import Group
-from fastrt.collective.handles import Handle, Line
+from fastrt.collective.handles import Line
 from fastrt.collective.rendezvous import Met, meet
 from fastrt.errors import FastrtError
 
@@ -41,6 +41,7 @@ class SharedGroup(Collective, Group):
         self._line = Line(f"fastrt-{name}", self._set_queued)
         self._lines: dict[tuple[str, int], Line] = {}
         self._splits = 0
+        self.labels: list[int] | None = None  # what the ranks are called in messages, in a larger group
         _groups.add(self)
 
     @classmethod
@@ -79,6 +80,10 @@ class SharedGroup(Collective, Group):
     def as_buffer(self, array: Any, writable: bool) -> tuple[Any, str | None]:
         """See `buffers.as_buffer`."""
         return as_buffer(array, writable)
+
+    def name_of(self, rank: int) -> str:
+        """How a rank is called in messages."""
+        return f"rank {rank if self.labels is None else self.labels[rank]}"
 
     def later(self, async_op: bool, function: Any, *args: Any) -> Any:
         """See `Group.later`."""
@@ -260,5 +265,3 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
-
-__all__ = ["Handle", "SharedGroup"]

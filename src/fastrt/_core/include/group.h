@@ -41,6 +41,7 @@ typedef struct {
     /* Sleep: whoever changes a word that others may wait for looks at frt_group.sleepers, then here. */
     uint32_t wake __attribute__((aligned(64))); /* grows with each wake-up; the futex */
     uint32_t sleepers;                          /* threads of this rank that sleep, or are about to */
+    uint32_t processor;                         /* 1 + where it was when it last had to wait for long; a hint */
     uint32_t pid __attribute__((aligned(64)));
     uint32_t state;
     uint64_t start; /* of the process: pids are used again */

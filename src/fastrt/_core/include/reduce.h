@@ -12,6 +12,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -85,8 +86,9 @@ static inline uint16_t frt_to_bfloat(float f) {
 
 static inline int frt_reduce_has_avx2(void) {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    unsigned a, b, c = 0, d;
+    __builtin_cpu_init(); /* also asks whether the system saves the wide registers; not every compiler knows "f16c" */
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 #else
     return 0;
 #endif

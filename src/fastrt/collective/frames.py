@@ -1,0 +1,166 @@
+"""A TCP connection between two ranks of different machines: whole frames, each with the operation it belongs to.
+
+A frame that belongs to an operation which this side has given up is read and thrown away; one of a later operation
+than ours tells that the other side has given ours up. A time that runs out inside a frame makes the connection useless.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+from fastrt._core import stream
+from fastrt.errors import CollectiveTimeout
+
+_HEAD = struct.Struct("<QQ")  # operation, bytes of the body
+_WASTE_BYTES = 1 << 20
+
+
+class Broken(ConnectionError):
+    """The other end is gone, or the connection cannot be used any more."""
+
+
+class Frames:
+    """One direction or both of a connected socket; it belongs to this object.
+
+    Args:
+        sock: connected, blocking.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._next: tuple[int, int] | None = None  # the head of a frame whose body is still to come
+        self._usable = True
+
+    def close(self) -> None:
+        """Close the connection; whoever waits on it is woken."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()
+
+    @property
+    def usable(self) -> bool:
+        """Whether frames can still be told from each other."""
+        return self._usable and self._sock.fileno() >= 0
+
+    def send(self, seq: int, body: Any, timeout: float) -> None:
+        """Send a frame.
+
+        Raises:
+            CollectiveTimeout: the other end took nothing for so long.
+            Broken: it is gone.
+        """
+        view = memoryview(body).cast("B") if memoryview(body).nbytes else memoryview(b"")
+        self._require()
+        try:
+            stream.send_parts(self._sock.fileno(), [_HEAD.pack(seq, view.nbytes), view], timeout)
+        except TimeoutError as error:
+            self._usable = False
+            raise CollectiveTimeout(str(error)) from None
+        except OSError as error:
+            raise Broken(str(error)) from None
+
+    def wait(self, seq: int, deadline: float) -> int:
+        """Wait for a frame of an operation: the size of its body, which is to be received next.
+
+        Raises:
+            CollectiveTimeout: it did not come in time, or the other end has given the operation up.
+            Broken: the other end is gone.
+        """
+        while True:
+            found, size = self._head(deadline)
+            if found == seq:
+                return size
+            if found > seq:
+                raise CollectiveTimeout(f"operation {seq} was given up by another rank")
+            waste = bytearray(min(size, _WASTE_BYTES))
+            while size:
+                part = memoryview(waste)[:size]
+                self._fill(part, deadline)
+                size -= len(part)
+            self._next = None
+
+    def last_words(self, seq: int, deadline: float) -> bytes | None:
+        """The body of a frame of that number, if one is there; None otherwise."""
+        if self._next is None or self._next[0] != seq:
+            return None
+        body = bytearray(self._next[1])
+        self._fill(memoryview(body), deadline)
+        return bytes(body)
+
+    def receive(self, into: Any, deadline: float) -> None:
+        """Receive a part of the body of the frame that `wait` found.
+
+        Raises:
+            CollectiveTimeout: it did not come in time; the connection is of no use then.
+            Broken: the other end is gone.
+        """
+        view = memoryview(into)
+        if view.nbytes == 0:
+            return
+        assert self._next is not None
+        self._fill(view.cast("B"), deadline)
+        seq, size = self._next
+        self._next = (seq, size - view.nbytes) if size > view.nbytes else None
+
+    def _head(self, deadline: float) -> tuple[int, int]:
+        self._require()
+        if self._next is None:
+            # Nothing of it has come when the time runs out here: the connection is as good as before.
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            if not poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
+                raise CollectiveTimeout("nothing came in time")
+            head = bytearray(_HEAD.size)
+            self._fill(memoryview(head), max(deadline, time.monotonic() + 1.0))
+            seq, size = _HEAD.unpack(head)
+            self._next = seq, size
+            if size == 0:
+                self._next = None
+                return seq, 0
+        return self._next
+
+    def _fill(self, view: memoryview, deadline: float) -> None:
+        self._require()
+        try:
+            stream.receive_parts(self._sock.fileno(), [view], view.nbytes, max(deadline - time.monotonic(), 0.001))
+        except TimeoutError as error:
+            self._usable = False
+            raise CollectiveTimeout(str(error)) from None
+        except (OSError, EOFError) as error:
+            self._usable = False
+            raise Broken(str(error)) from None
+
+    def _require(self) -> None:
+        if not self.usable:
+            raise Broken("the connection was given up in the middle of a message")
+
+
+def dial(address: tuple[str, int], hello: bytes, timeout: float) -> socket.socket:
+    """Connect, and say who one is (a line)."""
+    sock = socket.create_connection(address, timeout)
+    sock.sendall(hello + b"\n")
+    return sock
+
+
+def read_line(sock: socket.socket, timeout: float) -> bytes:
+    """The line that the other end begins with; what comes behind it is left in the socket.
+
+    Raises:
+        ValueError: there is none of a sane length in time.
+    """
+    sock.settimeout(timeout)
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = sock.recv(1)
+        if not byte or len(line) > 4096:
+            raise ValueError("no greeting")
+        line += byte
+    return line[:-1]

@@ -1,0 +1,399 @@
+"""A group over several nodes: shared memory within each, a ring of their leaders between them.
+
+Every operation has three parts: the ranks of a node bring together what they have (`SharedGroup`), the leaders exchange
+it (`Ring`), and each leader hands the result to its node, beginning with whether there is one. So whatever goes wrong
+anywhere, all ranks hear of it. all_reduce, broadcast and all_gather are made this way; the others are made of these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastrt._core.collective import OPS
+from fastrt._core.reduce import reduce_buffers
+from fastrt.collective.assembly import Assembled, assemble
+from fastrt.collective.buffers import raw_bytes
+from fastrt.collective.group import Group
+from fastrt.collective.handles import Line
+from fastrt.collective.peers import Peers
+from fastrt.collective.ring import Ring
+from fastrt.collective.shared import SharedGroup
+from fastrt.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    FastrtError,
+    PeerDied,
+    StaleReferenceError,
+)
+
+_FAILURES = (CollectiveTimeout, CollectiveMismatch, PeerDied)
+_GRACE_S = 5.0  # for the leader's word, after its own time has run out
+
+
+class SpanningGroup(Group):
+    """See `Group`. Made by `init_group(address=...)`; ranks that share memory are one node.
+
+    Args:
+        address: of the coordinator.
+        name: what the user calls the group.
+        rank: this process's number.
+        timeout: the group's, in seconds.
+        node: which node this process says it is on.
+        assembled: where all ranks are.
+    """
+
+    def __init__(self, address: str, name: str, rank: int, timeout: float, node: str, assembled: Assembled) -> None:
+        self.name = name
+        self.timeout = timeout
+        self.queued = 0
+        self._address = address
+        self._node = node
+        self._rank = rank
+        self._places = assembled.places
+        self._id = assembled.group_id
+        self._seq = 0
+        self._splits = 0
+        self._closed = False
+        self._line = Line(f"fastrt-{name}", self._set_queued)
+        nodes: dict[str, list[int]] = {}
+        for place in assembled.places:
+            nodes.setdefault(place.node, []).append(place.rank)
+        self._nodes = list(nodes.values())
+        self._index = list(nodes).index(node)
+        mine = self._nodes[self._index]
+        deadline = time.monotonic() + timeout
+        self._peers = Peers(assembled, rank, [q for q in range(len(assembled.places)) if q not in mine])
+        self._local = SharedGroup.join(f"{assembled.group_id}/{node}", mine.index(rank), len(mine), timeout, name)
+        self._local.labels = mine
+        self._ring: Ring | None = None
+        if self._local.rank == 0 and len(self._nodes) > 1:
+            self._ring = self._make_ring(deadline)
+
+    @classmethod
+    def join(
+        cls, address: str, name: str, rank: int, world_size: int, timeout: float, node: str, shown: str, wish: str = ""
+    ) -> SpanningGroup:
+        """Meet the other ranks at a coordinator, and make the group.
+
+        Args:
+            address: of the coordinator.
+            name: what to meet by.
+            rank, world_size: this process's place.
+            timeout: to meet, and then the group's; seconds.
+            node: which processes share memory with this one: those that say the same.
+            shown: the group's name for users.
+            wish: must be the same on all ranks.
+        Returns:
+            The group.
+        """
+        return cls(address, shown, rank, timeout, node, assemble(address, name, rank, world_size, timeout, node, wish))
+
+    def _make_ring(self, deadline: float) -> Ring:
+        count = len(self._nodes)
+        leaders = [ranks[0] for ranks in self._nodes]
+        behind = self._peers.connect(leaders[(self._index + 1) % count], "ring", deadline)
+        before = self._peers.accept(leaders[(self._index - 1) % count], "ring", deadline)
+        return Ring(self._index, count, before, behind, leaders)
+
+    def __repr__(self) -> str:
+        return f"<group {self.name!r}: rank {self.rank} of {self.world_size} on {len(self._nodes)} nodes>"
+
+    @property
+    def rank(self) -> int:
+        """This process's number."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return len(self._places)
+
+    @property
+    def nodes(self) -> list[list[int]]:
+        """The ranks of each node; the first of each leads it."""
+        return [list(ranks) for ranks in self._nodes]
+
+    def _set_queued(self, count: int) -> None:
+        self.queued = count
+
+    # ---- operations ----
+
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Wait until all ranks have come here; see `Group`."""
+        return self._do("barrier", None, None, 0, "sum", timeout, async_op)
+
+    def all_reduce(
+        self, array: Any, op: str = "sum", out: Any = None, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Combine the arrays of all ranks: first those of each node by rank, then the nodes' in the ring's order.
+
+        The result has the same bits on all ranks, and in all runs with the same placement. See `SharedGroup`.
+        """
+        return self._do("all_reduce", array, array if out is None else out, 0, op, timeout, async_op)
+
+    def all_reduce_shared(
+        self, array: Any, op: str = "sum", *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """As `all_reduce` into a new read-only array; between nodes every rank has one of its own."""
+        if async_op or self.queued:
+            return self.later(async_op, self._all_reduce_shared, array, op, timeout)
+        return self._all_reduce_shared(array, op, timeout)
+
+    def _all_reduce_shared(self, array: Any, op: str, timeout: float | None) -> Any:
+        out = np.empty_like(np.asarray(array))
+        self.perform("all_reduce", array, out, 0, op, timeout)
+        out.flags.writeable = False
+        return out
+
+    def empty(self, shape: int | Iterable[int], dtype: npt.DTypeLike = np.float32) -> np.ndarray[Any, Any]:
+        """An uninitialised array in the memory that this node's ranks share; see `SharedGroup.empty`."""
+        return self._local.empty(shape, dtype)
+
+    def later(self, async_op: bool, function: Any, *args: Any) -> Any:
+        """See `Group.later`."""
+        handle = self._line.submit(function, *args)
+        return handle if async_op else handle.wait()
+
+    def perform(self, kind: str, source: Any, target: Any, root: int, op: str, timeout: float | None) -> Any:
+        """See `Group.perform`.
+
+        Raises:
+            ValueError: the root or the operation does not exist, or sizes do not fit.
+            StaleReferenceError: the group is destroyed.
+        """
+        if op not in OPS:
+            raise ValueError(f"op={op!r}; there are {', '.join(OPS)}")
+        if not 0 <= root < self.world_size:
+            raise ValueError(f"rank {root} in a group of {self.world_size}")
+        if self._closed:
+            raise StaleReferenceError("the group is destroyed")
+        self._seq += 1
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        what = "perform_" + kind
+        getattr(self, what)(source, target, root, op, deadline)
+        return target
+
+    def perform_barrier(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
+        """Everybody of a node, then all nodes."""
+        self._inside("barrier", None, None, 0, op, deadline)
+        self._across("barrier", deadline, None)
+
+    def perform_all_reduce(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
+        """Reduced within the node, round the ring, and out to the node."""
+        data, dtype = raw_bytes(target, True)
+        inner = "sum" if op == "avg" else op
+        self._inside("reduce", source, target if self._local.rank == 0 else None, 0, inner, deadline)
+
+        def exchange(ring: Ring) -> None:
+            ring.all_reduce(self._seq, data, dtype, inner, deadline)
+
+        self._across(f"all_reduce of {data.size} bytes of {dtype}, {op}", deadline, exchange)
+        if op == "avg" and self._local.rank == 0:
+            reduce_buffers("sum", dtype, data, [data], self.world_size)
+        self._from_leader(data, deadline)
+
+    def perform_broadcast(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
+        """Out to the root's node, round the ring, and out to the other nodes."""
+        data, dtype = raw_bytes(source if target is None else target, target is not None)
+        node = next(k for k, ranks in enumerate(self._nodes) if root in ranks)
+        if node == self._index:
+            inner = self._nodes[node].index(root)
+            gives = self._rank == root
+            self._inside("broadcast", data if gives else None, None if gives else data, inner, op, deadline)
+        else:
+            self._inside("barrier", None, None, 0, op, deadline)
+
+        def exchange(ring: Ring) -> None:
+            ring.broadcast(self._seq, data, node, deadline)
+
+        self._across(f"broadcast of {data.size} bytes of {dtype}, root {root}", deadline, exchange)
+        if node != self._index:
+            self._from_leader(data, deadline)
+
+    def perform_all_gather(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
+        """Gathered by the leader, round the ring, and all out to the node.
+
+        Raises:
+            ValueError: the output has another size.
+        """
+        data, dtype = raw_bytes(source, False)
+        out, _ = raw_bytes(target, True)
+        if out.size != data.size * self.world_size:
+            raise ValueError(f"the output has {out.size} bytes; there must be {data.size * self.world_size}")
+        parts = [np.empty(len(ranks) * data.size, np.uint8) for ranks in self._nodes] if self._local.rank == 0 else []
+        self._inside("gather", data, parts[self._index] if parts else None, 0, op, deadline)
+
+        def exchange(ring: Ring) -> None:
+            ring.all_gather(self._seq, parts, deadline)
+
+        self._across(f"all_gather of {data.size} bytes of {dtype}", deadline, exchange)
+        rows = out.reshape(self.world_size, data.size)
+        for ranks, part in zip(self._nodes, parts, strict=False):
+            rows[ranks] = part.reshape(len(ranks), data.size)
+        self._from_leader(out, deadline)
+
+    def perform_reduce(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
+        """all_reduce, of which only the root keeps the result."""
+        array = np.asarray(source) if target is None else target
+        self.perform_all_reduce(source, np.empty_like(array) if target is None else target, root, op, deadline)
+
+    def perform_reduce_scatter(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
+        """all_reduce, of which each rank keeps its part."""
+        whole = np.empty_like(np.asarray(source))
+        self.perform_all_reduce(source, whole, root, op, deadline)
+        self._keep(whole, target)
+
+    def perform_gather(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
+        """all_gather, of which only the root keeps the result."""
+        data, _ = raw_bytes(source, False)
+        out = np.empty(data.size * self.world_size, np.uint8) if target is None else target
+        self.perform_all_gather(source, out, root, op, deadline)
+
+    def perform_scatter(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
+        """broadcast, of which each rank keeps its part."""
+        part, _ = raw_bytes(target, True)
+        gives = self._rank == root
+        whole = raw_bytes(source, False)[0] if gives else np.empty(part.size * self.world_size, np.uint8)
+        self.perform_broadcast(whole if gives else None, None if gives else whole, root, op, deadline)
+        self._keep(whole, target)
+
+    def perform_all_to_all(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
+        """all_gather, of which each rank keeps its column."""
+        data, _ = raw_bytes(source, False)
+        every = np.empty((self.world_size, self.world_size, data.size // self.world_size), np.uint8)
+        self.perform_all_gather(source, every, root, op, deadline)
+        out, _ = raw_bytes(target, True)
+        out.reshape(self.world_size, -1)[:] = every[:, self._rank]
+
+    def _keep(self, whole: Any, target: Any) -> None:
+        part, _ = raw_bytes(target, True)
+        data, _ = raw_bytes(whole, False)
+        if data.size != part.size * self.world_size:
+            raise ValueError(f"the output has {part.size} bytes; there must be {data.size // self.world_size}")
+        part[:] = data.reshape(self.world_size, -1)[self._rank]
+
+    # ---- the parts of an operation ----
+
+    def _inside(self, kind: str, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
+        """One operation of this node's ranks; if it fails, the other nodes hear why."""
+        try:
+            self._local.perform(kind, source, target, root, op, max(deadline - time.monotonic(), 0.01))
+        except _FAILURES as failure:
+            error = self._in_our_words(failure)
+            if self._ring is not None:
+                try:
+                    self._ring.agree(self._seq, kind, error, time.monotonic() + 1.0)
+                except FastrtError:
+                    pass  # ours comes first
+            raise error from None
+
+    def _across(self, what: str, deadline: float, exchange: Callable[[Ring], None] | None) -> None:
+        """What the leaders do; every rank of the node hears whether it went well."""
+        error: FastrtError | None = None
+        if self._ring is not None:
+            try:
+                self._ring.agree(self._seq, what, None, deadline)
+                if exchange is not None:
+                    error = self._exchange(self._ring, exchange)
+            except _FAILURES as failure:
+                error = failure
+        word = np.array([error is not None], np.uint8)
+        self._from_leader(word, deadline)
+        if word[0]:
+            try:
+                told: FastrtError = self._local.broadcast_object(error, 0, timeout=_GRACE_S)
+            except _FAILURES as failure:
+                told = self._in_our_words(failure)
+            raise told
+
+    def _exchange(self, ring: Ring, exchange: Callable[[Ring], None]) -> FastrtError | None:
+        try:
+            exchange(ring)
+        except _FAILURES as failure:
+            if not isinstance(failure, CollectiveTimeout) or not ring.settle():
+                ring.fail(failure)
+            return failure
+        return None
+
+    def _from_leader(self, data: Any, deadline: float) -> None:
+        gives = self._local.rank == 0
+        left = max(deadline - time.monotonic(), 0.0) + _GRACE_S
+        try:
+            self._local.perform("broadcast", data if gives else None, None if gives else data, 0, "sum", left)
+        except _FAILURES as failure:
+            error = self._in_our_words(failure)
+            if self._ring is not None and isinstance(error, PeerDied):
+                self._ring.fail(error)
+            raise error from None
+
+    def _in_our_words(self, error: FastrtError) -> FastrtError:
+        """An error of the node's group, with the rank as it is called here."""
+        if isinstance(error, PeerDied):
+            return PeerDied(str(error), self._nodes[self._index][error.rank])
+        return error
+
+    # ---- between two ranks, other groups, and the end ----
+
+    def send(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Send an array's bytes to one rank; see `SharedGroup.send`."""
+        mine = self._nodes[self._index]
+        if dst in mine:
+            return self._local.send(array, mine.index(dst), tag, timeout=timeout, async_op=async_op)
+        patience = self.timeout if timeout is None else timeout
+        return self._peers.run(async_op, "send", raw_bytes(array, False)[0], dst, tag, patience, None)
+
+    def recv(self, array: Any, src: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Receive the next message of a tag from one rank; see `SharedGroup.recv`."""
+        mine = self._nodes[self._index]
+        if src in mine:
+            return self._local.recv(array, mine.index(src), tag, timeout=timeout, async_op=async_op)
+        patience = self.timeout if timeout is None else timeout
+        return self._peers.run(async_op, "recv", raw_bytes(array, True)[0], src, tag, patience, array)
+
+    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> SpanningGroup | None:
+        """Make smaller groups; see `SharedGroup.split`."""
+        patience = self.timeout if timeout is None else timeout
+        self._splits += 1
+        wishes = self.all_gather_object((color, key), timeout=patience)
+        if color is None:
+            return None
+        members = sorted((k, rank) for rank, (c, k) in enumerate(wishes) if c == color)
+        name = f"{self._id}/split/{self._splits}/{color}"
+        place = members.index((key, self.rank)), len(members)
+        return SpanningGroup.join(self._address, name, *place, patience, self._node, f"{self.name}/{color}")
+
+    def rebuild(self, alive: Iterable[int], *, timeout: float | None = None) -> SpanningGroup:
+        """Make a group of the ranks that are left, in their order here; see `SharedGroup.rebuild`.
+
+        Args:
+            alive: their ranks here. All of them must give the same.
+            timeout: seconds to wait for them; also the new group's.
+        Returns:
+            The new group.
+        Raises:
+            ValueError: this rank is not among them.
+        """
+        ranks = sorted(alive)
+        if self.rank not in ranks:
+            raise ValueError(f"rank {self.rank} is not among those that go on: {ranks}")
+        patience = self.timeout if timeout is None else timeout
+        self.destroy()
+        place = ranks.index(self.rank), len(ranks)
+        return SpanningGroup.join(
+            self._address, f"{self._id}/rebuild", *place, patience, self._node, self.name, wish=str(ranks)
+        )
+
+    def destroy(self) -> None:
+        """Leave the group; see `Group.destroy`."""
+        if not self._closed:
+            self._closed = True
+            self._line.close()
+            if self._ring is not None:
+                self._ring.close()
+            self._peers.close()
+            self._local.destroy()
