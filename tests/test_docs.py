@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ["README.md", "docs/coordination.md", "docs/cluster.md"]
+PAGES = ["README.md", "docs/coordination.md", "docs/cluster.md", "docs/actors.md"]
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
 INSTEAD = {
