@@ -76,6 +76,25 @@ ROWS = (
         required=(("ray", 80),),
         round_s=1.0,
     ),
+    Row("actor_one", "actor calls, one at a time", "actor_one", required=(("ray", 40),)),
+    Row(
+        "actor_many",
+        f"actor calls, {MANY:,} in flight",
+        "actor_many",
+        MANY,
+        ops=MANY,
+        required=(("ray", 40),),
+        round_s=1.0,
+    ),
+    Row(
+        "actor_async",
+        f"async actor calls, {MANY:,} in flight",
+        "actor_async",
+        MANY,
+        ops=MANY,
+        required=(("ray", 20),),
+        round_s=1.0,
+    ),
     Row("put_small", "put a small value", "put_small", SMALL, ops=SMALL, required=(("ray", 200),), round_s=0.2),
     Row("get_small", "get a small value", "get_small", SMALL, ops=SMALL, required=(("ray", 100),), round_s=0.2),
     _put("1 MiB", 1 << 20),
@@ -107,6 +126,22 @@ def blocks_for(nbytes: int) -> int:
 def stamp(x: int) -> int:
     """Return `x` and the id of the process that runs this."""
     return x << _PID_BITS | os.getpid()
+
+
+class Stamper:
+    """An actor that does what `stamp` does."""
+
+    def stamp(self, x: int) -> int:
+        """Return `x` and the id of the actor's process."""
+        return stamp(x)
+
+
+class AsyncStamper:
+    """The same with a coroutine."""
+
+    async def stamp(self, x: int) -> int:
+        """Return `x` and the id of the actor's process."""
+        return stamp(x)
 
 
 def next_stamp(x: int) -> int:

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from peers.base import Peer, now
-from workloads import blocks_for, check, check_many, look_at, next_stamp, stamp
+from workloads import AsyncStamper, Stamper, blocks_for, check, check_many, look_at, next_stamp, stamp
 
 import fastrt
 
@@ -71,6 +71,41 @@ class Fastrt(Peer):
             rounds += 1
         took = now() - start
         assert rounds == count
+        return took
+
+    # ---- actors ----
+
+    def prepare_actor_one(self, argument: int | None) -> list[Any]:
+        return [fastrt.remote(Stamper).remote()]
+
+    def actor_one(self) -> int:
+        get, remote, x = fastrt.get, self.kept["actor_one"][0].stamp.remote, self.fresh()
+        start = now()
+        value = get(remote(x))
+        took = now() - start
+        check(value, x)
+        return took
+
+    def prepare_actor_many(self, count: int) -> list[Any]:
+        return [fastrt.remote(Stamper).remote()]
+
+    def actor_many(self, count: int) -> int:
+        return self._calls(self.kept["actor_many"][0], count)
+
+    def prepare_actor_async(self, count: int) -> list[Any]:
+        return [fastrt.remote(AsyncStamper).remote()]
+
+    def actor_async(self, count: int) -> int:
+        return self._calls(self.kept["actor_async"][0], count)
+
+    def _calls(self, actor: Any, count: int) -> int:
+        get, remote, x = fastrt.get, actor.stamp.remote, self.fresh(count)
+        start = now()
+        refs = [remote(k) for k in range(x, x + count)]
+        values = get(refs)
+        del refs
+        took = now() - start
+        check_many(values, x)
         return took
 
     # ---- values ----

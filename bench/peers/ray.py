@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 from peers.base import Peer, now
-from workloads import blocks_for, check, check_many, look_at, next_stamp, stamp
+from workloads import AsyncStamper, Stamper, blocks_for, check, check_many, look_at, next_stamp, stamp
 
 
 class Ray(Peer):
@@ -77,6 +77,41 @@ class Ray(Peer):
             rounds, fetch = rounds + 1, False
         took = now() - start
         assert rounds == count
+        return took
+
+    # ---- actors ----
+
+    def prepare_actor_one(self, argument: int | None) -> list[Any]:
+        return [ray.remote(Stamper).remote()]
+
+    def actor_one(self) -> int:
+        get, remote, x = ray.get, self.kept["actor_one"][0].stamp.remote, self.fresh()
+        start = now()
+        value = get(remote(x))
+        took = now() - start
+        check(value, x)
+        return took
+
+    def prepare_actor_many(self, count: int) -> list[Any]:
+        return [ray.remote(Stamper).remote()]
+
+    def actor_many(self, count: int) -> int:
+        return self._calls(self.kept["actor_many"][0], count)
+
+    def prepare_actor_async(self, count: int) -> list[Any]:
+        return [ray.remote(AsyncStamper).remote()]
+
+    def actor_async(self, count: int) -> int:
+        return self._calls(self.kept["actor_async"][0], count)
+
+    def _calls(self, actor: Any, count: int) -> int:
+        get, remote, x = ray.get, actor.stamp.remote, self.fresh(count)
+        start = now()
+        refs = [remote(k) for k in range(x, x + count)]
+        values = get(refs)
+        del refs
+        took = now() - start
+        check_many(values, x)
         return took
 
     def put_small(self, count: int) -> int:

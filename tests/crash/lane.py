@@ -129,6 +129,7 @@ class Lane:
         scene = Scene(store_bytes)
         scene.leave_one_dead()
         scene.submit_all()
+        scene.call_all()
         return scene
 
     def finish(self, scene: Scene, dead: list[Child]) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import acting
 import work
 from victim import Victim, is_there
 from work import Expected, Wrong
@@ -78,6 +79,9 @@ class Scene:
         self.function = handles.put_scalar(self.client, b"the function")
         self.shared = [(s, work.put(self.client, s, n)) for s, n in ((1, 16), (2, 300), (3, 20000))]
         self.box = work.put(self.client, 4, 50, [ref for _, ref in self.shared])
+        self.actor, index = acting.make(self.client, self.function)
+        assert index is not None
+        self.actor_index = index
         self.expected: list[Expected] = []
         self.dead: list[tuple[int, int]] = []
         self.stall_s = 0.0  # the longest recovery
@@ -93,7 +97,8 @@ class Scene:
             return ref.objref, handles.describe(self.client, ref)["index"]
 
         return {"function": name(self.function), "shared": [(s, name(ref)) for s, ref in self.shared],
-                "box": name(self.box), "dead": list(self.dead), "sleepers": [self.client.index], "make": make,
+                "box": name(self.box), "actor": name(self.actor), "dead": list(self.dead),
+                "sleepers": [self.client.index], "make": make,
                 "spills": spills}  # fmt: skip
 
     def submit(self, op: int, seed: int, refs: Any = (), addends: int = 0, big: int = 0) -> Expected:
@@ -116,6 +121,15 @@ class Scene:
         total = work.answer(third.seed) + third.addends
         self.submit(work.SUM, 420, [third.refs[0], third.refs[0]], 2 * total, big=200)
 
+    def call_all(self) -> None:
+        """Calls of the actor: of each kind that one can run, and one that waits for another's result."""
+        for k, op in enumerate((work.INT, work.BYTES, work.BOX, work.MANY, work.NEST)):
+            made = acting.call(self.client, self.actor, op, 600 + 20 * k)
+            self.expected.append(Expected(made, op, 600 + 20 * k))
+        first = self.expected[0]
+        made = acting.call(self.client, self.actor, work.SUM, 700, [first.refs[0]])
+        self.expected.append(Expected(made, work.SUM, 700, work.answer(first.seed)))
+
     def leave_one_dead(self) -> None:
         """A client that holds one of everything, and is gone."""
         client = self.attach(clients.KIND_WORKER)
@@ -127,6 +141,8 @@ class Scene:
         waited = work.submit(client, function, work.INT, 33)[0]
         kept += [function, waited, work.submit(client, function, work.SUM, 34, [waited])]
         handles.wait_all(client, [waited], 0.0001, 0.0)
+        if acting.become(client, self.actor_index):
+            kept.append(acting.call(client, handles.acquire(client, *known["actor"]), work.INT, 35))
         task = tasks.next_task(client, 0.0, 0.0)
         if task != tasks.NO_TASK:
             kept.append(handles.result(client, task, 0, 500, work.KIND, 0))
@@ -167,8 +183,12 @@ class Scene:
         for tenant in self.dead:
             self.recover(*tenant)
         begun = time.monotonic()
-        while work.run_all(self.client, self.function) + work.admit_all(self.client):
-            continue  # what has run may be what others waited for, and these be held now
+        self._work_off()
+        acting.look_after(self.client, self.actor_index)
+        acting.become(self.client, self.actor_index)
+        acting.serve(self.client, self.actor_index, self.function)
+        self._work_off()
+        acting.serve(self.client, self.actor_index, self.function)
         for expected in self.expected:
             expected.check(self.client)
         for seed, ref in self.shared:
@@ -177,18 +197,25 @@ class Scene:
             work.read(self.client, ref)
         self.stall_s = max(self.stall_s, time.monotonic() - begun)
 
+    def _work_off(self) -> None:
+        while work.run_all(self.client, self.function) + work.admit_all(self.client):
+            continue  # what has run may be what others waited for, and these be held now
+
     def account(self) -> None:
         """Check that all locks work, drop everything, and see that nothing is left but the functions."""
         self._use_everything()
         self.expected.clear()
         self.shared.clear()
-        del self.box, self.function
+        del self.box, self.function, self.actor
         tool = self.attach(clients.KIND_TOOL)
         index = self.client.index
         self.client.close()
         self._check(tool, reserved=0)
         recovery.recover(tool, index)
+        acting.look_after(tool)
         self._check(tool, reserved=0)
+        if usage(tool)["actors"]:
+            raise Wrong(f"actors are left behind: {usage(tool)}")
         tool.close()
 
     def _use_everything(self) -> None:

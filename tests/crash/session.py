@@ -23,7 +23,7 @@ import psutil
 
 import fastrt
 from fastrt._core import clients, fsck
-from fastrt._core.clients import KIND_DAEMON, KIND_WORKER
+from fastrt._core.clients import KIND_ACTOR, KIND_DAEMON, KIND_WORKER
 from fastrt._core.segment import Segment
 from fastrt.errors import AttachError
 from fastrt.store import attach
@@ -61,6 +61,12 @@ def nested(seed: int) -> tuple[int, Any]:
     return fastrt.get(total.remote(seed, *inner)), inner
 
 
+@fastrt.remote(max_restarts=-1, max_task_retries=-1)
+class Maker:
+    def make(self, seed: int, nbytes: int) -> bytes:
+        return pattern(seed, nbytes)
+
+
 @fastrt.remote(max_retries=3)
 def begin(path: str) -> int:
     """The first attempt says that it runs, and waits to be killed; the second one says when it began."""
@@ -86,11 +92,12 @@ class Load:
         self.longest_s = 0.0
         self.values: list[tuple[int, int, Any]] = []
         self.tasks: list[tuple[str, int, int, Any]] = []
+        self.maker: Any = None
 
     def step(self) -> None:
         self.seed += 100
         seed, nbytes = self.seed, self.random.choice((8, 60, 500, 9000, 200_000))
-        what = self.random.randrange(5)
+        what = self.random.randrange(6)
         if what == 0:
             self.values.append((seed, nbytes, fastrt.put(pattern(seed, nbytes))))
         elif what == 1:
@@ -101,6 +108,9 @@ class Load:
             known = [(s, ref) for s, _, ref in self.values[-2:]]
             ref = total.remote(seed, *[ref for _, ref in known])
             self.tasks.append(("total", seed + sum(s for s, _ in known), 0, ref))
+        elif what == 4:
+            self.maker = self.maker or Maker.remote()
+            self.tasks.append(("make", seed, nbytes, self.maker.make.remote(seed, nbytes)))
         if len(self.values) > 12:
             self.check_value(*self.values.pop(0))
         while len(self.tasks) > 16:
@@ -111,6 +121,7 @@ class Load:
             self.check_value(*self.values.pop(0))
         while self.tasks:
             self.check_task(*self.tasks.pop(0))
+        self.maker = None  # not before: an actor without handles is not started again
 
     def check_value(self, seed: int, nbytes: int, ref: Any) -> None:
         assert bytes(self.get(ref)) == pattern(seed, nbytes), f"torn: value {seed} of {nbytes} bytes"
@@ -176,7 +187,7 @@ def remains() -> list[str]:
         client = store_client.require().client
         usage = fsck.usage(client)
         found = fsck.fsck(client, True)
-        if usage["objects"] != usage["functions"] or usage["tasks"]:
+        if usage["objects"] != usage["functions"] or usage["tasks"] or usage["actors"]:
             found.append(f"leaked: {usage}")
         if not found or time.monotonic() > until:
             return found
@@ -238,7 +249,7 @@ class Killer:
         until = time.monotonic() + self.seconds
         while time.monotonic() < until and self.driver.poll() is None:
             what = self.random.choices(list(MIX), list(MIX.values()))[0]
-            workers, daemons = self.pids(KIND_WORKER), self.pids(KIND_DAEMON)
+            workers, daemons = [*self.pids(KIND_WORKER), *self.pids(KIND_ACTOR)], self.pids(KIND_DAEMON)
             if what == "kill daemon" and time.monotonic() - self.daemon_killed < DAEMON_S:
                 continue
             if workers and daemons:

@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import acting
 import work
 from work import BOX, BYTES, FAIL, INT, MANY, NEST, PROMISE, RETRY, SIZES, SUM
 
-from fastrt._core import clients, demands, functions, handles, recovery, spill, tasks
+from fastrt._core import actors, clients, demands, functions, handles, recovery, spill, tasks
 from fastrt._core.clients import Client
 from fastrt._core.segment import Segment
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
@@ -22,7 +23,7 @@ class Victim:
     Args:
         name: the segment's.
         kind: of client.
-        known: what it is told by the survivor: names of objects {"function", "shared", "box", "running"} as
+        known: what it is told by the survivor: names of objects {"function", "shared", "box", "actor"} as
             (objref, index); "dead", slots with generations of dead clients that it recovers; "spills", whether it is
             the one that moves values to files; "make", whether it makes a segment of its own, too.
     """
@@ -48,7 +49,7 @@ class Victim:
 
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
-                self.demand, self.work_for_others, self.cancel, self.wait, self.spill, self.bury,
+                self.demand, self.work_for_others, self.cancel, self.wait, self.act, self.spill, self.bury,
                 self.make_segment]  # fmt: skip
 
     def read_shared(self) -> None:
@@ -174,6 +175,12 @@ class Victim:
         for slot in self.known["sleepers"]:
             c.wake(slot)
         self.kept += [first, second]
+
+    def act(self) -> None:
+        c = self.client
+        shared = handles.acquire(c, *self.known["actor"])
+        self.kept += acting.play(c, self.function, shared)[::2]
+        acting.look_after(c, actors.index_of(c, shared))
 
     def spill(self) -> None:
         """What only one process of a session does at a time: the daemon."""

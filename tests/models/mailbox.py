@@ -1,8 +1,8 @@
 """Calls of one actor: made, pushed, taken, run, cancelled; deaths of callers and of the actor's process.
 
-A record's word is (state, generation, call); `link` what it is linked to, `head` the mailbox: a cell is (record,
-generation). Calls 1 and 2 are one caller's, in this order. The ghost `ran` lists what has been run, `ended` whose
-result is decided, `made` which calls were committed.
+A record's word is (state, generation, call), ENDING with the number of who ends it; `link` what it is linked to,
+`head` the mailbox: a cell is (record, generation). Calls 1 and 2 are one caller's, in this order. The ghost `ran` lists
+what has been run, `ended` whose result is decided, `made` which calls were committed.
 Scenario `restart`: the actor's process dies and another one goes on. `cancel`: call 3, of another caller, is cancelled
 while it is in the mailbox, and its record is used again. `end`: the actor stays dead.
 """
@@ -76,11 +76,12 @@ def await_made(s: Memory) -> Any:
 
 
 class Mailbox(Model):
-    SCENARIOS: ClassVar = {"restart": 1, "cancel": 0, "end": 1}
+    SCENARIOS: ClassVar = {"restart": 1, "cancel": 0, "end": 2}
     LOCKS = ("janitor",)
     MUTANTS: ClassVar = {
         "pushed before it is READY": "cancel", "looks for DEAD after READY": "end",
-        "DEAD before the look at calls": "end", "new process looks calls up": "restart",
+        "DEAD before the look at calls": "end", "a dead caller's late call is ended": "end",
+        "new process looks calls up": "restart",
         "broken list is looked up": "cancel", "those in the making are looked up": "cancel",
         "asleep before the last look": "restart", "recovery wakes everybody": "restart",
     }  # fmt: skip
@@ -89,7 +90,8 @@ class Mailbox(Model):
         n = len(self.programs())
         return {
             "word": ((FREE, 0, 0),) * 2, "link": (None,) * 2, "head": None, "actor": "LIVE", "asleep": 0, "wake": 0,
-            "rescan": 0, "ran": (), "ended": (), "made": (), "janitor": 0, "dead": 0, "slots": ("LIVE",) * n,
+            "rescan": 0, "swept": 0, "ran": (), "ended": (), "made": (), "janitor": 0, "dead": 0,
+            "slots": ("LIVE",) * n,
         }  # fmt: skip
 
     def programs(self) -> list[tuple[str, Callable[[int], Program]]]:
@@ -136,7 +138,7 @@ class Mailbox(Model):
             (yield at(C + "_commit: FRT_ACTOR_DEAD"), load, "actor") == "DEAD"
         ):
             swap = at(C + "_commit: a64_cas_sc(x.task_words")
-            if (yield swap, swap_word, record, (READY, gen, number), ENDING):
+            if (yield swap, swap_word, record, (READY, gen, number), ENDING + str(me)):
                 yield at(K + "task_done: FRT_TASK_RESERVED"), finish, record
             return
         if (yield at(M + "mailbox_wake: a32_load_sc(&actor.asleep)"), load, "asleep"):
@@ -159,7 +161,7 @@ class Mailbox(Model):
         if (
             word[0] == READY
             and word[2] == 3
-            and (yield at("tasks.cancel: FRT_TASK_ENDING"), swap_word, record, word, ENDING)
+            and (yield at("tasks.cancel: FRT_TASK_ENDING"), swap_word, record, word, ENDING + str(me))
         ):
             yield at(K + "task_done: FRT_TASK_RESERVED"), finish, record
 
@@ -281,9 +283,18 @@ class Mailbox(Model):
                 word = yield at(R + "_scan_tasks: word = a64_load_acq"), get, "word", record
                 if word[0] == MAKING and self.made_by(word[2]) == name:
                     yield at(R + "_unsubmit: FRT_TASK_RESERVED, x.me"), give_back, record
+                elif (
+                    word[0] == READY
+                    and self.made_by(word[2]) == name
+                    and not self.no("a dead caller's late call is ended")
+                ):
+                    if (yield at(R + "_task_of_dead: FRT_ACTOR_DEAD"), load, "actor") == "DEAD" and (
+                        yield at(R + "_task_of_dead: FRT_TASK_ENDING"), swap_word, record, word, ENDING
+                    ):
+                        yield at(K + "task_done: FRT_TASK_RESERVED"), finish, record
                 elif word[0] == RUNNING and name in ("actor", "again"):
                     yield at(R + "_requeue: x.tasks[t].actor"), put, "word", record, (READY, *word[1:])
-                elif word[0] == ENDING and self.ended_by(word[2]) == name:
+                elif word[0] == ENDING + str(v):
                     yield at(K + "task_done: FRT_TASK_RESERVED"), finish, record
             if name in ("actor", "again"):
                 yield at(A + "actors_of_dead: a32_store_sc(&actor.asleep"), store, "asleep", 0
@@ -292,11 +303,14 @@ class Mailbox(Model):
             yield at(R + "recover: frt_lock_give"), unlock, "janitor"
             if not self.no("recovery wakes everybody"):
                 yield at("clients.client_wake: a32_add_sc(&slot.wake"), self.wake
-            if (yield "the daemon looks", load, "actor") == "DOWN":
-                yield from self.decide()
-            del v, name
+            actor = yield at(A + "attention: state = frt_word_state"), load, "actor"
+            if actor == "DOWN" or (
+                actor == "DEAD" and not (yield at(A + "attention: a32_load_sc(&actor.swept)"), load, "swept")
+            ):
+                yield from self.decide(me)
+            del v, name, actor, word
 
-    def decide(self) -> Program:
+    def decide(self, me: int) -> Program:
         if self.scenario == "restart":
             yield at(A + "start_again: FRT_ACTOR_WANTED"), store, "actor", "WANTED"
             return
@@ -305,14 +319,12 @@ class Mailbox(Model):
             yield at(A + "end: before the look at its calls"), store, "actor", "DEAD"
         for record in (0, 1):
             word = yield at(A + "end: word = a64_load_sc(x.task_words"), get, "word", record
-            if word[0] == READY and (yield at(A + "end: FRT_TASK_ENDING"), swap_word, record, word, ENDING):
+            if word[0] == READY and (yield at(A + "end: FRT_TASK_ENDING"), swap_word, record, word, ENDING + str(me)):
                 yield at(K + "task_done: FRT_TASK_RESERVED"), finish, record
         if late:
             yield at(A + "end: before the look at its calls"), store, "actor", "DEAD"
+        yield at(A + "end: a32_store_sc(&actor.swept"), store, "swept", 1
 
     @staticmethod
     def made_by(call: int) -> str:
         return "other" if call == 3 else "caller"
-
-    def ended_by(self, call: int) -> str:
-        return "canceller" if call == 3 else self.made_by(call)

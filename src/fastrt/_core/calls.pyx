@@ -14,6 +14,7 @@ from fastrt._core.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_count
 from fastrt._core.mailbox cimport mailbox_push, mailbox_wake
+from fastrt._core.objects cimport object_is_sealed
 from fastrt._core.records cimport task_announce, task_fill, task_forget, task_slots
 from fastrt._core.scalar cimport args_write
 from fastrt._core.tasks cimport ARGS_SCALARS
@@ -134,3 +135,13 @@ def call(Client client, Ref actor, uint32_t method, uint16_t kind, bytes args, l
     if len(args) >= 1 << 32:
         raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
     return _call(client, actor, method, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries)
+
+
+def is_call(Client client, Ref ref):
+    """Whether the value of `ref` is still to come, from a call of an actor."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t
+    client.ensure()
+    ref_use(client, ref)
+    t = a32_load_rlx(&x.entries[ref.index].task)
+    return not object_is_sealed(x, ref.index) and 0 < t <= frt_tasks(x) and x.tasks[t - 1].actor != 0

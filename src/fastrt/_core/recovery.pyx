@@ -129,6 +129,10 @@ cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     cdef int state = frt_word_state(word)
     if state == FRT_TASK_RESERVED:
         return _unsubmit(x, t)
+    if state == FRT_TASK_READY and 0 < task.actor <= frt_actors(x) and \
+            frt_word_state(a64_load_sc(&x.actors[task.actor - 1].word)) == FRT_ACTOR_DEAD:
+        # It was called when it was dead already, and its caller did not come to end the call.
+        return 1 if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))) else FRT_OK
     if state == FRT_TASK_ENDING or state >= FRT_TASK_CLAIMED and task_is_cancelled(x, t):
         return _end_here(x, t, word)
     if state == FRT_TASK_CLAIMED:

@@ -89,12 +89,15 @@ def _kind(number: int) -> str:
     from fastrt._core import clients
 
     names = {clients.KIND_DAEMON: "daemon", clients.KIND_DRIVER: "driver", clients.KIND_WORKER: "worker"}
+    names[clients.KIND_ACTOR] = "actor"
     return names.get(number, "tool")
 
 
 def _doing(row: dict[str, Any]) -> str:
     from fastrt._core import clients
 
+    if row["kind"] == clients.KIND_ACTOR:
+        return "idle" if row["task"] is None else "running a call"
     if row["kind"] != clients.KIND_WORKER:
         return ""
     if row["task"] is None:
@@ -143,7 +146,7 @@ def _show(sessions: list[dict[str, Any]]) -> None:
         for name in ("tasks done", "holds"):
             processes.add_column(name, justify="right")
         for row in session["processes"]:
-            done = f"{row['tasks_done']:,}" if row["kind"] == "worker" else ""
+            done = f"{row['tasks_done']:,}" if row["kind"] in ("worker", "actor") else ""
             processes.add_row(
                 str(row["pid"]), row["kind"], escape(row["name"]), row["doing"], done, _mib(row["bytes_held"])
             )

@@ -55,6 +55,7 @@ class Actors:
         actor = actors.of_client(self._client, client)
         if actor is not None:
             self._how[actor] = f"its process {pid} {how}"
+            self._failed.pop(actor, None)  # it had begun
 
     def tend(self) -> None:
         """Do what there is to do."""

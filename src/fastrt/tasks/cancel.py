@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from fastrt._core import calls
 from fastrt._core import tasks as core
 from fastrt._core.clients import KIND_WORKER, table
 from fastrt.errors import TaskCancelledError
@@ -18,12 +19,15 @@ def cancel(ref: ObjectRef, *, force: bool = False) -> None:
 
     A task that has not started never runs. One that runs gets a KeyboardInterrupt; with `force` its worker is
     killed. `get` on its results raises `TaskCancelledError`; it is not retried.
+    A call of an actor is cancelled alike: before it has begun; with a KeyboardInterrupt where the actor runs one call
+    at a time; with `asyncio.CancelledError` where it is a coroutine. One that runs in a thread goes on to its end.
 
     Args:
         ref: a result of the task. A reference made by `put` has no task and is left alone.
         force: kill the worker process instead of interrupting it.
     Raises:
         TypeError: `ref` is not an ObjectRef.
+        ValueError: `force` with a call of an actor: it would end all of the actor.
         StaleReferenceError: `ref` belongs to a session that has ended.
     Source:
         The semantics of `ray.cancel`.
@@ -35,7 +39,15 @@ def cancel(ref: ObjectRef, *, force: bool = False) -> None:
 
 
 def cancel_in(store: Store, ref: ObjectRef, force: bool = False) -> None:
-    """`cancel`, in the session of `store`."""
+    """`cancel`, in the session of `store`.
+
+    Raises:
+        ValueError: `force` with a call of an actor.
+    """
+    if force and calls.is_call(store.client, ref):
+        raise ValueError(
+            f"{ref!r} is the result of an actor's call: force would end the actor; use fastrt.kill for that"
+        )
     what, task, pid = core.cancel(store.client, ref)
     if what == "ending":
         store.put_error(task, TaskCancelledError(f"the task that makes {ref!r} was cancelled before it started"))

@@ -1,7 +1,11 @@
-"""An actor's process: it builds the instance, then runs the calls that come, one at a time and in order."""
+"""An actor's process: it builds the instance, then runs the calls that come.
+
+One at a time and in order, by the compiled frame that tasks run in; or several at once, see `worker.concurrent`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +18,7 @@ from fastrt.errors import format_user_traceback
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.handle import ActorPlan
+from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.main import Worker, end_child
 
 _IDLE_S = 1.0
@@ -32,49 +37,78 @@ class ActorWorker(Worker):
     def __init__(self, store: Store, actor: int, told_to_stop: Callable[[], bool], outputs: Sequence[Any] = ()) -> None:
         super().__init__(store, lambda word: None, told_to_stop, lambda: True, outputs)
         store.on_block = store.help_with = None  # an actor has no place among the workers to give away
-        self._actor = actor
-        self._plan: ActorPlan
-        self._instance: Any = None
+        self.store = store
+        self.actor = actor
+        self.told_to_stop = told_to_stop
+        self.plan: ActorPlan
         self._methods: list[Any] = []
 
     def run(self) -> None:
         """Build the instance and take calls."""
         signal.signal(signal.SIGINT, self._on_interrupt)
-        if not actors.enter(self._client, self._actor):
+        if not actors.enter(self._client, self.actor):
             return  # another process was quicker, or it was ended before it began
         try:
             self._build()
         except BaseException as exc:  # whatever the constructor raises ends the actor, and its calls say why
             text = f"its constructor raised\n{format_user_traceback(exc)}"
-            actors.end_for_good(self._client, self._actor, actors.FAILED, text)
+            actors.end_for_good(self._client, self.actor, actors.FAILED, text)
             return
-        actors.alive(self._client, self._actor)
+        actors.alive(self._client, self.actor)
         self._serve()
 
     def _build(self) -> None:
-        ref = handles.acquire(self._client, *actors.info(self._client, self._actor)["object"])
-        self._plan = self._store.load(ref)
-        _, cls = self._store.load(self._plan.cls)
-        args, kwargs = self._store.load(self._plan.init)
+        ref = handles.acquire(self._client, *actors.info(self._client, self.actor)["object"])
+        self.plan = self._store.load(ref)
+        _, cls = self._store.load(self.plan.cls)
+        args, kwargs = self._store.load(self.plan.init)
         values = [self._store.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args]
         named = {name: self._store.get(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
-        self._instance = cls(*values, **named)
-        self._methods += [getattr(self._instance, which.name) for which in self._plan.methods]
+        instance = cls(*values, **named)
+        self._methods += [getattr(instance, which.name) for which in self.plan.methods]
 
     def _serve(self) -> None:
-        inbox = Inbox(self._client, self._actor, True)
+        if any(which.is_async for which in self.plan.methods):
+            Coroutines(self).serve()
+        elif self.plan.concurrency > 1 or self.plan.groups:
+            Threads(self).serve()
+        else:
+            self._serve_in_order()
+
+    def _serve_in_order(self) -> None:
+        inbox = Inbox(self._client, self.actor, True)
         self._runner = Runner(
-            self._client, {}, self._prepare, self._seal, self._fail, end_child, self._outputs, self._methods
+            self._client, {}, self.prepare, self.seal, self.fail, end_child, self._outputs, self._methods
         )
-        while not self._told_to_stop():
+        while not self.told_to_stop():
             self._runner.serve(inbox, _IDLE_S, self._store.spin_s)
-            if actors.is_over(self._client, self._actor):
+            if actors.is_over(self._client, self.actor):
                 return
 
-    def _prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    def prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Find a call's method and load its arguments."""
         return self._methods[core.function_of(self._client, task)[1]], *self._arguments(task)
 
+    def is_async(self, task: int) -> bool:
+        """Whether a call's method is a coroutine function."""
+        return self.plan.methods[core.function_of(self._client, task)[1]].is_async
+
+    def seal(self, task: int, value: Any) -> None:
+        """Seal what a method returned, and end the call."""
+        self._flush()  # before the result: whoever gets it may end the session
+        self._seal(task, value)
+
+    def fail(self, task: int, exc: BaseException) -> None:
+        """Seal an exception as the call's results, and end the call."""
+        self._flush()
+        self._fail(task, exc)
+
+    def _flush(self) -> None:
+        for output in self._outputs:
+            if output.pending:
+                with contextlib.suppress(OSError, ValueError):
+                    output.flush()
+
     def _name(self, task: int) -> str:
         """What the call is called in messages."""
-        return f"{self._plan.name}.{self._plan.methods[core.function_of(self._client, task)[1]].name}"
+        return f"{self.plan.name}.{self.plan.methods[core.function_of(self._client, task)[1]].name}"

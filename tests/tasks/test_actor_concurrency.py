@@ -1,0 +1,240 @@
+"""Actors that run several calls at once: coroutines, threads, concurrency groups; and cancelling calls."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+import fastrt
+from fastrt.errors import ActorDiedError, TaskCancelledError
+
+pytestmark = pytest.mark.usefixtures("rt")
+SOON_S = 30.0
+
+
+def get(refs):
+    return fastrt.get(refs, timeout=SOON_S)
+
+
+@fastrt.remote
+class Meeting:
+    """Calls that wait for each other: it only ends when as many as expected run at once."""
+
+    def __init__(self, expected):
+        self.expected, self.here, self.most = expected, 0, 0
+        self.open = asyncio.Event()
+
+    async def come(self, k):
+        self.here += 1
+        self.most = max(self.most, self.here)
+        if self.here == self.expected:
+            self.open.set()
+        await self.open.wait()
+        self.here -= 1
+        return k
+
+    async def count(self):
+        return self.here
+
+    async def peak(self):
+        return self.most
+
+    async def forever(self, path):
+        try:
+            self.here += 1
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            with open(path, "w") as file:
+                file.write("cancelled")
+            raise
+
+    async def fail(self):
+        self.open.set()
+        await self.open.wait()
+        raise KeyError("lost")
+
+    async def add(self, ref_in_list, other):
+        return await ref_in_list[0] + other
+
+    def plain(self):
+        return "plain"
+
+
+@fastrt.remote
+class Threaded:
+    def __init__(self, expected):
+        self.barrier = threading.Barrier(expected, timeout=SOON_S)
+        self.names = set()
+
+    def meet(self, k):
+        self.names.add(threading.current_thread().name)
+        self.barrier.wait()
+        return k
+
+    def who(self):
+        return self.names
+
+    def fail(self):
+        raise KeyError("lost")
+
+
+@fastrt.remote(concurrency_groups={"io": 2})
+class Grouped(Threaded.cls):
+    @fastrt.method(concurrency_group="io")
+    def load(self, k):
+        self.barrier.wait()
+        return threading.current_thread().name
+
+
+@fastrt.remote
+class Slow:
+    """One call at a time."""
+
+    def __init__(self):
+        self.interrupted = 0
+
+    def hold(self, started, gate):
+        with open(started, "w"):
+            pass
+        pause = threading.Event()
+        try:
+            while not os.path.exists(gate):
+                pause.wait(0.002)
+        except KeyboardInterrupt:
+            self.interrupted += 1
+            raise
+        return "held"
+
+    def interruptions(self):
+        return self.interrupted
+
+
+def test_coroutines_run_at_once_on_one_event_loop():
+    actor = Meeting.remote(200)
+    assert get([actor.come.remote(k) for k in range(200)]) == list(range(200))
+    assert get([actor.peak.remote(), actor.plain.remote()]) == [200, "plain"]
+
+
+def test_coroutines_are_limited_by_max_concurrency(wait_until):
+    actor = Meeting.options(max_concurrency=3).remote(3)
+    assert get([actor.come.remote(k) for k in range(9)]) == list(range(9))
+    assert get(actor.peak.remote()) == 3
+
+
+def test_coroutine_awaits_references_and_its_errors_arrive():
+    actor = Meeting.remote(1)
+    assert get(actor.add.remote([fastrt.put(40)], fastrt.put(2))) == 42
+    with pytest.raises(KeyError, match="lost") as caught:
+        get(actor.fail.remote())
+    assert caught.value.task_name == "Meeting.fail"
+
+
+def test_driver_awaits_calls_of_actors():
+    async def main(actor):
+        return await asyncio.gather(*[actor.come.remote(k) for k in range(20)])
+
+    assert asyncio.run(main(Meeting.remote(20))) == list(range(20))
+
+
+def test_coroutine_that_runs_is_cancelled(tmp_path, wait_until):
+    actor = Meeting.remote(1)
+    path = tmp_path / "said"
+    running = actor.forever.remote(str(path))
+    wait_until(lambda: get(actor.count.remote()) == 1, "the call to run")
+    with pytest.raises(ValueError, match="force would end the actor"):
+        fastrt.cancel(running, force=True)
+    fastrt.cancel(running)
+    with pytest.raises(TaskCancelledError, match="while it ran"):
+        get(running)
+    assert path.read_text() == "cancelled"
+    assert get(actor.plain.remote()) == "plain"
+
+
+def test_call_that_waits_for_its_turn_is_cancelled(tmp_path, wait_until):
+    actor = Meeting.options(max_concurrency=1).remote(2)
+    first = actor.forever.remote(str(tmp_path / "said"))
+    waiting = [actor.come.remote(k) for k in range(3)]
+    fastrt.cancel(waiting[1])
+    with pytest.raises(TaskCancelledError, match="before it started"):
+        get(waiting[1])
+    fastrt.kill(actor)
+    for ref in (first, waiting[0], waiting[2]):
+        with pytest.raises(ActorDiedError):
+            get(ref)
+
+
+def test_calls_run_at_once_in_threads():
+    actor = Threaded.options(max_concurrency=4).remote(4)
+    assert get([actor.meet.remote(k) for k in range(8)]) == list(range(8))
+    assert len(get(actor.who.remote())) == 4
+    with pytest.raises(KeyError, match="lost"):
+        get(actor.fail.remote())
+
+
+def test_concurrency_groups_have_limits_of_their_own():
+    actor = Grouped.options(max_concurrency=1).remote(3)
+    names = get([actor.load.remote(0), actor.load.remote(1), actor.meet.remote(2)])
+    assert sorted(names[:2]) == ["fastrt-io_0", "fastrt-io_1"]
+    assert get(actor.who.remote()) == {"fastrt-calls_0"}
+
+
+def test_death_of_a_concurrent_actor_fails_all_that_ran():
+    actor = Meeting.options(max_restarts=1).remote(2)
+    pid = get(actor.plain.remote()) and get(pid_of.remote(actor))
+    refs = [actor.forever.remote("/dev/null") for _ in range(20)]
+    while get(actor.count.remote()) < 20:
+        pass
+    os.kill(pid, signal.SIGKILL)
+    for ref in refs:
+        with pytest.raises(ActorDiedError, match="died while it ran this call"):
+            get(ref)
+    assert get(actor.count.remote()) == 0, "the new instance is as new"
+
+
+@fastrt.remote
+def pid_of(actor):
+    from fastrt._core import actors
+    from fastrt.store.client import require
+
+    client = require().client
+    return actors.info(client, actors.index_of(client, actor._actor_ref))["pid"]
+
+
+def test_queued_and_running_calls_of_an_ordered_actor_are_cancelled(tmp_path, wait_until):
+    actor = Slow.remote()
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    running = actor.hold.remote(str(started), str(gate))
+    queued = [actor.hold.remote(str(tmp_path / f"{k}"), str(gate)) for k in range(3)]
+    wait_until(started.exists, "the call to run")
+    fastrt.cancel(queued[1])
+    with pytest.raises(TaskCancelledError, match="before it started"):
+        get(queued[1])
+    fastrt.cancel(running)
+    with pytest.raises(TaskCancelledError, match="while it ran"):
+        get(running)
+    gate.touch()
+    assert get([queued[0], queued[2], actor.interruptions.remote()]) == ["held", "held", 1]
+    assert not (tmp_path / "1").exists()
+
+
+def test_many_cancelled_calls_leave_the_others_in_order(wait_until):
+    @fastrt.remote
+    class Log:
+        def __init__(self):
+            self.seen = []
+
+        def see(self, k):
+            self.seen.append(k)
+
+        def all(self):
+            return self.seen
+
+    actor = Log.remote()
+    refs = [actor.see.remote(k) for k in range(2000)]
+    for ref in refs[1::2]:
+        fastrt.cancel(ref)
+    seen = get(actor.all.remote())
+    assert seen == sorted(seen)
+    assert set(range(0, 2000, 2)) <= set(seen)
