@@ -551,6 +551,24 @@ def test_restarted_scheduler_goes_on_with_its_members(serve: Any, join: Any, tmp
     assert again.overview().phase is Phase.READY
 
 
+def test_restart_within_a_scale_out_takes_it_back_and_the_next_one_goes_through(
+    serve: Any, join: Any, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    told: list[MemberEvent] = []
+    service = serve(1, 1, state_dir=tmp_path)
+    worker = join(service.address, WORKER, member_id="w0", on_event=told.append)
+    server = join(service.address, SERVER, member_id="s0")
+    worker.wait_ready(20)
+    scale(service, servers=1)
+    worker.wait_for(lambda: worker.phase is Phase.SCALE_OUT, 20, "the scaling to begin")
+    service.stop()
+    again = serve(1, 1, state_dir=tmp_path, address=service.address)
+    settled([worker, server], (1, 1))
+    wait_until(lambda: MemberEvent.SCALE_TAKEN_BACK in told, "word of it")
+    scale(again, servers=1)
+    settled([worker, server, join(service.address, SERVER)], (1, 2))
+
+
 def test_state_of_a_finished_cluster_is_not_taken_up(serve: Any, join: Any, tmp_path: Path) -> None:
     service, members = cluster(serve, join, 1, 0, state_dir=tmp_path)
     members[0].finish()
