@@ -1,0 +1,160 @@
+"""The core's actors without a daemon: table, mailbox, inbox, deaths."""
+
+import pytest
+
+from fastrt._core import actors, calls, fsck, handles, tasks
+from fastrt._core.inbox import Inbox
+from fastrt.errors import FastrtError, ObjectStoreFullError
+
+NO_TASK = tasks.NO_TASK
+
+
+@pytest.fixture
+def made(node, client, function):
+    """An actor that wants a process: [its reference, its index]."""
+    ref = node.put(60)
+    found = [ref, actors.create(client, ref, function.objref, "name", 1, False)]
+    del ref
+    yield found
+    found.clear()
+    for index, _ in actors.attention(client):
+        end(client, index)
+
+
+def drain(client, inbox):
+    """Run what there is; the first argument of each call."""
+    ran = []
+    while (task := inbox.next(0.0, 0.0)) != NO_TASK:
+        ran.append(tasks.arguments(client, task)[1][0])
+        tasks.finish_scalar(client, task, None)
+    return ran
+
+
+def serve(client, index, ordered=True):
+    assert actors.enter(client, index)
+    actors.alive(client, index)
+    return Inbox(client, index, ordered)
+
+
+def call(client, ref, *args):
+    return calls.call_scalars(client, ref, 0, args, 1, 0)
+
+
+def end(client, index, reason="over"):
+    for task in actors.end(client, index, reason):
+        handles.result(client, task, 0, 0, 20, 0, True).seal([])
+        tasks.finish(client, task)
+
+
+def test_calls_are_taken_in_the_order_in_which_they_were_made(client, made):
+    ref, index = made
+    before = [call(client, ref, k) for k in range(5)]
+    inbox = serve(client, index)
+    after = [call(client, ref, k) for k in range(5, 8)]
+    assert drain(client, inbox) == list(range(8))
+    assert all(handles.is_ready(client, result) for result in before + after)
+    assert actors.info(client, index)["state"] == actors.LIVE
+    assert fsck.fsck(client) == []
+
+
+def test_call_that_waits_holds_back_those_behind_it(client, function, made):
+    ref, index = made
+    argument = tasks.submit_scalars(client, function, (1,), 1, 0, 0)
+    results = [call(client, ref, k, *([argument] if k == 1 else [])) for k in range(4)]
+    ordered, free = serve(client, index), Inbox(client, index, False)
+    assert drain(client, ordered) == [0]
+    tasks.finish_scalar(client, tasks.next_task(client, 0.0, 0.0), 7)
+    assert drain(client, ordered) == [1, 2, 3]
+    assert drain(client, free) == []
+    assert len(results) == 4
+
+
+def test_cancelled_call_breaks_the_list_and_loses_nothing(client, made):
+    ref, index = made
+    results = [call(client, ref, k) for k in range(6)]
+    for k in (2, 5):
+        what, task, _ = tasks.cancel(client, results[k])
+        assert what == "ending"
+        handles.result(client, task, 0, 0, 20, 0, True).seal([])
+        tasks.finish(client, task)
+    late = call(client, ref, 6)  # in the record of one that was cancelled
+    assert drain(client, serve(client, index)) == [0, 1, 3, 4, 6]
+    assert handles.is_ready(client, late)
+
+
+def test_cells_that_were_taken_can_still_be_cancelled(client, made):
+    ref, index = made
+    results = [call(client, ref, k) for k in range(2)]
+    inbox = serve(client, index, ordered=False)
+    cells = inbox.take(0.0, 0.0)
+    what, task, _ = tasks.cancel(client, results[0])
+    assert what == "ending"
+    assert inbox.claim(cells[0]) == NO_TASK
+    handles.result(client, task, 0, 0, 20, 0, True).seal([])
+    tasks.finish(client, task)
+    assert inbox.claim(cells[0]) == NO_TASK
+    tasks.finish_scalar(client, inbox.claim(cells[1]), 1)
+
+
+def test_actor_is_released_with_its_last_reference_and_its_record_freed(client, made):
+    ref, index = made
+    inbox = serve(client, index)
+    result = call(client, ref, 1)
+    assert not actors.is_over(client, index)
+    del ref
+    made.clear()
+    assert actors.info(client, index)["released"]
+    assert not actors.is_over(client, index), "its call has not ended"
+    assert drain(client, inbox) == [1]
+    assert handles.is_ready(client, result)
+    assert actors.is_over(client, index)
+
+
+def test_call_of_a_dead_actor_is_the_callers_to_end(client, made):
+    ref, index = made
+    waiting = call(client, ref, 1)
+    end(client, index)
+    assert handles.is_ready(client, waiting)
+    with pytest.raises(calls.CallOfDead) as caught:
+        call(client, ref, 2)
+    task, result = caught.value.args
+    handles.result(client, task, 0, 0, 20, 0, True).seal([])
+    tasks.finish(client, task)
+    assert handles.is_ready(client, result)
+    assert actors.info(client, index)["reason"] == "over"
+    assert not actors.start_again(client, index)
+
+
+def test_name_is_one_actors_only_until_it_is_dead(node, client, function, made):
+    ref, index = made
+    assert actors.names(client) == ["name"]
+    assert actors.find(client, "name") == ref
+    assert actors.create(client, node.put(60), function.objref, "name", 0, False) is None
+    end(client, index)
+    assert actors.names(client) == []
+    assert actors.find(client, "name") is None
+    assert actors.create(client, node.put(60), function.objref, "name", 0, False) is not None
+
+
+def test_reference_of_no_actor_is_refused(node, client, made):
+    with pytest.raises(FastrtError, match="is no actor's"):
+        call(client, node.put(60), 1)
+    with pytest.raises(IndexError, match="no actor 5000"):
+        actors.info(client, 5000)
+    serve(client, made[1])
+    with pytest.raises(ValueError, match="has a process"):
+        end(client, made[1])
+
+
+def test_table_of_actors_may_be_full(node, client, function):
+    refs, found = [], []
+    for _ in range(1024):
+        refs.append(node.put(60))
+        found.append(actors.create(client, refs[-1], function.objref, "", 0, False))
+    with pytest.raises(ObjectStoreFullError, match="table"):
+        actors.create(client, refs[-1], function.objref, "", 0, False)
+    assert found == list(range(1024))
+    for index in found:
+        end(client, index)
+    refs.clear()
+    assert fsck.usage(client)["actors"] == 0
