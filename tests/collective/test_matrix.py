@@ -19,14 +19,16 @@ PLACES = list(itertools.product(["private", "shared"], ["in place", "out"]))
 
 def run_all_reduce(rank, world_size, name, cases):
     """Do all cases; returns how many were checked and a hash over all results."""
-    digest, count = hashlib.sha256(), 0
+    digest, count, made = hashlib.sha256(), 0, {}
     with init_group(name=name, rank=rank, world_size=world_size) as g:
         for dtype_name, op, size, where, how in cases:
             dtype = np.dtype(ml_dtypes.bfloat16 if dtype_name == "bfloat16" else dtype_name)
             n = size[0] * world_size + size[1]
-            rng = np.random.default_rng(n + len(op))
-            inputs = [rng.normal(size=n).astype(np.float32).astype(dtype) * 100 for _ in range(world_size)]
-            inputs = [a.astype(dtype) for a in inputs]
+            inputs = made.get((dtype_name, n))
+            if inputs is None:
+                rng = np.random.default_rng(n)
+                inputs = [(rng.normal(size=n) * 100).astype(np.float32).astype(dtype) for _ in range(world_size)]
+                made[dtype_name, n] = inputs
             make = g.empty if where == "shared" else np.empty
             mine = make(n, dtype)
             mine[:] = inputs[rank]
@@ -66,7 +68,8 @@ def short_cases():
 
 def long_cases():
     for dtype in reduce.DTYPES:
-        yield from ((dtype, op, size, *place) for op in ops_of(dtype) for size in MANY_SIZES for place in PLACES)
+        sizes = MANY_SIZES if dtype in ("int8", "bfloat16", "float32") else MANY_SIZES[:-3]
+        yield from ((dtype, op, size, *place) for op in ops_of(dtype) for size in sizes for place in PLACES)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -94,7 +97,8 @@ def run_moves(rank, world_size, name, sizes, dtypes):
         for n, dtype, where in itertools.product(sizes, dtypes, ["private", "shared"]):
             make = g.empty if where == "shared" else np.empty
             root = n % world_size
-            every = np.arange(world_size * world_size * n).reshape(world_size, world_size, n).astype(dtype)
+            # Small numbers: their sums are exact in every type.
+            every = (np.arange(world_size * world_size * n) % 23).reshape(world_size, world_size, n).astype(dtype)
             mine = make((world_size, n), dtype)
             mine[:] = every[rank]
             part = make(n, dtype)
