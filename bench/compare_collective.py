@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.table import Table
 
 RANK = Path(__file__).with_name("peers") / "collectives.py"
-SOURCE = str(Path(__file__).resolve().parents[1] / "src")
 KIB, MIB = 1 << 10, 1 << 20
 # Our calls as (how, where arrays are), each beside the peers' own way of the same.
 PRIVATE, PRIVATE_OUT, HEAP = ("in_place", "private"), ("out", "private"), ("in_place", "heap")
@@ -64,10 +63,10 @@ class Side:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = str(free.getsockname()[1])
             commands = [[python, *words, "--rank", str(rank), "--port", port] for rank in (0, 1)]
-            if name == "fastrt":
-                env["PYTHONPATH"] = SOURCE
         for command in commands:
-            process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            # What the others write there while they work is no error.
+            stderr = None if name == "fastrt" else subprocess.DEVNULL
+            process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=stderr)
             stack.callback(self._end, process)
         self.streams = {}
         for _ in range(2):

@@ -19,14 +19,14 @@ def test_list_names_every_suite():
     result = run("--list")
     assert result.exit_code == 0, result.output
     names = [line.split()[0] for line in result.output.splitlines()]
-    first = ["arena", "collective", "coordination", "objects", "put_get"]
+    first = ["actors", "arena", "collective", "coordination", "objects", "put_get"]
     assert names == [*first, "queue", "refcount", "scheduler", "tasks", "transfer"]
 
 
 def test_unknown_suite_is_refused():
     result = run("speed")
     assert result.exit_code == 1
-    assert "there is no suite 'speed'; there are: arena, collective, coordination" in result.output
+    assert "there is no suite 'speed'; there are: actors, arena, collective" in result.output
 
 
 def test_missing_extra_says_what_to_install(monkeypatch):

@@ -146,11 +146,16 @@ class Outgoing:
         if peer is not None:
             while not peer.orders.empty():
                 self._answered(peer.orders.get_nowait()[0])
-            for task in peer.work:
-                task.cancel()
-            task = self._loop.create_task(peer.channel.close())
+            task = self._loop.create_task(self._shut(peer))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+    async def _shut(self, peer: _Peer) -> None:
+        """Break off what is under way with a peer, and only then close its channel: a watch of a closed one fails."""
+        for task in list(peer.work):
+            task.cancel()
+        await asyncio.gather(*peer.work, return_exceptions=True)
+        await peer.channel.close()
 
     def _begin(self, peers: dict[int, _Peer], number: int, work: Any, order: Any) -> None:
         peer = peers.get(number)
