@@ -120,7 +120,7 @@ def test_held_stream_takes_nothing_until_it_is_resumed(serve: Any, wait_until: A
         wait_until(lambda count=count: len(taken) == count, "a message")
         assert not call.done()
         opened[0].resume()
-        opened[0].resume()  # asks for no second one
+    opened[0].resume()  # asks for no second one, and there is no message left that it could set free
     assert call.result(timeout=10) == b"done"
     assert taken == [b"a", b"b", b"c", None]
 
