@@ -1,5 +1,6 @@
 """Values and references around the end of a session: who is told what, and whose memory comes back."""
 
+import contextlib
 import os
 import threading
 
@@ -55,14 +56,14 @@ def test_waiting_threads_end_with_an_error_when_another_shuts_down(runtime_dir, 
 
 
 def test_views_stay_readable_after_shutdown_and_memory_of_the_rest_comes_back(runtime_dir):
-    fastrt.init(1, "64MiB", runtime_dir=runtime_dir)
+    session = fastrt.init(1, "64MiB", runtime_dir=runtime_dir).session
     kept = fastrt.get(fastrt.put(np.arange(MIB)))
     inner = fastrt.get(fastrt.put({"a": np.full(5000, 3)}))["a"]
     forgotten = fastrt.put(np.ones(40 * MIB, np.uint8))
     assert fastrt.get(echo.remote(1)) == 1
-    before = shm_used()
+    before = memory_of(session)
     fastrt.shutdown()
-    assert shm_used() < before - 39 * MIB
+    assert memory_of(session) < before - 39 * MIB
     assert kept.sum() == sum(range(MIB))
     assert inner.tolist() == [3] * 5000
     with pytest.raises(StaleReferenceError):
@@ -94,6 +95,10 @@ def test_reference_of_an_ended_session_is_refused_without_starting_another(runti
         assert fastrt.get(mine) == 2
 
 
-def shm_used():
-    info = os.statvfs("/dev/shm")
-    return (info.f_blocks - info.f_bfree) * info.f_frsize
+def memory_of(session):
+    """Bytes of a session's segment that have pages, also after it has lost its name."""
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own descriptor
+            if session in os.readlink(f"/proc/self/fd/{fd}"):
+                return os.stat(f"/proc/self/fd/{fd}").st_blocks * 512
+    raise AssertionError(f"no descriptor of the segment of session {session} is open")
