@@ -159,6 +159,10 @@ class ClusterState:
     # Members come and go
 
     def _on_register(self, event: ev.Register) -> None:
+        known = self.members.by_id.get(event.member_id)
+        if self.phase is Phase.EXIT and known is not None and known.finished:
+            self._emit(Tell([event.link], ev.Ended()))  # it was away when the others were told
+            return
         self._refuse_at_end()
         self._check_register(event)
         other = self.members.by_link.get(event.link)
