@@ -23,7 +23,7 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	$(BIN)/python -m mypy.stubtest fastrt._core --allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, long tests (8 minutes; downloads go to .cache/jax)
+check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, long tests (11 minutes; downloads go to .cache/jax)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	$(BIN)/python tests/fuzz/fuzz.py 60
 	$(BIN)/python tests/conformance/jax_envs.py

@@ -15,7 +15,7 @@ from fastrt._core.links cimport links_count, links_wait, task_result
 from fastrt._core.objects cimport *
 from fastrt._core.pool cimport pool_flush, pool_keep_task, pool_take_task
 from fastrt._core.queue cimport queue_pop, queue_push
-from fastrt._core.tasks cimport task_done
+from fastrt._core.records cimport task_done
 from fastrt._core.wait cimport wait_sealed, wait_task
 
 cdef enum:
