@@ -1,32 +1,15 @@
 """Tasks with demands in flight while processes and nodes of their cluster are killed."""
 
-import contextlib
 import fcntl
 import os
 import threading
 
 import pytest
-from cluster import RunningNode
 
 import fastrt
-from fastrt.node.daemon import sweep_sessions
 
 pytestmark = pytest.mark.long
 MORE = ("--num-workers", "2", "--resources", '{"gpu": 1}')
-
-
-@pytest.fixture
-def start(runtime_dir):
-    """Start nodes that are stopped at the end of the test."""
-    with contextlib.ExitStack() as stack:
-
-        def start_one(*options):
-            node = RunningNode(runtime_dir, *options)
-            stack.callback(node.stop)
-            return node
-
-        yield start_one
-    sweep_sessions(runtime_dir, runtime_dir.parent / "spill")  # what was killed is removed by the next that starts
 
 
 @pytest.fixture

@@ -1,30 +1,14 @@
 """What a cluster survives: the death of an uplink, of a node, of the head; and what it refuses."""
 
-import contextlib
 import os
 import subprocess
 import threading
 
 import numpy as np
 import pytest
-from cluster import START, RunningNode
+from cluster import START
 
 import fastrt
-from fastrt.node.daemon import sweep_sessions
-
-
-@pytest.fixture
-def start(tmp_path_factory, runtime_dir):
-    """Start nodes that are stopped at the end of the test."""
-    with contextlib.ExitStack() as stack:
-
-        def start_one(*options):
-            node = RunningNode(runtime_dir, *options)
-            stack.callback(node.stop)
-            return node
-
-        yield start_one
-    sweep_sessions(runtime_dir, runtime_dir.parent / "spill")  # what was killed is removed by the next that starts
 
 
 @pytest.fixture

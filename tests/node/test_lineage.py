@@ -1,29 +1,12 @@
 """Objects of a lost node: made again by running again what made them there, or lost with a reason."""
 
-import contextlib
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import RunningNode
 
 import fastrt
-from fastrt.node.daemon import sweep_sessions
-
-
-@pytest.fixture
-def start(runtime_dir):
-    """Start nodes that are stopped at the end of the test."""
-    with contextlib.ExitStack() as stack:
-
-        def start_one(*options):
-            node = RunningNode(runtime_dir, *options)
-            stack.callback(node.stop)
-            return node
-
-        yield start_one
-    sweep_sessions(runtime_dir, runtime_dir.parent / "spill")  # what was killed is removed by the next that starts
 
 
 @pytest.fixture
