@@ -7,6 +7,7 @@ import ast
 import functools
 import re
 from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,15 @@ def check_layers(files: Files) -> Complaints:
                 continue  # commands are programs that use the public names, as a user's are
             if other != mine and (other in TOP or RANK.get(other, 1) >= RANK[mine]):
                 yield f"{path}: imports {name}, but {mine} may only import what is right of it in: {LAYERS}"
+
+
+def check_no_circles(files: Files) -> Complaints:
+    """Inside a layer too; an import inside a function counts, one for type checkers only does not."""
+    code = {module_of(path): set(imports_of(path, text)) for path, text in files.items() if path.endswith(".py")}
+    try:
+        TopologicalSorter({name: imported & code.keys() for name, imported in code.items()}).prepare()
+    except CycleError as e:
+        yield "these import each other in a circle: " + " > ".join(e.args[1])
 
 
 def check_states_are_pure(files: Files) -> Complaints:
@@ -262,6 +272,13 @@ BAD = [
     (check_layers, {"src/fastrt/_core/a.pyx": "from fastrt.config import Config"}),
     (check_layers, {"src/fastrt/_core/a.pxd": "from fastrt.store.ref cimport Ref"}),
     (check_layers, {"src/fastrt/misc/a.py": ""}),
+    (
+        check_no_circles,
+        {
+            "src/fastrt/store/a.py": "import fastrt.store.b",
+            "src/fastrt/store/b.py": "def f():\n    import fastrt.store.a",
+        },
+    ),
     (check_states_are_pure, {"src/fastrt/scheduler/state.py": "from fastrt.config import Config"}),
     (
         check_states_are_pure,

@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from fastrt.rpc.aio_server import AioServer
+from fastrt.rpc.contract import Server
 from fastrt.rpc.queue_server import QueueServer
-from fastrt.rpc.server import Server
 
 
 class Recorder:

@@ -11,8 +11,9 @@ import pytest
 from fastrt.rpc.aio_server import AioServer
 from fastrt.rpc.auth import TlsFiles, refused_token
 from fastrt.rpc.channel import bearer
+from fastrt.rpc.contract import Stream
 from fastrt.rpc.queue_server import QueueServer
-from fastrt.rpc.server import Stream, open_server
+from fastrt.rpc.server import open_server
 
 OPENSSL = [
     ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca"],

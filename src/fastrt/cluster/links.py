@@ -19,7 +19,7 @@ from typing import Any
 from fastrt.cluster.events import Role
 from fastrt.cluster.framing import Frame, FramingError, Kind, Parser
 from fastrt.cluster.wire import Comm, Command, Meta, parse, request_frame
-from fastrt.rpc.server import Stream
+from fastrt.rpc.contract import Stream
 
 _BUFFER_BYTES_MAX = 256 << 20
 _CONNECT_S = 5.0

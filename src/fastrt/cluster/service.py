@@ -32,8 +32,9 @@ from fastrt.cluster.wire import EXCHANGE, SERVICE, Command, Encoder, parse_reque
 from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import ConfigError, FastrtError
 from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refuse_clear_bind, refuse_open_bind, refused_token
+from fastrt.rpc.contract import Metadata, Server, Stream
 from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import Metadata, Server, Stream, open_server
+from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 
 _log = logging.getLogger(__name__)

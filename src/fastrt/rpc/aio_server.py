@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from fastrt.rpc.server import OPTIONS, Handler, Metadata, Stream
+from fastrt.rpc.contract import OPTIONS, Handler, Metadata, Stream
 
 _log = logging.getLogger(__name__)
 

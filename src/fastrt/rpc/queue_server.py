@@ -27,7 +27,7 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc
 
-from fastrt.rpc.server import OPTIONS, Handler, Metadata, Stream
+from fastrt.rpc.contract import OPTIONS, Handler, Metadata, Stream
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from fastrt.rpc.contract import Stream
 from fastrt.rpc.descriptors import MessageSet
-from fastrt.rpc.server import Stream
 
 CHECK_PATH = "/grpc.health.v1.Health/Check"
 _WATCH_PATH = "/grpc.health.v1.Health/Watch"

@@ -23,8 +23,9 @@ from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.rpc import streams
 from fastrt.rpc.auth import refused_token
+from fastrt.rpc.contract import Metadata
 from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import Metadata, open_server
+from fastrt.rpc.server import open_server
 from fastrt.rpc.streams import Access
 from fastrt.runtime.session import Attached
 from fastrt.scheduler.client import SchedulerClient, SchedulerError

@@ -19,8 +19,9 @@ import grpc
 from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import ConfigError
 from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refused_token
+from fastrt.rpc.contract import Metadata
 from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import Metadata, open_server
+from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, Refused

@@ -23,8 +23,9 @@ from fastrt._core import stream as stream_module
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
 from fastrt.rpc.auth import TlsFiles, refuse_clear_bind, refused_token
 from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
+from fastrt.rpc.contract import Metadata, Stream
 from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import Metadata, Stream, open_server
+from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
