@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastrt.coordination import events as ev
-from fastrt.coordination.dialects import (
-    Build,
-    Dialect,
-    Method,
-    Parse,
-    describe,
-    key_values,
-    nothing,
-    table_methods,
-    version_seen,
-)
+from fastrt.coordination.dialect_newer import NewerDialect, version_seen
+from fastrt.coordination.dialects import Build, Method, Parse, nothing, table_methods
 from fastrt.coordination.events import Event
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure, Member, failure
@@ -37,7 +28,15 @@ def _error_bytes(problem: Failure) -> bytes:
     return bytes(payload.SerializeToString())
 
 
-_DIALECT = Dialect(_SERVICE, lambda member: f"/job:{member.role}/replica:0/task:{member.rank}", _error_bytes)
+def _write(member: Member) -> str:
+    return f"/job:{member.role}/replica:0/task:{member.rank}"
+
+
+def _put(info: Any, member: Member) -> None:
+    info.task.job_name, info.task.task_id = member
+
+
+_DIALECT = NewerDialect(_SERVICE, _write, _error_bytes, _CLASSES, "leader_incarnation", _put)
 
 
 def methods() -> list[Method]:
@@ -51,10 +50,6 @@ def _member(task: Any) -> Member:
 
 def _members(tasks: Any) -> tuple[Member, ...]:
     return tuple(Member(task.job_name, task.task_id) for task in tasks)
-
-
-def _response(request: Any) -> Any:
-    return _CLASSES[request.DESCRIPTOR.name.removesuffix("Request")][1]()
 
 
 def _register(request: Any, call: int, state: CoordinationState) -> Event:
@@ -74,8 +69,7 @@ def _barrier(request: Any, call: int, state: CoordinationState) -> Event:
 
 
 def _all_devices(value: Any, request: Any, state: CoordinationState) -> bytes:
-    answer = _response(request)
-    answer.leader_incarnation = state.settings.incarnation
+    answer = _DIALECT.response_with_incarnation(request, state)
     if request.HasField("local_device_info"):
         answer.cluster_device_info.CopyFrom(merge_seed_devices(value))
     else:
@@ -83,39 +77,8 @@ def _all_devices(value: Any, request: Any, state: CoordinationState) -> bytes:
     return bytes(answer.SerializeToString())
 
 
-def _incarnation(value: Any, request: Any, state: CoordinationState) -> bytes:
-    answer = _response(request)
-    answer.leader_incarnation = state.settings.incarnation
-    return bytes(answer.SerializeToString())
-
-
-def _key_value(value: Any, request: Any, state: CoordinationState) -> bytes:
-    answer = _response(request)
-    answer.kv.key, answer.kv.value = request.key, value
-    return bytes(answer.SerializeToString())
-
-
-def _states(value: Any, request: Any, state: CoordinationState) -> bytes:
-    answer = _response(request)
-    for view in value:
-        info = answer.task_state.add()
-        info.task.job_name, info.task.task_id = view.member
-        describe(view, info, _DIALECT)
-    return bytes(answer.SerializeToString())
-
-
-def _watched(value: Any, request: Any, state: CoordinationState) -> bytes:
-    answer = _response(request)
-    answer.version_number, views = value
-    for view in views:
-        info = answer.task_state.add()
-        info.task.job_name, info.task.task_id = view.member
-        describe(view, info, _DIALECT)
-    return bytes(answer.SerializeToString())
-
-
 def _alive(value: Any, request: Any, state: CoordinationState) -> bytes:
-    answer = _response(request)
+    answer = _DIALECT.response(request)
     for member, incarnation in value:
         answer.alive_tasks.add(job_name=member.role, task_id=member.rank)
         answer.incarnations.append(incarnation)
@@ -123,8 +86,8 @@ def _alive(value: Any, request: Any, state: CoordinationState) -> bytes:
 
 
 _TABLE: dict[str, tuple[Parse, Build]] = {
-    "RegisterTask": (_register, _incarnation),
-    "Heartbeat": (lambda r, c, s: ev.Heartbeat(c, _member(r.source_task), r.incarnation), _incarnation),
+    "RegisterTask": (_register, _DIALECT.incarnation),
+    "Heartbeat": (lambda r, c, s: ev.Heartbeat(c, _member(r.source_task), r.incarnation), _DIALECT.incarnation),
     "WaitForAllTasks": (_devices, _all_devices),
     "ShutdownTask": (lambda r, c, s: ev.Shutdown(c, _member(r.source_task)), nothing),
     "ResetTask": (lambda r, c, s: ev.Reset(c, _member(r.source_task)), nothing),
@@ -133,19 +96,11 @@ _TABLE: dict[str, tuple[Parse, Build]] = {
         lambda r, c, s: ev.ReportError(c, _member(r.error_origin), r.error_code, r.error_message),
         nothing,
     ),
-    "GetTaskState": (lambda r, c, s: ev.QueryMembers(c, list(_members(r.source_task))), _states),
-    "GetJobState": (lambda r, c, s: ev.QueryMembers(c, role=r.job_name), _states),
-    "WatchJobState": (lambda r, c, s: ev.WatchMembers(c, r.job_name, version_seen(r)), _watched),
-    "InsertKeyValue": (lambda r, c, s: ev.InsertKey(c, r.kv.key, r.kv.value, r.allow_overwrite), nothing),
-    "GetKeyValue": (lambda r, c, s: ev.GetKey(c, r.key), _key_value),
-    "TryGetKeyValue": (lambda r, c, s: ev.TryGetKey(c, r.key), _key_value),
-    "IncrementKeyValue": (lambda r, c, s: ev.IncrementKey(c, r.key, r.increment), _key_value),
-    "GetKeyValueDir": (
-        lambda r, c, s: ev.ListKeys(c, r.directory_key),
-        lambda value, r, s: key_values(_response(r), value),
-    ),
-    "DeleteKeyValue": (lambda r, c, s: ev.DeleteKey(c, r.key), nothing),
-    "Barrier": (_barrier, lambda value, r, s: bytes(_CLASSES["Barrier"][1](counter=value).SerializeToString())),
+    "GetTaskState": (lambda r, c, s: ev.QueryMembers(c, list(_members(r.source_task))), _DIALECT.states),
+    "GetJobState": (lambda r, c, s: ev.QueryMembers(c, role=r.job_name), _DIALECT.states),
+    "WatchJobState": (lambda r, c, s: ev.WatchMembers(c, r.job_name, version_seen(r)), _DIALECT.watched),
+    **_DIALECT.key_table(),
+    "Barrier": (_barrier, _DIALECT.counter),
     "CancelBarrier": (
         lambda r, c, s: ev.CancelBarrier(c, r.barrier_id, r.counter, _member(r.source_task)),
         nothing,

@@ -8,17 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastrt.coordination import events as ev
-from fastrt.coordination.dialects import (
-    Build,
-    Dialect,
-    Method,
-    Parse,
-    describe,
-    key_values,
-    nothing,
-    table_methods,
-    version_seen,
-)
+from fastrt.coordination.dialect_newer import NewerDialect, version_seen
+from fastrt.coordination.dialects import Build, Method, Parse, nothing, table_methods
 from fastrt.coordination.events import Event
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure, Member, failure
@@ -35,7 +26,11 @@ def _error_bytes(problem: Failure) -> bytes:
     return bytes(_Error(is_reported_error=problem.reported, source_task_id=rank).SerializeToString())
 
 
-_DIALECT = Dialect(_SERVICE, lambda member: str(member.rank), _error_bytes)
+def _put(info: Any, member: Member) -> None:
+    info.task_id = member.rank
+
+
+_DIALECT = NewerDialect(_SERVICE, lambda member: str(member.rank), _error_bytes, _CLASSES, "service_incarnation", _put)
 
 
 def methods() -> list[Method]:
@@ -62,38 +57,14 @@ def _members(state: CoordinationState, ranks: Any) -> tuple[Member, ...]:
     return tuple(Member(state.first_role, rank) for rank in ranks)
 
 
-def _response(request: Any) -> Any:
-    return _CLASSES[request.DESCRIPTOR.name.removesuffix("Request")][1]()
-
-
 def _barrier(request: Any, call: int, state: CoordinationState) -> Event:
     timeout_s = request.barrier_timeout_in_ms / 1000
     member, members = _member(state, request.source_task_id), _members(state, request.task_ids)
     return ev.EnterBarrier(call, request.barrier_id, request.counter, timeout_s, member, members)
 
 
-def _incarnation(value: Any, request: Any, state: CoordinationState) -> bytes:
-    answer = _response(request)
-    answer.service_incarnation = state.settings.incarnation
-    return bytes(answer.SerializeToString())
-
-
-def _key_value(value: Any, request: Any, state: CoordinationState) -> bytes:
-    answer = _response(request)
-    answer.kv.key, answer.kv.value = request.key, value
-    return bytes(answer.SerializeToString())
-
-
-def _watched(value: Any, request: Any, state: CoordinationState) -> bytes:
-    answer = _response(request)
-    answer.version_number, views = value
-    for view in views:
-        describe(view, answer.task_state.add(task_id=view.member.rank), _DIALECT)
-    return bytes(answer.SerializeToString())
-
-
 def _alive(value: Any, request: Any, state: CoordinationState) -> bytes:
-    answer = _response(request)
+    answer = _DIALECT.response(request)
     for member, incarnation in value:
         answer.alive_task_ids.append(member.rank)
         answer.incarnations.append(incarnation)
@@ -103,30 +74,16 @@ def _alive(value: Any, request: Any, state: CoordinationState) -> bytes:
 _TABLE: dict[str, tuple[Parse, Build]] = {
     "RegisterTask": (
         lambda r, c, s: ev.Register(c, _member(s, r.source_task_id), r.incarnation),
-        _incarnation,
+        _DIALECT.incarnation,
     ),
     "Heartbeat": (
         _checked(lambda r, c, s: ev.Heartbeat(c, _member(s, r.source_task_id), r.incarnation)),
-        _incarnation,
+        _DIALECT.incarnation,
     ),
     "ShutdownTask": (_checked(lambda r, c, s: ev.Shutdown(c, _member(s, r.source_task_id))), nothing),
-    "WatchTasks": (_checked(lambda r, c, s: ev.WatchMembers(c, s.first_role, version_seen(r))), _watched),
-    "InsertKeyValue": (
-        _checked(lambda r, c, s: ev.InsertKey(c, r.kv.key, r.kv.value, r.allow_overwrite)),
-        nothing,
-    ),
-    "GetKeyValue": (_checked(lambda r, c, s: ev.GetKey(c, r.key)), _key_value),
-    "TryGetKeyValue": (_checked(lambda r, c, s: ev.TryGetKey(c, r.key)), _key_value),
-    "IncrementKeyValue": (_checked(lambda r, c, s: ev.IncrementKey(c, r.key, r.increment)), _key_value),
-    "GetKeyValueDir": (
-        _checked(lambda r, c, s: ev.ListKeys(c, r.directory_key)),
-        lambda value, r, s: key_values(_response(r), value),
-    ),
-    "DeleteKeyValue": (_checked(lambda r, c, s: ev.DeleteKey(c, r.key)), nothing),
-    "Barrier": (
-        _checked(_barrier),
-        lambda value, r, s: bytes(_CLASSES["Barrier"][1](counter=value).SerializeToString()),
-    ),
+    "WatchTasks": (_checked(lambda r, c, s: ev.WatchMembers(c, s.first_role, version_seen(r))), _DIALECT.watched),
+    **{name: (_checked(parse), build) for name, (parse, build) in _DIALECT.key_table().items()},
+    "Barrier": (_checked(_barrier), _DIALECT.counter),
     "CancelBarrier": (
         _checked(lambda r, c, s: ev.CancelBarrier(c, r.barrier_id, r.counter, _member(s, r.source_task_id))),
         nothing,

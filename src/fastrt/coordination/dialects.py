@@ -1,4 +1,5 @@
-"""What the three wire dialects have in common; each one's own table is in a module of its name.
+"""What the three wire dialects have in common; each one's own table is in a module of its name, and what only the two
+newer ones share in `dialect_newer`.
 
 A dialect is a table of methods: how a request becomes an event, and how the answer's value becomes a response. It
 also says how it writes a member, because the words of a failure name members.
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt.coordination.events import Event, MemberView
+from fastrt.coordination.events import Event
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure, Member, failure
 from fastrt.rpc.descriptors import message_set
@@ -143,14 +144,6 @@ def nothing(value: Any, request: Any, state: CoordinationState) -> bytes:
     return b""
 
 
-def key_values(message: Any, pairs: list[tuple[str, bytes]]) -> bytes:
-    """The bytes of a response that lists keys and values in `kv`."""
-    add = message.kv.add
-    for key, value in pairs:
-        add(key=shown(key), value=value)
-    return bytes(message.SerializeToString())
-
-
 def _c_escaped(data: bytes) -> str:
     return "".join(_C_ESCAPES.get(c) or (chr(c) if 0x20 <= c < 0x7F else f"\\x{c:02x}") for c in data)
 
@@ -170,18 +163,3 @@ def table_methods(
         Method(f"/{dialect.service}/{name}", classes[name][0], parse, build, name not in READS, dialect)
         for name, (parse, build) in table.items()
     ]
-
-
-def version_seen(request: Any) -> int | None:
-    """The version that the caller of a watching method has seen; any negative number says none."""
-    return request.version_number if request.version_number >= 0 else None
-
-
-def describe(view: MemberView, info: Any, dialect: Dialect) -> None:
-    """Fill in what both newer dialects say of a member."""
-    info.state, info.incarnation = view.state, view.incarnation
-    if view.error is not None:
-        info.error_code = int(view.error.code)
-        info.error_message = dialect.message(view.error)
-        payload = Failure(view.error.code, (), source=view.member)
-        info.error_payload.ParseFromString(dialect.source_error(payload))
