@@ -8,7 +8,9 @@ descriptor) fails it. A function's check is skipped where the test shares a runt
 import contextlib
 import gc
 import os
+import random
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -61,6 +63,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def wait_until() -> Callable[..., None]:
     """The way to wait for a state in a test; see `wait_for`."""
     return wait_for
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port nobody listens on, from below those that outgoing connections are given."""
+    for _ in range(100):
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("a hundred ports are all taken")
 
 
 def is_ours(pid: int) -> bool:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -107,6 +108,31 @@ def test_missing_rank_is_named_on_every_node(ranks, name, coordinator):
     assert told[1] == told[0]
     # What is left at the coordinator misleads nobody.
     assert ranks(2, run_same_bits, name, coordinator, "AB")
+
+
+def test_ranks_find_each_other_at_a_coordinator_that_is_started_again(free_port, tmp_path, wait_until):
+    options = CoordinatorOptions(f"127.0.0.1:{free_port}", state_dir=tmp_path)
+
+    def come(rank, name):
+        return init_group(name=name, rank=rank, world_size=2, address=options.address, node=f"node{rank}")
+
+    names = ["one", "one/below", ""]  # no group's key is below another's
+    with ThreadPoolExecutor(6) as pool:
+        with Coordinator(options) as first:
+            followers = [pool.submit(come, 1, name) for name in names]
+            wait_until(lambda: first._core.state.waiting_count() == 3, "all to look for their rank 0")
+        with Coordinator(options):
+            groups = [future.result() for future in [pool.submit(come, 0, name) for name in names] + followers]
+            for done in [pool.submit(group.all_reduce, np.ones(1)) for group in groups]:
+                assert done.result()[0] == 2
+    for group in groups:
+        group.destroy()
+
+
+def test_coordinator_that_is_not_there_is_named(free_port):
+    for rank in (0, 1):
+        with pytest.raises(CollectiveTimeout, match=f"nobody answered on 127.0.0.1:{free_port}"):
+            init_group(rank=rank, world_size=2, address=f"127.0.0.1:{free_port}", timeout=0.2)
 
 
 def run_mismatch(rank, world_size, name, address, nodes):

@@ -1,8 +1,6 @@
 """A coordinator in this process, and hand-made calls in any of its dialects."""
 
 import contextlib
-import random
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -95,17 +93,6 @@ def raw() -> Iterator[Callable[[str], Raw]]:
             return made
 
         yield to
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A port nobody listens on, from below those that outgoing connections are given."""
-    for _ in range(100):
-        port = random.SystemRandom().randrange(10_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("a hundred ports are all taken")
 
 
 @pytest.fixture

@@ -14,10 +14,12 @@ import select
 import socket
 import time
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from fastrt._core.segment import boot_hash
-from fastrt.collective.directory import Directory
 from fastrt.collective.frames import dial, read_line
+from fastrt.coordination.client import Keys, open_keys
+from fastrt.coordination.errors import CoordinationError, CoordinationTimeoutError
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout
 
 _RETRY_S = 0.05
@@ -71,16 +73,18 @@ def assemble(
     listener = socket.create_server((host, 0), backlog=256)
     place = Place(rank, node, host, listener.getsockname()[1], os.getpid())
     hello = {"place": place, "world_size": world_size, "wish": wish}
-    directory = Directory(address)
+    take_part = _gather if rank == 0 else _follow
     try:
-        if rank == 0:
-            return _gather(directory, f"fastrt/groups/{name}", name, hello, listener, deadline)
-        return _follow(directory, f"fastrt/groups/{name}", name, hello, listener, deadline)
+        with open_keys(address) as keys:
+            # Quoted, because a key is deleted with all below it: no group's key may be below another's.
+            key = f"fastrt/groups/name={quote(name, safe='')}"
+            return take_part(keys, key, name, hello, listener, deadline)
+    except CoordinationError as error:
+        listener.close()
+        raise CollectiveTimeout(f"group {name!r}: the coordinator at {address}: {error}") from None
     except BaseException:
         listener.close()
         raise
-    finally:
-        directory.close()
 
 
 def _own_host(address: str) -> str:
@@ -92,13 +96,13 @@ def _own_host(address: str) -> str:
 
 
 def _gather(
-    directory: Directory, key: str, name: str, mine: dict[str, Any], listener: socket.socket, deadline: float
+    keys: Keys, key: str, name: str, mine: dict[str, Any], listener: socket.socket, deadline: float
 ) -> Assembled:
     size: int = mine["world_size"]
     group_id, token = secrets.token_hex(8), secrets.token_hex(16)
     port = listener.getsockname()[1]
     where = json.dumps({"host": mine["place"].host, "port": port, "token": token})
-    directory.set(key, where.encode(), deadline - time.monotonic())
+    keys.set(key, where, overwrite=True, timeout_s=deadline - time.monotonic())
     there: dict[int, tuple[socket.socket | None, Place]] = {0: (None, mine["place"])}
     try:
         while len(there) < size:
@@ -111,7 +115,7 @@ def _gather(
             ready, _, _ = select.select([listener], [], [], 0.05)
             if ready:
                 _admit(listener.accept()[0], there, mine, token, name)
-        directory.delete(key, max(deadline - time.monotonic(), 1.0))
+        keys.delete(key, timeout_s=max(deadline - time.monotonic(), 1.0))
         places = [there[q][1] for q in range(size)]
         _tell_all(there, {"group_id": group_id, "places": places})
         return Assembled(group_id, token, places, listener)
@@ -171,12 +175,12 @@ def _tell_all(there: dict[int, tuple[socket.socket | None, Place]], answer: dict
 
 
 def _follow(
-    directory: Directory, key: str, name: str, mine: dict[str, Any], listener: socket.socket, deadline: float
+    keys: Keys, key: str, name: str, mine: dict[str, Any], listener: socket.socket, deadline: float
 ) -> Assembled:
     while time.monotonic() < deadline:
         try:
-            where = json.loads(directory.get(key, deadline - time.monotonic()))
-        except CollectiveTimeout as error:
+            where = json.loads(keys.get(key, deadline - time.monotonic()))
+        except CoordinationTimeoutError as error:
             raise CollectiveTimeout(f"group {name!r}: rank 0 did not come in time ({error})") from None
         hello = json.dumps({**mine, "token": where["token"]}).encode()
         try:

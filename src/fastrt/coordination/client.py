@@ -1,4 +1,4 @@
-"""A member of a coordinated job, for ordinary blocking code; and the optional listener for errors reported to it.
+"""A member of a coordinated job, or a user of its keys, for blocking code; and a listener for errors told to a member.
 
 The agent proper is `AsyncAgent`. This one runs it on an event loop in a thread of its own, so that heartbeats go on
 while the caller computes, and every call here waits for its coroutine there.
@@ -6,21 +6,18 @@ while the caller computes, and every call here waits for its coroutine there.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import grpc
 
 from fastrt.coordination.agent import AsyncAgent, TaskView, connect_async
 from fastrt.coordination.errors import CoordinationError
+from fastrt.coordination.keys import AsyncKeys, open_keys_async
+from fastrt.coordination.loop import LoopThread
 from fastrt.coordination.status import Code
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.server import open_server
-
-T = TypeVar("T")
 
 _REPORT_PATH = "/tensorflow.CoordinationService/ReportErrorToTask"
 _ReportRequest = message_set("coordination_tensorflow").methods("tensorflow.CoordinationService")["ReportErrorToTask"][
@@ -28,28 +25,88 @@ _ReportRequest = message_set("coordination_tensorflow").methods("tensorflow.Coor
 ]
 
 
-class Agent:
+class Keys:
+    """The keys of a coordinator. Made by `open_keys`; its methods may be called from any thread.
+
+    Every call takes `timeout_s`; by default it takes as long as it takes, also until a coordinator is there.
+    See `AsyncKeys` for what the methods raise. A forked child cannot use its parent's: open them there anew.
+    """
+
+    def __init__(self, loop: LoopThread, keys: AsyncKeys) -> None:
+        self._loop = loop
+        self._keys = keys
+        self._closed = False
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not self._closed and not self._loop.is_inherited:
+            try:
+                self._loop.run(self._keys.__aexit__(kind, error, trace))
+            finally:
+                self._end()
+
+    def close(self) -> None:
+        """End the connection."""
+        self.__exit__(None, None, None)
+
+    def _end(self) -> None:
+        self._closed = True
+        self._loop.stop()
+
+    def set(self, key: str, value: str | bytes, overwrite: bool = False, timeout_s: float | None = None) -> None:
+        """Set a key.
+
+        Raises:
+            KeyExistsError: it is set already, and `overwrite` was not given.
+        """
+        self._loop.run(self._keys.set(key, value, overwrite, timeout_s))
+
+    def get(self, key: str, timeout_s: float | None = None) -> bytes:
+        """The value of a key; waits until there is one.
+
+        Raises:
+            CoordinationTimeoutError: it was not set in time.
+        """
+        return self._loop.run(self._keys.get(key, timeout_s))
+
+    def try_get(self, key: str, timeout_s: float | None = None) -> bytes:
+        """The value of a key.
+
+        Raises:
+            KeyMissingError: it is not set.
+        """
+        return self._loop.run(self._keys.try_get(key, timeout_s))
+
+    def get_dir(self, directory: str, timeout_s: float | None = None) -> dict[str, bytes]:
+        """All keys below a directory with their values, in order of key."""
+        return self._loop.run(self._keys.get_dir(directory, timeout_s))
+
+    def delete(self, key: str, timeout_s: float | None = None) -> None:
+        """Remove a key and all keys below it; a missing one is no error."""
+        self._loop.run(self._keys.delete(key, timeout_s))
+
+    def increment(self, key: str, amount: int = 1, timeout_s: float | None = None) -> int:
+        """Add to a decimal value, a missing one counting as 0; returns the sum.
+
+        Raises:
+            CoordinatorLostError: the coordinator broke off, and may or may not have added.
+            CoordinationError: the value is no number.
+        """
+        return self._loop.run(self._keys.increment(key, amount, timeout_s))
+
+
+class Agent(Keys):
     """One task's connection to its coordinator. Made by `connect`; its methods may be called from any thread.
 
     See `AsyncAgent` for what the methods raise. A forked child cannot use its parent's agent: connect there anew.
     """
 
-    def __init__(self, loop: _LoopThread, agent: AsyncAgent, listener: ErrorListener | None) -> None:
-        self._loop = loop
+    def __init__(self, loop: LoopThread, agent: AsyncAgent, listener: ErrorListener | None) -> None:
+        super().__init__(loop, agent)
         self._agent = agent
         self._listener = listener
-        self._closed = False
-
-    def __enter__(self) -> Agent:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._closed or self._loop.is_inherited:
-            return
-        try:
-            self._loop.run(self._agent.__aexit__(kind, error, trace))
-        finally:
-            self._end()
 
     @property
     def task_id(self) -> int:
@@ -70,47 +127,6 @@ class Agent:
     def listen_address(self) -> str | None:
         """Where `ReportErrorToTask` is served; None when `listen` was not given."""
         return None if self._listener is None else self._listener.address
-
-    def set(self, key: str, value: str | bytes, overwrite: bool = False) -> None:
-        """Set a key.
-
-        Raises:
-            KeyExistsError: it is set already, and `overwrite` was not given.
-        """
-        self._loop.run(self._agent.set(key, value, overwrite))
-
-    def get(self, key: str, timeout_s: float | None = None) -> bytes:
-        """The value of a key; waits until there is one.
-
-        Raises:
-            CoordinationTimeoutError: it was not set in time.
-        """
-        return self._loop.run(self._agent.get(key, timeout_s))
-
-    def try_get(self, key: str) -> bytes:
-        """The value of a key.
-
-        Raises:
-            KeyMissingError: it is not set.
-        """
-        return self._loop.run(self._agent.try_get(key))
-
-    def get_dir(self, directory: str) -> dict[str, bytes]:
-        """All keys below a directory with their values, in order of key."""
-        return self._loop.run(self._agent.get_dir(directory))
-
-    def delete(self, key: str) -> None:
-        """Remove a key and all keys below it; a missing one is no error."""
-        self._loop.run(self._agent.delete(key))
-
-    def increment(self, key: str, amount: int = 1) -> int:
-        """Add to a decimal value, a missing one counting as 0; returns the sum.
-
-        Raises:
-            CoordinatorLostError: the coordinator broke off, and may or may not have added.
-            CoordinationError: the value is no number.
-        """
-        return self._loop.run(self._agent.increment(key, amount))
 
     def barrier(self, barrier_id: str, timeout_s: float = 60.0, tasks: Iterable[int] | None = None) -> None:
         """Wait until all tasks (or those given) have come here. An id may be used again and again.
@@ -162,10 +178,9 @@ class Agent:
                 self._end()
 
     def _end(self) -> None:
-        self._closed = True
         if self._listener is not None:
             self._listener.stop()
-        self._loop.stop()
+        super()._end()
 
 
 def connect(
@@ -204,7 +219,7 @@ def connect(
 
     Source: `jax.distributed.initialize` and the agent behind it.
     """
-    loop = _LoopThread()
+    loop = LoopThread("This agent has left the job. Connect again.")
     try:
         agent = loop.run(
             connect_async(
@@ -230,6 +245,23 @@ def connect(
         loop.stop()
         raise
     return Agent(loop, agent, listener)
+
+
+def open_keys(address: str, *, credentials: grpc.ChannelCredentials | None = None) -> Keys:
+    """Use the keys of a coordinator without being a task of its job: nobody waits for this process, or misses it.
+
+    Args:
+        address: `host:port` of the coordinator; it is looked for at the first call.
+        credentials: for a coordinator that uses TLS.
+    Returns:
+        The keys; use them with `with`, or `close` them.
+    """
+    loop = LoopThread("These keys are closed. Open them again.")
+    try:
+        return Keys(loop, loop.run(open_keys_async(address, credentials=credentials)))
+    except BaseException:
+        loop.stop()
+        raise
 
 
 class ErrorListener:
@@ -276,62 +308,3 @@ class ErrorListener:
 
     def on_stop(self) -> None:
         """See `Handler`."""
-
-
-class _LoopThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="fastrt-coordination", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_inherited(self) -> bool:
-        """Whether this process was forked from the one that has the thread."""
-        return os.getpid() != self._pid
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine run there; an interrupt here cancels it there.
-
-        Raises:
-            CoordinationError: the loop has ended, is another process's, or is what calls here.
-        """
-        problem = self._problem()
-        if problem is not None:
-            work.close()
-            raise CoordinationError(problem, "FAILED_PRECONDITION")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function there, soon.
-
-        Raises:
-            CoordinationError: the loop has ended, or is another process's.
-        """
-        problem = self._problem()
-        if problem is not None and threading.current_thread() is not self._thread:
-            raise CoordinationError(problem, "FAILED_PRECONDITION")
-        self._loop.call_soon_threadsafe(function, *arguments)
-
-    def _problem(self) -> str | None:
-        """Why nothing can be run there, None when it can."""
-        if self.is_inherited:
-            return "This agent belongs to the process that this one was forked from. Connect here anew."
-        if self._loop.is_closed():
-            return "This agent has left the job. Connect again."
-        if threading.current_thread() is self._thread:
-            return "A callback of on_error called its own agent, which would wait for itself. Use another thread."
-        return None
-
-    def stop(self) -> None:
-        """End the loop and its thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
