@@ -10,13 +10,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
-from fastrt.coordination import connect
+from fastrt.cli.coordinator import coordinator
+from fastrt.cli.start import start
+from fastrt.coordination import KeyMissingError, connect
 from fastrt.rpc.auth import read_token
 from fastrt.scheduler import SchedulerClient, SchedulerError
 
 START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
-SERVICES = ["--scheduler-port", "0", "--coordinator-port", "0", "--num-tasks", "1"]
+JOB = ["--num-tasks", "1", "--job", "training", "--recoverable", "--clear-after-shutdown", "--heartbeat-timeout", "60"]
+SERVICES = ["--scheduler-port", "0", "--coordinator-port", "0", *JOB]
 
 
 @pytest.fixture
@@ -50,8 +54,8 @@ def kill(process, kind):
 
 def test_both_services_answer_and_survive_their_death(head, wait_until):
     process, addresses, token = head
-    with connect(addresses["coordinator"]) as agent:
-        agent.set("key", "value")
+    agent = connect(addresses["coordinator"], job="training")
+    agent.set("key", "value")
     with SchedulerClient(addresses["scheduler"], token=token) as client:
         client.register_store("127.0.0.1:1")
         ref = client.push(client.register_worker("127.0.0.1:2", "127.0.0.1:1"))
@@ -69,8 +73,26 @@ def test_both_services_answer_and_survive_their_death(head, wait_until):
             return False
 
     wait_until(is_back, "the scheduler's references", 20)
-    with connect(addresses["coordinator"]) as agent:
-        assert agent.get("key") == b"value"
+    assert agent.get("key", 20) == b"value"
+    shown = CliRunner().invoke(coordinator, ["status", "--address", addresses["coordinator"]]).output
+    agent.close()
+    assert "training/0" in shown
+    assert "recoverable" in shown
+    with connect(addresses["coordinator"], job="training") as again, pytest.raises(KeyMissingError):
+        again.try_get("key")  # cleared, as the command line says
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--clear-after-shutdown"], "--clear-after-shutdown is for the coordinator: give --coordinator-port"),
+        (["--job", "jax_worker"], "--job is for the coordinator"),
+        (["--coordinator-port", "0", "--num-tasks", "1", "--durability", "power"], "give --state-dir"),
+        (["--num-tasks", "1"], "go together"),
+    ],
+)
+def test_options_of_a_coordinator_that_make_no_sense_are_refused(words, told):
+    assert told in CliRunner().invoke(start, ["--head", *words]).output
 
 
 def test_the_scheduler_wants_the_clusters_token(head):

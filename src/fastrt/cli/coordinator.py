@@ -20,6 +20,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from fastrt.cli.job import job_options, job_settings
 from fastrt.coordination.front import Front
 from fastrt.coordination.service import Coordinator, CoordinatorOptions
 from fastrt.coordination.snapshot import SNAPSHOT_PATH
@@ -32,8 +33,6 @@ _DEFAULT_ADDRESS = "127.0.0.1:6464"
 _STATE_STYLES = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}
 _ASK_S = 10.0
 _VALUE_CHARS = 60
-_DURABILITY_HELP = "What kept state survives: the death of processes (default), or of the machine's power (an fsync)."
-_CLEAR_HELP = "When no task is connected any more, the next run finds no keys, barriers or errors of the last one."
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _count = click.IntRange(min=1, max=1_000_000_000)
 _WATCH_S_MAX = 86400.0
@@ -70,23 +69,14 @@ def _looks_inside(command: Callable[..., None]) -> Callable[..., None]:
 @click.group(invoke_without_command=True)
 @click.option("--address", default=_DEFAULT_ADDRESS, show_default=True, help="HOST:PORT of the coordinator.")
 @click.option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the job has. Needed to serve.")
-@click.option("--job", default="jax_worker", show_default=True, help="The job's name; JAX always says jax_worker.")
-@click.option("--heartbeat-timeout", default=100.0, show_default=True, help="A task silent for longer (s) is dead.")
-@click.option("--register-timeout", default=3600.0, show_default=True, help="The first task waits so long (s) for all.")
-@click.option(
-    "--shutdown-timeout", default=300.0, show_default=True, help="The first to end waits so long (s); 0: not."
-)
+@job_options()
 @click.option(
     "--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where state is kept over restarts."
 )
 @click.option("--ephemeral", is_flag=True, help="Keep nothing; the default without --state-dir.")
-@click.option("--durability", type=click.Choice(["process", "power"]), default="process", help=_DURABILITY_HELP)
-@click.option("--recoverable", is_flag=True, help="Tasks may die and come back without the others failing.")
-@click.option("--clear-after-shutdown", is_flag=True, help=_CLEAR_HELP)
 @click.option("--tls-cert", type=_file, help="PEM file: this server's certificate chain.")
 @click.option("--tls-key", type=_file, help="PEM file: its private key.")
 @click.option("--tls-ca", type=_file, help="PEM file: signs the clients' certificates, which are then demanded.")
-@click.option("--allow-anonymous", is_flag=True, help="Serve beyond this machine to clients without certificates.")
 @click.pass_context
 def coordinator(context: click.Context, /, **given: Any) -> None:
     """Serve a coordination service for JAX and TensorFlow jobs, until SIGTERM or Ctrl-C.
@@ -190,17 +180,9 @@ def _options(given: dict[str, Any]) -> CoordinatorOptions:
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
     return CoordinatorOptions(
         address=given["address"],
-        num_tasks=given["num_tasks"],
-        job=given["job"],
-        heartbeat_timeout_s=given["heartbeat_timeout"],
-        register_timeout_s=given["register_timeout"],
-        shutdown_timeout_s=given["shutdown_timeout"],
-        recoverable=given["recoverable"],
-        clear_after_shutdown=given["clear_after_shutdown"],
         state_dir=given["state_dir"],
-        power=given["durability"] == "power",
         tls=tls,
-        allow_anonymous=given["allow_anonymous"],
+        **job_settings(given),
     )
 
 

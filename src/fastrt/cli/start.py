@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
+
+from fastrt.cli.job import JOB_OPTIONS, job_options, job_settings
 
 _DEFAULT_PORT = 6465
 _DETACH_S = 30.0
@@ -46,9 +49,11 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--export", multiple=True, help="A module whose remote functions can be called through the scheduler.")
 @_option("--coordinator-port", type=_port, help="On the head: serve a coordinator for JAX there (needs --num-tasks).")
 @_option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the coordinator's job has.")
+@job_options("Coordinator: ")
 @_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where both keep their state.")
 @click.option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
-def start(**given: Any) -> None:
+@click.pass_context
+def start(context: click.Context, /, **given: Any) -> None:
     """Run a node of a cluster, until SIGTERM or Ctrl-C.
 
     One node is the head: `fastrt start --head`. The others join it: `fastrt start --address HOST:PORT`. Programs on
@@ -71,6 +76,12 @@ def start(**given: Any) -> None:
         raise click.UsageError("--export needs a scheduler: --scheduler-port on the head, elsewhere --scheduler.")
     if (given["coordinator_port"] is None) != (given["num_tasks"] is None):
         raise click.UsageError("--coordinator-port and --num-tasks go together.")
+    if given["coordinator_port"] is None:
+        for name in JOB_OPTIONS:
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                raise click.UsageError(f"--{name.replace('_', '-')} is for the coordinator: give --coordinator-port.")
+    if given["durability"] == "power" and given["state_dir"] is None:
+        raise click.UsageError("--durability power keeps state in a directory: give --state-dir.")
     try:
         if given.pop("detach"):
             _detach()
@@ -126,7 +137,7 @@ def _run(given: dict[str, Any]) -> None:
         else f"{given['host']}:{given['scheduler_port']}",
         export=given["export"],
         coordinator=None if given["coordinator_port"] is None else f"{given['host']}:{given['coordinator_port']}",
-        num_tasks=given["num_tasks"] or 1,
+        job=job_settings(given),
         state_dir=given["state_dir"],
     )
     with Node(options) as node:

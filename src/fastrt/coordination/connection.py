@@ -158,7 +158,11 @@ def _source(error: grpc.aio.AioRpcError) -> str | None:
 
 
 def message(method: str, kind: Any, **fields: Any) -> Any:
-    """A message, or a refusal of what it cannot hold."""
+    """A message of some fields.
+
+    Raises:
+        CoordinationError: it cannot hold one of them.
+    """
     try:
         return kind(**fields)
     except ValueError as error:

@@ -21,7 +21,7 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), token_file,
-            tls, insecure; num_tasks for a coordinator.
+            tls, insecure; for a coordinator job (settings of `CoordinatorOptions`).
     """
     settings = json.loads(argument)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
@@ -55,7 +55,7 @@ def _service(settings: dict[str, Any]) -> Any:
     from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 
     options = CoordinatorOptions(
-        address=settings["listen"], num_tasks=settings["num_tasks"], state_dir=settings["state_dir"], tls=access.tls
+        address=settings["listen"], state_dir=settings["state_dir"], tls=access.tls, **settings["job"]
     )
     if options.state_dir is None:
         return Coordinator(options)

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class NodeOptions:
             the head's; None: none. The node serves its object store and what it exports there.
         export: modules whose remote functions can be called through the scheduler.
         coordinator: `host:port` of a coordinator for JAX, on the head; None: none.
-        num_tasks: of the coordinator's job.
+        job: what the coordinator is told of its job, as `CoordinatorOptions` calls it.
         state_dir: where both keep their state over restarts; None keeps nothing.
     """
 
@@ -65,7 +65,7 @@ class NodeOptions:
     scheduler: str | None = None
     export: tuple[str, ...] = ()
     coordinator: str | None = None
-    num_tasks: int = 1
+    job: dict[str, Any] = field(default_factory=dict)
     state_dir: Path | None = None
 
 
@@ -194,7 +194,7 @@ class Node:
             settings |= {"workers": options.config.num_workers}
         elif name != "head":
             kept = None if options.state_dir is None else str(options.state_dir / name)
-            settings |= {"kind": name, "num_tasks": options.num_tasks, "state_dir": kept}
+            settings |= {"kind": name, "job": options.job, "state_dir": kept}
         module = _MODULES.get(name, "fastrt.runtime.served")
         child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s)
         self._children[name] = child
