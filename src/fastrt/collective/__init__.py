@@ -1,11 +1,22 @@
 """Collective operations over NumPy arrays and other CPU buffers, among processes of one machine or of several.
 
-`init_group` joins a group; see `docs/collective.md`.
+`init_group` joins a group, `create_group` makes one of actors; see `docs/collective.md`.
 """
 
+from fastrt.collective.actors import ActorGroup, create_group, get_group
 from fastrt.collective.group import Group
 from fastrt.collective.handles import Handle
 from fastrt.collective.start import init_group
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 
-__all__ = ["CollectiveMismatch", "CollectiveTimeout", "Group", "Handle", "PeerDied", "init_group"]
+__all__ = [
+    "ActorGroup",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
+    "Group",
+    "Handle",
+    "PeerDied",
+    "create_group",
+    "get_group",
+    "init_group",
+]

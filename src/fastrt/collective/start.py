@@ -51,14 +51,25 @@ def init_group(
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} in a group of {world_size}")
+    return join_group(name, rank, world_size, address, timeout, node, name)
+
+
+def join_group(
+    meeting: str, rank: int, world_size: int, address: str | None, timeout: float, node: str | None, name: str
+) -> SharedGroup | SpanningGroup:
+    """What `init_group` does, for ranks that meet under another name than the group's own.
+
+    Raises:
+        ValueError: a node, and no address.
+    """
     if address is not None:
         from fastrt.collective.assembly import node_identity  # gRPC: only who needs it pays for the import
         from fastrt.collective.spanning import SpanningGroup
 
         identity = node_identity() if node is None else node
-        return SpanningGroup.join(address, name, rank, world_size, timeout, identity, name)
+        return SpanningGroup.join(address, meeting, rank, world_size, timeout, identity, name)
     if node is not None:
         raise ValueError("node= is for groups with an address=")
     store = store_client.current()
     session = "" if store is None else store.client.segment.session
-    return SharedGroup.join(f"{session}/{name}", rank, world_size, timeout, name)
+    return SharedGroup.join(f"{session}/{meeting}", rank, world_size, timeout, name)

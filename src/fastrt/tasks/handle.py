@@ -20,7 +20,7 @@ from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments
-from fastrt.tasks.method import RETURNS_MAX, MethodPlan, whole
+from fastrt.tasks.method import CALL, RETURNS_MAX, MethodPlan, whole
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,9 @@ class ActorMethod:
 class ActorHandle:
     """A handle of an actor: `handle.method.remote(...)`. Made by `Class.remote(...)` and `fastrt.get_actor`.
 
+    Beside the class's own methods there is `handle.__fastrt_call__.remote(function, *args, **kwargs)`: the actor's
+    process calls `function(instance, *args, **kwargs)`, in its turn.
+
     Handles can be passed to tasks and other actors and stored in values. The actor ends when the last one is gone
     and the calls made until then have ended, unless it is detached.
     """
@@ -167,7 +170,7 @@ class ActorHandle:
         self._actor_plan = plan
 
     def __getattr__(self, name: str) -> ActorMethod:
-        if name.startswith("__") and name != "__call__":
+        if name.startswith("__") and name not in ("__call__", CALL):
             raise AttributeError(name)
         plan = plan_of(self)
         for which in plan.methods:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from fastrt.errors import ConfigError
 
 _SETTINGS = "__fastrt_method__"
+CALL = "__fastrt_call__"  # what every actor has: calls a function with the instance before the other arguments
+_CALL_SIGNATURE = inspect.signature(lambda function, /, *args, **kwargs: None)
 RETURNS_MAX = 10_000
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -112,7 +114,16 @@ def methods_of(cls: type, groups: dict[str, int]) -> tuple[MethodPlan, ...]:
                 name, len(plans), num_returns, group, least, most, signature, inspect.iscoroutinefunction(function)
             )
         )
+    plans.append(MethodPlan(CALL, len(plans), 1, "", 1, -1, _CALL_SIGNATURE, False))
     return tuple(plans)
+
+
+def bound_method(instance: Any, name: str) -> Callable[..., Any]:
+    """What a call of a method runs, in the actor's process."""
+    if name == CALL:
+        return lambda function, *args, **kwargs: function(instance, *args, **kwargs)
+    found: Callable[..., Any] = getattr(instance, name)
+    return found
 
 
 def constructor_of(cls: type) -> MethodPlan:

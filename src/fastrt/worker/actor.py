@@ -18,6 +18,7 @@ from fastrt.errors import format_user_traceback
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.handle import ActorPlan
+from fastrt.tasks.method import bound_method
 from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.main import Worker, end_child
 
@@ -65,7 +66,7 @@ class ActorWorker(Worker):
         values = [self._store.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args]
         named = {name: self._store.get(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
         instance = cls(*values, **named)
-        self._methods += [getattr(instance, which.name) for which in self.plan.methods]
+        self._methods += [bound_method(instance, which.name) for which in self.plan.methods]
 
     def _serve(self) -> None:
         if any(which.is_async for which in self.plan.methods):
