@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fastrt._core import arena, clients, fsck, functions, handles, recovery, spill, tasks, trace
+from fastrt._core import actors, arena, calls, clients, fsck, functions, handles, recovery, spill, tasks, trace
 from fastrt._core.clients import Client
+from fastrt._core.inbox import Inbox
 from fastrt._core.segment import Segment, sweep
 from fastrt.errors import FastrtError
 from fastrt.node.spiller import Spiller
@@ -27,15 +28,15 @@ KIND = 20  # of values that only the store could read
 REGIONS_AT = 48  # seventeen offsets; see frt_superblock
 STATIC_BYTES, CRC_AT = 224, 232
 (LOCKS, CLIENTS, CTL, ENTRIES, TASK_WORDS, TASKS, FREE_OBJECTS, FREE_TASKS, RING, FUNCTIONS, PAGES, LINKS, OWNERS, BITS,
- TRACE, PAYLOAD) = range(16)  # fmt: skip
+ TRACE, PAYLOAD, ACTORS) = range(17)  # fmt: skip
 # What is patched: the region's number (-1: the superblock), bytes of a record, how many records.
 TARGETS = (
     (-1, 2560, 1), (CLIENTS, 256, 4), (CTL, 32, 64), (ENTRIES, 128, 64), (TASK_WORDS, 8, 16), (TASKS, 256, 16),
     (FREE_OBJECTS, 4, 64), (FREE_TASKS, 4, 64), (RING, 8, 16), (FUNCTIONS, 96, 8), (PAGES, 8, 64), (LINKS, 16, 64),
-    (OWNERS, 256, 64), (BITS, 8, 64), (TRACE, 8, 16), (PAYLOAD, 256, 64),
+    (OWNERS, 256, 64), (BITS, 8, 64), (TRACE, 8, 16), (PAYLOAD, 256, 64), (ACTORS, 640, 4),
 )  # fmt: skip
 PATCH = struct.Struct("<BBBBQ")
-WORK = 12  # kinds of work; the mask has a bit for each
+WORK = 15  # kinds of work; the mask has a bit for each, and one for the other order
 
 
 class Scene:
@@ -52,7 +53,7 @@ class Scene:
         self.path = Path("/dev/shm" + self.segment.name)
         self.file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         self.size = self.segment.total_bytes
-        self.regions = struct.unpack("<16Q", os.pread(self.file, 128, REGIONS_AT))
+        self.regions = struct.unpack("<17Q", os.pread(self.file, 136, REGIONS_AT))
         self.image = list(self._data())
 
     def close(self) -> None:
@@ -91,6 +92,7 @@ class Scene:
         handles.result(worker, running, 0, 2000, KIND, 0)
         kept += [tasks.submit_scalars(driver, function, (n,), 1, 0, 0) for n in range(5)]
         kept += [tasks.submit_scalars(worker, known[1], (1,), 1, 0, 0), *known]
+        kept += self._actors(driver, other, function.objref, [put(driver, 60) for _ in range(3)], ready)
         tasks.next_task(other, 0.0, 0.0)
         _, _, index, objref = spill.candidates(daemon)[0]
         data = spill.begin(daemon, index, objref)
@@ -103,6 +105,20 @@ class Scene:
         self.objects = sorted({(ref.objref, handles.describe(ref.owner, ref)["index"]) for ref in kept})
         for client in (daemon, worker, driver, other):
             client.abandon()  # as if killed: nothing is given back
+
+    def _actors(
+        self, driver: Client, other: Client, function: int, own: list[handles.Ref], late: handles.Ref
+    ) -> list[handles.Ref]:
+        """One actor at work, one that wants a process, one that is dead; with calls under way, ready and waiting."""
+        made = [actors.create(driver, ref, function, f"actor {n}", 1, n == 1) for n, ref in enumerate(own)]
+        working, _, dead = (index for index in made if index is not None)
+        results = [calls.call_scalars(driver, ref, n, (n, late) if n == 2 else (n,), 1, 1)
+                   for ref in own for n in range(4)]  # fmt: skip
+        assert actors.enter(other, working)
+        actors.alive(other, working)
+        Inbox(other, working, True).next(0.0, 0.0)
+        actors.end(driver, dead, "killed")
+        return results
 
     def _data(self) -> Iterator[tuple[int, bytes]]:
         """The parts of the file that have memory, and are not all zeros."""
@@ -226,7 +242,8 @@ class User:
         self.refs: list[handles.Ref] = []
         self.work = [
             self.look, self.read, self.allocate, self.spill, self.pop, self.cancel, self.claim, self.submit,
-            lambda: self.bury(1), lambda: self.bury(2), self.find, lambda: self.bury(3),
+            lambda: self.bury(1), lambda: self.bury(2), self.find, lambda: self.bury(3), self.call, self.serve,
+            self.end_actors,
         ]  # fmt: skip
         assert len(self.work) == WORK
 
@@ -348,6 +365,55 @@ class User:
         attempt(functions.function_name, self.client, 5)
         for objref, _ in self.scene.objects[-3:]:
             attempt(functions.function_name, self.client, objref)
+
+    def call(self) -> None:
+        client = self.client
+        named = [attempt(actors.find, client, name) for name in attempt(actors.names, client) or []]
+        for ref in [*self.acquire(), *filter(None, named)]:
+            attempt(calls.is_call, client, ref)
+            index = attempt(actors.index_of, client, ref)
+            if index is not None:
+                attempt(actors.info, client, index)
+                attempt(actors.is_over, client, index)
+                several = (calls.call, 17, bytes(400), [ref], 1, 2, 0)
+                for call, *args in ((calls.call_scalars, (1, "two"), 1, 0), several):
+                    try:
+                        made = attempt(call, client, ref, 0, *args)
+                    except calls.CallOfDead as exc:
+                        self.carry_out(exc.args[0])
+                        made = exc.args[1]
+                    self.refs += made if isinstance(made, list) else [made] * (made is not None)
+
+    def serve(self) -> None:
+        client = self.client
+        for a, _ in attempt(actors.attention, client) or []:
+            if attempt(actors.enter, client, a):
+                attempt(actors.alive, client, a)
+                inbox = Inbox(client, a, True)
+                for _ in range(8):
+                    t = attempt(inbox.next, 0.0, 0.0)
+                    if t is None or t == tasks.NO_TASK:
+                        break
+                    self.carry_out(t)
+                free = Inbox(client, a, False)
+                for cell in attempt(free.take, 0.0, 0.0) or []:
+                    t = attempt(free.claim, cell)
+                    if t is not None and t != tasks.NO_TASK:
+                        self.carry_out(t)
+        attempt(actors.of_client, client, self.scene.slots[3][0])
+
+    def end_actors(self) -> None:
+        client = self.client
+        for a, state in attempt(actors.attention, client) or []:
+            if state == actors.DOWN and attempt(actors.start_again, client, a):
+                continue
+            attempt(actors.end_for_good, client, a, actors.KILLED, "ended")
+            try:
+                ending = attempt(actors.end, client, a, "over")
+            except ValueError:  # it has a process by now, as the damaged record says
+                continue
+            for t in ending or []:
+                self.carry_out(t)
 
     def bury(self, member: int) -> None:
         found = attempt(recovery.recover, self.client, self.scene.slots[member][0])
