@@ -139,7 +139,7 @@ def test_what_is_no_group_is_refused(members, tmp_path):
         get_group()
     gate = str(tmp_path / "gate")
     busy = members[1].is_busy.remote(gate)
-    with pytest.raises(CollectiveTimeout, match="they are busy: (0, )?1"):  # on a busy machine rank 0 may be, too
+    with pytest.raises(CollectiveTimeout, match=r"they are busy: (0, )?1"):  # on a busy machine rank 0 may be, too
         create_group(members, timeout=0.3)
     open(gate, "w").close()
     get(busy)

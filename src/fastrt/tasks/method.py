@@ -30,7 +30,7 @@ class MethodPlan:
         num_returns: results of a call.
         group: its concurrency group; "": the default one.
         least, most: positional arguments that a call without keywords may have; most -1: any number.
-        signature: without `self`, its annotations and the values of defaults; None where there is none.
+        signature: without `self`, its annotations and defaults that are not plain; None where there is none.
         is_async: whether it is a coroutine function.
     """
 
@@ -153,10 +153,12 @@ def _signature_of(function: Any, skip: int) -> inspect.Signature | None:
         return None
     if skip and (not parameters or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL):
         skip = 0  # def method(*args): `self` is among them
-    # Defaults and annotations may be anything, also what cannot be pickled; that there is a default is all that counts.
-    return inspect.Signature(
-        [p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else ...) for p in parameters[skip:]]
-    )
+    # Annotations and defaults may be anything, also what cannot be pickled: the plain ones are kept, for messages.
+    return inspect.Signature([p.replace(annotation=p.empty, default=_default(p.default)) for p in parameters[skip:]])
+
+
+def _default(value: object) -> object:
+    return value if value is inspect.Parameter.empty or type(value) in (int, float, bool, str, type(None)) else ...
 
 
 def _arity(signature: inspect.Signature | None) -> tuple[int, int]:
