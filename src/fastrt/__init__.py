@@ -1,5 +1,7 @@
 """fastrt: a distributed runtime for Python whose hot paths are compiled."""
 
+from typing import TYPE_CHECKING, Any
+
 from fastrt.errors import (
     ActorDiedError,
     ActorNotFoundError,
@@ -38,6 +40,10 @@ from fastrt.tasks.handle import ActorHandle, get_actor, kill, list_named_actors
 from fastrt.tasks.method import method
 from fastrt.tasks.remote import RemoteFunction
 
+if TYPE_CHECKING:
+    from fastrt import util
+    from fastrt.util.executor import Executor
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -48,6 +54,7 @@ __all__ = [
     "ArenaCorrupt",
     "AttachError",
     "ConfigError",
+    "Executor",
     "FastrtError",
     "ForkedRuntimeError",
     "FunctionNotFoundError",
@@ -84,5 +91,19 @@ __all__ = [
     "put",
     "remote",
     "shutdown",
+    "util",
     "wait",
 ]
+
+# What is imported when it is first used: a program that does without should not pay for it.
+_LAZY = {"Executor": ("fastrt.util.executor", "Executor"), "util": ("fastrt.util", "")}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    module, attribute = _LAZY[name]
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found

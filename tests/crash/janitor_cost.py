@@ -1,6 +1,6 @@
 """What recovery costs with many objects alive when the dead client held ten: it must not grow with the others.
 
-    python tests/crash/janitor_cost.py 1000000
+python tests/crash/janitor_cost.py 1000000
 """
 
 import os

@@ -149,9 +149,7 @@ class Scene:
         client.abandon()
         self.dead.append((client.index, client.gen))
 
-    def victim(
-        self, kind: int, turn: int, arm: Callable[[], None], make: bool = False, spills: bool = False
-    ) -> Child:
+    def victim(self, kind: int, turn: int, arm: Callable[[], None], make: bool = False, spills: bool = False) -> Child:
         """Fork a process that arms its own death and walks."""
         known = self.known(make, spills)
 
@@ -241,4 +239,3 @@ class Scene:
     def close(self) -> None:
         self.client.abandon()
         self.segment.unlink()
-

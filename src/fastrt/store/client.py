@@ -66,6 +66,7 @@ class Store:
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
+        self.watcher: Any = None  # the thread that waits for many, see `store.watch`
 
     def close(self) -> None:
         """Leave the session. Whoever is among `users` is told to let go of it, by a call of `forget()`."""
@@ -296,7 +297,7 @@ class Store:
             for ref in refs:
                 while self.help_with(ref):
                     pass
-        with self._blocked():
+        with self.blocked():
             if not handles.wait_all(self.client, refs, timeout, 0.0):
                 waiting = [ref for ref in refs if not handles.is_ready(self.client, ref)]
                 raise GetTimeoutError(
@@ -318,11 +319,11 @@ class Store:
             ready, others = handles.wait_some(self.client, refs, num_returns, 0, 0.0)
         if len(ready) == num_returns or timeout == 0:
             return ready, others
-        with self._blocked():
+        with self.blocked():
             return handles.wait_some(self.client, refs, num_returns, timeout, 0.0)
 
     @contextmanager
-    def _blocked(self) -> Iterator[None]:
+    def blocked(self) -> Iterator[None]:
         """Around a sleep: a worker gives its place to another meanwhile."""
         on_block = self.on_block
         if on_block is None:
@@ -503,10 +504,16 @@ def _restore(session: str, objref: int, index: int) -> ObjectRef:
     return ref
 
 
+def _when_ready(ref: ObjectRef, told: Callable[[ObjectRef, BaseException | None], None]) -> None:
+    from fastrt.store.watch import when_ready  # here: it is above this module, and few need its thread
+
+    refuse_stale(ref)
+    when_ready(require(), ref, told)
+
+
 os.register_at_fork(after_in_child=_forget_lock_after_fork)
 ref_module.install_hooks(
     restore=_restore,
     get=get,
-    wait_some=lambda refs, timeout: wait(refs, timeout=timeout),
-    is_ready=lambda ref: handles.is_ready(require().client, ref),
+    when_ready=_when_ready,
 )

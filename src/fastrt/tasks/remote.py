@@ -82,7 +82,7 @@ class RemoteFunction:
         _check_options(options)
         return make(**{**settings, **options})
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Submit a task that calls the function.
 
         Args:
@@ -161,7 +161,7 @@ class DemandingFunction(RemoteFunction):
     def __reduce__(self) -> tuple[Any, ...]:
         return _empty, (DemandingFunction,), {**self._settings(), "demand": self._demand}, None, None, _fill
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Submit a task that calls the function, once what it demands is free; see `RemoteFunction.remote`."""
         bound = self._bound
         if bound is None or bound[0] is not store_client.current():

@@ -1,0 +1,26 @@
+"""Interfaces that programs know from elsewhere, over tasks and actors; each is imported when it is first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastrt.util.actor_pool import ActorPool
+    from fastrt.util.executor import Executor
+    from fastrt.util.pool import Pool
+
+__all__ = ["ActorPool", "Executor", "Pool"]
+
+_HOMES = {
+    "ActorPool": "fastrt.util.actor_pool",
+    "Executor": "fastrt.util.executor",
+    "Pool": "fastrt.util.pool",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

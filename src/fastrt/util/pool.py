@@ -1,0 +1,355 @@
+"""`fastrt.util.Pool`: the interface of `multiprocessing.Pool` over the session's workers.
+
+Its processes are the workers that there are anyway: none is started for it and none ends with it, so what one keeps
+in globals outlives the pool, and `maxtasksperchild` is refused.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import itertools
+import multiprocessing
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from fastrt.runtime.nodes import cluster_resources
+from fastrt.util.batch import chunks_of
+from fastrt.util.calls import run_chunk
+from fastrt.util.executor import Executor
+from fastrt.util.futures import TaskFuture
+
+_CHUNKS_PER_WORKER = 4  # as the standard library has it
+_AHEAD = 1000  # tasks that an imap submits before their results are asked for
+
+Callback = Callable[[Any], object]
+
+
+class AsyncResult:
+    """What the `_async` methods of a pool return: results to come."""
+
+    def __init__(
+        self,
+        futures: list[TaskFuture],
+        collect: Callable[[list[Any]], Any],
+        callback: Callback | None,
+        error_callback: Callback | None,
+    ) -> None:
+        self._futures = futures
+        self._collect = collect
+        self._callback = callback
+        self._error_callback = error_callback
+        self._missing = len(futures)
+        self._lock = threading.Lock()
+        if callback is not None or error_callback is not None:
+            for future in futures:
+                future.add_done_callback(self._one_done)
+            if not futures and callback is not None:
+                callback(collect([]))
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait until all calls have ended; return the results, or raise what the first that failed has raised.
+
+        Args:
+            timeout: seconds to wait at most; None waits for ever.
+        Raises:
+            multiprocessing.TimeoutError: the timeout passed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for future in self._futures:
+            try:
+                future.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except concurrent.futures.TimeoutError:
+                raise multiprocessing.TimeoutError from None
+            except concurrent.futures.CancelledError:
+                continue
+        return self._collect([future.result() for future in self._futures])
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the results are there, or the timeout has passed."""
+        try:
+            self.get(timeout)
+        except Exception:  # whatever it is, it is for `get`
+            return
+
+    def ready(self) -> bool:
+        """Whether all calls have ended."""
+        return all(future.done() for future in self._futures)
+
+    def successful(self) -> bool:
+        """Whether no call raised.
+
+        Raises:
+            ValueError: not all have ended.
+        """
+        if not self.ready():
+            raise ValueError(f"{self!r} is not ready: wait for it first")
+        return all(not future.cancelled() and future.exception() is None for future in self._futures)
+
+    def _one_done(self, future: concurrent.futures.Future[Any]) -> None:
+        with self._lock:
+            self._missing -= 1
+            if self._missing:
+                return
+        try:
+            value = self.get(0)
+        except BaseException as exc:  # what the call raised
+            if self._error_callback is not None:
+                self._error_callback(exc)
+        else:
+            if self._callback is not None:
+                self._callback(value)
+
+
+class ImapIterator:
+    """What `imap` and `imap_unordered` return. It submits some tasks ahead of those whose results were taken."""
+
+    def __init__(self, start: Callable[[Any], TaskFuture], chunks: Iterator[Any], in_order: bool) -> None:
+        self._start = start
+        self._chunks = chunks
+        self._in_order = in_order
+        self._lock = threading.RLock()
+        self._pending: deque[TaskFuture] = deque()  # in order
+        self._out: set[TaskFuture] = set()  # not in order
+        self._done: deque[TaskFuture] = deque()
+        self._came = threading.Semaphore(0)
+        self._values: deque[Any] = deque()
+        self.fill(_AHEAD)
+
+    def __iter__(self) -> ImapIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def next(self, timeout: float | None = None) -> Any:
+        """Return the next result, or raise what its call raised.
+
+        Args:
+            timeout: seconds to wait at most; None waits for ever.
+        Raises:
+            StopIteration: there are no more.
+            multiprocessing.TimeoutError: the timeout passed.
+        """
+        while not self._values:
+            self._values.extend(self._next_ended(timeout).result())
+        return self._values.popleft()
+
+    def fill(self, most: float) -> None:
+        """Submit tasks until `most` are waited for."""
+        with self._lock:
+            while len(self._pending) + len(self._out) + len(self._done) < most:
+                try:
+                    chunk = next(self._chunks)
+                except StopIteration:
+                    return
+                future = self._start(chunk)
+                if self._in_order:
+                    self._pending.append(future)
+                else:
+                    self._out.add(future)
+                    future.add_done_callback(self._one_done)
+
+    def _next_ended(self, timeout: float | None) -> TaskFuture:
+        self.fill(_AHEAD)
+        if self._in_order:
+            if not self._pending:
+                raise StopIteration
+            try:
+                self._pending[0].exception(timeout)
+            except concurrent.futures.TimeoutError:
+                raise multiprocessing.TimeoutError from None
+            except concurrent.futures.CancelledError:
+                pass  # for `result`
+            return self._pending.popleft()
+        with self._lock:
+            if not self._out and not self._done:
+                raise StopIteration
+        if not self._came.acquire(timeout=timeout):
+            raise multiprocessing.TimeoutError
+        return self._done.popleft()
+
+    def _one_done(self, future: Any) -> None:
+        with self._lock:
+            self._out.discard(future)
+            self._done.append(future)
+        self._came.release()
+
+
+class Pool:
+    """Runs calls in the workers of the session, which it starts if there is none.
+
+    Args:
+        processes: how many tasks may run at once; default: as many as the cluster has CPUs.
+        initializer: called in each worker before its first task of this pool. If it raises, every call raises
+            `BrokenExecutor`; the standard library starts processes for ever.
+        initargs: its arguments.
+        maxtasksperchild: must be None: the workers are not the pool's to end.
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+    Source:
+        `multiprocessing.pool.Pool`.
+    """
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        maxtasksperchild: int | None = None,
+    ) -> None:
+        if maxtasksperchild is not None:
+            raise ValueError(
+                f"maxtasksperchild={maxtasksperchild!r} is not supported: a pool's tasks run in the workers of the "
+                "session, which others use too; for processes that end, make actors"
+            )
+        if processes is not None and (not isinstance(processes, int) or processes < 1):
+            raise ValueError(f"processes is {processes!r}; it must be a whole number from 1 on")
+        self._executor = Executor(processes, initializer=initializer, initargs=tuple(initargs))
+        self._processes = processes
+        self._state = "running"
+        self._imaps: weakref.WeakSet[ImapIterator] = weakref.WeakSet()
+
+    def __enter__(self) -> Pool:
+        self._check_running()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.terminate()
+
+    def __repr__(self) -> str:
+        return f"<fastrt.util.Pool {self._state}, processes={self._processes}>"
+
+    def __reduce__(self) -> Any:
+        raise NotImplementedError("a pool cannot be sent to another process; make one there")
+
+    def apply(self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: dict[str, Any] | None = None) -> Any:
+        """Call `func(*args, **kwds)` in a worker and return what it returns."""
+        return self.apply_async(func, args, kwds).get()
+
+    def apply_async(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: dict[str, Any] | None = None,
+        callback: Callback | None = None,
+        error_callback: Callback | None = None,
+    ) -> AsyncResult:
+        """As `apply`, without waiting.
+
+        Args:
+            func, args, kwds: the call.
+            callback: called with the result, in a thread of this process; it must not block.
+            error_callback: called with the exception instead.
+        """
+        self._check_running()
+        future = self._executor.submit(func, *args, **(kwds or {}))
+        return AsyncResult([future], lambda values: values[0], callback, error_callback)
+
+    def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
+        """Call `func` with each item; a list of the results.
+
+        Args:
+            func: anything that can be called and pickled.
+            iterable: the items.
+            chunksize: how many calls make one task; default: such that there are 4 tasks for each worker.
+        """
+        return self.map_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
+
+    def map_async(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        callback: Callback | None = None,
+        error_callback: Callback | None = None,
+    ) -> AsyncResult:
+        """As `map`, without waiting; callbacks as for `apply_async`."""
+        return self._map(func, [(item,) for item in iterable], chunksize, callback, error_callback)
+
+    def starmap(
+        self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
+    ) -> list[Any]:
+        """As `map`, with each item the arguments of a call."""
+        return self.starmap_async(func, iterable, chunksize).get()  # type: ignore[no-any-return]
+
+    def starmap_async(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+        callback: Callback | None = None,
+        error_callback: Callback | None = None,
+    ) -> AsyncResult:
+        """As `starmap`, without waiting; callbacks as for `apply_async`."""
+        return self._map(func, [tuple(item) for item in iterable], chunksize, callback, error_callback)
+
+    def imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> ImapIterator:
+        """As `map`, as an iterator that reads `iterable` some way ahead of its results."""
+        return self._imap(func, iterable, chunksize, True)
+
+    def imap_unordered(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> ImapIterator:
+        """As `imap`, with the results in the order in which they come."""
+        return self._imap(func, iterable, chunksize, False)
+
+    def close(self) -> None:
+        """Take no more calls."""
+        if self._state == "running":
+            self._state = "closed"
+
+    def terminate(self) -> None:
+        """Take no more calls, cancel those there are, and end the workers that run them (others take their place)."""
+        self._state = "terminated"
+        self._executor.kill()
+
+    def join(self) -> None:
+        """Wait until all calls have ended.
+
+        Raises:
+            ValueError: the pool still takes calls: `close` or `terminate` it first.
+        """
+        if self._state == "running":
+            raise ValueError("Pool is still running; close or terminate it first")
+        if self._state == "closed":
+            for imap in list(self._imaps):
+                imap.fill(float("inf"))
+        self._executor.wait_idle()
+
+    def _map(
+        self,
+        func: Callable[..., Any],
+        rows: list[tuple[Any, ...]],
+        chunksize: int | None,
+        callback: Callback | None,
+        error_callback: Callback | None,
+    ) -> AsyncResult:
+        self._check_running()
+        if chunksize is None:
+            workers = self._processes or int(cluster_resources().get("CPU", 1)) or 1
+            chunksize = max(1, -(-len(rows) // (workers * _CHUNKS_PER_WORKER)))
+        _check_chunksize(chunksize)
+        run = functools.partial(run_chunk, func)
+        futures = [self._executor.submit(run, chunk) for chunk in chunks_of(rows, chunksize)]
+        return AsyncResult(futures, lambda values: list(itertools.chain(*values)), callback, error_callback)
+
+    def _imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, in_order: bool) -> ImapIterator:
+        self._check_running()
+        _check_chunksize(chunksize)
+        start = functools.partial(self._executor.submit, functools.partial(run_chunk, func))
+        made = ImapIterator(start, chunks_of(((item,) for item in iterable), chunksize), in_order)
+        self._imaps.add(made)
+        return made
+
+    def _check_running(self) -> None:
+        if self._state != "running":
+            raise ValueError(f"Pool not running: it is {self._state}")
+
+
+def _check_chunksize(chunksize: Any) -> None:
+    if isinstance(chunksize, bool) or not isinstance(chunksize, int) or chunksize < 1:
+        raise ValueError(f"chunksize is {chunksize!r}; it must be a whole number from 1 on")
