@@ -13,6 +13,7 @@ from fastrt.errors import ConfigError, FastrtError, NotInitializedError
 from fastrt.runtime.nodefile import find_node
 from fastrt.runtime.session import Attached, Runtime, start
 from fastrt.store import client as store_client
+from fastrt.store import watch
 from fastrt.store.client import Store
 
 _STORE_BYTES_ANY = 64 << 20  # so that a machine with no room for another store can still use the one it has
@@ -120,5 +121,6 @@ def _forget_after_fork() -> None:
 
 
 store_client.install(start=_start_default)
+watch.install()
 os.register_at_fork(after_in_child=_forget_after_fork)
 atexit.register(shutdown)

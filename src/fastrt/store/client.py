@@ -504,16 +504,8 @@ def _restore(session: str, objref: int, index: int) -> ObjectRef:
     return ref
 
 
-def _when_ready(ref: ObjectRef, told: Callable[[ObjectRef, BaseException | None], None]) -> None:
-    from fastrt.store.watch import when_ready  # here: it is above this module, and few need its thread
-
-    refuse_stale(ref)
-    when_ready(require(), ref, told)
-
-
 os.register_at_fork(after_in_child=_forget_lock_after_fork)
 ref_module.install_hooks(
     restore=_restore,
     get=get,
-    when_ready=_when_ready,
 )

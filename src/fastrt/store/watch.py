@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from fastrt._core.pending import Watch
 from fastrt.errors import FastrtError, NotInitializedError
+from fastrt.store import client as store_client
+from fastrt.store import ref as ref_module
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 
@@ -101,6 +103,16 @@ def when_ready(store: Store, ref: ObjectRef, told: Told) -> None:
             if watcher is None:
                 watcher = store.watcher = Watcher(store)
     watcher.add(ref, told)
+
+
+def install() -> None:
+    """Let references make futures."""
+    ref_module.install_hooks(when_ready=_when_ready)
+
+
+def _when_ready(ref: ObjectRef, told: Told) -> None:
+    store_client.refuse_stale(ref)
+    when_ready(store_client.require(), ref, told)
 
 
 def _forget_lock_after_fork() -> None:
