@@ -90,7 +90,8 @@ def processes() -> dict[str, int]:
     for pid in ours - {os.getpid()}:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            found[f"process {pid} ({process.status()}): {' '.join(process.cmdline()) or process.name()}"] = pid
+            # Not its state: one that is there all the time may run at one look and sleep at the next.
+            found[f"process {pid}: {' '.join(process.cmdline()) or process.name()}"] = pid
     return found
 
 
