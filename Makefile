@@ -25,6 +25,7 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 
 check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, long tests (11 minutes; downloads go to .cache/jax)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
+	-$(BIN)/python -m pip install --quiet --only-binary :all: joblib scikit-learn "dask[array]"
 	$(BIN)/python tests/fuzz/fuzz.py 60
 	$(BIN)/python tests/conformance/jax_envs.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance

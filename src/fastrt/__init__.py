@@ -96,7 +96,12 @@ __all__ = [
 ]
 
 # What is imported when it is first used: a program that does without should not pay for it.
-_LAZY = {"Executor": ("fastrt.util.executor", "Executor"), "util": ("fastrt.util", "")}
+_LAZY = {
+    "Executor": ("fastrt.util.executor", "Executor"),
+    "dask": ("fastrt.dask", ""),
+    "joblib": ("fastrt.joblib", ""),
+    "util": ("fastrt.util", ""),
+}
 
 
 def __getattr__(name: str) -> Any:
