@@ -8,13 +8,17 @@ if TYPE_CHECKING:
     from fastrt.util.actor_pool import ActorPool
     from fastrt.util.executor import Executor
     from fastrt.util.pool import Pool
+    from fastrt.util.queue import Empty, Full, Queue
 
-__all__ = ["ActorPool", "Executor", "Pool"]
+__all__ = ["ActorPool", "Empty", "Executor", "Full", "Pool", "Queue"]
 
 _HOMES = {
     "ActorPool": "fastrt.util.actor_pool",
+    "Empty": "fastrt.util.queue",
     "Executor": "fastrt.util.executor",
+    "Full": "fastrt.util.queue",
     "Pool": "fastrt.util.pool",
+    "Queue": "fastrt.util.queue",
 }
 
 

@@ -33,6 +33,26 @@ class InitializerFailedError(BrokenExecutor):
     """The initializer raised in a worker, so no call can be run. Its traceback is in the message."""
 
 
+class Kept:
+    """A callable that many calls share: it is sent once, as it is at the first of them."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self._refs: tuple[Store, list[ObjectRef]] | None = None
+
+    def refs(self) -> list[ObjectRef]:
+        """The reference to it in this process's session."""
+        store = store_client.require()
+        if self._refs is None or self._refs[0] is not store:
+            self._refs = (store, [store.put(self.fn)])
+            store.users.add(self)
+        return self._refs[1]
+
+    def forget(self) -> None:
+        """Let go of the session that has ended, or its segment would stay mapped."""
+        self._refs = None
+
+
 class Calls:
     """Starts calls of any callables as tasks.
 
@@ -49,11 +69,11 @@ class Calls:
         self._setup = None if initializer is None else (os.urandom(16), initializer, initargs)
         self._setup_ref: tuple[Store, ObjectRef] | None = None
 
-    def start(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef:
+    def start(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef:
         """Submit one call.
 
         Args:
-            fn: anything that can be called and pickled.
+            fn: anything that can be called and pickled, or a `Kept`.
             args, kwargs: its arguments; ObjectRefs among them are replaced by their values.
         Returns:
             A reference to its result.
@@ -62,10 +82,15 @@ class Calls:
             FastrtError: it cannot be pickled, or there is no room or no session.
         """
         ref: ObjectRef
+        kept = fn if type(fn) is Kept else None
+        if kept is not None:
+            fn = kept.fn
         if self._setup is not None:
             ref = self._shipped(_call_after).remote(self._setup[0], self._kept_setup(), fn, *args, **kwargs)
         elif is_shippable(fn):
             ref = self._shipped(fn).remote(*args, **kwargs)
+        elif kept is not None:
+            ref = self._shipped(_call_kept).remote(kept.refs(), *args, **kwargs)
         else:
             ref = self._shipped(_call).remote(fn, *args, **kwargs)
         return ref
@@ -87,7 +112,7 @@ class Calls:
             remote = self._shipped(fn).remote
         else:
             remote = self._shipped(_call_kept).remote
-            first = ([store_client.put(fn)],)
+            first = (Kept(fn).refs(),)
         started: list[Any] = []
         for row in rows:
             try:
@@ -174,14 +199,14 @@ def _call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return fn(*args, **kwargs)
 
 
-def _call_kept(kept: list[ObjectRef], /, *args: Any) -> Any:
+def _call_kept(kept: list[ObjectRef], /, *args: Any, **kwargs: Any) -> Any:
     objref = kept[0].objref
     fn = _loaded.get(objref)
     if fn is None:
         fn = _loaded[objref] = store_client.get(kept[0])
         while len(_loaded) > _LOADED_MAX:
             _loaded.popitem(last=False)
-    return fn(*args)
+    return fn(*args, **kwargs)
 
 
 def _call_after(key: bytes, kept: list[ObjectRef], fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

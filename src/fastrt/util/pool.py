@@ -20,7 +20,7 @@ from typing import Any
 
 from fastrt.runtime.nodes import cluster_resources
 from fastrt.util.batch import chunks_of
-from fastrt.util.calls import run_chunk
+from fastrt.util.calls import Kept, run_chunk
 from fastrt.util.executor import Executor
 from fastrt.util.futures import TaskFuture
 
@@ -109,10 +109,13 @@ class AsyncResult:
 class ImapIterator:
     """What `imap` and `imap_unordered` return. It submits some tasks ahead of those whose results were taken."""
 
-    def __init__(self, start: Callable[[Any], TaskFuture], chunks: Iterator[Any], in_order: bool) -> None:
+    def __init__(
+        self, start: Callable[[Any], TaskFuture], chunks: Iterator[Any], in_order: bool, in_chunks: bool
+    ) -> None:
         self._start = start
         self._chunks = chunks
         self._in_order = in_order
+        self._in_chunks = in_chunks  # else each task is one call
         self._lock = threading.RLock()
         self._pending: deque[TaskFuture] = deque()  # in order
         self._out: set[TaskFuture] = set()  # not in order
@@ -136,6 +139,8 @@ class ImapIterator:
             StopIteration: there are no more.
             multiprocessing.TimeoutError: the timeout passed.
         """
+        if not self._in_chunks:
+            return self._next_ended(timeout).result()
         while not self._values:
             self._values.extend(self._next_ended(timeout).result())
         return self._values.popleft()
@@ -333,15 +338,17 @@ class Pool:
             workers = self._processes or int(cluster_resources().get("CPU", 1)) or 1
             chunksize = max(1, -(-len(rows) // (workers * _CHUNKS_PER_WORKER)))
         _check_chunksize(chunksize)
-        run = functools.partial(run_chunk, func)
+        run: Any = Kept(functools.partial(run_chunk, func))
         futures = [self._executor.submit(run, chunk) for chunk in chunks_of(rows, chunksize)]
         return AsyncResult(futures, lambda values: list(itertools.chain(*values)), callback, error_callback)
 
     def _imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, in_order: bool) -> ImapIterator:
         self._check_running()
         _check_chunksize(chunksize)
-        start = functools.partial(self._executor.submit, functools.partial(run_chunk, func))
-        made = ImapIterator(start, chunks_of(((item,) for item in iterable), chunksize), in_order)
+        shared: Any = Kept(func if chunksize == 1 else functools.partial(run_chunk, func))
+        start = functools.partial(self._executor.submit, shared)
+        parts = iter(iterable) if chunksize == 1 else chunks_of(((item,) for item in iterable), chunksize)
+        made = ImapIterator(start, parts, in_order, chunksize > 1)
         self._imaps.add(made)
         return made
 
