@@ -1,4 +1,5 @@
-"""The two build steps that metadata cannot express: compile the Cython core, compile the protocol descriptors.
+"""The two build steps that metadata cannot express: compile the Cython core and some plain Python modules beside it,
+and compile the protocol descriptors.
 
 Everything else is in pyproject.toml. Two switches for test builds, each with a build folder of its own so that its
 objects never end up in a wheel:
@@ -17,6 +18,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 CORE = Path("src/fastrt/_core")
+# Plain Python that is compiled too, each with the types in a .pxd beside it; it runs as it is where it was not.
+# docs/adr/0005-compiled-python.md
+PLAIN = [Path("src/fastrt/scheduler", f"{name}.py") for name in ("events", "objects", "policy", "records", "state")]
 DESCRIPTORS = Path("fastrt/rpc/descriptors")
 FAILPOINTS = os.environ.get("FASTRT_FAILPOINTS", "0") not in ("", "0")
 SANITIZE = os.environ.get("FASTRT_SANITIZE", "")
@@ -46,14 +50,17 @@ DIRECTIVES = {
     "allow_none_for_extension_args": False,  # None would be taken for a client, and crash
     "binding": True,  # signatures that the stubs are checked against
 }
+# Python's own rules where they differ from C's: an index is checked, and so is None.
+PLAIN_DIRECTIVES = {"language_level": 3, "binding": True, "nonecheck": True, "annotation_typing": False}
 
 
 def extensions() -> list[Extension]:
-    """One extension for each .pyx; all depend on all headers and .pxd files, which are shared by inlining."""
+    """One extension for each .pyx and plain module; all depend on all headers and .pxd files, shared by inlining."""
     depends = [str(path) for pattern in ("*.pxd", "include/*.h") for path in sorted(CORE.glob(pattern))]
+    depends += [str(path.with_suffix(".pxd")) for path in PLAIN]
     return [
         Extension(
-            f"fastrt._core.{path.stem}",
+            ".".join(path.relative_to("src").with_suffix("").parts),
             [str(path)],
             include_dirs=[str(CORE / "include")],
             define_macros=[("FRT_FAILPOINTS", "1")] if FAILPOINTS else [],
@@ -62,7 +69,7 @@ def extensions() -> list[Extension]:
             extra_compile_args=[*COMPILE_FLAGS, *FLAGS_OF.get(path.stem, [])],
             extra_link_args=["-pthread", *SANITIZER_FLAGS],
         )
-        for path in sorted(CORE.glob("*.pyx"))
+        for path in [*sorted(CORE.glob("*.pyx")), *PLAIN]
     ]
 
 
@@ -82,15 +89,22 @@ class BuildCore(build_ext):
     def build_extensions(self) -> None:
         from Cython.Build import cythonize
 
-        made = cythonize(
-            [Extension(ext.name, list(ext.sources), depends=list(ext.depends)) for ext in self.extensions],
-            nthreads=os.cpu_count() or 1,
-            build_dir=str(Path(self.build_temp).parent / "cython"),
-            compiler_directives=DIRECTIVES,
-            emit_linenums=FAILPOINTS,  # a failpoint is named by the line of the .pyx that it stands at
-            force=self.force,
-        )
-        sources = {ext.name: ext.sources for ext in made}
+        sources = {}
+        for directives, plain in ((DIRECTIVES, False), (PLAIN_DIRECTIVES, True)):
+            made = cythonize(
+                [
+                    Extension(ext.name, list(ext.sources), depends=list(ext.depends))
+                    for ext in self.extensions
+                    if (Path(ext.sources[0]) in PLAIN) == plain
+                ],
+                nthreads=os.cpu_count() or 1,
+                build_dir=str(Path(self.build_temp).parent / "cython"),
+                include_path=["src"],
+                compiler_directives=directives,
+                emit_linenums=FAILPOINTS,  # a failpoint is named by the line of the .pyx that it stands at
+                force=self.force,
+            )
+            sources.update({ext.name: ext.sources for ext in made})
         for ext in self.extensions:
             ext.sources = sources[ext.name]
         super().build_extensions()

@@ -57,6 +57,7 @@ def any_request(log: EventLog, rng: random.Random) -> None:
     store = rng.choice([*stores, 0])
     worker = rng.choice([*workers, 0])
     ref, other = rng.choice(refs), rng.choice(refs)
+    task = log.state.workers[worker].task if workers else None
     arg = [{"ref": rng.choice(refs)} for _ in range(rng.randrange(3))]
     said: list[Callable[[], Any]] = [
         lambda: request(log, "RegisterObjStore", objstore_address=f"s{rng.randrange(4)}"),
@@ -73,7 +74,7 @@ def any_request(log: EventLog, rng: random.Random) -> None:
         lambda: request(log, "AliasObjRefs", alias_objref=ref, target_objref=other),
         lambda: request(log, "AddContainedObjRefs", objref=ref, contained_objref=[other]),
         *[lambda: request(log, "WorkerReady", workerid=worker)] * 4,
-        lambda: fact(log, ev.InvokeTaken(worker, log.state.workers[worker].task or 0)) if workers else None,
+        lambda: fact(log, ev.InvokeTaken(worker, task.number if task else 0)) if workers else None,
         lambda: fact(log, ev.DeliveryFailed(ref, store, rng.choice([*stores, 0]), "broken")),
     ]
     rng.choice(said)()

@@ -64,7 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert not self.state.objects.refs.is_alive(effect.canonical)
                 case ev.NotifyAlias():
                     assert self.state.objects.refs.canonical(effect.alias) == effect.canonical
-                    assert effect.store in self.state.objects.stores[effect.canonical]
+                    assert effect.store in self.state.objects.entries[effect.canonical].stores()
         return value
 
     def done(self, event: ev.Event) -> object:
@@ -305,10 +305,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.nothing_owned_is_deallocated()
         objects = self.state.objects
         assert objects.refs.alive == 0
-        left = (objects.stores, objects.nbytes, objects.lost, objects.makers, objects.deliveries, objects.sending)
+        left = (objects.entries, objects.lost, objects.pushes, objects.sending)
         assert not any(map(len, left)), left
         assert not any(map(len, (objects.requests, objects._tasks, objects.told, self.state.backlog)))
-        assert not any(objects.at_store.values())
 
 
 TestScheduler = pytest.mark.timeout(300)(SchedulerMachine.TestCase)  # a failure takes its time to be made small

@@ -1,5 +1,5 @@
 from cpython.pythread cimport PyThread_type_lock
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
 cdef extern from *:
@@ -31,6 +31,17 @@ cdef class RefTable:
     cdef uint64_t freed_count
     cdef uint64_t dangling_count
     cdef PyThread_type_lock lock
+    cpdef uint64_t add(self, uint64_t n=*, uint64_t count=*, bint pending=*) except? 0
+    cpdef increment(self, refs)
+    cpdef list decrement(self, refs)
+    cpdef hold(self, uint64_t ref)
+    cpdef list release(self, uint64_t ref)
+    cpdef list ready(self, uint64_t ref)
+    cpdef int64_t canonical_of(self, uint64_t ref) except? -2
+    cpdef uint64_t end(self, uint64_t ref) except? 0
+    cpdef bint is_alive(self, uint64_t ref) except -1
+    cpdef bint is_pending(self, uint64_t ref) except -1
+    cpdef list members(self, uint64_t ref)
     cdef int fail(self, int kind, uint64_t ref) except -1
     cdef int grow(self, uint64_t wanted) except -1
     cdef uint64_t find(self, uint64_t ref) noexcept nogil

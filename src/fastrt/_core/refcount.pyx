@@ -21,14 +21,15 @@ from array import array
 
 from fastrt.errors import ReferenceCountError
 
-from cpython.buffer cimport PyBUF_CONTIG_RO, PyBUF_FORMAT, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pythread cimport (
     NOWAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock, PyThread_release_lock, WAIT_LOCK,
 )
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
+
+from fastrt._core.batch cimport Batch
 
 cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *) noexcept nogil
@@ -38,6 +39,7 @@ cdef enum:
     GIL_FREE_MIN = 2048
     # How far ahead of the reference being counted its count is fetched: in random order it is far from the last one.
     AHEAD = 24
+    NOT_YET = -1
 
 cdef enum:
     OK, UNKNOWN_REF, FREED_REF, BELOW_ZERO, ALIASED, READY, CIRCULAR, FULL, UNCOUNTED, NO_HOLD, NO_MEMORY
@@ -70,33 +72,6 @@ cdef inline int enter(RefTable table) noexcept:
 
 cdef inline void leave(RefTable table) noexcept:
     PyThread_release_lock(table.lock)
-
-
-cdef class _Batch:
-    """The references of one call, as C sees them; keeps the buffer that holds them."""
-
-    cdef Py_buffer view
-    cdef bint held
-    cdef const uint64_t *refs
-    cdef Py_ssize_t n
-
-    def __cinit__(self, source):
-        if not PyObject_CheckBuffer(source):
-            source = array("Q", source)
-        PyObject_GetBuffer(source, &self.view, PyBUF_CONTIG_RO | PyBUF_FORMAT)
-        self.held = True
-        kind = self.view.format.decode("latin-1") if self.view.format != NULL else "B"
-        if self.view.itemsize != 8 or kind.lstrip("@=<") not in ("Q", "L", "q", "l"):
-            raise TypeError(
-                f"References must be 64-bit integers; this buffer's items are of format {kind!r}. "
-                "Use numpy.uint64 or array('Q')."
-            )
-        self.refs = <const uint64_t *>self.view.buf
-        self.n = self.view.len // 8
-
-    def __dealloc__(self):
-        if self.held:
-            PyBuffer_Release(&self.view)
 
 
 cdef class RefTable:
@@ -140,7 +115,7 @@ cdef class RefTable:
         """How often a deallocated object contained a reference that nobody counted any more: a client's mistake."""
         return self.dangling_count
 
-    def add(self, uint64_t n=1, uint64_t count=1, bint pending=True):
+    cpdef uint64_t add(self, uint64_t n=1, uint64_t count=1, bint pending=True) except? 0:
         """Make references; returns the first.
 
         Args:
@@ -168,13 +143,13 @@ cdef class RefTable:
         leave(self)
         return first
 
-    def increment(self, refs):
+    cpdef increment(self, refs):
         """Count each reference once more; one named twice, twice.
 
         Args:
             refs: a NumPy array or other buffer of 64-bit integers (not copied), or any iterable of ints.
         """
-        cdef _Batch batch = _Batch(refs)
+        cdef Batch batch = Batch(refs)
         cdef uint64_t bad = 0
         cdef int failed
         enter(self)
@@ -187,13 +162,13 @@ cdef class RefTable:
         if failed != OK:
             self.fail(failed, bad)
 
-    def decrement(self, refs):
+    cpdef list decrement(self, refs):
         """Count each reference once less; one named twice, twice.
 
         Returns:
             All references deallocated by it, classes one after the other, each from its end on.
         """
-        cdef _Batch batch = _Batch(refs)
+        cdef Batch batch = Batch(refs)
         cdef uint64_t bad = 0, head = NIL
         cdef int failed
         cdef uint64_t *zeros = <uint64_t *>malloc(max(batch.n, 1) * sizeof(uint64_t))
@@ -211,7 +186,7 @@ cdef class RefTable:
             self.fail(failed, bad)
         return self.listed(head)
 
-    def hold(self, uint64_t ref):
+    cpdef hold(self, uint64_t ref):
         """Keep a reference alive for a delivery."""
         enter(self)
         cdef int failed = self.seen(ref)
@@ -223,7 +198,7 @@ cdef class RefTable:
         if failed != OK:
             self.fail(failed, ref)
 
-    def release(self, uint64_t ref):
+    cpdef list release(self, uint64_t ref):
         """End one `hold`; returns what was deallocated, as `decrement` does."""
         enter(self)
         cdef uint64_t head = NIL
@@ -239,7 +214,7 @@ cdef class RefTable:
             self.fail(failed, ref)
         return self.listed(head)
 
-    def ready(self, uint64_t ref):
+    cpdef list ready(self, uint64_t ref):
         """The object of this reference exists: it is canonical, and waits for no producer any more.
 
         Returns:
@@ -305,7 +280,7 @@ cdef class RefTable:
             ref: the container.
             refs: the contained ones, as for `increment`; each was counted before for being contained.
         """
-        cdef _Batch batch = _Batch(refs)
+        cdef Batch batch = Batch(refs)
         cdef uint64_t bad = ref
         enter(self)
         cdef int failed = self.contain_all(ref, batch.refs, batch.n, &bad)
@@ -316,7 +291,12 @@ cdef class RefTable:
             self.fail(failed, bad)
 
     def canonical(self, uint64_t ref):
-        """The reference whose object this one means; None while that is not known.
+        """As `canonical_of`, but None while that is not known."""
+        cdef int64_t end = self.canonical_of(ref)
+        return None if end == NOT_YET else end
+
+    cpdef int64_t canonical_of(self, uint64_t ref) except? -2:
+        """The reference whose object this one means; -1 while that is not known.
 
         Raises:
             ReferenceCountError: the reference is unknown or deallocated.
@@ -329,9 +309,9 @@ cdef class RefTable:
         leave(self)
         if failed != OK:
             self.fail(failed, ref)
-        return None if end == NIL else end
+        return NOT_YET if end == NIL else <int64_t>end
 
-    def end(self, uint64_t ref):
+    cpdef uint64_t end(self, uint64_t ref) except? 0:
         """Where the chain of aliases of this reference ends, whether that is ready or not; itself when it has none.
 
         Raises:
@@ -347,15 +327,15 @@ cdef class RefTable:
             self.fail(failed, ref)
         return end
 
-    def is_alive(self, uint64_t ref):
+    cpdef bint is_alive(self, uint64_t ref) except -1:
         """Whether the reference was made here and is not deallocated."""
         return ref < self.length and self.count_of[ref] != NIL
 
-    def is_pending(self, uint64_t ref):
+    cpdef bint is_pending(self, uint64_t ref) except -1:
         """Whether a producer is to come."""
         return ref < self.length and self.count_of[ref] != NIL and self.hold_of[ref] & PENDING != 0
 
-    def members(self, uint64_t ref):
+    cpdef list members(self, uint64_t ref):
         """All references of a live reference's class, itself first.
 
         Raises:

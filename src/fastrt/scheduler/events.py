@@ -2,6 +2,8 @@
 
 Events are facts that a shell reports; effects are what the shell must do. `call` is an opaque number by which the
 shell knows the caller that waits for an answer. References, workers and stores are numbers made by the state machine.
+
+Compiled with the types in events.pxd when the package is built, so that an event is a C structure; ADR 5 says why.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Refused(FastrtError):
 # Calls of the protocol. Each is answered at once, with what its docstring says or a `Failure`.
 
 
-@dataclass(slots=True)
+@dataclass
 class RegisterObjStore:
     """A store serves at an address: answered with its number. One that was known there before is lost."""
 
@@ -53,7 +55,7 @@ class RegisterObjStore:
     address: str
 
 
-@dataclass(slots=True)
+@dataclass
 class RegisterWorker:
     """A worker beside a store serves at an address: answered with its number. It may be given calls from now on."""
 
@@ -62,7 +64,7 @@ class RegisterWorker:
     store_address: str
 
 
-@dataclass(slots=True)
+@dataclass
 class RegisterFunction:
     """A worker can run a function: answered with None."""
 
@@ -72,7 +74,7 @@ class RegisterFunction:
     result_count: int
 
 
-@dataclass(slots=True)
+@dataclass
 class RemoteCall:
     """A call of a function: answered with the references of its results, each counted twice.
 
@@ -93,7 +95,7 @@ class RemoteCall:
     max_retries: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass
 class IncrementRefs:
     """Count each reference once more: answered with None."""
 
@@ -101,7 +103,7 @@ class IncrementRefs:
     refs: Iterable[int]
 
 
-@dataclass(slots=True)
+@dataclass
 class DecrementRefs:
     """Count each reference once less: answered with None."""
 
@@ -109,7 +111,7 @@ class DecrementRefs:
     refs: Iterable[int]
 
 
-@dataclass(slots=True)
+@dataclass
 class PushObj:
     """A worker will put an object into its store: answered with its reference, counted once."""
 
@@ -117,7 +119,7 @@ class PushObj:
     worker: int
 
 
-@dataclass(slots=True)
+@dataclass
 class RequestObj:
     """A worker wants an object in its store: answered with None at once."""
 
@@ -126,7 +128,7 @@ class RequestObj:
     ref: int
 
 
-@dataclass(slots=True)
+@dataclass
 class AliasObjRefs:
     """Two references are to mean one object: answered with None."""
 
@@ -135,7 +137,7 @@ class AliasObjRefs:
     target: int
 
 
-@dataclass(slots=True)
+@dataclass
 class ObjReady:
     """A store has an object, whole, made there or delivered: answered with None. `nbytes` 0: its size is not known."""
 
@@ -145,7 +147,7 @@ class ObjReady:
     nbytes: int = 0
 
 
-@dataclass(slots=True)
+@dataclass
 class AddContained:
     """An object contains references, which were counted for it: answered with None."""
 
@@ -154,7 +156,7 @@ class AddContained:
     contained: Sequence[int]
 
 
-@dataclass(slots=True)
+@dataclass
 class WorkerReady:
     """A worker has ended its call and can take another: answered with None."""
 
@@ -162,7 +164,7 @@ class WorkerReady:
     worker: int
 
 
-@dataclass(slots=True)
+@dataclass
 class SchedulerInfo:
     """Answered with an `Info`."""
 
@@ -172,21 +174,21 @@ class SchedulerInfo:
 # Facts that nobody waits on.
 
 
-@dataclass(slots=True)
+@dataclass
 class WorkerLost:
     """A worker is gone for good. Its call runs elsewhere."""
 
     worker: int
 
 
-@dataclass(slots=True)
+@dataclass
 class ObjStoreLost:
     """A store is gone for good, and its objects and workers with it."""
 
     store: int
 
 
-@dataclass(slots=True)
+@dataclass
 class InvokeTaken:
     """A worker has taken its call."""
 
@@ -194,7 +196,7 @@ class InvokeTaken:
     task: int
 
 
-@dataclass(slots=True)
+@dataclass
 class InvokeRefused:
     """A worker answered a call with an error, and so did not take it. It gets no other before it says WorkerReady."""
 
@@ -203,7 +205,7 @@ class InvokeRefused:
     reason: str
 
 
-@dataclass(slots=True)
+@dataclass
 class DeliveryFailed:
     """A delivery was given up. One that went through says ObjReady instead."""
 

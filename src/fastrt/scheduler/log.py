@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from fastrt.durable import Journal, StateDirectoryError
@@ -26,7 +27,7 @@ from fastrt.scheduler.snapshot import dump, load
 from fastrt.scheduler.state import SchedulerState, Settings
 from fastrt.scheduler.wire import METHODS, parse_request
 
-_FORMAT = 1
+_FORMAT = 2
 _FACTS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (ev.WorkerLost, ev.ObjStoreLost, ev.InvokeTaken, ev.InvokeRefused, ev.DeliveryFailed)
@@ -180,8 +181,8 @@ def _packed(event: Event, wire: tuple[str, bytes] | None, effects: Iterable[Effe
     name = type(event).__name__
     if name not in _FACTS:
         raise TypeError(f"{name} is no fact that can be kept; send it as a request.")
-    fields = [getattr(event, field) for field in event.__slots__]
-    return mark + b"\0" + json.dumps([name, *fields]).encode()
+    values = [getattr(event, field.name) for field in fields(event)]
+    return mark + b"\0" + json.dumps([name, *values]).encode()
 
 
 def _replayed(state: SchedulerState, record: bytes) -> bool:
@@ -193,8 +194,8 @@ def _replayed(state: SchedulerState, record: bytes) -> bool:
             return False
         event = parse_request(path.decode(), rest, 0)
     else:
-        name, *fields = json.loads(rest)
-        event = _FACTS[name](*fields)
+        name, *values = json.loads(rest)
+        event = _FACTS[name](*values)
     return _checksum(state.handle(event)).to_bytes(4, "little") == record[:4]
 
 
@@ -212,5 +213,5 @@ def _plain(value: Any) -> Any:
 
 
 def _order(value: bytes) -> Order:
-    name, *fields = json.loads(value)
-    return ev.NotifyAlias(*fields) if name == "NotifyAlias" else ev.DeallocateObject(*fields)
+    name, *values = json.loads(value)
+    return ev.NotifyAlias(*values) if name == "NotifyAlias" else ev.DeallocateObject(*values)

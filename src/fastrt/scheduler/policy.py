@@ -1,13 +1,16 @@
 """Who runs what: ranks nodes for a task that could run now, and waiting tasks for a node that has become free.
 
-Knows neither the wire nor objects. A node is whatever runs tasks: a whole machine with its daemon, or a single worker
-of the seed's protocol; its site is where bytes lie, the machine or the worker's store. What a task asks for (its
+Knows neither the wire nor objects. A node is whatever runs tasks: a whole machine with its daemon, or the workers
+beside one store that are alike; its site is where bytes lie, the machine or that store. What a task asks for (its
 shape) is compared by value: all tasks of one function usually ask for the same.
 
 A decision takes O(log n) in nodes and in waiting tasks: for each shape in use there is a heap of nodes by load whose
 entries may be out of date on the hopeful side only. A node's load in a heap is never above its real one, and only
 nodes without room are missing from it, so the first entry that proves right is the best. A wrong one is corrected
-when it comes up, which the change that made it wrong has paid for.
+when it comes up, which the change that made it wrong has paid for. An entry is one integer, load and rank: a thousand
+of them lie in few cache lines, and are compared without a look at their nodes.
+
+Compiled with the types in policy.pxd when the package is built; ADR 5 says why.
 
 Order of preference: the site with most bytes of the task's arguments, then the least loaded node; `spread` asks for
 the least loaded at once, `pack` for the first that has room, a node by name for that one or none.
@@ -15,10 +18,9 @@ the least loaded at once, `pack` for the first that has room, a node by name for
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 Shape = tuple[tuple[str, float], ...]
@@ -35,7 +37,11 @@ _PATIENCE = 64
 # A heap with more entries than this many for each node is written anew without the outdated ones.
 _ENTRIES_PER_NODE = 4
 # Shapes, at all sites and at single ones, that are ranked at a time; beyond it the oldest is forgotten.
-_HEAPS_MAX = 4096
+_HEAPS_MAX = 16384
+# An entry of a heap is load << _RANK_BITS | rank: both stay below 2^31, of tasks at a node and nodes ever seen.
+_RANK_BITS = 32
+_RANKS = (1 << _RANK_BITS) - 1
+_DROPPED = -1  # the load of a seat that its heap has dropped for want of room
 
 
 class Demand(NamedTuple):
@@ -67,50 +73,133 @@ class Node:
         site: where its bytes lie.
         total: all resources.
         free: resources not in use.
+        kinds: what it can do, however often at a time.
         load: tasks given to it and not released, and what `set_queue` adds.
     """
 
-    __slots__ = ("alive", "free", "id", "load", "missing", "queue", "raised", "rank", "site", "stored", "total")
+    __slots__ = ("free", "id", "kinds", "load", "missing", "queue", "raised", "rank", "site", "total")
 
-    def __init__(self, node_id: Hashable, site: Hashable, resources: Mapping[str, float], rank: int) -> None:
+    def __init__(
+        self, node_id: Hashable, site: Hashable, resources: Mapping[str, float], kinds: frozenset[str], rank: int
+    ) -> None:
         self.id = node_id
         self.site = site
         self.total = dict(resources)
         self.free = dict(resources)
+        self.kinds = kinds
         self.rank = rank
         self.load = 0
         self.queue = 0
-        self.alive = True
-        self.stored: dict[_Heap, int] = {}  # its load as each heap has it
-        self.raised: set[_Heap] = set()  # heaps that have it at more than 0
-        self.missing: set[_Heap] = set()  # heaps that have dropped it
-
-    def __lt__(self, other: Node) -> bool:
-        return False  # entries of a heap for one node at one load are alike
+        self.raised: dict[_Seat, None] = {}  # in heaps that have it at more than 0
+        self.missing: dict[_Seat, None] = {}  # in heaps that have dropped it
 
     def fits(self, shape: Shape) -> bool:
         """Whether all that is asked for is free."""
         free = self.free
-        for name, amount in shape:  # noqa: SIM110  (three times as fast as `all` over a generator)
-            if free.get(name, 0) + _ROUNDING < amount:
+        for name, amount in shape:
+            if amount:
+                room = free.get(name, 0.0)
+                if room + _ROUNDING < amount:
+                    return False
+            elif name not in self.kinds:
                 return False
         return True
+
+    def can(self, shape: Shape) -> bool:
+        """Whether it can do what is asked for, were it free."""
+        for name, amount in shape:  # noqa: SIM110  (a generator cannot be compiled into a C function)
+            if not amount and name not in self.kinds:
+                return False
+        return True
+
+
+class _Seat:
+    """A node in a heap: at which load the heap has it, `_DROPPED` when it has not."""
+
+    __slots__ = ("heap", "node", "stored")
+
+    def __init__(self, heap: _Heap, node: Node) -> None:
+        self.heap = heap
+        self.node = node
+        self.stored = _DROPPED
 
 
 class _Heap:
     """Nodes by load, for tasks of one shape: all nodes, or those at one site. With `pack` in the order they came."""
 
-    __slots__ = ("entries", "pack", "shape", "site")
+    __slots__ = ("entries", "pack", "seats", "shape", "site")
 
     def __init__(self, shape: Shape, site: Hashable | None, pack: bool) -> None:
         self.shape = shape
         self.site = site
         self.pack = pack
-        self.entries: list[tuple[int, int, Node]] = []
+        self.entries: list[int] = []
+        self.seats: dict[int, _Seat] = {}  # by the node's rank
 
-    def ranks(self, node: Node) -> bool:
-        """Whether the node is one of those it is for."""
-        return self.site is None or self.site == node.site
+    def best(self) -> Node | None:
+        """The first node that is where it ought to be, and has room."""
+        entries, seats = self.entries, self.seats
+        while entries:
+            entry = entries[0]
+            seat = seats.get(entry & _RANKS)
+            if seat is None or seat.stored != entry >> _RANK_BITS:
+                heappop(entries)
+                continue
+            node = seat.node
+            if not node.fits(self.shape):
+                heappop(entries)
+                seat.stored = _DROPPED
+                node.raised.pop(seat, None)
+                node.missing[seat] = None
+            elif seat.stored < node.load and not self.pack:
+                seat.stored = node.load
+                node.raised[seat] = None
+                heapreplace(entries, node.load << _RANK_BITS | node.rank)
+            else:
+                return node
+        return None
+
+    def add(self, node: Node) -> None:
+        """A node is to be ranked here from now on, if it can run such tasks at all."""
+        if not node.can(self.shape):
+            return
+        seat = self.seats[node.rank] = _Seat(self, node)
+        self.push(seat)
+
+    def push(self, seat: _Seat) -> None:
+        """A node is where its load says, from now on."""
+        # For `pack` all loads are alike, so that the order in which nodes came decides.
+        node = seat.node
+        stored = 0 if self.pack else node.load
+        seat.stored = stored
+        if stored:
+            node.raised[seat] = None
+        elif node.raised:
+            node.raised.pop(seat, None)
+        entries = self.entries
+        heappush(entries, stored << _RANK_BITS | node.rank)
+        if len(entries) > 64 + _ENTRIES_PER_NODE * len(self.seats):
+            entries[:] = [s.stored << _RANK_BITS | rank for rank, s in self.seats.items() if s.stored != _DROPPED]
+            heapify(entries)
+
+    def drop(self, node: Node) -> None:
+        """A node is not ranked here any more."""
+        seat = self.seats.pop(node.rank, None)
+        if seat is not None:
+            node.raised.pop(seat, None)
+            node.missing.pop(seat, None)
+
+
+class _Ranking:
+    """The heaps of one shape."""
+
+    __slots__ = ("at_site", "every", "packed", "shape")
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.every: _Heap | None = None
+        self.packed: _Heap | None = None
+        self.at_site: dict[Hashable, _Heap] = {}
 
 
 class Placement:
@@ -119,7 +208,7 @@ class Placement:
     def __init__(self) -> None:
         self._nodes: dict[Hashable, Node] = {}
         self._sites: dict[Hashable, dict[Hashable, Node]] = {}
-        self._heaps: dict[tuple[Hashable | None, bool], dict[Shape, _Heap]] = {}
+        self._rankings: dict[Shape, _Ranking] = {}
         self._all_heaps: dict[_Heap, None] = {}
         self._rank = 0
 
@@ -132,32 +221,46 @@ class Placement:
     def __getitem__(self, node_id: Hashable) -> Node:
         return self._nodes[node_id]
 
-    def add(self, node_id: Hashable, resources: Mapping[str, float], site: Hashable | None = None) -> None:
+    def add(
+        self,
+        node_id: Hashable,
+        resources: Mapping[str, float],
+        site: Hashable | None = None,
+        kinds: frozenset[str] = frozenset(),
+    ) -> Node:
         """A node has come.
 
         Args:
             node_id: its name.
             resources: what it has, all free.
             site: where its bytes lie; by default a site of its own, named as the node.
+            kinds: what it can do, for good: names that a shape asks for by the amount 0.
+        Returns:
+            What `occupy` and `vacate` take.
         """
         self._rank += 1
-        node = Node(node_id, node_id if site is None else site, resources, self._rank)
+        node = Node(node_id, node_id if site is None else site, resources, kinds, self._rank)
         self._nodes[node_id] = node
         self._sites.setdefault(node.site, {})[node_id] = node
-        for heap in self._all_heaps:
-            if heap.ranks(node):
-                self._push(node, heap)
+        for ranking in self._rankings.values():
+            for heap in (ranking.every, ranking.packed, ranking.at_site.get(node.site)):
+                if heap is not None:
+                    heap.add(node)
+        return node
 
     def remove(self, node_id: Hashable) -> None:
         """A node has gone; what ran on it is the caller's to place again."""
         node = self._nodes.pop(node_id)
-        node.alive = False
         beside = self._sites[node.site]
         del beside[node_id]
+        for ranking in self._rankings.values():
+            for heap in (ranking.every, ranking.packed, ranking.at_site.get(node.site)):
+                if heap is not None:
+                    heap.drop(node)
+            if not beside and node.site in ranking.at_site:
+                del self._all_heaps[ranking.at_site.pop(node.site)]
         if not beside:
             del self._sites[node.site]
-            for heap in self._heaps.pop((node.site, False), {}).values():
-                del self._all_heaps[heap]
 
     def gain(self, node_id: Hashable, resources: Mapping[str, float]) -> None:
         """A node has more of something, or something new."""
@@ -176,53 +279,90 @@ class Placement:
 
     def place(self, demand: Demand) -> Hashable | None:
         """The best node for a task, which takes what it asks for; None when no node has that now."""
-        shape, locality, strategy, only = demand
-        if only is not None:
-            node = self._nodes.get(only)
-            if node is None or not node.fits(shape):
-                return None
-        else:
-            node = self._local(shape, locality) if locality and not strategy else None
-            if node is None:
-                node = self._best(shape, None, strategy == PACK)
-        return None if node is None else self._take(node, shape)
+        node = self.choose(demand.shape, demand.locality, demand.strategy, demand.node)
+        if node is None:
+            return None
+        self.occupy(node, demand.shape)
+        return node.id
 
     def take(self, node_id: Hashable, shape: Shape) -> None:
         """Take what a task asks for from a node chosen already, which has it."""
-        self._take(self._nodes[node_id], shape)
+        self.occupy(self._nodes[node_id], shape)
 
     def release(self, node_id: Hashable, shape: Shape) -> None:
         """A task has ended on a node."""
-        node = self._nodes[node_id]
+        self.vacate(self._nodes[node_id], shape)
+
+    def choose(
+        self, shape: Shape, locality: tuple[tuple[Hashable, int], ...], strategy: str, only: Hashable | None
+    ) -> Node | None:
+        """The best node for a task that asks for this, as `Demand` says; None when no node has that now."""
+        if only is not None:
+            node = self._nodes.get(only)
+            return node if node is not None and node.fits(shape) else None
+        ranking = self._rankings.get(shape)
+        if ranking is None:
+            ranking = self._rankings[shape] = _Ranking(shape)
+        if locality and not strategy:
+            node = self._local(ranking, locality)
+            if node is not None:
+                return node
+        heap = ranking.packed if strategy == PACK else ranking.every
+        if heap is None:
+            heap = self._new_heap(ranking, None, strategy == PACK)
+        return heap.best()
+
+    def occupy(self, node: Node, shape: Shape) -> None:
+        """As `take`, of a node at hand."""
+        free = node.free
         for name, amount in shape:
-            node.free[name] += amount
+            if amount:
+                free[name] -= amount
+        node.load += 1
+
+    def vacate(self, node: Node, shape: Shape) -> None:
+        """As `release`, of a node at hand."""
+        free = node.free
+        for name, amount in shape:
+            if amount:
+                free[name] += amount
         node.load -= 1
-        self._lowered(node)
-        self._offer(node)
+        if node.raised:
+            self._lowered(node)
+        if node.missing:
+            self._offer(node)
 
     def feasible(self, demand: Demand) -> bool:
         """Whether any node could ever run it, were it idle. Looks at every node."""
         nodes = self._nodes.values() if demand.node is None else filter(None, [self._nodes.get(demand.node)])
-        return any(all(node.total.get(name, 0) >= amount for name, amount in demand.shape) for node in nodes)
+        return any(
+            node.can(demand.shape) and all(node.total.get(name, 0) >= amount for name, amount in demand.shape)
+            for node in nodes
+        )
 
-    def _local(self, shape: Shape, locality: tuple[tuple[Hashable, int], ...]) -> Node | None:
+    def _local(self, ranking: _Ranking, locality: tuple[tuple[Hashable, int], ...]) -> Node | None:
         """The best node at the sites that have most bytes; of those with as many, where the load is least."""
-        ranked: Iterable[tuple[Hashable, int]] = locality
+        ranked: Sequence[tuple[Hashable, int]] = locality
         if len(locality) == 2 and locality[0][1] != locality[1][1]:
             if locality[0][1] < locality[1][1]:
                 ranked = (locality[1], locality[0])
         elif len(locality) > 1:
-            ranked = sorted(locality, key=self._by_bytes)[:_SITES_TRIED]
+            ranked = sorted(locality, key=_bytes_of, reverse=True)[:_SITES_TRIED]
+            if any(ranked[i][1] == ranked[i + 1][1] for i in range(len(ranked) - 1)):
+                ranked = sorted(locality, key=self._by_bytes)[:_SITES_TRIED]
         for site, _ in ranked:
-            beside = self._sites.get(site)
-            if beside is None:
-                continue
-            if len(beside) == 1:
-                (node,) = beside.values()
-                if node.fits(shape):
-                    return node
-                continue
-            best = self._best(shape, site, False)
+            heap = ranking.at_site.get(site)
+            if heap is None:
+                beside = self._sites.get(site)
+                if beside is None:
+                    continue
+                if len(beside) == 1:
+                    (node,) = beside.values()
+                    if node.fits(ranking.shape):
+                        return node
+                    continue
+                heap = self._new_heap(ranking, site, False)
+            best = heap.best()
             if best is not None:
                 return best
         return None
@@ -231,111 +371,87 @@ class Placement:
         beside = self._sites.get(place[0])
         return -place[1], 0 if beside is None else next(iter(beside.values())).load
 
-    def _take(self, node: Node, shape: Shape) -> Hashable:
-        for name, amount in shape:
-            node.free[name] -= amount
-        node.load += 1
-        return node.id
-
-    def _best(self, shape: Shape, site: Hashable | None, pack: bool) -> Node | None:
-        """The first node of a heap that is where it ought to be, and has room."""
-        shapes = self._heaps.get((site, pack))
-        heap = shapes.get(shape) if shapes is not None else None
-        if heap is None:
-            heap = self._new_heap(shape, site, pack)
-        entries = heap.entries
-        while entries:
-            stored, _, node = entries[0]
-            if not node.alive or node.stored.get(heap) != stored:
-                heapq.heappop(entries)
-            elif not node.fits(shape):
-                heapq.heappop(entries)
-                del node.stored[heap]
-                node.raised.discard(heap)
-                node.missing.add(heap)
-            elif stored < node.load and not pack:
-                node.stored[heap] = node.load
-                node.raised.add(heap)
-                heapq.heapreplace(entries, (node.load, node.rank, node))
-            else:
-                return node
-        return None
-
-    def _new_heap(self, shape: Shape, site: Hashable | None, pack: bool) -> _Heap:
+    def _new_heap(self, ranking: _Ranking, site: Hashable | None, pack: bool) -> _Heap:
         if len(self._all_heaps) >= _HEAPS_MAX:
             self._forget(next(iter(self._all_heaps)))
-        heap = _Heap(shape, site, pack)
-        self._heaps.setdefault((site, pack), {})[shape] = heap
+            self._rankings[ranking.shape] = ranking  # that may have been its last
+        heap = _Heap(ranking.shape, site, pack)
+        if site is not None:
+            ranking.at_site[site] = heap
+        elif pack:
+            ranking.packed = heap
+        else:
+            ranking.every = heap
         self._all_heaps[heap] = None
         for node in self._ranked(heap):
-            self._push(node, heap)
+            heap.add(node)
         return heap
 
     def _ranked(self, heap: _Heap) -> Iterable[Node]:
         return (self._nodes if heap.site is None else self._sites.get(heap.site, {})).values()
 
-    def _push(self, node: Node, heap: _Heap) -> None:
-        # For `pack` all loads are alike, so that the order in which nodes came decides.
-        stored = 0 if heap.pack else node.load
-        node.stored[heap] = stored
-        node.missing.discard(heap)
-        if stored:
-            node.raised.add(heap)
-        else:
-            node.raised.discard(heap)
-        entries = heap.entries
-        heapq.heappush(entries, (stored, node.rank, node))
-        if len(entries) > 64 + _ENTRIES_PER_NODE * len(self._nodes):
-            fresh = {id(n): (load, rank, n) for load, rank, n in entries if n.alive and n.stored.get(heap) == load}
-            entries[:] = fresh.values()
-            heapq.heapify(entries)
-
     def _lowered(self, node: Node) -> None:
         """A node's load has fallen, so some heaps may have it too high."""
-        if node.raised:
-            for heap in [heap for heap in node.raised if node.stored[heap] > node.load]:
-                self._push(node, heap)
+        for seat in list(node.raised):
+            if seat.stored > node.load:
+                seat.heap.push(seat)
 
     def _offer(self, node: Node) -> None:
         """A node has more free: back into the heaps that dropped it."""
-        if node.missing:
-            for heap in [heap for heap in node.missing if node.fits(heap.shape)]:
-                self._push(node, heap)
+        for seat in list(node.missing):
+            if node.fits(seat.heap.shape):
+                del node.missing[seat]
+                seat.heap.push(seat)
 
     def _forget(self, heap: _Heap) -> None:
         """Drop a heap; it is made anew when it is wanted again."""
         del self._all_heaps[heap]
-        del self._heaps[heap.site, heap.pack][heap.shape]
+        ranking = self._rankings[heap.shape]
+        if heap.site is not None:
+            del ranking.at_site[heap.site]
+        elif heap.pack:
+            ranking.packed = None
+        else:
+            ranking.every = None
         for node in self._ranked(heap):
-            node.stored.pop(heap, None)
-            node.raised.discard(heap)
-            node.missing.discard(heap)
+            heap.drop(node)
+        if not ranking.at_site and ranking.packed is None and ranking.every is None:
+            del self._rankings[heap.shape]
 
     def check_invariants(self) -> None:
         """Raise AssertionError when a heap could hide a better node."""
         for heap in self._all_heaps:
             about = f"{heap.shape} at {heap.site}"
-            entries = {(load, id(node)) for load, _, node in heap.entries}
-            for node in self._ranked(heap):
-                if heap in node.stored:
-                    assert heap.pack or node.stored[heap] <= node.load, f"{node.id} is lower than {about} has it"
-                    assert (node.stored[heap], id(node)) in entries, f"{node.id} is not where it ought to be"
-                    assert heap.pack or not node.stored[heap] or heap in node.raised, f"{node.id} would stay too high"
+            nodes = [node for node in self._ranked(heap) if node.can(heap.shape)]
+            assert heap.seats.keys() == {node.rank for node in nodes}, f"{about} ranks others"
+            for node in nodes:
+                seat = heap.seats[node.rank]
+                if seat.stored != _DROPPED:
+                    assert heap.pack or seat.stored <= node.load, f"{node.id} is lower than {about} has it"
+                    entry = seat.stored << _RANK_BITS | node.rank
+                    assert entry in heap.entries, f"{node.id} is not where it ought to be"
+                    assert heap.pack or not seat.stored or seat in node.raised, f"{node.id} would stay too high"
                 else:
-                    assert heap in node.missing, f"{node.id} is in no list of {about}"
+                    assert seat in node.missing, f"{node.id} is in no list of {about}"
                     assert not node.fits(heap.shape), f"{node.id} fits {about} and is not ranked"
 
 
-@dataclass(eq=False)
+def _bytes_of(place: tuple[Hashable, int]) -> int:
+    return place[1]
+
+
 class _Waiting:
     """A task in a backlog."""
 
-    number: int
-    task: Hashable
-    demand: Demand
-    site: Hashable | None
-    skipped: int = 0
-    gone: bool = False
+    __slots__ = ("demand", "gone", "number", "site", "skipped", "task")
+
+    def __init__(self, number: int, task: Hashable, demand: Demand, site: Hashable | None) -> None:
+        self.number = number
+        self.task = task
+        self.demand = demand
+        self.site = site
+        self.skipped = 0
+        self.gone = False
 
 
 class _Line:
@@ -392,7 +508,7 @@ class Backlog:
 
     def blocks(self, demand: Demand) -> bool:
         """Whether tasks that ask for the same wait already, so that another one has to go behind them."""
-        return (demand.shape, demand.node) in self._lines
+        return bool(self._lines) and (demand.shape, demand.node) in self._lines
 
     def add(self, task: Hashable, demand: Demand) -> None:
         """A task waits for a node."""

@@ -14,9 +14,10 @@ from typing import Any
 
 from fastrt._core.refcount_audit import dump as dump_refs
 from fastrt._core.refcount_audit import load as load_refs
-from fastrt.scheduler.objects import Delivery, Objects
+from fastrt.scheduler.objects import NOBODY, Delivery, Entry, Objects
 from fastrt.scheduler.policy import Demand
-from fastrt.scheduler.state import SLOT_ONLY, SchedulerState, Settings, Task, Worker, function_resource
+from fastrt.scheduler.records import SLOT_ONLY, Task, Worker
+from fastrt.scheduler.state import SchedulerState, Settings
 
 _TABLES = "tables"
 _REFS = "refs/"
@@ -26,7 +27,7 @@ def dump(state: SchedulerState) -> dict[str, bytes]:
     """All of a state, as bytes by name."""
     tables = {
         "stores": state.stores,
-        "workers": [[w.address, w.store, list(w.functions), w.task, w.refusing, w.alive] for w in state.workers],
+        "workers": [_dump_worker(worker) for worker in state.workers],
         "functions": [[name, f.result_count] for name, f in state.functions.items()],
         "tasks": [[number, *_dump_task(task)] for number, task in state.tasks.items()],
         "next_task": state.next_task,
@@ -51,21 +52,25 @@ def load(settings: Settings, saved: Mapping[str, bytes]) -> SchedulerState:
         state.stores.append(address)
         if address is not None:
             state.store_numbers[address] = number
-            state.objects.add_store(number)
     for name, result_count in tables["functions"]:
         state.make_function(name, result_count)
-    for number, fields in enumerate(tables["workers"]):
-        _load_worker(state, number, *fields)
+    for fields in tables["workers"]:
+        _load_worker(state, *fields)
     _load_objects(state.objects, tables["objects"])
-    for number, *fields in tables["tasks"]:
-        _load_task(state, number, _task(*fields))
+    for fields in tables["tasks"]:
+        _load_task(state, *fields)
     state.next_task = tables["next_task"]
     return state
 
 
+def _dump_worker(worker: Worker) -> list[Any]:
+    task = worker.task.number if worker.task is not None else None
+    return [worker.address, worker.store, list(worker.functions), task, worker.refusing, worker.alive]
+
+
 def _dump_task(task: Task) -> list[Any]:
     return [
-        task.name,
+        task.function.name,
         base64.b64encode(task.body).decode(),
         list(task.args),
         list(task.nested),
@@ -73,27 +78,28 @@ def _dump_task(task: Task) -> list[Any]:
         task.strategy,
         task.retries_left,
         sorted(task.waits_for),
-        task.worker,
+        None if task.worker is None else task.worker.number,
         task.sent,
         task.taken,
     ]
 
 
-def _task(name: str, body: str, args: list[int], nested: list[int], results: list[int], *rest: Any) -> Task:
-    strategy, retries_left, waits_for, worker, sent, taken = rest
-    data = base64.b64decode(body)
-    return Task(name, data, args, nested, results, strategy, retries_left, set(waits_for), worker, sent, taken)
-
-
 def _dump_objects(objects: Objects) -> dict[str, Any]:
+    entries = objects.entries.values()
     return {
-        "stores": [[ref, list(stores)] for ref, stores in objects.stores.items()],
-        "nbytes": list(objects.nbytes.items()),
+        "stores": [[entry.ref, entry.stores()] for entry in entries if entry.first != NOBODY],
+        "nbytes": [[entry.ref, entry.nbytes] for entry in entries if entry.nbytes],
         "lost": list(objects.lost.items()),
-        "makers": [[ref, *maker] for ref, maker in objects.makers.items()],
+        "makers": [
+            [entry.ref, None if entry.maker == NOBODY else entry.maker, entry.site]
+            for entry in entries
+            if entry.site != NOBODY
+        ],
+        "pushes": list(objects.pushes),
         "deliveries": [
-            [ref, target, d.source, d.tries, list(d.aliases), d.workers]
-            for (ref, target), d in objects.deliveries.items()
+            [entry.ref, target, d.source, d.tries, list(d.aliases), d.workers]
+            for entry in entries
+            for target, d in (entry.incoming or {}).items()
         ],
         "requests": [[ref, waiting] for ref, waiting in objects.requests.items() if waiting],
         "told": [[ref, sorted(stores)] for ref, stores in objects.told.items()],
@@ -102,7 +108,6 @@ def _dump_objects(objects: Objects) -> dict[str, Any]:
 
 def _load_worker(
     state: SchedulerState,
-    number: int,
     address: str,
     store: int,
     functions: list[str],
@@ -110,41 +115,71 @@ def _load_worker(
     refusing: bool,
     alive: bool,
 ) -> None:
-    state.workers.append(Worker(address, store, dict.fromkeys(functions), task, refusing, alive))
+    worker = state.add_worker(address, store)
     if not alive:
+        worker.alive = False
+        state.groups.remove(worker)
+        worker.functions = dict.fromkeys(functions)
+        if state.worker_numbers[address] == worker.number:
+            del state.worker_numbers[address]
         return
-    state.worker_numbers[address] = number
-    state.placement.add(number, dict(SLOT_ONLY), site=store)
     for name in functions:
-        state.functions[name].workers[number] = None
-    state.placement.gain(number, {function_resource(name): 1 for name in functions})
+        state.functions[name].workers[worker.number] = None
+        state.groups.gain(worker, name)
+    state.groups.settle()
     if refusing:
-        state.placement.take(number, SLOT_ONLY)
+        state.groups.occupy(worker, SLOT_ONLY)
+        worker.refusing = True
 
 
 def _load_objects(objects: Objects, saved: dict[str, Any]) -> None:
+    for ref in range(len(objects.refs)):
+        if objects.refs.is_alive(ref):
+            objects.entries[ref] = Entry(ref)
     for ref, stores in saved["stores"]:
-        objects.stores[ref] = dict.fromkeys(stores)
         for store in stores:
-            objects.at_store[store][ref] = None
-    objects.nbytes.update(dict(saved["nbytes"]))
+            objects.entries[ref].put(store)
+    for ref, nbytes in saved["nbytes"]:
+        objects.entries[ref].nbytes = nbytes
     objects.lost.update(dict(saved["lost"]))
-    objects.makers.update({ref: (worker, store) for ref, worker, store in saved["makers"]})
+    for ref, worker, store in saved["makers"]:
+        entry = objects.entries[ref]
+        entry.maker, entry.site = NOBODY if worker is None else worker, store
+    objects.pushes.update({ref: objects.entries[ref].maker for ref in saved["pushes"]})
     for ref, target, source, tries, aliases, workers in saved["deliveries"]:
-        asked = [(worker, name) for worker, name in workers]
-        objects.deliveries[ref, target] = Delivery(source, tries, dict.fromkeys(aliases), asked)
+        delivery = Delivery(source)
+        delivery.tries, delivery.aliases = tries, dict.fromkeys(aliases)
+        delivery.workers = [(worker, name) for worker, name in workers]
+        entry = objects.entries[ref]
+        entry.incoming = {**(entry.incoming or {}), target: delivery}
         objects.sending[source] = objects.sending.get(source, 0) + 1
     objects.requests.update({ref: [(w, s) for w, s in waiting] for ref, waiting in saved["requests"]})
     objects.told.update({ref: set(stores) for ref, stores in saved["told"]})
 
 
-def _load_task(state: SchedulerState, number: int, task: Task) -> None:
+def _load_task(
+    state: SchedulerState,
+    number: int,
+    name: str,
+    body: str,
+    args: list[int],
+    nested: list[int],
+    results: list[int],
+    strategy: str,
+    retries_left: int,
+    *progress: Any,
+) -> None:
+    function = state.functions[name]
+    task = Task(number, function, base64.b64decode(body), args, nested, results, strategy, retries_left)
     state.tasks[number] = task
-    shape = state.functions[task.name].shape
-    if task.worker is not None:
-        state.placement.take(task.worker, shape)
+    task.waits_for, worker, task.sent, task.taken = progress
+    if worker is not None:
+        task.worker = state.workers[worker]
+        state.groups.occupy(task.worker, function.shape)
+        task.worker.task = task
         return
-    for ref in sorted(task.waits_for):
+    for ref in task.waits_for:
         state.objects.wait_for(ref, number)
     if not task.waits_for:
-        state.backlog.add(number, Demand(shape, state.objects.places(task.args), task.strategy))
+        places = state.objects.places(state.entries_of(task))
+        state.backlog.add(number, Demand(function.shape, places, strategy))

@@ -12,6 +12,8 @@ it, results included) are the worker's to drop when it unpacks it, so a message 
 Invariants: those of the objects and of the ranking; a worker has one call at most; every waiting call is in the
 backlog, or waits for an argument that is not resolved; a result that nobody is to make is not pending.
 
+Compiled with the types in state.pxd when the package is built; ADR 5 says why.
+
 Source: early Ray's scheduler, whose 15 methods these are. Where it ended the process, this one refuses the call.
 """
 
@@ -25,12 +27,13 @@ from typing import Any
 from fastrt.errors import ReferenceCountError
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, FunctionView, Info, Refused
-from fastrt.scheduler.objects import Objects
-from fastrt.scheduler.policy import Backlog, Demand, Placement, Shape
+from fastrt.scheduler.objects import NOBODY, Entry, Objects
+from fastrt.scheduler.policy import Backlog, Demand, Placement
+from fastrt.scheduler.records import SLOT_ONLY, Function, Groups, Task, Worker
 
 _CODES = {"unknown": Code.NOT_FOUND, "circular": Code.INVALID_ARGUMENT}
-_SLOT = "slot"
-SLOT_ONLY = ((_SLOT, 1.0),)
+# Makes a NamedTuple without its constructor in Python, which takes twice as long as all the rest of an effect.
+_new: Any = tuple.__new__
 
 
 @dataclass(frozen=True)
@@ -48,44 +51,6 @@ class Settings:
     objects_max: int = 64_000_000
 
 
-@dataclass(eq=False, slots=True)
-class Worker:
-    """A worker: `refusing` one that did not take a call, and is given no other before it is ready."""
-
-    address: str
-    store: int
-    functions: dict[str, None]
-    task: int | None = None
-    refusing: bool = False
-    alive: bool = True
-
-
-@dataclass(eq=False, slots=True)
-class Function:
-    """A function, and the workers that can run it."""
-
-    result_count: int
-    shape: Shape
-    workers: dict[int, None]
-
-
-@dataclass(eq=False, slots=True)
-class Task:
-    """A call: `sent` once a worker was given it, `taken` once that worker has said so."""
-
-    name: str
-    body: bytes
-    args: Sequence[int]  # each as often as it is one
-    nested: Sequence[int]
-    results: Sequence[int]
-    strategy: str
-    retries_left: int
-    waits_for: set[int]
-    worker: int | None = None
-    sent: bool = False
-    taken: bool = False
-
-
 class SchedulerState:
     """The state machine. Not thread-safe: one shell owns it.
 
@@ -96,12 +61,12 @@ class SchedulerState:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self._effects: list[Effect] = []
-        self._emit = self._effects.append
         # Tasks to look at again once the event itself is through: never from inside it, so that nothing recurses.
         self._resolved: deque[int] = deque()
         self._failing: deque[tuple[int, str]] = deque()
-        self.objects = Objects(self._emit, self._resolved.append, self._arg_lost)
+        self.objects = Objects(self._effects, self._resolved.append, self._arg_lost)
         self.placement = Placement()
+        self.groups = Groups(self.placement)
         self.backlog = Backlog()
         self.stores: list[str | None] = []  # addresses; None when lost
         self.store_numbers: dict[str, int] = {}
@@ -145,11 +110,13 @@ class SchedulerState:
                 self._fail(*self._failing.popleft())
             if self._resolved:
                 self._arg_resolved(self._resolved.popleft())
-        effects = self._effects[:]
-        self._effects.clear()
+        effects: list[Effect] = []
         call = getattr(event, "call", None)
         if call is not None:
-            effects.insert(0, Answer(call, value))
+            effects.append(_new(Answer, (call, value)))
+        if self._effects:
+            effects += self._effects
+            self._effects.clear()
         return effects
 
     def peers(self) -> tuple[dict[int, str], dict[int, str]]:
@@ -159,12 +126,13 @@ class SchedulerState:
 
     def unfinished(self) -> list[Effect]:
         """Orders whose end is not known: for a new shell to carry out once more."""
-        found: list[Effect] = [
-            ev.DeliverObj(ref, delivery.source, target) for (ref, target), delivery in self.objects.deliveries.items()
-        ]
+        found: list[Effect] = []
+        for ref, entry in self.objects.entries.items():
+            for target, delivery in (entry.incoming or {}).items():
+                found.append(ev.DeliverObj(ref, delivery.source, target))
         for number, task in self.tasks.items():
             if task.worker is not None and not task.taken:
-                found.append(ev.InvokeCall(task.worker, number, task.body, task.results))
+                found.append(ev.InvokeCall(task.worker.number, number, task.body, task.results))
         return found
 
     def task_count(self) -> int:
@@ -180,7 +148,6 @@ class SchedulerState:
         store = len(self.stores)
         self.stores.append(event.address)
         self.store_numbers[event.address] = store
-        self.objects.add_store(store)
         return store
 
     def _on_register_worker(self, event: ev.RegisterWorker) -> int:
@@ -194,11 +161,15 @@ class SchedulerState:
         known = self.worker_numbers.get(event.address)
         if known is not None:
             self._on_worker_lost(ev.WorkerLost(known))
-        number = len(self.workers)
-        self.workers.append(Worker(event.address, store, {}))
-        self.worker_numbers[event.address] = number
-        self.placement.add(number, {_SLOT: 1}, site=store)
-        return number
+        return self.add_worker(event.address, store).number
+
+    def add_worker(self, address: str, store: int) -> Worker:
+        """A worker that can run nothing yet."""
+        worker = Worker(len(self.workers), address, store)
+        self.workers.append(worker)
+        self.worker_numbers[address] = worker.number
+        self.groups.add(worker)
+        return worker
 
     def _on_register_function(self, event: ev.RegisterFunction) -> None:
         worker = self._worker(event.worker)
@@ -208,28 +179,27 @@ class SchedulerState:
         function.result_count = event.result_count
         function.workers[event.worker] = None
         if event.name not in worker.functions:
-            worker.functions[event.name] = None
-            self.placement.gain(event.worker, {function_resource(event.name): 1})
-            self._feed(event.worker)
+            self.groups.gain(worker, event.name)
+            if self.backlog:
+                self._feed(worker)
 
     def make_function(self, name: str, result_count: int) -> Function:
         """A function that no worker can run yet."""
-        shape = tuple(sorted(((_SLOT, 1.0), (function_resource(name), 1.0))))
-        function = self.functions[name] = Function(result_count, shape, {})
+        function = self.functions[name] = Function(name, result_count)
         return function
 
     def _on_worker_ready(self, event: ev.WorkerReady) -> None:
         worker = self._worker(event.worker)
         if worker.refusing:
             worker.refusing = False
-            self.placement.release(event.worker, SLOT_ONLY)
-        if worker.task is not None:
-            task = self.tasks[worker.task]
-            self._end(worker.task, task)
+            self.groups.vacate(worker, SLOT_ONLY)
+        task = worker.task
+        if task is not None:
+            self._end(task)
             for ref in task.results:
-                if ref in self.objects.makers:
-                    self.objects.makers[ref] = (None, worker.store)
-        self._feed(event.worker)
+                self.objects.make(ref, NOBODY, worker.store)
+        if self.backlog:
+            self._feed(worker)
 
     def _on_worker_lost(self, event: ev.WorkerLost) -> None:
         number = event.worker
@@ -237,7 +207,7 @@ class SchedulerState:
         if worker is None or not worker.alive:
             return
         worker.alive = False
-        self.placement.remove(number)
+        self.groups.remove(worker)
         if self.worker_numbers.get(worker.address) == number:
             del self.worker_numbers[worker.address]
         for name in worker.functions:
@@ -246,7 +216,7 @@ class SchedulerState:
         if task is not None:
             self._run_again(task, f"Worker {number} at {worker.address}, which ran it, is gone.")
         self.objects.forget_worker(number)
-        self._emit(ev.ForgetWorker(number))
+        self._effects.append(ev.ForgetWorker(number))
 
     def _on_store_lost(self, event: ev.ObjStoreLost) -> None:
         store = event.store
@@ -259,7 +229,7 @@ class SchedulerState:
             if worker.alive and worker.store == store:
                 self._on_worker_lost(ev.WorkerLost(number))
         self.objects.remove_store(store)
-        self._emit(ev.ForgetStore(store))
+        self._effects.append(ev.ForgetStore(store))
 
     # Calls
 
@@ -272,105 +242,125 @@ class SchedulerState:
             )
         objects, refs = self.objects, self.objects.refs
         self._check_room(function.result_count, 1)
-        waits_for = set()
-        for ref in event.args:
-            if not objects.is_resolved(ref):
-                why = objects.why_lost(ref)
-                if why is not None:
-                    raise Refused(Code.DATA_LOSS, f"Argument {ref} of {event.name!r} is lost. {why}")
-                waits_for.add(ref)
-        for ref in event.nested:
+        args, nested = event.args, event.nested
+        waits_for: dict[int, None] = {}
+        entries: list[Entry] = []  # of what is resolved
+        for ref in args:
+            entry = objects.resolve(ref)
+            if entry is not None:
+                entries.append(entry)
+                continue
+            why = objects.why_lost(ref)
+            if why is not None:
+                raise Refused(Code.DATA_LOSS, f"Argument {ref} of {event.name!r} is lost. {why}")
+            waits_for[ref] = None
+        for ref in nested:
             refs.end(ref)  # refuses one that is not alive
-        for ref in (*event.args, *event.nested):
+        for ref in args:
+            refs.hold(ref)
+        for ref in nested:
             refs.hold(ref)
         results: Sequence[int] = ()
         if function.result_count:
-            first = refs.add(function.result_count, 2, True)
+            first = objects.add(function.result_count, 2)
             results = range(first, first + function.result_count)
         retries = self.settings.max_retries if event.max_retries is None else event.max_retries
         number = self.next_task
-        self.next_task += 1
-        self.tasks[number] = task = Task(
-            event.name, event.body, event.args, event.nested, results, event.strategy, retries, waits_for
-        )
-        for ref in sorted(waits_for):
-            objects.wait_for(ref, number)
-        if not waits_for:
-            self._place(number, task)
+        self.next_task = number + 1
+        task = Task(number, function, event.body, args, nested, results, event.strategy, retries)
+        self.tasks[number] = task
+        if waits_for:
+            task.waits_for = sorted(waits_for)
+            for ref in task.waits_for:
+                objects.wait_for(ref, number)
+        else:
+            self._place(task, entries)
         return results
 
-    def _place(self, number: int, task: Task) -> None:
+    def _place(self, task: Task, entries: list[Entry]) -> None:
         """All arguments are there: to a worker that is idle, else into the backlog."""
-        shape = self.functions[task.name].shape
-        places = self.objects.places(task.args) if task.args else ()
-        demand = Demand(shape, places, task.strategy)
-        worker = None if self.backlog.blocks(demand) else self.placement.place(demand)
-        if worker is None:
-            self.backlog.add(number, demand)
+        shape = task.function.shape
+        places = self.objects.places(entries) if entries else ()
+        self.groups.settle()
+        node = None
+        if not self.backlog or not self.backlog.blocks(Demand(shape)):
+            node = self.placement.choose(shape, places, task.strategy, None)
+        if node is None:
+            self.backlog.add(task.number, Demand(shape, places, task.strategy))
         else:
-            self._invoke(number, task, int(worker))  # type: ignore[call-overload]
+            worker = self.workers[next(reversed(node.id.idle))]  # type: ignore[attr-defined]
+            self.groups.occupy(worker, shape)
+            self._invoke(task, worker, entries)
 
-    def _feed(self, number: int) -> None:
+    def entries_of(self, task: Task) -> list[Entry]:
+        """The entries of a task's arguments, of those that are resolved."""
+        entries: list[Entry] = []
+        for ref in task.args:
+            entry = self.objects.resolve(ref)
+            if entry is not None:
+                entries.append(entry)
+        return entries
+
+    def _feed(self, worker: Worker) -> None:
         """A worker may be idle, or able to do more: give it what waits for it."""
-        worker = self.workers[number]
+        self.groups.settle()
         while worker.task is None and not worker.refusing and self.backlog:
-            found = self.backlog.take(self.placement[number])
+            assert worker.group is not None
+            assert worker.group.node is not None
+            found = self.backlog.take(worker.group.node)
             if found is None:
                 return
-            task = int(found[0])  # type: ignore[call-overload]
-            self.placement.take(number, found[1].shape)
-            self._invoke(task, self.tasks[task], number)
+            task = self.tasks[int(found[0])]  # type: ignore[call-overload]
+            self.groups.occupy(worker, task.function.shape)
+            self._invoke(task, worker, self.entries_of(task))
 
-    def _invoke(self, number: int, task: Task, worker_number: int) -> None:
+    def _invoke(self, task: Task, worker: Worker, entries: list[Entry]) -> None:
         """Give a call to a worker whose slot is taken for it."""
-        worker = self.workers[worker_number]
-        for ref in task.args:
-            if not self.objects.is_resolved(ref):  # lost while it waited for a worker
-                self._free_slot(worker_number, task)
-                self._failing.append((number, self.objects.why_lost(ref) or f"Argument {ref} is lost."))
-                return
+        objects = self.objects
+        if len(entries) != len(task.args):  # one was lost while it waited
+            self.groups.vacate(worker, task.function.shape)
+            lost = next(ref for ref in task.args if not objects.is_resolved(ref))
+            self._failing.append((task.number, objects.why_lost(lost) or f"Argument {lost} is lost."))
+            return
         if task.sent:
-            refs = self.objects.refs
+            refs = objects.refs
             refs.increment([ref for ref in (*task.args, *task.nested, *task.results) if refs.is_alive(ref)])
-        task.sent, task.taken, task.worker, worker.task = True, False, worker_number, number
+        task.sent, task.taken, task.worker, worker.task = True, False, worker, task
         for ref in task.results:
-            if self.objects.refs.is_pending(ref):
-                self.objects.makers[ref] = (worker_number, worker.store)
-        for ref in task.args:
-            self.objects.bring(ref, worker.store, worker_number)
-        self._emit(ev.InvokeCall(worker_number, number, task.body, task.results))
-
-    def _free_slot(self, number: int, task: Task) -> None:
-        self.placement.release(number, self.functions[task.name].shape)
+            objects.make(ref, worker.number, worker.store)
+        if entries:
+            for ref, entry in zip(task.args, entries, strict=True):
+                objects.bring(ref, entry, worker.store, worker.number)
+        self._effects.append(_new(ev.InvokeCall, (worker.number, task.number, task.body, task.results)))
 
     def _on_invoke_taken(self, event: ev.InvokeTaken) -> None:
         task = self.tasks.get(event.task)
-        if task is not None and task.worker == event.worker:
+        if task is not None and task.worker is not None and task.worker.number == event.worker:
             task.taken = True
 
     def _on_invoke_refused(self, event: ev.InvokeRefused) -> None:
         worker = self.workers[event.worker] if event.worker < len(self.workers) else None
-        if worker is None or worker.task != event.task:
+        task = worker.task if worker is not None else None
+        if worker is None or task is None or task.number != event.task:
             return
-        task = self.tasks[event.task]
+        self.groups.vacate(worker, task.function.shape)
         worker.task, worker.refusing = None, True
-        self._free_slot(event.worker, task)
-        self.placement.take(event.worker, SLOT_ONLY)
+        self.groups.occupy(worker, SLOT_ONLY)
         task.sent = False
-        self._run_again(event.task, f"Worker {event.worker} refused it: {event.reason}")
+        self._run_again(task, f"Worker {event.worker} refused it: {event.reason}")
 
-    def _run_again(self, number: int, reason: str) -> None:
+    def _run_again(self, task: Task, reason: str) -> None:
         """A call lost its worker."""
-        task = self.tasks[number]
+        number = task.number
         task.worker = None
         for ref in task.results:
-            self.objects.makers.pop(ref, None)
+            self.objects.unmake(ref)
         if not task.retries_left:
             self._failing.append((number, f"It was given up. {reason}"))
             return
         task.retries_left -= 1
-        task.waits_for = {ref for ref in task.args if not self.objects.is_resolved(ref)}
-        for ref in sorted(task.waits_for):
+        task.waits_for = sorted({ref for ref in task.args if not self.objects.is_resolved(ref)})
+        for ref in task.waits_for:
             why = self.objects.why_lost(ref)
             if why is not None:
                 self._failing.append((number, f"Its argument {ref} is lost. {why}"))
@@ -383,9 +373,9 @@ class SchedulerState:
         task = self.tasks.get(number)
         if task is None or task.worker is not None or number in self.backlog:
             return
-        task.waits_for = {ref for ref in task.waits_for if not self.objects.is_resolved(ref)}
+        task.waits_for = [ref for ref in task.waits_for if not self.objects.is_resolved(ref)]
         if not task.waits_for:
-            self._place(number, task)
+            self._place(task, self.entries_of(task))
 
     def _arg_lost(self, number: int) -> None:
         self._failing.append((number, "An argument of its is lost."))
@@ -398,8 +388,8 @@ class SchedulerState:
         if number in self.backlog:
             self.backlog.remove(number)
         unsent = not task.sent
-        self._end(number, task)
-        words = f"The call of {task.name!r} that was to make it will not run. {reason}"
+        self._end(task)
+        words = f"The call of {task.function.name!r} that was to make it will not run. {reason}"
         for ref in task.results:
             self.objects.abandon(ref, words)
         if unsent:  # the counts of a message that nobody unpacks
@@ -409,24 +399,26 @@ class SchedulerState:
                 except ReferenceCountError:
                     continue  # a caller who did not count what he sent
 
-    def _end(self, number: int, task: Task) -> None:
+    def _end(self, task: Task) -> None:
         """A call is through, or given up."""
-        del self.tasks[number]
-        if task.worker is not None:
-            worker = self.workers[task.worker]
-            worker.task = None
-            self._free_slot(task.worker, task)
-        for ref in (*task.args, *task.nested):
-            self.objects.drop(self.objects.refs.release(ref))
+        objects = self.objects
+        del self.tasks[task.number]
+        worker = task.worker
+        if worker is not None:
+            task.worker = worker.task = None
+            self.groups.vacate(worker, task.function.shape)
+        for refs in (task.args, task.nested):
+            for ref in refs:
+                freed = objects.refs.release(ref)
+                if freed:
+                    objects.drop(freed)
 
     # Objects
 
     def _on_push(self, event: ev.PushObj) -> int:
         worker = self._worker(event.worker)
         self._check_room(1, 0)
-        ref = self.objects.refs.add(1, 1, True)
-        self.objects.makers[ref] = (event.worker, worker.store)
-        return ref
+        return self.objects.add_push(event.worker, worker.store)
 
     def _on_request(self, event: ev.RequestObj) -> None:
         worker = self._worker(event.worker)
@@ -473,16 +465,16 @@ class SchedulerState:
         """Raise AssertionError when the state contradicts itself."""
         self.objects.check_invariants()
         self.placement.check_invariants()
+        self.groups.check_invariants(self.workers)
         for number, worker in enumerate(self.workers):
             if worker.alive:
                 assert self.stores[worker.store] is not None, f"worker {number} is at a lost store"
-                busy = worker.task is not None or worker.refusing
-                assert self.placement[number].free[_SLOT] == (not busy), f"worker {number}'s slot is wrong"
             if worker.task is not None:
-                assert self.tasks[worker.task].worker == number, f"worker {number} and its call disagree"
+                assert worker.task.worker is worker, f"worker {number} and its call disagree"
         for number, task in self.tasks.items():
+            assert task.number == number, f"call {number} is under another's number"
             if task.worker is not None:
-                assert self.workers[task.worker].task == number, f"call {number} and its worker disagree"
+                assert task.worker.task is task, f"call {number} and its worker disagree"
                 continue
             waiting = [ref for ref in task.args if not self.objects.is_resolved(ref)]
             assert number in self.backlog or waiting, f"call {number} waits for nothing"
@@ -492,8 +484,3 @@ class SchedulerState:
                 assert self.objects.refs.is_alive(ref), f"call {number} has lost its argument {ref}"
         for waits in self.backlog:
             assert waits in self.tasks, f"call {waits} is in the backlog after its end"
-
-
-def function_resource(function: str) -> str:
-    """What a worker has that can run a function, and a call of it asks for."""
-    return f"function {function}"

@@ -1,0 +1,124 @@
+# The types that events.py is compiled with: numbers that come from a wire are 64 bits wide there.
+cimport cython
+from libc.stdint cimport uint64_t
+
+
+@cython.final
+cdef class RegisterObjStore:
+    cdef public object call
+    cdef public str address
+
+
+@cython.final
+cdef class RegisterWorker:
+    cdef public object call
+    cdef public str address
+    cdef public str store_address
+
+
+@cython.final
+cdef class RegisterFunction:
+    cdef public object call
+    cdef public uint64_t worker
+    cdef public str name
+    cdef public uint64_t result_count
+
+
+@cython.final
+cdef class RemoteCall:
+    cdef public object call
+    cdef public str name
+    cdef public bytes body
+    cdef public object args
+    cdef public object nested
+    cdef public str strategy
+    cdef public object max_retries
+
+
+@cython.final
+cdef class IncrementRefs:
+    cdef public object call
+    cdef public object refs
+
+
+@cython.final
+cdef class DecrementRefs:
+    cdef public object call
+    cdef public object refs
+
+
+@cython.final
+cdef class PushObj:
+    cdef public object call
+    cdef public uint64_t worker
+
+
+@cython.final
+cdef class RequestObj:
+    cdef public object call
+    cdef public uint64_t worker
+    cdef public uint64_t ref
+
+
+@cython.final
+cdef class AliasObjRefs:
+    cdef public object call
+    cdef public uint64_t alias
+    cdef public uint64_t target
+
+
+@cython.final
+cdef class ObjReady:
+    cdef public object call
+    cdef public uint64_t ref
+    cdef public uint64_t store
+    cdef public uint64_t nbytes
+
+
+@cython.final
+cdef class AddContained:
+    cdef public object call
+    cdef public uint64_t ref
+    cdef public object contained
+
+
+@cython.final
+cdef class WorkerReady:
+    cdef public object call
+    cdef public uint64_t worker
+
+
+@cython.final
+cdef class SchedulerInfo:
+    cdef public object call
+
+
+@cython.final
+cdef class WorkerLost:
+    cdef public uint64_t worker
+
+
+@cython.final
+cdef class ObjStoreLost:
+    cdef public uint64_t store
+
+
+@cython.final
+cdef class InvokeTaken:
+    cdef public uint64_t worker
+    cdef public uint64_t task
+
+
+@cython.final
+cdef class InvokeRefused:
+    cdef public uint64_t worker
+    cdef public uint64_t task
+    cdef public str reason
+
+
+@cython.final
+cdef class DeliveryFailed:
+    cdef public uint64_t ref
+    cdef public uint64_t source
+    cdef public uint64_t target
+    cdef public str reason

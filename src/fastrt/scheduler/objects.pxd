@@ -1,0 +1,93 @@
+# The types that objects.py is compiled with.
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+
+from fastrt._core.refcount cimport RefTable
+
+
+@cython.final
+cdef class Delivery:
+    cdef public int64_t source
+    cdef public int64_t tries
+    cdef public dict aliases
+    cdef public list workers
+
+
+@cython.final
+cdef class Entry:
+    cdef public uint64_t ref
+    cdef public int64_t first
+    cdef public int64_t second
+    cdef public dict others
+    cdef public uint64_t nbytes
+    cdef public int64_t maker
+    cdef public int64_t site
+    cdef public dict incoming
+
+    cpdef bint has(self, int64_t store) except -1
+    cpdef list stores(self)
+    cpdef put(self, int64_t store)
+    cpdef take(self, int64_t store)
+
+
+@cython.final
+cdef class Objects:
+    cdef public RefTable refs
+    cdef public dict entries
+    cdef public dict lost
+    cdef public dict pushes
+    cdef public dict sending
+    cdef public dict requests
+    cdef public dict _tasks
+    cdef public dict told
+    cdef list _effects
+    cdef object _on_resolved
+    cdef object _on_lost
+
+    @cython.locals(first=uint64_t, ref=uint64_t)
+    cpdef uint64_t add(self, uint64_t count, uint64_t counted) except? 0
+
+    @cython.locals(canonical=int64_t, entry=Entry)
+    cpdef Entry resolve(self, uint64_t ref)
+    cpdef bint is_resolved(self, uint64_t ref) except -1
+    cpdef why_lost(self, uint64_t ref)
+
+    @cython.locals(only=Entry, entry=Entry, by_store=dict)
+    cpdef tuple places(self, list found)
+    cpdef wait_for(self, ref, task)
+
+    @cython.locals(entry=Entry)
+    cpdef request(self, ref, int64_t worker, int64_t store)
+
+    @cython.locals(delivery=Delivery, canonical=uint64_t)
+    cpdef bring(self, uint64_t ref, Entry entry, int64_t store, int64_t worker)
+
+    @cython.locals(entry=Entry, delivery=Delivery, first=bint, freed=list)
+    cpdef ready(self, uint64_t ref, int64_t store, uint64_t nbytes)
+
+    @cython.locals(entry=Entry)
+    cpdef make(self, uint64_t ref, int64_t worker, int64_t store)
+
+    @cython.locals(entry=Entry)
+    cpdef unmake(self, uint64_t ref)
+    cpdef abandon(self, ref, str reason)
+
+    @cython.locals(entry=Entry)
+    cpdef drop(self, list freed)
+
+    @cython.locals(entry=Entry, delivery=Delivery)
+    cpdef delivery_failed(self, ref, source, target, str reason)
+
+    @cython.locals(store=int64_t, source=int64_t, sending=int64_t, least=int64_t)
+    cdef int64_t _source(self, Entry entry, int64_t avoid) except? -2
+    cdef _send(self, ref, target, Delivery delivery)
+
+    @cython.locals(left=int64_t)
+    cdef _sent(self, Delivery delivery)
+
+    @cython.locals(delivery=Delivery)
+    cdef _give_up(self, Entry entry, target, reason, bint sent)
+    cdef _tell(self, store, alias, canonical)
+
+    @cython.locals(entry=Entry)
+    cdef _resolved(self, names)

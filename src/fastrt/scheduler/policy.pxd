@@ -1,0 +1,121 @@
+# The types that policy.py is compiled with.
+cimport cython
+from libc.stdint cimport int64_t
+
+
+cdef double _ROUNDING
+
+
+@cython.final
+cdef class Node:
+    cdef public object id
+    cdef public object site
+    cdef public dict total
+    cdef public dict free
+    cdef public object kinds
+    cdef public int64_t rank
+    cdef public int64_t load
+    cdef public int64_t queue
+    cdef public dict raised
+    cdef public dict missing
+
+    @cython.locals(room=double, amount=double)
+    cpdef bint fits(self, tuple shape) except -1
+
+    @cython.locals(amount=double)
+    cpdef bint can(self, tuple shape) except -1
+
+
+@cython.final
+cdef class _Seat:
+    cdef public _Heap heap
+    cdef public Node node
+    cdef public int64_t stored
+
+
+@cython.final
+cdef class _Heap:
+    cdef public tuple shape
+    cdef public object site
+    cdef public bint pack
+    cdef public list entries
+    cdef public dict seats
+
+    @cython.locals(entry=int64_t, entries=list, seats=dict, seat=_Seat, node=Node)
+    cpdef Node best(self)
+    cpdef add(self, Node node)
+
+    @cython.locals(node=Node, stored=int64_t, entries=list)
+    cpdef push(self, _Seat seat)
+    cpdef drop(self, Node node)
+
+
+@cython.final
+cdef class _Ranking:
+    cdef public tuple shape
+    cdef public _Heap every
+    cdef public _Heap packed
+    cdef public dict at_site
+
+
+@cython.final
+cdef class Placement:
+    cdef public dict _nodes
+    cdef public dict _sites
+    cdef public dict _rankings
+    cdef public dict _all_heaps
+    cdef public int64_t _rank
+
+    @cython.locals(ranking=_Ranking, node=Node, heap=_Heap)
+    cpdef Node choose(self, tuple shape, tuple locality, str strategy, object only)
+
+    @cython.locals(free=dict, amount=double)
+    cpdef occupy(self, Node node, tuple shape)
+
+    @cython.locals(free=dict, amount=double)
+    cpdef vacate(self, Node node, tuple shape)
+
+    @cython.locals(heap=_Heap, beside=dict, node=Node, best=Node)
+    cdef Node _local(self, _Ranking ranking, tuple locality)
+
+    @cython.locals(seat=_Seat)
+    cdef _lowered(self, Node node)
+
+    @cython.locals(seat=_Seat)
+    cdef _offer(self, Node node)
+
+
+@cython.final
+cdef class _Waiting:
+    cdef public int64_t number
+    cdef public object task
+    cdef public object demand
+    cdef public object site
+    cdef public int64_t skipped
+    cdef public bint gone
+
+
+@cython.final
+cdef class _Line:
+    cdef public int64_t count
+    cdef public object order
+    cdef public dict by_site
+
+    cpdef add(self, _Waiting waiting)
+
+    @cython.locals(oldest=_Waiting, near=_Waiting)
+    cpdef _Waiting first(self, object site)
+    cpdef drop(self, _Waiting waiting)
+
+
+@cython.final
+cdef class Backlog:
+    cdef public dict _lines
+    cdef public dict _waiting
+    cdef public int64_t _number
+
+    @cython.locals(best=_Waiting, found=_Waiting, oldest=_Waiting, line=_Line)
+    cpdef take(self, Node node)
+
+
+cdef _Waiting _head(object line)

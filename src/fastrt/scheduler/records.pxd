@@ -1,0 +1,78 @@
+# The types that records.py is compiled with.
+cimport cython
+from libc.stdint cimport int64_t
+
+from fastrt.scheduler.policy cimport Node, Placement
+
+
+@cython.final
+cdef class Group:
+    cdef public tuple key
+    cdef public Node node
+    cdef public int64_t count
+    cdef public dict idle
+
+
+@cython.final
+cdef class Worker:
+    cdef public int64_t number
+    cdef public str address
+    cdef public int64_t store
+    cdef public dict functions
+    cdef public int64_t functions_number
+    cdef public Group group
+    cdef public Task task
+    cdef public bint refusing
+    cdef public bint alive
+
+    cpdef tuple in_use(self)
+
+
+@cython.final
+cdef class Function:
+    cdef public str name
+    cdef public int64_t result_count
+    cdef public tuple shape
+    cdef public dict workers
+
+
+@cython.final
+cdef class Task:
+    cdef public int64_t number
+    cdef public Function function
+    cdef public bytes body
+    cdef public object args
+    cdef public object nested
+    cdef public object results
+    cdef public str strategy
+    cdef public int64_t retries_left
+    cdef public object waits_for
+    cdef public Worker worker
+    cdef public bint sent
+    cdef public bint taken
+
+
+@cython.final
+cdef class Groups:
+    cdef Placement _placement
+    cdef dict _groups
+    cdef dict _sets
+    cdef list _names
+    cdef readonly dict _changed
+
+    cpdef add(self, Worker worker)
+    cpdef remove(self, Worker worker)
+    cpdef gain(self, Worker worker, str function)
+    cpdef settle(self)
+
+    @cython.locals(group=Group)
+    cpdef occupy(self, Worker worker, tuple shape)
+
+    @cython.locals(group=Group)
+    cpdef vacate(self, Worker worker, tuple shape)
+
+    @cython.locals(group=Group)
+    cdef _join(self, Worker worker)
+
+    @cython.locals(group=Group)
+    cdef _leave(self, Worker worker)

@@ -1,0 +1,235 @@
+"""What the scheduler's state knows of a worker, a function and a call, and of workers that are alike.
+
+Workers beside one store that can run the same functions are one group, and the placement knows groups, not workers:
+it is as large as the cluster has machines, whatever runs on each, and its loads are those of machines. Which of a
+group's idle workers gets a call makes no difference; the one that was idle last is warm.
+
+Invariants: a group has members; its free slots are its idle workers. A worker that has registered another function
+stays in its group until a call is to be placed, so that one that registers a thousand is moved once.
+
+Compiled with the types in records.pxd when the package is built; ADR 5 says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from fastrt.scheduler.policy import Node, Placement, Shape
+
+_SLOT = "slot"
+SLOT_ONLY: Shape = ((_SLOT, 1.0),)
+
+
+class Group:
+    """Workers that are alike.
+
+    Attributes:
+        key: their store, and the number of the set of their functions.
+        node: what the placement knows them by.
+        count: how many there are.
+        idle: the numbers of those that wait for a call.
+    """
+
+    __slots__ = ("count", "idle", "key", "node")
+
+    def __init__(self, key: tuple[int, int]) -> None:
+        self.key = key
+        self.node: Node | None = None
+        self.count = 0
+        self.idle: dict[int, None] = {}
+
+
+class Worker:
+    """A worker.
+
+    Attributes:
+        number, address, store: as it is known.
+        functions: that it can run; `functions_number` is their set's.
+        group: whom it is like; None once it is lost.
+        task: its call.
+        refusing: it did not take a call, and is given no other before it is ready.
+        alive: not lost.
+    """
+
+    __slots__ = ("address", "alive", "functions", "functions_number", "group", "number", "refusing", "store", "task")
+
+    def __init__(self, number: int, address: str, store: int) -> None:
+        self.number = number
+        self.address = address
+        self.store = store
+        self.functions: dict[str, None] = {}
+        self.functions_number = 0
+        self.group: Group | None = None
+        self.task: Task | None = None
+        self.refusing = False
+        self.alive = True
+
+    def in_use(self) -> Shape | None:
+        """What of its group it takes now, None when it is idle."""
+        if self.task is not None:
+            return self.task.function.shape
+        return SLOT_ONLY if self.refusing else None
+
+
+class Function:
+    """A function, and the workers that can run it."""
+
+    __slots__ = ("name", "result_count", "shape", "workers")
+
+    def __init__(self, name: str, result_count: int) -> None:
+        self.name = name
+        self.result_count = result_count
+        self.shape: Shape = ((name, 0.0), (_SLOT, 1.0))
+        self.workers: dict[int, None] = {}
+
+
+class Task:
+    """A call.
+
+    Attributes:
+        number: its own.
+        function, body, strategy: as it was submitted.
+        args: references that are arguments, each as often as it is one.
+        nested: references within arguments.
+        results: references.
+        retries_left: how often it may be lost.
+        waits_for: arguments that were not resolved when it was looked at last.
+        worker: that it is with.
+        sent: once a worker was given it.
+        taken: once that worker has said so.
+    """
+
+    __slots__ = (
+        "args", "body", "function", "nested", "number", "results", "retries_left", "sent", "strategy", "taken",
+        "waits_for", "worker",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        function: Function,
+        body: bytes,
+        args: Sequence[int],
+        nested: Sequence[int],
+        results: Sequence[int],
+        strategy: str,
+        retries_left: int,
+    ) -> None:
+        self.number = number
+        self.function = function
+        self.body = body
+        self.args = args
+        self.nested = nested
+        self.results = results
+        self.strategy = strategy
+        self.retries_left = retries_left
+        self.waits_for: Collection[int] = ()
+        self.worker: Worker | None = None
+        self.sent = False
+        self.taken = False
+
+
+class Groups:
+    """Workers by whom they are like, and what of each group is free.
+
+    Args:
+        placement: is told of them.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._sets: dict[tuple[int, str], int] = {}  # of functions: by the set's number and one more
+        self._names: list[frozenset[str]] = [frozenset()]
+        self._changed: dict[int, Worker] = {}  # not in the group where they belong
+
+    def add(self, worker: Worker) -> None:
+        """A worker has come."""
+        self._join(worker)
+
+    def remove(self, worker: Worker) -> None:
+        """A worker has gone."""
+        self._changed.pop(worker.number, None)
+        self._leave(worker)
+
+    def gain(self, worker: Worker, function: str) -> None:
+        """A worker can run one more function. It is moved when it is `settle`d."""
+        worker.functions[function] = None
+        step = (worker.functions_number, function)
+        number = self._sets.get(step)
+        if number is None:
+            number = self._sets[step] = len(self._names)
+            self._names.append(self._names[worker.functions_number] | {function})
+        worker.functions_number = number
+        self._changed[worker.number] = worker
+
+    def settle(self) -> None:
+        """Move those that can run more than their group."""
+        while self._changed:
+            _, worker = self._changed.popitem()
+            self._leave(worker)
+            self._join(worker)
+
+    def occupy(self, worker: Worker, shape: Shape) -> None:
+        """An idle worker is so no more."""
+        group = worker.group
+        assert group is not None
+        assert group.node is not None
+        del group.idle[worker.number]
+        self._placement.occupy(group.node, shape)
+
+    def vacate(self, worker: Worker, shape: Shape) -> None:
+        """A worker is idle."""
+        group = worker.group
+        assert group is not None
+        assert group.node is not None
+        group.idle[worker.number] = None
+        self._placement.vacate(group.node, shape)
+
+    def _join(self, worker: Worker) -> None:
+        key = (worker.store, worker.functions_number)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(key)
+            names = self._names[worker.functions_number]
+            group.node = self._placement.add(group, dict(SLOT_ONLY), site=worker.store, kinds=names)
+        else:
+            self._placement.gain(group, dict(SLOT_ONLY))
+        worker.group = group
+        group.count += 1
+        used = worker.in_use()
+        group.idle[worker.number] = None
+        if used is not None:
+            self.occupy(worker, used)
+
+    def _leave(self, worker: Worker) -> None:
+        group = worker.group
+        assert group is not None
+        used = worker.in_use()
+        if used is not None:
+            self.vacate(worker, used)
+        del group.idle[worker.number]
+        worker.group = None
+        group.count -= 1
+        if group.count:
+            self._placement.gain(group, {_SLOT: -1.0})
+        else:
+            self._placement.remove(group)
+            del self._groups[group.key]
+
+    def check_invariants(self, workers: Sequence[Worker]) -> None:
+        """Raise AssertionError when groups and workers contradict each other."""
+        counts: dict[tuple[int, int], int] = {}
+        for worker in workers:
+            group = worker.group
+            assert (group is not None) == worker.alive, f"worker {worker.number} is lost and placed, or neither"
+            if group is not None:
+                counts[group.key] = counts.get(group.key, 0) + 1
+                assert (worker.number in group.idle) == (worker.in_use() is None), f"worker {worker.number} is wrong"
+                due = (worker.store, worker.functions_number)
+                assert group.key == due or worker.number in self._changed, f"worker {worker.number} is misplaced"
+                assert self._names[worker.functions_number] == worker.functions.keys()
+        assert counts == {key: group.count for key, group in self._groups.items()}, "groups are miscounted"
+        for group in self._groups.values():
+            assert group.node is not None
+            assert group.node.free == {_SLOT: len(group.idle)}, f"{group.key} has other room"
