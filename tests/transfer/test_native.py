@@ -177,6 +177,16 @@ def test_connection_that_always_breaks_late_still_makes_progress(pair: Pair) -> 
     np.testing.assert_array_equal(pair.there.get(1), pattern(40 << 20))
 
 
+def test_slow_network_delivers_all_the_same_however_long_it_takes(pair: Pair) -> None:
+    """What counts is that something comes, not when all of it is there."""
+    nbytes, rate, timeout_s = 2 * BIG, 20 << 20, 0.6
+    pair.here.put(1, pattern(nbytes))
+    begun = time.monotonic()
+    pair.puller(timeout_s=timeout_s).pull(1, pair.proxy(rate=rate).address).result(PATIENCE_S)
+    assert time.monotonic() - begun > timeout_s, "the network was not slow enough to show anything"
+    np.testing.assert_array_equal(pair.there.get(1), pattern(nbytes))
+
+
 def test_connection_that_never_brings_a_frame_ends_in_a_typed_error(pair: Pair) -> None:
     pair.here.put(1, pattern(BIG))
     proxy = pair.proxy(then=("cut", 100_000))
