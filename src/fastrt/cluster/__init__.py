@@ -5,6 +5,7 @@ one as a server or worker.
 """
 
 from fastrt.cluster.client import ClusterMember
+from fastrt.cluster.collective import MemberGroup
 from fastrt.cluster.events import MemberView, Overview, Phase, Refused, Role
 from fastrt.cluster.options import ClusterTimeoutError, MemberEvent, MemberOptions, RegistrationRefusedError
 from fastrt.cluster.peers import MemberUnreachableError
@@ -17,6 +18,7 @@ __all__ = [
     "ClusterScheduler",
     "ClusterTimeoutError",
     "MemberEvent",
+    "MemberGroup",
     "MemberOptions",
     "MemberUnreachableError",
     "MemberView",

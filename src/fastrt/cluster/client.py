@@ -26,6 +26,7 @@ from fastrt.cluster import wire
 from fastrt.cluster.events import MemberView, Phase, Role
 from fastrt.cluster.framing import Frame, FramingError, Kind
 from fastrt.cluster.mailbox import Mailbox
+from fastrt.cluster.messages import Messages
 from fastrt.cluster.options import ClusterTimeoutError, MemberEvent, MemberOptions, RegistrationRefusedError
 from fastrt.cluster.peers import Caller, Incoming, MemberUnreachableError
 from fastrt.cluster.wire import NO_RANK, Command, parse
@@ -39,7 +40,7 @@ _DATA_THREADS = 4
 _JOIN_S = 5.0
 
 
-class ClusterMember:
+class ClusterMember(Messages):
     """One server or worker of a cluster. `start` it, and `close` it.
 
     Args:
@@ -226,31 +227,6 @@ class ClusterMember:
 
         return self._wait(send_all(), timeout_s)
 
-    def collective_send(self, rank: int, data: bytes, role: Role | None = None, timeout_s: float | None = None) -> None:
-        """Send bytes to a member of the same role (or another), and wait until it has them all.
-
-        Raises:
-            MemberUnreachableError: it cannot be reached.
-            ClusterTimeoutError: it has not given them back in time.
-        """
-        to = self.role if role is None else role
-        echo = self._wait(self._send(Command.COLLECTIVE_SEND_DATA, to, rank, data, 0), timeout_s)
-        if echo != data:
-            raise MemberUnreachableError(f"{to.name} {rank} gave back other bytes than it was sent.")
-
-    def collective_receive(self, rank: int, role: Role | None = None, timeout_s: float | None = None) -> bytes:
-        """The next bytes that a member of the same role (or another) has sent to this one, in its order.
-
-        Raises:
-            ClusterTimeoutError: none have come in time.
-        """
-        source = (self.role if role is None else role, rank)
-        limit = self.options.call_timeout_s if timeout_s is None else timeout_s
-        found = self._mailbox.take(source, limit)
-        if found is None:
-            raise ClusterTimeoutError(f"waited {limit:g} s for bytes from {source[0].name} {rank}.")
-        return found
-
     def finish(self, timeout_s: float = 30.0) -> None:
         """Say that this member is done, and wait until all are.
 
@@ -383,7 +359,7 @@ class ClusterMember:
             return
         incoming.acknowledge(frame)
         if command == Command.COLLECTIVE_SEND_DATA:
-            self._mailbox.put((Role(meta.role), meta.rank_id), frame.data)
+            self._mailbox.put((Role(meta.role), meta.rank_id), wire.tag_of(meta), frame.data)
         elif command == Command.SEND_METADATA:
             self._on_metadata(parse(wire.SendMetadata, frame.data))
         elif command == Command.SCALE_OUT:
@@ -424,6 +400,7 @@ class ClusterMember:
     def _on_metadata(self, told: Any) -> None:
         members = wire.views(told.servers_meta)
         places = {(view.role, view.rank): (view.host, view.port) for view in members}
+        self._mailbox.set_gone(frozenset((view.role, view.rank) for view in members if not view.alive))
         for key, peer in list(self._peers.items()):
             if places.get(key) != peer.place:  # what is on its way to others goes on
                 peer.close()
@@ -488,6 +465,7 @@ class ClusterMember:
 
     def _take_state(self, state: Any) -> None:
         """What a heartbeat was answered with, or what the scheduler says unasked."""
+        self._mailbox.set_gone(frozenset((v.role, v.rank) for v in wire.views(state.servers_meta) if not v.alive))
         if state.cluster_state not in set(Phase):
             return
         phase = Phase(state.cluster_state)

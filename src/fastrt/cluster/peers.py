@@ -10,6 +10,7 @@ from typing import Any
 from fastrt.cluster.events import MemberView, Role
 from fastrt.cluster.framing import Frame, FramingError, Kind
 from fastrt.cluster.links import FrameConnection
+from fastrt.cluster.mailbox import Tag
 from fastrt.cluster.wire import Command, FetchResp, FetchServers, Meta, parse, request_frame, views
 from fastrt.errors import FastrtError
 
@@ -76,7 +77,14 @@ class Caller:
         return self._ended is not None
 
     async def call(
-        self, command: int, data: bytes, role: Role, rank: int | None, kind: int = Kind.PROTOBUF, user: int = 0
+        self,
+        command: int,
+        data: bytes,
+        role: Role,
+        rank: int | None,
+        kind: int = Kind.PROTOBUF,
+        user: int = 0,
+        tag: Tag | None = None,
     ) -> tuple[Any, bytes]:
         """Ask, and wait for the response: its meta and data.
 
@@ -89,7 +97,7 @@ class Caller:
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
-            self._connection.send(request_frame(command, number, data, role, rank, kind, user))
+            self._connection.send(request_frame(command, number, data, role, rank, kind, user, tag))
             frame = await future
         finally:
             self._waiting.pop(number, None)

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from fastrt.cluster import events as ev
 from fastrt.cluster.events import MemberView, Overview, Phase, Role
 from fastrt.cluster.framing import Frame, FramingError, Kind
+from fastrt.cluster.mailbox import Tag
 from fastrt.rpc.descriptors import message_set
 
 EXCHANGE = "/fastrt.ps.Cluster/Exchange"
@@ -103,6 +104,13 @@ def views(listed: Any) -> tuple[MemberView, ...]:
         for one in listed
         if one.role in (0, 1)
     )
+
+
+def tag_of(meta: Any) -> Tag | None:
+    """What a member's bytes belong to; None when its meta does not say, as that of other implementations."""
+    if not meta.HasField("tag"):
+        return None
+    return Tag(meta.tag.group, meta.tag.operation, meta.tag.step, meta.tag.what)
 
 
 class Request(NamedTuple):
@@ -257,9 +265,13 @@ def request_frame(
     rank: int | None = 0,
     kind: int = Kind.PROTOBUF,
     user: int = 0,
+    tag: Tag | None = None,
 ) -> Frame:
     """A request as a frame; rank None: the requester has none."""
     meta = Meta(
         cmd=command, request_id=request_id, role=int(role), rank_id=NO_RANK if rank is None else rank, user_cmd=user
     )
+    if tag is not None:
+        meta.tag.SetInParent()
+        meta.tag.group, meta.tag.operation, meta.tag.step, meta.tag.what = tag
     return Frame(kind, meta.SerializeToString(), data)
