@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from fastrt.cluster import wire
 from fastrt.cluster.events import MemberView, Phase, Role
 from fastrt.cluster.framing import Frame, FramingError, Kind
+from fastrt.cluster.links import stop_listening
 from fastrt.cluster.mailbox import Mailbox
 from fastrt.cluster.messages import Messages
 from fastrt.cluster.options import ClusterTimeoutError, MemberEvent, MemberOptions, RegistrationRefusedError
@@ -257,11 +258,11 @@ class ClusterMember(Messages):
             self._scheduler.close()
         for peer in self._peers.values():
             peer.close()
-        for incoming in list(self._incoming):
-            incoming.close("the member closes")
-        self._server.close()
+        await stop_listening(self._server)
         until = time.monotonic() + 1.0
         while (self._incoming or not all(c.ended for c in self._callers())) and time.monotonic() < until:
+            for incoming in list(self._incoming):
+                incoming.close("the member closes")
             await asyncio.sleep(0.001)
 
     def _callers(self) -> list[Caller]:

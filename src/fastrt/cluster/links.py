@@ -23,11 +23,24 @@ from fastrt.rpc.contract import Stream
 
 _BUFFER_BYTES_MAX = 256 << 20
 _CONNECT_S = 5.0
+_ACCEPT_TURNS = 3  # of the event loop, from a connection's acceptance until its protocol is made
 _INVALID_ARGUMENT = 3
 _numbers = itertools.count(1)
 
 OnRequest = Callable[["Link", Any, Frame], None]  # the link, its MessageMeta, the frame
 OnLost = Callable[["Link", str], None]
+
+
+async def stop_listening(server: asyncio.Server) -> None:
+    """Accept no more connections; those that were accepted have their protocol when this returns.
+
+    asyncio itself loses what it has accepted and not yet given a transport when its server closes.
+    """
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    for _ in range(_ACCEPT_TURNS):
+        await asyncio.sleep(0)
+    server.close()
 
 
 class Link(ABC):

@@ -26,7 +26,7 @@ from fastrt.cluster import events as ev
 from fastrt.cluster.events import Answer, Effect, Event, Persist, Phase
 from fastrt.cluster.framing import Frame, FramingError
 from fastrt.cluster.http import ManagementServer
-from fastrt.cluster.links import Link, StreamLink, TcpLink
+from fastrt.cluster.links import Link, StreamLink, TcpLink, stop_listening
 from fastrt.cluster.state import ClusterState, Settings
 from fastrt.cluster.wire import EXCHANGE, SERVICE, Command, Encoder, parse_request
 from fastrt.durable import Journal, StateDirectoryError
@@ -411,7 +411,7 @@ class ClusterScheduler:
         if self._timer is not None:
             self._timer.cancel()
         if self._listener is not None:
-            self._listener.close()
+            await stop_listening(self._listener)
         for task in self._tasks:
             task.cancel()
         for link in list(self._links.values()):
