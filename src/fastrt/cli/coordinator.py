@@ -112,7 +112,8 @@ def kv(target: _Target, directory: str, limit: int) -> None:
     """List the keys below DIRECTORY (default: all) with the start of their values."""
     answer = _ask(target, directory=directory, with_keys=True, limit=limit)
     caption = f"the first {limit}; --limit shows more" if len(answer.keys) == limit < answer.key_count else None
-    table = Table(title=f"{answer.key_count} keys, {answer.key_bytes} bytes in all", caption=caption)
+    shown = f"{len(answer.keys)} keys below {escape(directory)}, of " if directory else ""
+    table = Table(title=f"{shown}{answer.key_count} keys, {answer.key_bytes} bytes in all", caption=caption)
     for heading in ("key", "bytes", "value"):
         table.add_column(heading, overflow="fold")
     for pair in answer.keys:
