@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fastrt._core import reduce
-from fastrt.collective import init_group
+from fastrt.collective import as_bfloat16, init_group
+from fastrt.coordination import Coordinator, CoordinatorOptions
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
 # How many elements, as (multiple of the number of ranks, constant).
@@ -139,6 +140,44 @@ def test_operations_that_move_data_bring_it_where_it_belongs_in_all_sizes(ranks,
     sizes = [0, 1, count - 1, count, count + 1, 4095, 4096, 4097, 65536, 65537, (1 << 18) + 1]
     kinds = ["int8", "int16", "int64", "uint32", "float16", "float64"]
     assert ranks(count, run_moves, name, sizes, kinds) == [2 * len(sizes) * len(kinds)] * count
+
+
+def run_bits(rank, world_size, name, address=None):
+    """bfloat16 as its bits, as where nothing knows the type, beside the same as ml_dtypes has it."""
+    options = {} if address is None else {"address": address, "node": f"{name}-{rank}"}
+    with init_group(name=name, rank=rank, world_size=world_size, **options) as g:
+        for n in (world_size, 4097 * world_size):
+            known = (np.random.default_rng(rank).normal(size=n) * 100).astype(ml_dtypes.bfloat16)
+            bits = known.view(np.uint16)
+            for op in ("sum", "avg", "max"):
+                whole = g.all_reduce(known.copy(), op)
+                for got in (
+                    g.all_reduce(as_bfloat16(bits.copy()), op),
+                    g.all_reduce(as_bfloat16(bits), op, out=as_bfloat16(np.empty_like(bits))),
+                    g.all_reduce_shared(as_bfloat16(bits), op),
+                ):
+                    assert got.array.tobytes() == whole.tobytes(), (n, op)
+                part = g.reduce_scatter(as_bfloat16(bits), op)
+                assert part.array.tobytes() == whole.reshape(world_size, -1)[rank].tobytes()
+            assert g.all_gather(as_bfloat16(bits)).array.tobytes() == g.all_gather(known).tobytes()
+            told = g.broadcast(as_bfloat16(bits.copy()), world_size - 1)
+            assert told.array.tobytes() == g.broadcast(known.copy(), world_size - 1).tobytes()
+        right, left = (rank + 1) % world_size, (rank - 1) % world_size
+        sent = g.isend(as_bfloat16(bits), right)
+        assert g.recv(as_bfloat16(np.empty_like(bits)), left).array.size == bits.size
+        sent.wait()
+        with pytest.raises(TypeError, match="16-bit integers, not float32"):
+            as_bfloat16(np.ones(3, "f4"))
+        frozen = bits.copy()
+        frozen.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            g.all_reduce(as_bfloat16(frozen))
+
+
+def test_bits_of_bfloat16_are_computed_as_bfloat16(ranks, name):
+    ranks(3, run_bits, name)
+    with Coordinator(CoordinatorOptions(num_tasks=1)) as coordinator:
+        ranks(2, run_bits, name, coordinator.address)
 
 
 def run_same_bits(rank, world_size, name):

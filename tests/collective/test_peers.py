@@ -1,13 +1,17 @@
 """Beside other libraries, where they are installed: MPI's own reductions, and torch's tensors."""
 
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import fastrt
 from fastrt.collective import init_group
 
 DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
@@ -56,6 +60,26 @@ def test_results_are_those_of_mpi(ranks, name, tmp_path):
             assert set(wanted) == set(found)
             for key, want in wanted.items():
                 assert found[key].tobytes() == want.tobytes(), key
+
+
+MPI_PYTHON = os.environ.get("FASTRT_MPI", sys.executable)
+HAS_MPI = "FASTRT_MPI" in os.environ or importlib.util.find_spec("mpi4py") is not None
+
+
+@pytest.mark.skipif(not HAS_MPI, reason="no mpi4py: FASTRT_MPI may name a Python that has it, and an MPI")
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_operations_of_all_kinds_come_out_as_with_mpi(name, count):
+    mpiexec = shutil.which("mpiexec", path=str(Path(MPI_PYTHON).parent)) or "mpiexec"
+    options = ["-n", str(count), "--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
+    script = Path(__file__).with_name("mpi_ranks.py")
+    source = str(Path(fastrt.__file__).parents[1])
+    done = subprocess.run(
+        [mpiexec, *options, MPI_PYTHON, str(script), name],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("all are equal") == count
 
 
 def run_torch(rank, world_size, name):

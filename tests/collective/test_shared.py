@@ -339,8 +339,8 @@ def run_messages(rank, world_size, name):
     with init_group(name=name, rank=rank, world_size=world_size) as g:
         right, left = (rank + 1) % world_size, (rank - 1) % world_size
         for n in (0, 1, 1000, 300_000):  # the last is more than the ring holds: both sides work at once
-            handle = g.send(np.full(n, rank, np.int64), right, async_op=True)
-            assert (g.recv(np.empty(n, np.int64), left) == left).all()
+            handle = g.isend(np.full(n, rank, np.int64), right)
+            assert (g.irecv(np.empty(n, np.int64), left).wait() == left).all()
             handle.wait()
         g.send(np.array([1]), right, tag=1)
         g.send(np.array([2]), right, tag=2)

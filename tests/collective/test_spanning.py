@@ -51,8 +51,8 @@ def run_everything(rank, world_size, name, address, nodes, sizes):
                 assert np.array_equal(gathered, every[:, 0])
                 assert np.array_equal(reduced, every[:, 0].sum(0))
             assert np.array_equal(g.broadcast(part, root), every[root, 0])
-            handles = [g.send(np.full(n, rank), q, async_op=True) for q in others]
-            assert all((g.recv(np.empty(n, np.int64), q) == q).all() for q in others)
+            handles = [g.isend(np.full(n, rank), q) for q in others]
+            assert all((g.irecv(np.empty(n, np.int64), q).wait() == q).all() for q in others)
             for handle in handles:
                 handle.wait()
         assert g.all_gather_object(rank) == list(range(world_size))

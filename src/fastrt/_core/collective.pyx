@@ -14,7 +14,9 @@ Chunks are 512 KiB: buffers stay in the caches, so main memory sees the input re
 else. Measured with two ranks on an otherwise idle machine, 1 and 4 MiB of float32 in private arrays: 45 and 202 us in
 chunks of 32 KiB, 44 and 189 with 256 KiB, 41 and 171 with 512 KiB, 42 and 183 with 1 MiB. When others want the
 processors, too, each meeting may wait for a time slice, and fewer of them count for much more: 64 MiB then take 83, 22
-and 17 ms in chunks of 32 KiB, 256 KiB and 1 MiB.
+and 17 ms in chunks of 32 KiB, 256 KiB and 1 MiB. Tried and left out, for 64 MiB in private arrays: to reduce in blocks
+of 8 KiB while the next chunk is prefetched and staged (0.8 of the rate), and to go backwards in every other operation,
+so that it begins with what is in the cache (1.0; 1.1 where arrays lie in the heap, which is within the noise).
 """
 from fastrt._core.operands import NAMES as _DTYPES
 from fastrt._core.reduce import REDUCTIONS as _REDUCTIONS

@@ -4,6 +4,7 @@
 """
 
 from fastrt.collective.actors import ActorGroup, create_group, get_group
+from fastrt.collective.buffers import as_bfloat16
 from fastrt.collective.group import Group
 from fastrt.collective.handles import Handle
 from fastrt.collective.start import init_group
@@ -16,6 +17,7 @@ __all__ = [
     "Group",
     "Handle",
     "PeerDied",
+    "as_bfloat16",
     "create_group",
     "get_group",
     "init_group",

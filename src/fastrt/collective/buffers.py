@@ -9,6 +9,39 @@ import numpy as np
 from fastrt._core.dlpack import Borrowed
 
 
+class Bits:
+    """An array whose elements are what NumPy has no type for; made by `as_bfloat16`.
+
+    Attributes:
+        array: the elements' bits, as integers of their size.
+        dtype: the name of what they are.
+    """
+
+    def __init__(self, array: np.ndarray[Any, Any], dtype: str) -> None:
+        self.array = array
+        self.dtype = dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return tuple(int(n) for n in self.array.shape)
+
+
+def as_bfloat16(array: np.ndarray[Any, Any]) -> Bits:
+    """Have operations take integers of 16 bits for bfloat16, where there is no `ml_dtypes`.
+
+    Args:
+        array: of uint16 or int16.
+    Returns:
+        What all operations take in the place of the array, no copy; new results are such arrays, too.
+    Raises:
+        TypeError: it is no such array.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype not in (np.uint16, np.int16):
+        raise TypeError(f"as_bfloat16 takes an array of 16-bit integers, not {getattr(array, 'dtype', type(array))}")
+    return Bits(array, "bfloat16")
+
+
 def as_buffer(array: Any, writable: bool) -> tuple[Any, str | None]:
     """A contiguous buffer over the memory of an array that exports none with a type the core knows.
 
@@ -21,6 +54,8 @@ def as_buffer(array: Any, writable: bool) -> tuple[Any, str | None]:
         TypeError: this is no array, or one of another device.
         ValueError: it is not contiguous, or read-only where it must not be.
     """
+    if isinstance(array, Bits):
+        return as_buffer(array.array, writable)[0], array.dtype
     if isinstance(array, np.ndarray):
         if not array.flags.c_contiguous:
             raise ValueError("the array is not C-contiguous: pass numpy.ascontiguousarray(array)")
@@ -48,12 +83,14 @@ def shape_of(array: Any) -> tuple[int, ...]:
     return Borrowed(array).shape if hasattr(array, "__dlpack__") else tuple(memoryview(array).shape or ())
 
 
-def new_like(array: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def new_like(array: Any, shape: tuple[int, ...]) -> Any:
     """An uninitialised NumPy array of an array's type.
 
     Raises:
         TypeError: NumPy has no such type here (bfloat16 needs `ml_dtypes`); pass `out`.
     """
+    if isinstance(array, Bits):
+        return Bits(np.empty(shape, array.array.dtype), array.dtype)
     dtype = getattr(array, "dtype", None)
     if not isinstance(dtype, np.dtype):
         name = Borrowed(array).dtype if hasattr(array, "__dlpack__") else memoryview(array).format

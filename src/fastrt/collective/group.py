@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastrt.collective.buffers import new_like, shape_of
+from fastrt.collective.handles import Handle
 
 _SIZE = np.dtype(np.int64)
 
@@ -229,6 +230,34 @@ class Group:
         self._shared_out(array)
         out = new_like(array, shape_of(array)) if out is None else out
         return self._do("all_to_all", array, out, 0, "sum", timeout, async_op)
+
+    # ---- between two ranks ----
+
+    def send(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Send an array's bytes to one rank; see the subclasses.
+
+        Raises:
+            NotImplementedError: always, here.
+        """
+        raise NotImplementedError
+
+    def recv(self, array: Any, src: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Receive the next message of a tag from one rank; see the subclasses.
+
+        Raises:
+            NotImplementedError: always, here.
+        """
+        raise NotImplementedError
+
+    def isend(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> Handle:
+        """Send in the background; the array must not change until the handle is done."""
+        handle: Handle = self.send(array, dst, tag, timeout=timeout, async_op=True)
+        return handle
+
+    def irecv(self, array: Any, src: int, tag: int = 0, *, timeout: float | None = None) -> Handle:
+        """Receive in the background; the handle's result is `array`."""
+        handle: Handle = self.recv(array, src, tag, timeout=timeout, async_op=True)
+        return handle
 
     # ---- operations on objects ----
 

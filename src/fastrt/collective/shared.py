@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fastrt._core.channel import Channels
 from fastrt._core.collective import Collective
 from fastrt._core.groups import GroupMemory
-from fastrt.collective.buffers import as_buffer
+from fastrt.collective.buffers import Bits, as_buffer
 from fastrt.collective.group import Group
 from fastrt.collective.handles import Line
 from fastrt.collective.rendezvous import Met, meet
@@ -130,23 +130,26 @@ class SharedGroup(Collective, Group):
             return self.later(async_op, self._all_reduce_shared, array, op, timeout)
         return self._all_reduce_shared(array, op, timeout)
 
-    def _all_reduce_shared(self, array: np.ndarray[Any, Any], op: str, timeout: float | None) -> Any:
+    def _all_reduce_shared(self, array: Any, op: str, timeout: float | None) -> Any:
         memory = self._require()
-        array = np.asarray(array)
+        plain = array.array if isinstance(array, Bits) else np.asarray(array)
         block = None
         place = np.zeros(1, np.int64)
         if self.rank == 0:
-            block = memory.allocate(max(array.nbytes, 1), is_result=True)
+            block = memory.allocate(max(plain.nbytes, 1), is_result=True)
             place[0] = block.place
         self._broadcast(place, 0, timeout)
         if block is None:
-            block = memory.result(int(place[0]), max(array.nbytes, 1))
+            block = memory.result(int(place[0]), max(plain.nbytes, 1))
         block.open = True
-        target = np.frombuffer(block, array.dtype, array.size)  # type: ignore[call-overload]
-        self.perform("all_reduce_shared", array, target, 0, op, timeout)
+        target: Any = np.frombuffer(block, plain.dtype, plain.size)  # type: ignore[call-overload]
+        if isinstance(array, Bits):
+            target = Bits(target, array.dtype)
+        self.perform("all_reduce_shared", array if isinstance(array, Bits) else plain, target, 0, op, timeout)
         del target
         block.open = False
-        return np.frombuffer(block, array.dtype, array.size).reshape(array.shape)  # type: ignore[call-overload]
+        result = np.frombuffer(block, plain.dtype, plain.size).reshape(plain.shape)  # type: ignore[call-overload]
+        return Bits(result, array.dtype) if isinstance(array, Bits) else result
 
     # ---- between two ranks ----
 
@@ -191,7 +194,7 @@ class SharedGroup(Collective, Group):
 
     def _message_now(self, what: str, array: Any, peer: int, tag: int, timeout: float | None) -> Any:
         buffer = array
-        if isinstance(array, np.ndarray) or not hasattr(array, "__buffer__"):
+        if isinstance(array, (np.ndarray, Bits)) or not hasattr(array, "__buffer__"):
             try:
                 memoryview(array).release()
             except (TypeError, ValueError, BufferError):

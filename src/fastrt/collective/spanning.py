@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fastrt._core.collective import OPS
 from fastrt._core.reduce import reduce_buffers
 from fastrt.collective.assembly import Assembled, assemble
-from fastrt.collective.buffers import raw_bytes
+from fastrt.collective.buffers import Bits, new_like, raw_bytes, shape_of
 from fastrt.collective.group import Group
 from fastrt.collective.handles import Line
 from fastrt.collective.peers import Peers
@@ -145,9 +145,9 @@ class SpanningGroup(Group):
         return self._all_reduce_shared(array, op, timeout)
 
     def _all_reduce_shared(self, array: Any, op: str, timeout: float | None) -> Any:
-        out = np.empty_like(np.asarray(array))
+        out = new_like(array, shape_of(array))
         self.perform("all_reduce", array, out, 0, op, timeout)
-        out.flags.writeable = False
+        (out.array if isinstance(out, Bits) else out).flags.writeable = False
         return out
 
     def empty(self, shape: int | Iterable[int], dtype: npt.DTypeLike = np.float32) -> np.ndarray[Any, Any]:
@@ -239,12 +239,12 @@ class SpanningGroup(Group):
 
     def perform_reduce(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
         """all_reduce, of which only the root keeps the result."""
-        array = np.asarray(source) if target is None else target
-        self.perform_all_reduce(source, np.empty_like(array) if target is None else target, root, op, deadline)
+        whole = new_like(source, shape_of(source)) if target is None else target
+        self.perform_all_reduce(source, whole, root, op, deadline)
 
     def perform_reduce_scatter(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
         """all_reduce, of which each rank keeps its part."""
-        whole = np.empty_like(np.asarray(source))
+        whole = new_like(source, shape_of(source))
         self.perform_all_reduce(source, whole, root, op, deadline)
         self._keep(whole, target)
 
