@@ -202,11 +202,9 @@ class _Operation:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            for rank, sent in self._sent:
-                if kind is None:
+            if kind is None:  # else what was sent still goes out: the others learn from it that they disagree
+                for rank, sent in self._sent:
                     self._finish(rank, sent)
-                else:
-                    sent.cancel()
         finally:
             self._group._lock.release()
 
@@ -240,7 +238,6 @@ class _Operation:
         try:
             sent.result(max(self._deadline - time.monotonic(), 0.0))
         except FutureTimeoutError:
-            sent.cancel()
             raise CollectiveTimeout(f"{self._where(rank)} has not taken its part in time") from None
         except MemberUnreachableError as error:
             raise PeerDied(f"{self._where(rank)} is gone: {error}", rank) from None
