@@ -106,6 +106,25 @@ def test_dense_update_is_that_of_numpy(kind: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_update_into_another_array_leaves_the_old_parameter(kind: str) -> None:
+    dice = np.random.default_rng(7)
+    old, grad = dice.standard_normal(1027).astype(F), dice.standard_normal(1027).astype(F)
+    new, before, in_place = np.zeros(1027, F), old.copy(), old.copy()
+    states_out, states_in = states(kind, 1027), states(kind, 1027)
+    old.flags.writeable = False
+    KINDS[kind][2](old, grad, states_out, 1, out=new)
+    KINDS[kind][2](in_place, grad, states_in, 1, out=in_place)
+    assert np.array_equal(old, before)
+    assert np.array_equal(new, in_place)
+    assert all(np.array_equal(a, b) for a, b in zip(states_out, states_in, strict=True))
+    for out in (np.zeros(5, F), grad, np.zeros(1027)):
+        with pytest.raises(ValueError, match=r"out must be|share memory"):
+            KINDS[kind][2](before, grad, states_out, 1, out=out)
+    with pytest.raises(ValueError, match="no out= with rows="):
+        KINDS[kind][2](before, grad[:1], states_out, 1, out=new, rows=np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dim", [1, 5, 64])
 def test_update_of_rows_is_that_of_these_rows_alone(kind: str, dim: int) -> None:
     dice = np.random.default_rng(dim)

@@ -1,6 +1,13 @@
 from typing_extensions import Buffer
 
-def sgd(param: Buffer, grad: Buffer, lr: float, weight_decay: float = ..., rows: Buffer | None = ...) -> None: ...
+def sgd(
+    param: Buffer,
+    grad: Buffer,
+    lr: float,
+    weight_decay: float = ...,
+    rows: Buffer | None = ...,
+    out: Buffer | None = ...,
+) -> None: ...
 def momentum(
     param: Buffer,
     grad: Buffer,
@@ -10,6 +17,7 @@ def momentum(
     nesterov: bool = ...,
     weight_decay: float = ...,
     rows: Buffer | None = ...,
+    out: Buffer | None = ...,
 ) -> None: ...
 def adagrad(
     param: Buffer,
@@ -19,6 +27,7 @@ def adagrad(
     eps: float = ...,
     weight_decay: float = ...,
     rows: Buffer | None = ...,
+    out: Buffer | None = ...,
 ) -> None: ...
 def adam(
     param: Buffer,
@@ -32,6 +41,7 @@ def adam(
     eps: float = ...,
     weight_decay: float = ...,
     rows: Buffer | None = ...,
+    out: Buffer | None = ...,
 ) -> None: ...
 def ftrl(
     param: Buffer,
@@ -42,4 +52,5 @@ def ftrl(
     l1: float = ...,
     l2: float = ...,
     rows: Buffer | None = ...,
+    out: Buffer | None = ...,
 ) -> None: ...

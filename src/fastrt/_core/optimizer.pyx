@@ -3,8 +3,9 @@
 
 The parameter, its gradient and the optimizer's state are contiguous buffers of float32. With `rows`, which are int64,
 the gradient is that of these rows of the parameter only, and nothing else is touched: for Adam that is what is known
-as lazy Adam. Each row stands there once; sum what belongs to one row first. Everything is checked before anything is
-changed, and the work is done without the GIL, so two threads must not update one parameter at a time.
+as lazy Adam. Each row stands there once; sum what belongs to one row first. With `out` the new parameter goes there and
+the old one stays as it is, for those who still read it. Everything is checked before anything is changed, and the work
+is done without the GIL, so two threads must not update one parameter at a time.
 
 Source: the papers named below; weight decay of Adam is that of AdamW, apart from the gradient.
 """
@@ -22,9 +23,10 @@ cdef tuple LONGS = (b"q", b"l")  # int64 is long or long long, by platform
 
 cdef class _Arrays:
     """The buffers of one update, held while it runs."""
-    cdef Py_buffer views[ARRAYS_MAX + 1]
+    cdef Py_buffer views[ARRAYS_MAX + 2]
     cdef int held
-    cdef int count           # of float32 arrays; the rows, if any, follow
+    cdef int count           # of float32 arrays; `out` and the rows, if any, follow
+    cdef float *out          # where the new parameter goes
     cdef size_t size         # elements of the parameter
     cdef size_t grad_size
     cdef size_t row_count
@@ -36,18 +38,19 @@ cdef class _Arrays:
         self.held = self.count = 0
         self.size = self.grad_size = self.row_count = self.dim = 0
         self.rows = NULL
+        self.out = NULL
         self.is_sparse = False
 
     def __dealloc__(self):
         for i in range(self.held):
             PyBuffer_Release(&self.views[i])
 
-    cdef int take(self, tuple arrays, object rows) except -1:
+    cdef int take(self, tuple arrays, object rows, object out) except -1:
         """Hold and check the parameter, the gradient, the state; then the rows."""
         cdef int i
         cdef Py_buffer *view
         for i in range(len(arrays)):
-            view = self.hold(arrays[i], i != 1)
+            view = self.hold(arrays[i], i != 1 and (i > 0 or out is None))
             if view.itemsize != 4 or view.format == NULL or <bytes>view.format != FLOAT:
                 raise TypeError(f"array {i} of an update must be float32; its format is "
                                 f"{(<bytes>view.format).decode() if view.format != NULL else 'bytes'!r}")
@@ -62,7 +65,21 @@ cdef class _Arrays:
         elif self.grad_size != self.size:
             raise ValueError(f"the gradient has {self.grad_size} elements, the parameter {self.size}; pass the rows "
                              "it is of, or one of the same size")
+        self.out = <float *>self.views[0].buf
+        if out is not None and out is not arrays[0]:
+            self.take_out(out)
         self.refuse_overlap()
+        return 0
+
+    cdef int take_out(self, object out) except -1:
+        """Hold and check where the new parameter goes; it is one of the float32 arrays then."""
+        if self.is_sparse:
+            raise ValueError("an update of rows is made in place: there is no out= with rows=")
+        cdef Py_buffer *view = self.hold(out, True)
+        if view.itemsize != 4 or view.format == NULL or <bytes>view.format != FLOAT or view.len != self.views[0].len:
+            raise ValueError(f"out must be float32 with the parameter's {self.size} elements")
+        self.count += 1
+        self.out = <float *>view.buf
         return 0
 
     cdef Py_buffer *hold(self, object array, bint writable) except NULL:
@@ -105,37 +122,39 @@ cdef class _Arrays:
         return 0
 
 
-cdef void run(Kind kind, float *p, const float *g, float *s, float *t, size_t n, const frt_update *u) noexcept nogil:
+cdef void run(Kind kind, const float *p, float *q, const float *g, float *s, float *t, size_t n,
+              const frt_update *u) noexcept nogil:
     if kind == SGD:
-        frt_sgd(p, g, n, u)
+        frt_sgd(p, q, g, n, u)
     elif kind == MOMENTUM:
-        frt_momentum(p, g, s, n, u)
+        frt_momentum(p, q, g, s, n, u)
     elif kind == NESTEROV:
-        frt_nesterov(p, g, s, n, u)
+        frt_nesterov(p, q, g, s, n, u)
     elif kind == ADAGRAD:
-        frt_adagrad(p, g, s, n, u)
+        frt_adagrad(p, q, g, s, n, u)
     elif kind == ADAM:
-        frt_adam(p, g, s, t, n, u)
+        frt_adam(p, q, g, s, t, n, u)
     else:
-        frt_ftrl(p, g, s, t, n, u)
+        frt_ftrl(p, q, g, s, t, n, u)
 
 
-cdef int update(Kind kind, tuple arrays, object rows, frt_update u) except -1:
+cdef int update(Kind kind, tuple arrays, object rows, object out, frt_update u) except -1:
     cdef _Arrays held = _Arrays()
-    held.take(arrays, rows)
+    held.take(arrays, rows, out)
     cdef float *p = <float *>held.views[0].buf
     cdef const float *g = <const float *>held.views[1].buf
     # A kind that has no state never looks at these.
-    cdef float *s = <float *>held.views[2].buf if held.count > 2 else p
-    cdef float *t = <float *>held.views[3].buf if held.count > 3 else p
+    cdef int states = <int>len(arrays)
+    cdef float *s = <float *>held.views[2].buf if states > 2 else p
+    cdef float *t = <float *>held.views[3].buf if states > 3 else p
     cdef size_t i, at
     with nogil:
         if not held.is_sparse:
-            run(kind, p, g, s, t, held.size, &u)
+            run(kind, p, held.out, g, s, t, held.size, &u)
         else:
             for i in range(held.row_count):
                 at = <size_t>held.rows[i] * held.dim
-                run(kind, p + at, g + i * held.dim, s + at, t + at, held.dim, &u)
+                run(kind, p + at, p + at, g + i * held.dim, s + at, t + at, held.dim, &u)
     return 0
 
 
@@ -146,7 +165,7 @@ cdef frt_update constants() noexcept:
     return u
 
 
-def sgd(param, grad, double lr, double weight_decay=0.0, rows=None):
+def sgd(param, grad, double lr, double weight_decay=0.0, rows=None, out=None):
     """param -= lr * (grad + weight_decay * param).
 
     Args:
@@ -155,6 +174,7 @@ def sgd(param, grad, double lr, double weight_decay=0.0, rows=None):
         lr: learning rate.
         weight_decay: of all elements, or of those in `rows`.
         rows: int64 indices of rows, each once; None: the gradient is of the whole parameter.
+        out: float32 of the parameter's size, which then stays as it is; not with `rows`.
     Raises:
         TypeError: a buffer is of another type.
         ValueError: sizes do not fit, or two arrays share memory.
@@ -162,10 +182,11 @@ def sgd(param, grad, double lr, double weight_decay=0.0, rows=None):
     """
     cdef frt_update u = constants()
     u.lr, u.decay = <float>lr, <float>weight_decay
-    update(SGD, (param, grad), rows, u)
+    update(SGD, (param, grad), rows, out, u)
 
 
-def momentum(param, grad, velocity, double lr, double mu=0.9, bint nesterov=False, double weight_decay=0.0, rows=None):
+def momentum(param, grad, velocity, double lr, double mu=0.9, bint nesterov=False, double weight_decay=0.0, rows=None,
+             out=None):
     """velocity = mu * velocity + grad; param -= lr * velocity, or by Nesterov lr * (grad + mu * velocity).
 
     Args and Raises: as `sgd`; `velocity` is float32 of the parameter's size, zero at first.
@@ -173,10 +194,10 @@ def momentum(param, grad, velocity, double lr, double mu=0.9, bint nesterov=Fals
     """
     cdef frt_update u = constants()
     u.lr, u.decay, u.beta1 = <float>lr, <float>weight_decay, <float>mu
-    update(NESTEROV if nesterov else MOMENTUM, (param, grad, velocity), rows, u)
+    update(NESTEROV if nesterov else MOMENTUM, (param, grad, velocity), rows, out, u)
 
 
-def adagrad(param, grad, total, double lr, double eps=1e-10, double weight_decay=0.0, rows=None):
+def adagrad(param, grad, total, double lr, double eps=1e-10, double weight_decay=0.0, rows=None, out=None):
     """total += grad^2; param -= lr * grad / (sqrt(total) + eps).
 
     Args and Raises: as `sgd`; `total` is float32 of the parameter's size, not negative.
@@ -184,11 +205,11 @@ def adagrad(param, grad, total, double lr, double eps=1e-10, double weight_decay
     """
     cdef frt_update u = constants()
     u.lr, u.decay, u.eps = <float>lr, <float>weight_decay, <float>eps
-    update(ADAGRAD, (param, grad, total), rows, u)
+    update(ADAGRAD, (param, grad, total), rows, out, u)
 
 
 def adam(param, grad, mean, square, long step, double lr, double beta1=0.9, double beta2=0.999, double eps=1e-8,
-         double weight_decay=0.0, rows=None):
+         double weight_decay=0.0, rows=None, out=None):
     """Adam; with `weight_decay` AdamW; with `rows` lazy Adam, which leaves the means of other rows as they are.
 
     Args and Raises: as `sgd`; `mean` and `square` are float32 of the parameter's size, zero at first; `step` counts
@@ -202,10 +223,10 @@ def adam(param, grad, mean, square, long step, double lr, double beta1=0.9, doub
     u.scale = <float>(1.0 / c_sqrt(1.0 - c_pow(beta2, step)))
     u.beta1, u.beta2, u.keep1, u.keep2 = <float>beta1, <float>beta2, <float>(1.0 - beta1), <float>(1.0 - beta2)
     u.eps, u.decay = <float>eps, <float>(lr * weight_decay)
-    update(ADAM, (param, grad, mean, square), rows, u)
+    update(ADAM, (param, grad, mean, square), rows, out, u)
 
 
-def ftrl(param, grad, total, linear, double lr, double l1=0.0, double l2=0.0, rows=None):
+def ftrl(param, grad, total, linear, double lr, double l1=0.0, double l2=0.0, rows=None, out=None):
     """Follow the regularised leader, proximal, with a learning rate that falls with the root of `total`.
 
     Args and Raises: as `sgd`; `total` (positive at first, as 0.1) and `linear` (zero at first) are float32 of the
@@ -216,4 +237,4 @@ def ftrl(param, grad, total, linear, double lr, double l1=0.0, double l2=0.0, ro
         raise ValueError(f"lr is {lr}; it must be more than 0")
     cdef frt_update u = constants()
     u.lr, u.l1, u.l2 = <float>(1.0 / lr), <float>l1, <float>(2.0 * l2)
-    update(FTRL, (param, grad, total, linear), rows, u)
+    update(FTRL, (param, grad, total, linear), rows, out, u)

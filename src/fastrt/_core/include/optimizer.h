@@ -3,6 +3,9 @@
  * Each is one pass over memory: every array is read once and written once, which is what an update costs. They are
  * compiled with vectorisation (setup.py), and written so that it applies: no branch, restricted pointers, constants
  * worked out before the loop. All arithmetic is in float32, in the order in which NumPy would do it.
+ *
+ * The new parameter goes to q, which is p itself or memory apart from it: a table's next version is made beside the one
+ * that others read. Neither is `restrict` therefore, and ivdep says that no element depends on another one.
  */
 #ifndef FRT_OPTIMIZER_H
 #define FRT_OPTIMIZER_H
@@ -19,63 +22,65 @@ typedef struct {
     float l1, l2;
 } frt_update;
 
-static inline void frt_sgd(float *restrict p, const float *restrict g, size_t n, const frt_update *u) {
+#define FRT_EACH(i, n) _Pragma("GCC ivdep") for (size_t i = 0; i < (n); i++)
+
+static inline void frt_sgd(const float *p, float *q, const float *restrict g, size_t n, const frt_update *u) {
     const float lr = u->lr, decay = u->decay;
-    for (size_t i = 0; i < n; i++) p[i] -= lr * (g[i] + decay * p[i]);
+    FRT_EACH(i, n) q[i] = p[i] - lr * (g[i] + decay * p[i]);
 }
 
-static inline void frt_momentum(float *restrict p, const float *restrict g, float *restrict v, size_t n,
+static inline void frt_momentum(const float *p, float *q, const float *restrict g, float *restrict v, size_t n,
                                 const frt_update *u) {
     const float lr = u->lr, decay = u->decay, mu = u->beta1;
-    for (size_t i = 0; i < n; i++) {
+    FRT_EACH(i, n) {
         v[i] = mu * v[i] + (g[i] + decay * p[i]);
-        p[i] -= lr * v[i];
+        q[i] = p[i] - lr * v[i];
     }
 }
 
-static inline void frt_nesterov(float *restrict p, const float *restrict g, float *restrict v, size_t n,
+static inline void frt_nesterov(const float *p, float *q, const float *restrict g, float *restrict v, size_t n,
                                 const frt_update *u) {
     const float lr = u->lr, decay = u->decay, mu = u->beta1;
-    for (size_t i = 0; i < n; i++) {
+    FRT_EACH(i, n) {
         const float d = g[i] + decay * p[i];
         v[i] = mu * v[i] + d;
-        p[i] -= lr * (d + mu * v[i]);
+        q[i] = p[i] - lr * (d + mu * v[i]);
     }
 }
 
-static inline void frt_adagrad(float *restrict p, const float *restrict g, float *restrict a, size_t n,
+static inline void frt_adagrad(const float *p, float *q, const float *restrict g, float *restrict a, size_t n,
                                const frt_update *u) {
     const float lr = u->lr, decay = u->decay, eps = u->eps;
-    for (size_t i = 0; i < n; i++) {
+    FRT_EACH(i, n) {
         const float d = g[i] + decay * p[i];
         a[i] += d * d;
-        p[i] -= lr * d / (sqrtf(a[i]) + eps);
+        q[i] = p[i] - lr * d / (sqrtf(a[i]) + eps);
     }
 }
 
 /* lr is already divided by 1 - beta1^step, decay already multiplied by the learning rate. */
-static inline void frt_adam(float *restrict p, const float *restrict g, float *restrict m, float *restrict v, size_t n,
-                            const frt_update *u) {
+static inline void frt_adam(const float *p, float *q, const float *restrict g, float *restrict m,
+                            float *restrict v, size_t n, const frt_update *u) {
     const float lr = u->lr, decay = u->decay, b1 = u->beta1, b2 = u->beta2, k1 = u->keep1, k2 = u->keep2;
     const float eps = u->eps, scale = u->scale;
-    for (size_t i = 0; i < n; i++) {
+    FRT_EACH(i, n) {
         m[i] = b1 * m[i] + k1 * g[i];
         v[i] = b2 * v[i] + k2 * (g[i] * g[i]);
-        p[i] = (p[i] - decay * p[i]) - lr * m[i] / (sqrtf(v[i]) * scale + eps);
+        q[i] = (p[i] - decay * p[i]) - lr * m[i] / (sqrtf(v[i]) * scale + eps);
     }
 }
 
 /* lr is the inverse of the learning rate. */
-static inline void frt_ftrl(float *restrict p, const float *restrict g, float *restrict a, float *restrict z, size_t n,
-                            const frt_update *u) {
+static inline void frt_ftrl(const float *p, float *q, const float *restrict g, float *restrict a,
+                            float *restrict z, size_t n, const frt_update *u) {
     const float inverse = u->lr, l1 = u->l1, l2 = u->l2;
-    for (size_t i = 0; i < n; i++) {
+    FRT_EACH(i, n) {
         const float sum = a[i] + g[i] * g[i], root = sqrtf(sum);
         z[i] += g[i] - (root - sqrtf(a[i])) * inverse * p[i];
         a[i] = sum;
         const float over = fabsf(z[i]) - l1;
         const float kept = over > 0.0f ? over : 0.0f;
-        p[i] = -copysignf(kept, z[i]) / (root * inverse + l2);
+        q[i] = -copysignf(kept, z[i]) / (root * inverse + l2);
     }
 }
 
