@@ -1,0 +1,60 @@
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef extern from "rows.h" nogil:
+    uint64_t FRT_ROWS_MAGIC, FRT_ROWS_MAX
+    uint32_t FRT_ROW_NONE, FRT_ROW_GONE
+    ctypedef struct frt_rows:
+        uint64_t magic
+        uint64_t rows_max
+        uint32_t dim
+        uint32_t tracks_use
+        uint64_t index
+        uint64_t clock
+    ctypedef struct frt_note:
+        uint64_t key
+        uint32_t seq
+        uint32_t used
+    ctypedef struct frt_entry_of_row:
+        uint64_t key
+        uint32_t row
+        uint32_t unused
+    uint64_t frt_mix(uint64_t) noexcept
+
+cdef struct frt_mapped:
+    frt_rows *head             # NULL: of a server whose memory is not mapped here
+    frt_note *notes
+    const float *values
+    const frt_entry_of_row *entries
+    uint64_t mask
+    uint64_t rows_max
+
+cdef enum:
+    PAGE = 4096
+    HEAD = 4096  # FRT_ROWS_HEAD_BYTES
+    BITS_MIN = 10  # FRT_INDEX_BITS_MIN
+
+
+cdef class EmbeddingMemory:
+    cdef readonly int fd
+    cdef readonly uint64_t rows_max
+    cdef readonly uint32_t dim
+    cdef readonly uint64_t rows_used   # rows that were ever given out; the server's
+    cdef readonly uint64_t count       # rows that have a key; the server's
+    cdef uint64_t total_bytes
+    cdef uint64_t tombs
+    cdef char *base
+    cdef frt_rows *head
+    cdef frt_note *notes
+    cdef float *values
+    cdef char *indexes
+    cdef int bits_max
+    cdef bint is_server
+    cdef list free                     # rows that were given back
+    cdef Py_ssize_t shape[1]
+    cdef Py_ssize_t strides[1]
+
+    cdef void place(self, uint64_t rows_max, uint32_t dim) noexcept
+    cdef frt_entry_of_row *index(self, uint64_t word) noexcept nogil
+    cdef void enter(self, uint64_t key, uint32_t row, frt_entry_of_row *entries, uint64_t mask) noexcept nogil
+    cdef int make_room(self, uint64_t more) except -1
+    cdef void describe(self, frt_mapped *mapped) noexcept nogil
