@@ -1,0 +1,178 @@
+"""Checkpoints of a whole cluster: a folder for each, made under another name and renamed when it is whole.
+
+All servers are stopped between two pushes, the same two for all: each says which pushes of each client it has, those
+that have reached any server are let through to all, and then each writes its file. An incremental checkpoint has the
+rows of embeddings that changed since the one before it, which it names, and dense tables whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastrt.ps.errors import CheckpointError
+from fastrt.ps.placement import assign
+from fastrt.ps.spec import Spec
+
+if TYPE_CHECKING:
+    from fastrt.ps.head import Head, HeadOptions
+
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_PREFIX = "checkpoint-"
+_SETTLE_S = 5.0
+
+
+class Checkpoints:
+    """What the head knows of checkpoints.
+
+    Args:
+        head: whose.
+
+    Attributes:
+        must_be_full: whether the next one cannot build upon the last one.
+    """
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._last: Path | None = None
+        self.must_be_full = True
+
+    def write(self, folder: Path, incremental: bool) -> Path:
+        """Make a checkpoint in a folder.
+
+        Args:
+            folder: made when missing; it has a numbered folder for each checkpoint.
+            incremental: write only what has changed since the last one, if that is in the same folder and no server
+                has come, gone or died since.
+        Returns:
+            The checkpoint's own folder.
+        Raises:
+            CheckpointError: it cannot be written; there is none of its name then.
+        """
+        head = self._head
+        base = self._last if incremental and not self.must_be_full else None
+        if base is not None and (base.parent != folder or not base.is_dir()):
+            base = None
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            number = 1 + max((_number(path) for path in folder.iterdir()), default=0)
+            working = folder / f".{_PREFIX}{number:08}.{os.getpid()}"
+            shutil.rmtree(working, ignore_errors=True)
+            working.mkdir(mode=0o700)
+        except OSError as error:
+            raise CheckpointError(f"Cannot make a checkpoint in {folder}: {error}.") from error
+        done = folder / f"{_PREFIX}{number:08}"
+        self.must_be_full = False
+        try:
+            files = self._write_files(working, base is not None)
+            manifest = {"format": FORMAT, "files": files, "base": base.name if base is not None else None}
+            manifest["tables"] = [spec.to_json() for spec, _ in head.tables.values()]
+            _write_durably(working / _MANIFEST, json.dumps(manifest, indent=1).encode())
+            os.rename(working, done)
+            _sync_folder(folder)
+        except BaseException as error:
+            self.must_be_full = True  # servers may have noted that all is written
+            shutil.rmtree(working, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise CheckpointError(f"Cannot make a checkpoint in {folder}: {error}.") from error
+            raise
+        self._last = done
+        return done
+
+    def _write_files(self, working: Path, incremental: bool) -> list[str]:
+        """Stop all servers at one cut, and have each write its file."""
+        head = self._head
+        files = []
+        try:
+            latest: dict[str, dict[str, int]] = {}
+            for index in head.servers:
+                for name, clients in head.ask(index, {"op": "hold"})["latest"].items():
+                    known = latest.setdefault(name, {})
+                    for client, number in clients.items():
+                        known[client] = max(known.get(client, 0), number)
+            for index in head.servers:
+                head.ask(index, {"op": "limits", "latest": latest, "timeout": _SETTLE_S})
+            for index in head.servers:
+                path = working / f"server-{index}"
+                head.ask(index, {"op": "checkpoint", "path": str(path), "incremental": incremental})
+                files.append(path.name)
+        finally:
+            for index in head.servers:
+                head.ask(index, {"op": "release"})
+        return files
+
+    def load(self, path: Path, options: HeadOptions) -> None:
+        """Give the servers, which have no tables yet, what is in a checkpoint.
+
+        Args:
+            path: a checkpoint's own folder, or one of many, of which the newest is taken.
+            options: mode and workers are those of now.
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        head = self._head
+        chain = chain_of(path)
+        now = {"workers": options.num_workers, "mode": options.mode, "staleness": options.staleness}
+        specs = [Spec.from_json({**found, **now}) for found in chain[-1][1]["tables"]]
+        files = [str(folder / name) for folder, manifest in chain for name in manifest["files"]]
+        tables = {spec.name: (spec, assign(spec.parts, sorted(head.servers), k)) for k, spec in enumerate(specs)}
+        for index in head.servers:
+            mine = []
+            for spec, owners in tables.values():
+                parts = [part for part, owner in enumerate(owners) if owner == index]
+                if parts:
+                    mine.append([spec.to_json(), parts])
+            head.ask(index, {"op": "restore", "tables": mine, "paths": files, "epoch": head.epoch})
+        head.tables = tables
+
+
+def chain_of(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The manifests that a checkpoint consists of, the oldest first.
+
+    Raises:
+        CheckpointError: one is missing or damaged.
+    """
+    if not (path / _MANIFEST).exists():
+        numbered = [one for one in path.iterdir() if _number(one)] if path.is_dir() else []
+        if not numbered:
+            raise CheckpointError(f"There is no checkpoint in {path}.")
+        path = max(numbered, key=_number)
+    chain: list[tuple[Path, dict[str, Any]]] = []
+    step: Path | None = path
+    while step is not None:
+        try:
+            manifest = json.loads((step / _MANIFEST).read_bytes())
+            known = manifest["format"] == FORMAT
+            base = manifest["base"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"The checkpoint {step} cannot be read: {error}.") from error
+        if not known:
+            raise CheckpointError(f"The checkpoint {step} has format {manifest['format']}, and this is for {FORMAT}.")
+        chain.append((step, manifest))
+        step = None if base is None else step.parent / base
+    return chain[::-1]
+
+
+def _number(path: Path) -> int:
+    digits = path.name.removeprefix(_PREFIX)
+    return int(digits) if path.name.startswith(_PREFIX) and digits.isdigit() else 0
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,426 @@
+"""One worker's connection to a cluster: who has what, messages to several servers at once, and doing it again.
+
+What an operation sends to which server is planned from the head's directory. If a server turns out to be gone, or parts
+to have moved, the directory is asked for again and the whole operation planned and sent anew under the same number:
+servers know by it what they have done already.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fastrt._core.embedding import EmbeddingMemory
+from fastrt._core.versions import Versions
+from fastrt.cluster.client import ClusterMember
+from fastrt.cluster.events import Role
+from fastrt.cluster.options import MemberEvent, MemberOptions
+from fastrt.errors import ForkedRuntimeError, NotInitializedError
+from fastrt.ps.errors import ServerLostError, TableTimeoutError
+from fastrt.ps.refusals import raise_refusal
+from fastrt.ps.spec import Spec
+from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
+
+_DIAL_S = 10.0
+_RETRY_S = 0.02
+_GRACE_S = 10.0  # a server's own timeout comes first
+_LANE_BYTES_MIN = 1 << 12
+Array = np.ndarray[Any, Any]
+Callback = Callable[[MemberEvent | int], None]
+
+
+@dataclass
+class Opened:
+    """A table's part at one server, as this process sees it."""
+
+    parts: list[int]
+    reader: int
+    memory: Versions | EmbeddingMemory | None
+    floor: int
+    clock: int
+    slowest: int
+    epoch: int
+
+
+@dataclass(eq=False)
+class Link:
+    """A connection to one server."""
+
+    wire: Wire
+    incarnation: str
+    opened: dict[str, Opened] = field(default_factory=dict)
+    lane: mmap.mmap | None = None
+
+    def close(self) -> None:
+        """Close it; arrays that were pulled through it stay as they are."""
+        self.wire.close()
+
+
+@dataclass
+class Request:
+    """What one server is asked.
+
+    Attributes:
+        meta: as JSON takes it.
+        pieces: arrays whose bytes go with it, one behind the other.
+        into: given the size of the answer's data, where to put them.
+    """
+
+    meta: Meta
+    pieces: Sequence[Array] = ()
+    into: Callable[[Meta, int], Any] | None = None
+
+
+@dataclass
+class Directory:
+    """Who has what, at an epoch."""
+
+    epoch: int
+    servers: dict[int, dict[str, Any]]
+    tables: dict[str, tuple[Spec, list[int]]]
+
+
+Plan = Callable[[Directory], dict[int, Request]]
+Replies = dict[int, tuple[Meta, Any, list[int]]]
+
+
+class Session:
+    """A worker's connection to a cluster. Calls of several threads are made one after the other.
+
+    Args:
+        address: of the head.
+        token: the cluster's.
+        timeout_s: how long an operation may take, unless it says otherwise.
+
+    Attributes:
+        member: this worker in the membership, once joined.
+        rank: its number, once joined.
+
+    Raises:
+        ServerLostError: nobody answers.
+        FastrtError: the token is another one.
+    """
+
+    def __init__(self, address: str, token: str, timeout_s: float = 60.0) -> None:
+        self.address, self.token, self.timeout_s = address, token, timeout_s
+        self.member: ClusterMember | None = None
+        self.lock = threading.RLock()
+        self.callbacks: list[Callback] = []
+        self._client = secrets.randbits(62) + 1
+        self._number = 0
+        self._rounds = 0
+        self._rank: int | None = None
+        self._links: dict[int, Link] = {}
+        self._pid = os.getpid()
+        self._closed = False
+        try:
+            self._head = dial(None, address, _DIAL_S)
+            self._scheduler = str(self._greet(self._head)["scheduler"])
+        except BrokenWireError as error:
+            raise ServerLostError(f"no cluster answers at {address}: {error}") from None
+        self.directory = self.refresh(0, 0.0)
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+            for link in self._links.values():
+                try:
+                    link.wire.call({"op": "bye"}, timeout_s=1.0)
+                except (BrokenWireError, TimeoutError):
+                    pass
+                link.close()
+            self._links.clear()
+            self._head.close()
+            if self.member is not None:
+                self.member.close()  # another one may take its place
+
+    @property
+    def rank(self) -> int:
+        """This worker's number: the first use joins the cluster, and waits until all workers have.
+
+        Raises:
+            TableTimeoutError: they have not in time.
+        """
+        with self.lock:
+            if self._rank is None:
+                self.join()
+            assert self._rank is not None
+            return self._rank
+
+    def join(self) -> ClusterMember:
+        """Become a worker of the cluster, and wait until all workers are there.
+
+        Raises:
+            FastrtError: this one is refused, or the others do not come.
+        """
+        with self.lock:
+            self.require()
+            if self.member is None:
+                options = MemberOptions(self._scheduler, on_event=self._tell, on_message=self._tell)
+                member = ClusterMember(Role.WORKER, options)
+                member.start()
+                self.member = member
+            if self._rank is None:
+                self._rank = self.member.wait_ready(self.timeout_s)
+            return self.member
+
+    def _tell(self, what: MemberEvent | int) -> None:
+        for callback in list(self.callbacks):
+            callback(what)
+
+    def require(self) -> None:
+        """Refuse use where it cannot work.
+
+        Raises:
+            ForkedRuntimeError: this process was forked from the one that connected.
+            NotInitializedError: the connection is closed.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedRuntimeError("parameter tables cannot be used in a forked child: connect anew there")
+        if self._closed:
+            raise NotInitializedError("the connection to the parameter servers is closed")
+
+    def next_number(self) -> int:
+        """The number of the next push."""
+        self._number += 1
+        return self._number
+
+    # ---- the head ----
+
+    def ask(self, meta: Meta, pieces: Sequence[Any] = (), timeout_s: float | None = None) -> Meta:
+        """Ask the head.
+
+        Raises:
+            ServerLostError: it has ended.
+            TableTimeoutError: it does not answer in time.
+        """
+        with self.lock:
+            self.require()
+            try:
+                limit = self.timeout_s if timeout_s is None else timeout_s
+                answer: Meta = self._head.call(meta, pieces, timeout_s=limit + _GRACE_S)[0]
+            except TimeoutError:
+                raise TableTimeoutError(f"the head of the cluster did not answer within {limit:g} s") from None
+            except BrokenWireError as error:
+                raise ServerLostError(f"the process that started the servers has ended: {error}") from None
+            raise_refusal(answer)
+            return answer
+
+    def refresh(self, after: int, timeout_s: float) -> Directory:
+        """Ask who has what; wait so long for something newer than an epoch.
+
+        Raises:
+            ServerLostError: the servers are given up.
+        """
+        found = self.ask({"op": "directory", "after": after, "timeout": timeout_s})
+        if found["failed"] is not None:
+            raise ServerLostError(str(found["failed"]))
+        tables = {name: (Spec.from_json(one["spec"]), one["owners"]) for name, one in found["tables"].items()}
+        servers = {int(index): place for index, place in found["servers"].items()}
+        self.directory = Directory(found["epoch"], servers, tables)
+        return self.directory
+
+    def barrier(self, timeout_s: float) -> None:
+        """Wait until every worker has come."""
+        rank = self.rank
+        self._rounds += 1
+        self.ask({"op": "barrier", "rank": rank, "round": self._rounds, "timeout": timeout_s}, timeout_s=timeout_s)
+
+    # ---- servers ----
+
+    def exchange(self, plan: Plan, timeout_s: float) -> Replies:
+        """Ask several servers at once, and again until each has answered.
+
+        Args:
+            plan: what to ask whom; called again with the newer directory if parts have moved.
+            timeout_s: for all of it.
+        Returns:
+            By server: the answer's JSON, data and descriptors; the descriptors are the caller's.
+        Raises:
+            TableTimeoutError: there is no answer in time.
+            ServerLostError: a server is gone for good.
+            FastrtError: what a server raised.
+        """
+        until = time.monotonic() + timeout_s
+        with self.lock:
+            self.require()
+            while True:
+                directory = self.directory
+                try:
+                    return self._exchange_once(plan(directory), directory, until)
+                except _Again as again:
+                    if time.monotonic() > until:
+                        raise TableTimeoutError(f"no answer within {timeout_s:g} s: {again}") from None
+                    if again.moved:
+                        self.refresh(directory.epoch, min(1.0, max(0.0, until - time.monotonic())))
+                    else:
+                        time.sleep(_RETRY_S)
+                        self.refresh(0, 0.0)
+
+    def _exchange_once(self, requests: dict[int, Request], directory: Directory, until: float) -> Replies:
+        """Ask each once. All answers are received, also when one says that it must be done again."""
+        asked: list[tuple[int, Link]] = []
+        replies: Replies = {}
+        refused: list[Meta] = []
+        again: _Again | None = None
+        for index, request in requests.items():
+            try:
+                link = self.link(index, directory)
+                self._send(link, request)
+                asked.append((index, link))
+            except BrokenWireError as error:
+                self._drop(index)
+                again = _Again(f"server {index}: {error}", moved=False)
+        for index, link in asked:
+            try:
+                left = max(0.0, until - time.monotonic()) + _GRACE_S
+                meta, data, fds = link.wire.answer(left, requests[index].into)
+            except BrokenWireError as error:
+                self._drop(index)
+                again = _Again(f"server {index}: {error}", moved=False)
+                continue
+            except TimeoutError:
+                self._drop(index)
+                raise TableTimeoutError(f"server {index} did not answer in time") from None
+            if meta.get("error") == "MovedError":
+                again = again or _Again(f"server {index}: {meta['text']}", moved=True)
+            elif "error" in meta:
+                refused.append(meta)
+            else:
+                replies[index] = (meta, data, fds)
+        if refused or again:
+            for _, _, fds in replies.values():
+                for fd in fds:
+                    os.close(fd)
+            if again is not None:
+                raise again
+            raise_refusal(refused[0])
+        return replies
+
+    def link(self, index: int, directory: Directory) -> Link:
+        """The connection to a server, made at the first need.
+
+        Raises:
+            BrokenWireError: nobody answers there.
+        """
+        found = self._links.get(index)
+        if found is None:
+            place = directory.servers.get(index)
+            if place is None:
+                raise BrokenWireError(f"server {index} is not in the directory")
+            wire = dial(place["unix"], place["address"], _DIAL_S)
+            found = self._links[index] = Link(wire, str(self._greet(wire)["incarnation"]))
+        return found
+
+    def _greet(self, wire: Wire) -> Meta:
+        try:
+            hello = {"token": self.token, "version": VERSION, "client": self._client}
+            answer: Meta = wire.call(hello, timeout_s=_DIAL_S)[0]
+            raise_refusal(answer)
+        except TimeoutError as error:
+            raise BrokenWireError(str(error)) from None
+        except BaseException:
+            wire.close()
+            raise
+        return answer
+
+    def _drop(self, index: int) -> None:
+        link = self._links.pop(index, None)
+        if link is not None:
+            link.close()
+
+    def _send(self, link: Link, request: Request) -> None:
+        nbytes = sum(piece.nbytes for piece in request.pieces)
+        if not link.wire.is_local or nbytes < _LANE_BYTES_MIN:
+            link.wire.send(request.meta, request.pieces)
+            return
+        lane, at = self._lane(link, nbytes), 0
+        for piece in request.pieces:
+            np.copyto(np.frombuffer(lane, np.uint8, piece.nbytes, at), np.frombuffer(piece, np.uint8))
+            at += piece.nbytes
+        link.wire.send({**request.meta, "lane": nbytes})
+
+    def _lane(self, link: Link, nbytes: int) -> mmap.mmap:
+        """Memory that the server reads pushes from; a larger one when it is too small."""
+        if link.lane is None or len(link.lane) < nbytes:
+            size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            fd = os.memfd_create("fastrt-ps-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                os.ftruncate(fd, size)
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+                lane = mmap.mmap(fd, size)
+                answer = link.wire.call({"op": "lane"}, fds=[fd], timeout_s=_DIAL_S)[0]
+            except TimeoutError as error:
+                raise BrokenWireError(str(error)) from None
+            finally:
+                os.close(fd)
+            raise_refusal(answer)
+            link.lane = lane
+        return link.lane
+
+    def opened(self, name: str, timeout_s: float) -> dict[int, Opened]:
+        """A table's parts at each server that has some; asked for where this process does not know them."""
+        rank = self.rank
+
+        def plan(directory: Directory) -> dict[int, Request]:
+            owners = set(directory.tables[name][1])
+            meta = {"op": "open", "table": name, "epoch": directory.epoch, "rank": rank}
+            return {index: Request(meta) for index in sorted(owners) if not self._knows(index, name, directory)}
+
+        with self.lock:
+            while True:
+                replies = self.exchange(plan, timeout_s)
+                directory = self.directory
+                for index, (meta, _, fds) in replies.items():
+                    memory = _attach(directory.tables[name][0], fds)
+                    state = (meta["floor"], meta["clock"], meta["slowest"], directory.epoch)
+                    self._links[index].opened[name] = Opened(meta["parts"], meta["reader"], memory, *state)
+                owners = sorted(set(directory.tables[name][1]))
+                if all(self._knows(index, name, directory) for index in owners):
+                    return {index: self._links[index].opened[name] for index in owners}
+
+    def _knows(self, index: int, name: str, directory: Directory) -> bool:
+        link = self._links.get(index)
+        if link is None or not link.wire.is_idle():
+            self._drop(index)  # a dead server's memory is as it was, and there is another one by now
+            return False
+        known = link.opened.get(name)
+        return known is not None and known.epoch == directory.epoch
+
+    def note(self, name: str, replies: Replies) -> None:
+        """Remember how far a table is, as servers have said."""
+        for index, (meta, _, _) in replies.items():
+            link = self._links.get(index)
+            if link is not None and name in link.opened:
+                known = link.opened[name]
+                known.floor, known.clock, known.slowest = meta["floor"], meta["clock"], meta["slowest"]
+
+
+class _Again(Exception):
+    """An operation must be planned anew."""
+
+    def __init__(self, why: str, moved: bool) -> None:
+        super().__init__(why)
+        self.moved = moved
+
+
+def _attach(spec: Spec, fds: list[int]) -> Versions | EmbeddingMemory | None:
+    if not fds:
+        return None
+    try:
+        return Versions.attach(fds[0]) if spec.kind == "dense" else EmbeddingMemory.attach(fds[0])
+    except BaseException:
+        os.close(fds[0])
+        raise

@@ -1,0 +1,196 @@
+"""An embedding as a worker uses it: rows under 64-bit keys, pulled and pushed in batches.
+
+On the servers' machine a pull is a lookup in shared memory by this very process; only keys that have no row yet are
+asked for, and get one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from fastrt._core.embedding import EmbeddingMemory, lookup
+from fastrt.ps.client import Directory, Opened, Request
+from fastrt.ps.handles import Handle, refuse_not_finite
+from fastrt.ps.rows import part_numbers, summed
+from fastrt.ps.table import Paced
+
+Array = np.ndarray[Any, Any]
+
+
+class Embedding(Paced):
+    """An embedding; made by `Cluster.embedding`.
+
+    Attributes:
+        spec: its definition.
+    """
+
+    @property
+    def dim(self) -> int:
+        """Values of a row."""
+        return self.spec.dim
+
+    @overload
+    def pull(
+        self, ids: Any, *, out: Array | None = ..., timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> Array: ...
+    @overload
+    def pull(
+        self, ids: Any, *, out: Array | None = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Handle: ...
+    def pull(
+        self, ids: Any, *, out: Array | None = None, timeout: float | None = None, async_op: bool = False
+    ) -> Array | Handle:
+        """The rows of keys, in their order. Missing rows are made, with first values that depend on the key alone.
+
+        Each row is of one version; see `Table.pull` for what is waited for.
+
+        Args:
+            ids: integers of any shape; negative ones stand for their 64 bits without a sign.
+            out: float32 of the shape of `ids` and then `dim`, C-contiguous, to copy into.
+            timeout: seconds; by default the cluster's.
+            async_op: return a handle at once.
+        Returns:
+            `out`, or a new array of that shape.
+        Raises:
+            TypeError: ids are no integers, or `out` is not float32.
+            ValueError: `out` has another shape, or is not contiguous.
+            IndexError: the embedding has `rows`, and a key is not from 0 to rows - 1; nothing was made.
+            TableTimeoutError: other workers, or a server, did not come in time.
+        """
+        keys, shape = self._keys(ids), np.shape(ids)
+        if out is None:
+            out = np.empty((*shape, self.dim), np.float32)
+        elif not isinstance(out, np.ndarray) or out.dtype != np.float32:
+            raise TypeError(f"embedding {self.name!r}: the array for the result must be float32 of NumPy")
+        elif out.shape != (*shape, self.dim) or not out.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError(
+                f"embedding {self.name!r}: the array for the result has shape {out.shape}; it must be "
+                f"{(*shape, self.dim)}, C-contiguous and writable"
+            )
+        if async_op:
+            return self._background.submit(self._pull, keys, out, self._limit(timeout))
+        return self._pull(keys, out, self._limit(timeout))
+
+    @overload
+    def push(
+        self, ids: Any, grads: Any, *, lr: float | None = ..., timeout: float | None = ...,
+        async_op: Literal[False] = ...,
+    ) -> None: ...  # fmt: skip
+    @overload
+    def push(
+        self, ids: Any, grads: Any, *, lr: float | None = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Handle: ...
+    def push(
+        self, ids: Any, grads: Any, *, lr: float | None = None, timeout: float | None = None, async_op: bool = False
+    ) -> Handle | None:
+        """Give gradients of rows to the servers; those of equal keys are summed first. Missing rows are made.
+
+        In synchronous mode the mean over the workers is what the optimizer gets, where one without a key counts as
+        zero: so every worker pushes in each step, with no keys at all if it has none.
+
+        Args:
+            ids: integers of any shape.
+            grads: float32 of the shape of `ids` and then `dim`.
+            lr: learning rate of this push; by default the optimizer's.
+            timeout: seconds; by default the cluster's.
+            async_op: return a handle at once; arrays must stay as they are until that is done.
+        Returns:
+            With `async_op` a `Handle`.
+        Raises:
+            TypeError: ids are no integers, or the gradients not float32.
+            ValueError: the shapes do not fit.
+            IndexError: a key is out of range; nothing was pushed.
+            NotFiniteError: there is NaN, and the policy is "raise"; "drop" leaves out the rows that have it.
+            ObjectStoreFullError: there are more keys than `capacity`.
+            TableTimeoutError: other workers, or a server, did not come in time.
+        """
+        keys = self._keys(ids)
+        if not isinstance(grads, np.ndarray) or grads.dtype != np.float32:
+            raise TypeError(f"embedding {self.name!r}: gradients must be a float32 array of NumPy")
+        if grads.shape != (*np.shape(ids), self.dim):
+            raise ValueError(
+                f"embedding {self.name!r}: gradients of shape {grads.shape} for ids of shape {np.shape(ids)}; they "
+                f"must have {(*np.shape(ids), self.dim)}"
+            )
+        rate, flat = self._rate(lr), np.ascontiguousarray(grads).reshape(len(keys), self.dim)
+        if async_op:
+            return self._background.submit(self._push, keys, flat, rate, self._limit(timeout))
+        self._push(keys, flat, rate, self._limit(timeout))
+        return None
+
+    def _keys(self, ids: Any) -> Array:
+        array = np.asarray(ids)
+        if array.dtype.kind not in "iu" and array.size:
+            raise TypeError(f"embedding {self.name!r}: ids are integers, not {array.dtype}")
+        if self.spec.rows is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < self.spec.rows:
+            raise IndexError(
+                f"embedding {self.name!r} has keys from 0 to {self.spec.rows - 1}, not {array.min()} to {array.max()}"
+            )
+        wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, copy=False)
+        return np.ascontiguousarray(wide).reshape(-1).view(np.uint64)
+
+    def _pull(self, keys: Array, out: Array, timeout: float) -> Array:
+        session = self._session
+        with session.lock:
+            opened = self._may_see(self._open(timeout), timeout)
+            missing = np.empty(len(keys), np.int64)
+            count = lookup(_memories(opened), bytes(session.directory.tables[self.name][1]), keys, out, missing)
+            if count:
+                self._ask_for(keys, missing[:count], out.reshape(len(keys), self.dim), timeout)
+        return out
+
+    def _ask_for(self, keys: Array, missing: Array, out: Array, timeout: float) -> None:
+        """Rows that were not found here: from their servers, which make them if there are none."""
+        wanted = keys[missing]
+        which: dict[int, Array] = {}
+
+        def plan(directory: Directory) -> dict[int, Request]:
+            servers = np.array(directory.tables[self.name][1])[part_numbers(wanted)]
+            which.clear()
+            which.update({int(index): np.flatnonzero(servers == index) for index in np.unique(servers)})
+            return {
+                index: Request(
+                    {"op": "rows", "table": self.name, "epoch": directory.epoch, "n": len(chosen)}, [wanted[chosen]]
+                )
+                for index, chosen in which.items()
+            }
+
+        for index, (_, data, _) in self._session.exchange(plan, timeout).items():
+            out[missing[which[index]]] = np.frombuffer(data, np.float32).reshape(-1, self.dim)
+
+    def _push(self, keys: Array, grads: Array, lr: float | None, timeout: float) -> None:
+        session = self._session
+        if self.spec.nan == "raise":
+            refuse_not_finite(self.name, grads)
+        elif self.spec.nan == "drop":
+            good = np.isfinite(grads).all(axis=1)
+            if not good.all():
+                keys, grads = keys[good], grads[good]
+        keys, grads = summed(keys, grads)
+        with session.lock:
+            self._open(timeout)
+            rank, number = session.rank, session.next_number()
+
+            def plan(directory: Directory) -> dict[int, Request]:
+                owners = directory.tables[self.name][1]
+                servers = np.array(owners)[part_numbers(keys)]
+                requests = {}
+                for index in sorted(set(owners)):
+                    chosen = servers == index
+                    pieces = [keys[chosen], grads[chosen]] if not chosen.all() else [keys, grads]
+                    meta = {"op": "push", "table": self.name, "epoch": directory.epoch, "rank": rank, "seq": number}
+                    meta |= {"lr": lr, "timeout": timeout, "dropped": False, "n": len(pieces[0])}
+                    requests[index] = Request(meta, pieces)
+                return requests
+
+            self._pushed(session.exchange(plan, timeout))
+
+
+def _memories(opened: dict[int, Opened]) -> list[EmbeddingMemory | None]:
+    found: list[EmbeddingMemory | None] = [None] * (max(opened) + 1)
+    for index, one in opened.items():
+        if isinstance(one.memory, EmbeddingMemory):
+            found[index] = one.memory
+    return found

@@ -1,0 +1,89 @@
+"""What an operation in the background gives: something to wait for, and what a gradient that is not finite leads to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import numpy as np
+
+from fastrt.ps.errors import NotFiniteError, TableTimeoutError
+
+Array = np.ndarray[Any, Any]
+
+
+class Handle:
+    """A push or pull that goes on in the background. `wait` for it, ask `done`, or `await` it.
+
+    What it raises is what the operation raises. Arrays that it was given belong to it until then.
+    """
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """What the blocking call returns.
+
+        Args:
+            timeout: seconds; by default as long as the operation itself may take.
+        Raises:
+            TableTimeoutError: it is not done in that time; it goes on.
+        """
+        try:
+            return self._future.result(timeout)
+        except FutureTimeout as error:
+            if isinstance(error, TableTimeoutError):
+                raise
+            raise TableTimeoutError(f"the operation is not done after {timeout} s; it goes on") from None
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._future.done()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class Background:
+    """Runs operations one after the other, in a thread that starts with the first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Handle:
+        """Queue a call."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, "fastrt-ps-async")
+            return Handle(self._pool.submit(function, *args))
+
+    def close(self) -> None:
+        """Wait for what is queued, and take no more."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def is_finite(array: Array) -> bool:
+    """Whether all values are numbers: by their sum first, which reads the array once and makes no other."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum(dtype=np.float32)
+    return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
+
+
+def refuse_not_finite(name: str, array: Array) -> None:
+    """What the policy "raise" does.
+
+    Raises:
+        NotFiniteError: there is NaN or infinity.
+    """
+    if not is_finite(array):
+        count = int(array.size - np.isfinite(array).sum())
+        raise NotFiniteError(
+            f"{count} of {array.size} values of a gradient for {name!r} are NaN or infinite; nothing was pushed. "
+            'Make the table with nan="drop" or nan="pass" if they may be'
+        )

@@ -1,0 +1,404 @@
+"""The head of a parameter-server cluster, in the process that started it: who has which part of which table.
+
+It runs the membership's scheduler, starts the server processes and starts them again when they die, and answers
+workers' questions about tables. It is not on the way of any push or pull. Its `epoch` grows whenever parts have moved,
+and every request names the one that it was planned by, so nobody acts on an old distribution.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastrt.cluster import events as ev
+from fastrt.cluster.events import Phase, Role
+from fastrt.cluster.service import ClusterOptions, ClusterScheduler
+from fastrt.cluster.state import Settings
+from fastrt.errors import ConfigError, FastrtError
+from fastrt.ps.checkpoints import Checkpoints
+from fastrt.ps.endpoint import Answer, Caller, Endpoint
+from fastrt.ps.errors import ServerLostError, TableMismatchError, TableTimeoutError
+from fastrt.ps.placement import assign, rebalance
+from fastrt.ps.processes import ServerProcess
+from fastrt.ps.refusals import raise_refusal
+from fastrt.ps.spec import MODES, Spec
+from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
+
+_log = logging.getLogger(__name__)
+DURABILITIES = ("none", "process", "power")
+SERVERS_MAX = 256
+_ASK_S = 60.0
+_RETRY_S = 0.02
+_TRIES = 20
+
+
+@dataclass
+class HeadOptions:
+    """See `fastrt.ps.start`."""
+
+    num_servers: int
+    num_workers: int = 1
+    mode: str = "sync"
+    staleness: int = 0
+    checkpoint_dir: Path | None = None
+    durability: str = "process"
+    host: str = "127.0.0.1"
+    http_port: int | None = None
+    start_timeout_s: float = 60.0
+
+    def check(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ConfigError: an option is out of range.
+        """
+        for name, value, least, most in (
+            ("num_servers", self.num_servers, 1, SERVERS_MAX),
+            ("num_workers", self.num_workers, 1, 10_000),
+            ("staleness", self.staleness, 0, 1 << 31),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ConfigError(f"{name} is {value!r}; it must be from {least} to {most}")
+        if self.mode not in MODES or self.durability not in DURABILITIES:
+            raise ConfigError(
+                f"mode {self.mode!r}, durability {self.durability!r}: there are {', '.join(MODES)} and "
+                f"{', '.join(DURABILITIES)}"
+            )
+        if self.durability == "power" and self.checkpoint_dir is None:
+            raise ConfigError("durability 'power' needs a checkpoint_dir on a disk")
+        if self.staleness and self.mode != "ssp":
+            raise ConfigError(f"staleness is for mode 'ssp', not {self.mode!r}")
+
+
+class Head:
+    """See the module. `start` it, and `close` it.
+
+    Args:
+        options: see `HeadOptions`.
+        make_server: starts a server.
+
+    Attributes:
+        token: what every connection must carry.
+        epoch: how often parts have moved, from 1.
+        tables: the definition of each, and the server of each of its parts.
+        scheduler: the membership's.
+    """
+
+    def __init__(self, options: HeadOptions, make_server: Callable[..., ServerProcess] = ServerProcess) -> None:
+        options.check()
+        self.options = options
+        self._make_server = make_server
+        self.token = secrets.token_hex(16)
+        self.epoch = 1
+        self.tables: dict[str, tuple[Spec, list[int]]] = {}
+        self.servers: dict[int, ServerProcess] = {}
+        self.failed: str | None = None
+        self.checkpoints = Checkpoints(self)
+        self._lock = threading.RLock()  # one change of tables or servers at a time
+        self._changed = threading.Condition()
+        self._arrived: dict[int, int] = {}
+        self._serial = 0
+        self._frozen = False
+        self._endpoint: Endpoint | None = None
+        http = None if options.http_port is None else f"{options.host}:{options.http_port}"
+        membership = Settings(workers=options.num_workers, servers=options.num_servers)
+        self.scheduler = ClusterScheduler(
+            ClusterOptions(f"{options.host}:0", settings=membership, http_address=http, token=self.token)
+        )
+        self._handlers = {"directory": self._directory, "define": self._define, "barrier": self._barrier}
+
+    @property
+    def address(self) -> str:
+        """Where workers ask."""
+        assert self._endpoint is not None
+        return self._endpoint.address
+
+    def start(self) -> None:
+        """Start the servers, and wait until they serve.
+
+        Raises:
+            FastrtError: they do not; their error output says why.
+            OSError: an address cannot be bound.
+        """
+        try:
+            self.scheduler.start()
+            self._endpoint = Endpoint(self, self.token, f"{self.options.host}:0")
+            self.add(range(self.options.num_servers))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the servers and all connections."""
+        for server in self.servers.values():
+            server.end()
+        for server in self.servers.values():
+            server.wait()
+        if self._endpoint is not None:
+            with self._changed:
+                self.failed = self.failed or "the cluster has been closed"
+                self._changed.notify_all()
+            self._endpoint.close()
+            self._endpoint = None
+        self.scheduler.stop()
+
+    def add(self, indexes: Sequence[int]) -> None:
+        """Start servers side by side."""
+        added = []
+        for index in indexes:
+            settings = {
+                "index": index,
+                "token": self.token,
+                "scheduler": self.scheduler.address,
+                "host": self.options.host,
+            }
+            settings |= {"durability": self.options.durability, "folder": self._folder()}
+            self.servers[index] = self._make_server(settings, self._restarted, lambda: self._frozen, self._lost)
+            added.append(self.servers[index])
+        for server in added:
+            server.wait_until_up(self.options.start_timeout_s)
+
+    def _folder(self) -> str | None:
+        self._serial += 1
+        root = self.options.checkpoint_dir
+        return None if root is None else str(root / f"server-{secrets.token_hex(4)}-{self._serial}")
+
+    def _restarted(self, server: ServerProcess) -> None:
+        self.checkpoints.must_be_full = True
+        with self._changed:
+            self._changed.notify_all()
+
+    def _lost(self, why: str) -> None:
+        with self._changed:
+            self.failed = why
+            self._changed.notify_all()
+
+    # ---- endpoint.Service ----
+
+    def greet(self, caller: Caller) -> Meta:
+        """See `endpoint.Service`."""
+        return {"scheduler": self.scheduler.address, "mode": self.options.mode}
+
+    def room(self, caller: Caller, meta: Meta) -> int:
+        """See `endpoint.Service`.
+
+        Raises:
+            ValueError: the message makes no sense.
+        """
+        if meta.get("op") not in self._handlers:
+            raise ValueError(f"{meta.get('op')!r} is nothing that the head of a cluster does")
+        return 4 * self._spec(meta).elements if meta["op"] == "define" else 0
+
+    def handle(self, caller: Caller, meta: Meta, data: Any, fds: list[int]) -> Answer:
+        """See `endpoint.Service`."""
+        return self._handlers[meta["op"]](meta, data)
+
+    def gone(self, caller: Caller) -> None:
+        """See `endpoint.Service`."""
+
+    def _spec(self, meta: Meta) -> Spec:
+        options, found = self.options, meta.get("spec")
+        if not isinstance(found, dict):
+            raise ValueError("this is no definition of a table")
+        ours = {"mode": options.mode, "staleness": options.staleness, "workers": options.num_workers}
+        return Spec.from_json({**found, **{name: value for name, value in ours.items() if found.get(name) is None}})
+
+    def _directory(self, meta: Meta, data: Any) -> Answer:
+        """Who has what; waits for a newer epoch than the asker's for so long."""
+        until = time.monotonic() + min(float(meta.get("timeout", 0)), 10.0)
+        with self._changed:
+            while self.epoch <= int(meta.get("after", 0)) and self.failed is None:
+                if not self._changed.wait(max(0.0, until - time.monotonic())):
+                    break
+            tables = {name: {"spec": spec.to_json(), "owners": owners} for name, (spec, owners) in self.tables.items()}
+            servers = {str(i): {"address": s.address, "unix": s.unix} for i, s in self.servers.items()}
+            return Answer({"epoch": self.epoch, "servers": servers, "tables": tables, "failed": self.failed})
+
+    def _define(self, meta: Meta, data: Any) -> Answer:
+        """Make a table, or find that it is there."""
+        spec = self._spec(meta)
+        with self._lock:
+            if spec.name in self.tables:
+                different = self.tables[spec.name][0].difference(spec)
+                if different:
+                    raise TableMismatchError(f"table {spec.name!r} exists, with {different}")
+                return Answer({})
+            if spec.kind == "dense" and spec.init is None and memoryview(data).nbytes != 4 * spec.elements:
+                raise ValueError(f"{memoryview(data).nbytes} bytes of first values for a table of {4 * spec.elements}")
+            owners = assign(spec.parts, sorted(self.servers), len(self.tables))
+            for index in sorted(set(owners)):
+                parts = [part for part, owner in enumerate(owners) if owner == index]
+                values: list[Any] = []
+                if spec.kind == "dense" and spec.init is None:
+                    view = memoryview(data).cast("B") if spec.elements else memoryview(b"")
+                    values = [view[4 * spec.cuts[part] : 4 * spec.cuts[part + 1]] for part in parts]
+                self.ask(index, {"op": "create", "spec": spec.to_json(), "parts": parts, "epoch": self.epoch}, values)
+            with self._changed:
+                self.tables[spec.name] = (spec, owners)
+        return Answer({})
+
+    def _barrier(self, meta: Meta, data: Any) -> Answer:
+        """Wait until every worker has come as often as this one."""
+        rank, timeout = int(meta["rank"]), min(float(meta["timeout"]), 3600.0)
+        until = time.monotonic() + timeout
+        with self._changed:
+            mine = self._arrived[rank] = max(self._arrived.get(rank, 0), int(meta["round"]))
+            self._changed.notify_all()
+            workers = range(self.options.num_workers)
+            while any(self._arrived.get(other, 0) < mine for other in workers):
+                if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
+                    missing = [other for other in workers if self._arrived.get(other, 0) < mine]
+                    raise TableTimeoutError(f"worker {missing} did not come to the barrier within {timeout:g} s")
+            return Answer({})
+
+    # ---- calls to servers ----
+
+    def ask(self, index: int, meta: Meta, parts: Sequence[Any] = ()) -> Meta:
+        """Ask a server, again after its restart; what is asked may come twice.
+
+        Raises:
+            FastrtError: it refuses.
+            ServerLostError: it does not come back.
+        """
+        until = time.monotonic() + _ASK_S
+        while True:
+            server = self.servers[index]
+            try:
+                wire = self._dial(server)
+                try:
+                    answer: Meta = wire.call(meta, parts, timeout_s=_ASK_S)[0]
+                finally:
+                    wire.close()
+            except (BrokenWireError, TimeoutError) as error:
+                if time.monotonic() > until or self.failed is not None:
+                    raise ServerLostError(f"server {index} does not answer: {error}") from None
+                server.pause(_RETRY_S)
+                continue
+            raise_refusal(answer)
+            return answer
+
+    def _dial(self, server: ServerProcess) -> Wire:
+        wire = dial(server.unix, server.address, _ASK_S)
+        try:
+            answer, _, _ = wire.call({"token": self.token, "version": VERSION, "client": 0}, timeout_s=_ASK_S)
+            raise_refusal(answer)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    def checkpoint(self, folder: Path, incremental: bool) -> Path:
+        """See `Checkpoints.write`."""
+        with self._lock:
+            return self.checkpoints.write(folder, incremental)
+
+    # ---- more and fewer servers ----
+
+    def scale(self, servers: int, timeout_s: float) -> None:
+        """Have so many servers.
+
+        Raises:
+            ConfigError: the number is out of range.
+            FastrtError: the cluster is not ready, or a server does not answer; the parts are where they were.
+        """
+        if not 1 <= servers <= SERVERS_MAX:
+            raise ConfigError(f"{servers} servers; there can be 1 to {SERVERS_MAX}")
+        with self._lock:
+            there = sorted(self.servers)
+            if servers != len(there):
+                self._wait_ready(len(there), timeout_s)
+            if servers > len(there):
+                added = [k for k in range(SERVERS_MAX) if k not in self.servers][: servers - len(there)]
+                self.scheduler.ask(lambda call: ev.ScaleOut(call, 0, len(added)))
+                self.add(added)
+                self._wait_ready(servers, timeout_s)
+                self.move_to(sorted(self.servers))
+            elif servers < len(there):
+                first = {
+                    v.member_id for v in self.scheduler.overview().members if v.role is Role.SERVER and v.rank == 0
+                }
+                may_leave = [index for index in reversed(there) if f"server-{index}" not in first]
+                leaving = may_leave[: len(there) - servers]
+                self.move_to([index for index in there if index not in leaving])
+                ids = [f"server-{index}" for index in leaving]
+                self.scheduler.ask(lambda call: ev.ScaleIn(call, ids))
+                self._wait_ready(servers, timeout_s)
+                gone = [self.servers.pop(index) for index in leaving]
+                for server in gone:
+                    server.end()
+                for server in gone:
+                    server.wait()
+
+    def _wait_ready(self, servers: int, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while True:
+            overview = self.scheduler.overview()
+            there = [view for view in overview.members if view.role is Role.SERVER and view.alive]
+            if overview.phase is Phase.READY and len(there) == servers:
+                return
+            if time.monotonic() > until:
+                raise TableTimeoutError(f"the cluster is {overview.phase.name} with {len(there)} of {servers} servers")
+            pause.wait(_RETRY_S)
+
+    def move_to(self, target: list[int]) -> None:
+        """Move parts so that these servers have all; see `moving`."""
+        before = {name: list(owners) for name, (_, owners) in self.tables.items()}
+        after = {name: rebalance(owners, target) for name, owners in before.items()}
+        gaining = {b for name in after for a, b in zip(before[name], after[name], strict=True) if a != b}
+        self.checkpoints.must_be_full = True
+        self._frozen = True  # a server that is restarted takes no pushes meanwhile
+        try:
+            try:
+                for index in self.servers:
+                    self.ask(index, {"op": "freeze"})
+                for index in sorted(gaining):
+                    self._give(index, before, after)
+            except BaseException:
+                for index in self.servers:
+                    self._adopt(index, before, self.epoch)
+                raise
+            for index in sorted(set(self.servers) - gaining):
+                self._adopt(index, after, self.epoch + 1)
+            with self._changed:
+                self.tables = {name: (spec, after[name]) for name, (spec, _) in self.tables.items()}
+                self.epoch += 1
+                self._changed.notify_all()
+        finally:
+            self._frozen = False
+            for index in self.servers:
+                self.ask(index, {"op": "thaw", "epoch": self.epoch})
+
+    def _give(self, index: int, before: dict[str, list[int]], after: dict[str, list[int]]) -> None:
+        """Have a server fetch its new parts and make them its own; anew, if it dies in between."""
+        for attempt in range(_TRIES):
+            try:
+                for name in after:
+                    for source in sorted(set(before[name])):
+                        pairs = enumerate(zip(before[name], after[name], strict=True))
+                        parts = [k for k, (a, b) in pairs if a == source and b == index and a != b]
+                        if parts:
+                            place = self.servers[source]
+                            where = {"unix": place.unix, "address": place.address, "token": self.token}
+                            self.ask(index, {"op": "fetch", "table": name, "parts": parts, **where})
+                self._adopt(index, after, self.epoch + 1)
+                return
+            except FastrtError as error:
+                _log.warning("server %d cannot take its parts: %s", index, str(error))
+                if attempt == _TRIES - 1:
+                    raise
+                self.servers[index].pause(_RETRY_S)
+
+    def _adopt(self, index: int, owners: dict[str, list[int]], epoch: int) -> None:
+        mine = []
+        for name, (spec, _) in self.tables.items():
+            parts = [part for part, owner in enumerate(owners[name]) if owner == index]
+            if parts:
+                mine.append([spec.to_json(), parts])
+        self.ask(index, {"op": "adopt", "tables": mine, "epoch": epoch})

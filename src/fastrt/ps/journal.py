@@ -1,0 +1,249 @@
+"""What a server must not forget: a log of what it was told, and snapshots that make the log short again.
+
+A record is a head with a checksum, JSON and bytes. A message is appended before it is applied, and answered after: so
+whatever a caller was told is in the log, and a server that is killed makes the same of it again. Log and snapshot have
+two places each. Generation g is a snapshot in place g % 2, whose last record says that it is whole, and the log that
+follows it, in the same place of the logs; the other places hold the generation before until it is not needed any more.
+So a server may be killed at any instruction, and nothing is ever renamed or truncated: records of another generation,
+or with a wrong checksum, end the log. Each checksum goes on from that of the record before it, so one that is left over
+behind the end of the log is never taken for its continuation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastrt._core import stream
+from fastrt.durable import StateDirectoryError
+
+Record = tuple[dict[str, Any], memoryview]
+Written = tuple[dict[str, Any], Sequence[Any]]
+
+_HEAD = struct.Struct(
+    "<4sIQIxxxxQ"
+)  # magic, checksum of what follows, generation, bytes of the JSON, bytes of the data
+_MAGIC = b"frpj"
+_WRITE_BYTES = 16 << 20
+_LOG_BYTES_MIN = 64 << 20
+_FDS = ("log-0", "log-1", "snapshot-0", "snapshot-1")
+
+
+class Medium(Protocol):
+    """Where the four files are."""
+
+    def open(self, name: str) -> int:
+        """The descriptor of log-0, log-1, snapshot-0 or snapshot-1."""
+
+
+class MemoryMedium:
+    """Descriptors of memory that another process keeps: what is in them outlives this one, and has no name anywhere.
+
+    Args:
+        fds: of the four files.
+    """
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self._fds = dict(zip(_FDS, fds, strict=True))
+
+    @staticmethod
+    def make() -> list[int]:
+        """Four new, empty ones."""
+        return [os.memfd_create(f"fastrt-ps-{name}", os.MFD_CLOEXEC) for name in _FDS]
+
+    def open(self, name: str) -> int:
+        """See `Medium`."""
+        return self._fds[name]
+
+
+class FolderMedium:
+    """Files in a folder.
+
+    Args:
+        folder: made, with mode 0700, when missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, name: str) -> int:
+        """See `Medium`.
+
+        Raises:
+            StateDirectoryError: it cannot be used.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateDirectoryError(f"Cannot use {self._folder / name}: {error}.") from error
+
+
+class Journal:
+    """One server's log and snapshots. Not thread-safe.
+
+    Args:
+        medium: where they are; None keeps nothing.
+        power: every record survives the loss of power (an fdatasync each).
+
+    Attributes:
+        generation: how many snapshots there were.
+        log_bytes: how long the log is.
+
+    Raises:
+        StateDirectoryError: a file cannot be opened.
+    """
+
+    def __init__(self, medium: Medium | None, power: bool = False) -> None:
+        self._files = {name: medium.open(name) for name in _FDS} if medium is not None else {}
+        self._power = power
+        self.generation = 0
+        self.log_bytes = 0
+        self._check = 0  # of the log's last record
+
+    def recover(self) -> Iterator[Record]:
+        """The records of the newest whole snapshot, then those of its log. Appending goes on behind the last one."""
+        if not self._files:
+            return
+        newest = max((self._whole(place) for place in (0, 1)), default=0)
+        if newest:
+            yield from (
+                record for record in read(self._files[f"snapshot-{newest % 2}"], newest) if "end" not in record[0]
+            )
+        self.generation = newest
+        for meta, data in read(self._files[f"log-{newest % 2}"], newest):
+            yield meta, data
+            self.log_bytes += _size(meta["json_bytes"], data.nbytes)
+            self._check = meta["check"]
+
+    def append(self, meta: dict[str, Any], parts: Sequence[Any]) -> None:
+        """Keep a record; when this returns, it survives this process, or with `power` the machine.
+
+        Raises:
+            StateDirectoryError: the disk is full or failing. The record is not kept.
+        """
+        if not self._files:
+            return
+        fd = self._files[f"log-{self.generation % 2}"]
+        size, self._check = write(fd, self.log_bytes, self.generation, meta, parts, self._check)
+        self.log_bytes += size
+        if self._power:
+            os.fdatasync(fd)
+
+    def is_long(self, state_bytes: int) -> bool:
+        """Whether the log is so long that a snapshot is cheaper to read."""
+        return self.log_bytes > max(_LOG_BYTES_MIN, 2 * state_bytes)
+
+    def snapshot(self, records: Iterable[Written]) -> None:
+        """Begin the next generation with these records; the log is empty then.
+
+        Raises:
+            StateDirectoryError: the disk is full or failing. The generation goes on.
+        """
+        if not self._files:
+            return
+        following = self.generation + 1
+        write_all(self._files[f"snapshot-{following % 2}"], following, records, self._power)
+        self.generation, self.log_bytes, self._check = following, 0, 0
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in self._files.values():
+            os.close(fd)
+        self._files = {}
+
+    def _whole(self, place: int) -> int:
+        """The generation of a snapshot that is whole, or 0."""
+        fd = self._files[f"snapshot-{place}"]
+        head = os.pread(fd, _HEAD.size, 0)
+        if len(head) < _HEAD.size:
+            return 0
+        generation: int = _HEAD.unpack(head)[2]
+        return generation if any("end" in meta for meta, _ in read(fd, generation)) else 0
+
+
+def write_all(fd: int, generation: int, records: Iterable[Written], sync: bool) -> None:
+    """Write records from the beginning of a file, and one that says that they are all.
+
+    Raises:
+        StateDirectoryError: the disk is full or failing.
+    """
+    at = count = check = 0
+    for meta, parts in records:
+        size, check = write(fd, at, generation, meta, parts, check)
+        at += size
+        count += 1
+    write(fd, at, generation, {"end": count}, (), check)
+    if sync:
+        os.fsync(fd)
+
+
+def write(fd: int, at: int, generation: int, meta: dict[str, Any], parts: Sequence[Any], check: int) -> tuple[int, int]:
+    """Write one record; `check` is that of the record before it. Returns its size and its own.
+
+    Raises:
+        StateDirectoryError: the disk is full or failing.
+    """
+    body = json.dumps(meta).encode()
+    views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
+    nbytes = sum(view.nbytes for view in views)
+    check = stream.crc32c(struct.pack("<QIQ", generation, len(body), nbytes) + body, check)
+    for view in views:
+        check = stream.crc32c(view, check)
+    size = 0
+    # The head comes last: a record that is cut off has none.
+    try:
+        for view in (memoryview(body), *views):
+            for k in range(0, view.nbytes, _WRITE_BYTES):
+                piece = view[k : k + _WRITE_BYTES]
+                while piece.nbytes:
+                    written = os.pwrite(fd, piece, at + _HEAD.size + size)
+                    size += written
+                    piece = piece[written:]
+        os.pwrite(fd, _HEAD.pack(_MAGIC, check, generation, len(body), nbytes), at)
+    except OSError as error:
+        raise StateDirectoryError(
+            f"Cannot keep {nbytes} bytes: {error}. Free space, or name another folder."
+        ) from error
+    return _size(len(body), nbytes), check
+
+
+def read(fd: int, generation: int) -> Iterator[Record]:
+    """The whole records of a generation from the beginning of a file."""
+    at, end, before = 0, os.fstat(fd).st_size, 0
+    while True:
+        head = os.pread(fd, _HEAD.size, at)
+        if len(head) < _HEAD.size:
+            return
+        magic, check, found, meta_bytes, data_bytes = _HEAD.unpack(head)
+        if magic != _MAGIC or found != generation or at + _size(meta_bytes, data_bytes) > end:
+            return
+        # The data in memory of their own: arrays made of them begin at a multiple of their items' size.
+        body = _read_exactly(fd, at + _HEAD.size, meta_bytes)
+        data = _read_exactly(fd, at + _HEAD.size + meta_bytes, data_bytes)
+        sizes = struct.pack("<QIQ", found, meta_bytes, data_bytes)
+        if stream.crc32c(data, stream.crc32c(body, stream.crc32c(sizes, before))) != check:
+            return
+        before = check
+        yield {**json.loads(bytes(body)), "json_bytes": meta_bytes, "check": check}, data
+        at += _size(meta_bytes, data_bytes)
+
+
+def _read_exactly(fd: int, at: int, nbytes: int) -> memoryview:
+    """So many bytes of a file that has them."""
+    whole = memoryview(bytearray(nbytes))
+    done = 0
+    while done < nbytes:
+        got = os.preadv(fd, [whole[done : done + _WRITE_BYTES]], at + done)
+        if got == 0:
+            break  # it has become shorter: the checksum will say so
+        done += got
+    return whole
+
+
+def _size(meta_bytes: int, data_bytes: int) -> int:
+    return _HEAD.size + meta_bytes + data_bytes

@@ -1,0 +1,153 @@
+"""A server's process as its head sees it: started, watched, and started again when it dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastrt.errors import FastrtError
+from fastrt.ps.journal import MemoryMedium
+
+_log = logging.getLogger(__name__)
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_MODULE = "fastrt.ps.process"
+_DEATHS_MAX, _DEATHS_S = 10, 30.0
+_END_S = 10.0
+
+
+class ServerProcess:
+    """One server, through all its lives.
+
+    Args:
+        settings: of `process.main`, but for what changes from life to life.
+        restarted: told when another process has taken a dead one's place.
+        frozen: whether it should begin without taking pushes.
+        lost: told why, when it dies again and again.
+
+    Attributes:
+        address: where it listens.
+        unix: the name of its Unix socket.
+        pid: of its process now.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        restarted: Callable[[ServerProcess], None],
+        frozen: Callable[[], bool],
+        lost: Callable[[str], None],
+    ) -> None:
+        self.address = ""
+        self.unix: str | None = None
+        self._settings = settings
+        self._restarted, self._frozen, self._lost = restarted, frozen, lost
+        keeps = settings["durability"] != "none" and settings["folder"] is None
+        self._fds = MemoryMedium.make() if keeps else []
+        self._ending = threading.Event()
+        self._up = threading.Event()
+        self._deaths: list[float] = []
+        self._process = self._spawn()
+        self._watcher = threading.Thread(target=self._watch, name="fastrt-ps-watch", daemon=True)
+        self._watcher.start()
+
+    @property
+    def pid(self) -> int:
+        """Of its process now."""
+        return self._process.pid
+
+    def wait_until_up(self, timeout_s: float) -> None:
+        """Wait until it serves.
+
+        Raises:
+            FastrtError: it does not in this time; its error output says why.
+        """
+        if not self._up.wait(timeout_s) or self._ending.is_set():
+            raise FastrtError(f"server {self._settings['index']} did not start to serve; its error output says why")
+
+    def pause(self, seconds: float) -> None:
+        """Wait a little before it is asked again, or until it is told to end."""
+        self._ending.wait(seconds)
+
+    def end(self) -> None:
+        """Have it end."""
+        self._ending.set()
+        process = self._process
+        if process.stdin is not None:
+            process.stdin.close()
+
+    def wait(self) -> None:
+        """Wait for its end; see `end`."""
+        self._watcher.join(_END_S)
+        if self._watcher.is_alive():
+            self._process.kill()
+            self._watcher.join()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        settings = {
+            **self._settings,
+            "head": os.getpid(),
+            "fds": self._fds,
+            "frozen": self._frozen(),
+            "address": self.address or f"{self._settings['host']}:0",
+            "unix": self.unix,
+        }
+        path = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r})"
+        code = f"{path}; from {_MODULE} import main; main(sys.argv[1])"
+        # A session of its own: Ctrl-C at the terminal is the head's to handle.
+        return subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(settings)],
+            pass_fds=self._fds,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def _watch(self) -> None:
+        """In a thread: read where it listens, wait for its end, start it again."""
+        while True:
+            process = self._process
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if line:
+                place = json.loads(line)
+                self.address, self.unix = place["address"], place["unix"]
+                is_first = not self._up.is_set()
+                self._up.set()
+                if not is_first:
+                    self._restarted(self)
+            self._wait_for(process)
+            if self._ending.is_set():
+                return
+            _log.warning("server %s has ended (%s)", self._settings["index"], process.returncode)
+            now = time.monotonic()
+            self._deaths = [when for when in self._deaths if when > now - _DEATHS_S] + [now]
+            if len(self._deaths) > _DEATHS_MAX or not self._up.is_set():
+                self._ending.set()
+                self._up.set()
+                self._lost(f"server {self._settings['index']} ends again and again; its error output says why")
+                return
+            self._process = self._spawn()
+            if self._ending.is_set() and self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
+        watched = os.pidfd_open(process.pid)
+        try:
+            select.select([watched], [], [])
+        finally:
+            os.close(watched)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,32 @@
+"""Errors that cross a connection: as an answer there, and raised again here, of the same class if that is known."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+from fastrt import errors as all_errors
+from fastrt.errors import FastrtError
+from fastrt.ps import errors as our_errors
+
+Meta = dict[str, Any]
+
+
+def refusal(error: BaseException) -> Meta:
+    """An error as an answer; see `raise_refusal`."""
+    return {"error": type(error).__name__, "text": str(error)}
+
+
+def raise_refusal(answer: Meta) -> None:
+    """Raise what the other side has raised, if it has.
+
+    Raises:
+        FastrtError: or what its class was called there.
+    """
+    if "error" not in answer:
+        return
+    for module in (our_errors, all_errors, builtins):
+        kind = getattr(module, str(answer["error"]), None)
+        if isinstance(kind, type) and issubclass(kind, (FastrtError, ValueError, TypeError, LookupError)):
+            raise kind(str(answer.get("text")))
+    raise FastrtError(f"{answer['error']}: {answer.get('text')}")

@@ -1,0 +1,347 @@
+"""A server's part of an embedding: rows under keys, made at the first touch, evicted when there are too many.
+
+The values are in `_core.embedding`'s shared memory, where other processes look them up; the optimizer's state is this
+process's own, at the same row numbers. Which rows are evicted depends on what was looked up, which no log knows: so the
+choice itself is put into the log, before what needs the room.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastrt._core.embedding import PARTS, ROWS_MAX, EmbeddingMemory, parts_of, sum_rows
+from fastrt.errors import ObjectStoreFullError
+from fastrt.ps.pace import Array, Pace, Pending
+from fastrt.ps.spec import Spec
+
+_NORESERVE = 0x4000  # MAP_NORESERVE, which mmap names from Python 3.11 on
+_VALUES_MAX = 1 << 34
+_ROWS_DEFAULT_MAX = 1 << 27
+_NOTE = np.dtype([("key", "<u8"), ("seq", "<u4"), ("used", "<u4")])
+# With many rows a little more than needed is evicted at once, since to find out what was used last reads all notes.
+_AHEAD_FROM, _AHEAD_SHARE = 4096, 64
+
+
+class RowsGradient:
+    """A gradient of some rows that waits."""
+
+    def __init__(self, keys: Array, grads: Array) -> None:
+        self.keys = keys
+        self.grads = grads
+
+    def joined(self, older: RowsGradient, mask: Array) -> RowsGradient:
+        """This one's rows of the parts in the mask, and the older one's of all others."""
+        mine, theirs = self.of(mask), older.of(~mask)
+        return RowsGradient(np.concatenate([mine.keys, theirs.keys]), np.concatenate([mine.grads, theirs.grads]))
+
+    def of(self, parts: Array) -> RowsGradient:
+        """The rows of some parts."""
+        chosen = parts[part_numbers(self.keys)]
+        return self if chosen.all() else RowsGradient(self.keys[chosen], self.grads[chosen])
+
+
+def part_numbers(keys: Array) -> Array:
+    """The part that each key (uint64) belongs to."""
+    parts = np.empty(len(keys), np.uint8)
+    parts_of(keys, parts)
+    return parts
+
+
+def summed(keys: Array, grads: Array) -> tuple[Array, Array]:
+    """Rows with the same key added up, in their order."""
+    out_keys, out_grads = np.empty_like(keys), np.empty_like(grads)
+    count = sum_rows(keys, grads, out_keys, out_grads)
+    return out_keys[:count], out_grads[:count]
+
+
+class EmbeddingShard:
+    """One server's part of one embedding. Not thread-safe; readers need no lock.
+
+    Args:
+        spec: the embedding.
+        parts: those that are here.
+
+    Attributes:
+        memory: the rows.
+        pace: who has pushed what.
+        changed: the rows that are not in the last checkpoint.
+        removed: keys that have gone since then.
+    """
+
+    def __init__(self, spec: Spec, parts: Sequence[int]) -> None:
+        self.spec = spec
+        self.parts = sorted(parts)
+        self.pace = Pace(spec.mode, spec.workers, spec.parts, self.parts)
+        self.memory = EmbeddingMemory.create(spec.dim, _rows_max(spec), spec.capacity is not None)
+        self.values = np.frombuffer(memoryview(self.memory), np.float32).reshape(-1, spec.dim)
+        self.states = [_reserve(self.memory.rows_max, spec.dim) for _ in spec.optimizer.states]
+        self._live = np.zeros(self.memory.rows_max, bool)
+        self.changed = np.zeros(self.memory.rows_max, bool)
+        self.removed: set[int] = set()
+
+    @property
+    def state_bytes(self) -> int:
+        """What a snapshot of it takes."""
+        return self.memory.count * (8 + 4 * self.spec.dim * (1 + len(self.states)))
+
+    @property
+    def capacity(self) -> int:
+        """How many rows there can be here."""
+        if self.spec.capacity is None:
+            return int(self.memory.rows_max)
+        return -(-self.spec.capacity * len(self.parts) // self.spec.parts)
+
+    def body(self, meta: Any, data: Any) -> RowsGradient:
+        """The gradient in a message's bytes.
+
+        Raises:
+            ValueError: it is none of rows of this embedding.
+            IndexError: a key is out of range.
+        """
+        count, nbytes = meta.get("n"), memoryview(data).nbytes
+        if not isinstance(count, int) or count < 0 or nbytes != count * (8 + 4 * self.spec.dim):
+            raise ValueError(f"{nbytes} bytes for {count!r} keys with rows of {self.spec.dim}")
+        keys = np.frombuffer(data, np.uint64, count)
+        self.check_keys(keys)
+        return RowsGradient(keys, np.frombuffer(data, np.float32, offset=8 * count).reshape(count, self.spec.dim))
+
+    def check_keys(self, keys: Array) -> None:
+        """Refuse keys that cannot be.
+
+        Raises:
+            IndexError: a key is out of range.
+        """
+        if self.spec.rows is not None and len(keys) and int(keys.max()) >= self.spec.rows:
+            raise IndexError(f"embedding {self.spec.name!r} has keys from 0 to {self.spec.rows - 1}, not {keys.max()}")
+
+    def prepare(self, rank: int, fresh: Array, body: RowsGradient | None) -> Array | None:
+        """The keys to evict before a push; they are to be in the log before it."""
+        if self.spec.capacity is None:
+            return None
+        combined = self._combined(rank, fresh, body)
+        return None if combined is None else self.victims(combined[0])
+
+    def push(self, rank: int, fresh: Array, lr: float | None, body: RowsGradient | None) -> None:
+        """Apply a gradient, or keep it until those of all workers are there; see `DenseShard.push`."""
+        if self.pace.mode != "sync":
+            if body is not None:
+                self._update(*summed(*_pair(body.of(fresh))), lr)
+            self.pace.stepped(fresh, body is not None)
+            return
+        kept = None if body is None else RowsGradient(body.keys.copy(), body.grads.copy())
+        self.pace.wait(rank, Pending(lr, kept, fresh.copy()))
+        ready = self.pace.ready()
+        if ready.any():
+            waiting = [self.pace.pending[r] for r in range(self.pace.workers)]
+            rates = [one.lr for one in waiting if one.lr is not None]
+            bodies = [one.body for one in waiting if one.body is not None]
+            if bodies:
+                keys, grads = _mean(bodies, ready)
+                self._update(keys, grads, rates[0] if rates else None)
+            self.pace.stepped(ready, bool(bodies))
+
+    def _combined(self, rank: int, fresh: Array, body: RowsGradient | None) -> tuple[Array, Array] | None:
+        """What a push would update, if it makes a step."""
+        if self.pace.mode != "sync":
+            return None if body is None else _pair(body.of(fresh))
+        others = [self.pace.pending.get(r) for r in range(self.pace.workers) if r != rank]
+        if any(one is None for one in others):
+            return None
+        bodies = [one.body for one in others if one is not None and one.body is not None]
+        bodies += [body] if body is not None else []
+        return _mean(bodies, self.pace.owned) if bodies else None
+
+    def _update(self, keys: Array, grads: Array, lr: float | None) -> None:
+        rows = self.find_or_make(keys)
+        rate = self.spec.optimizer.lr if lr is None else lr
+        ages = self.pace.ages[part_numbers(keys)]
+        states = [state.reshape(-1) for state in self.states]
+        self.memory.begin(rows)
+        try:
+            for age in np.unique(ages):
+                chosen = slice(None) if (ages == age).all() else ages == age
+                these = np.ascontiguousarray(grads[chosen])
+                self.spec.optimizer.update(self.memory, these, states, int(age) + 1, rate, rows=rows[chosen])
+        finally:
+            self.memory.end(rows)
+        self.changed[rows] = True
+
+    def find_or_make(self, keys: Array) -> Array:
+        """The rows of keys, each of which stands there once; missing ones are made.
+
+        Raises:
+            ObjectStoreFullError: there is no room for them.
+        """
+        rows = np.empty(len(keys), np.int64)
+        if self.memory.find(keys, rows):
+            missing = np.flatnonzero(rows < 0)
+            assert self.spec.init is not None
+            made = np.empty(len(missing), np.int64)
+            self.memory.insert(keys[missing], self.spec.init.rows(keys[missing], self.spec.dim), made)
+            self._made(made)
+            rows[missing] = made
+        return rows
+
+    def _made(self, rows: Array) -> None:
+        self._live[rows] = self.changed[rows] = True
+        for state, first in zip(self.states, self.spec.optimizer.states, strict=True):
+            state[rows] = first
+
+    def victims(self, keys: Array) -> Array | None:
+        """The keys to evict so that rows can be made for these; None if there is room.
+
+        Raises:
+            ObjectStoreFullError: these alone are too many.
+        """
+        distinct = np.unique(keys)
+        rows = np.empty(len(distinct), np.int64)
+        missing = self.memory.find(distinct, rows)
+        over = self.memory.count + missing - self.capacity
+        if over <= 0 or not missing:
+            return None
+        if len(distinct) > self.capacity:
+            raise ObjectStoreFullError(
+                f"{len(distinct)} keys of embedding {self.spec.name!r} in one call, and there can be {self.capacity} "
+                "rows at this server: push fewer at once, or make it with a larger capacity"
+            )
+        notes = self._notes()
+        candidates = np.flatnonzero(self._live[: len(notes)])
+        candidates = np.setdiff1d(candidates, rows[rows >= 0], assume_unique=True)
+        wanted = over + (self.capacity // _AHEAD_SHARE if self.capacity >= _AHEAD_FROM else 0)
+        used = notes["used"][candidates]
+        if wanted < len(candidates):
+            candidates = candidates[np.argpartition(used, wanted)[:wanted]]
+        chosen: Array = notes["key"][candidates].copy()
+        return chosen
+
+    def evict(self, keys: Array) -> None:
+        """Forget rows; keys that are not there are passed over."""
+        rows = np.empty(len(keys), np.int64)
+        self.memory.find(keys, rows)
+        rows = rows[rows >= 0]
+        self.removed.update(self._notes()["key"][rows].tolist())
+        self.memory.remove(rows)
+        self._live[rows] = self.changed[rows] = False
+
+    def _notes(self) -> Array:
+        return np.frombuffer(self.memory.notes_bytes(), _NOTE)
+
+    # ---- moving and keeping ----
+
+    def dump(self, parts: Sequence[int], changed_only: bool = False) -> dict[str, Array]:
+        """All that some parts are, or the rows that changed since the last checkpoint, and the keys that went."""
+        wanted = np.zeros(self.spec.parts, bool)
+        wanted[list(parts)] = True
+        notes = self._notes()
+        rows = np.flatnonzero((self.changed if changed_only else self._live)[: len(notes)])
+        keys = notes["key"][rows].copy()
+        chosen = wanted[part_numbers(keys)]
+        rows, keys = rows[chosen], keys[chosen]
+        found = {"keys": keys, "param": self.values[rows]}
+        found |= {f"state{k}": state[rows] for k, state in enumerate(self.states)}
+        if changed_only:
+            gone = np.array(sorted(self.removed), np.uint64)
+            found["removed"] = gone[wanted[part_numbers(gone)]]
+        found |= self.pace.dump(sorted(parts))
+        for rank, pending in self.pace.pending.items():
+            found[f"mask/{rank}"] = pending.mask[sorted(parts)]
+            found[f"rate/{rank}"] = np.array([] if pending.lr is None else [pending.lr])
+            if pending.body is not None:
+                body = pending.body.of(wanted)
+                found[f"keys/{rank}"], found[f"grads/{rank}"] = body.keys, body.grads
+        return found
+
+    def load(self, parts: Sequence[int], found: dict[str, Array]) -> None:
+        """Be what `dump` gave of the same parts, or of some rows of them.
+
+        Raises:
+            ValueError: the sizes do not fit.
+        """
+        if "removed" in found:
+            self.evict(found["removed"].astype(np.uint64))
+        keys, dim = found["keys"], self.spec.dim
+        values = found["param"].reshape(len(keys), dim)
+        rows = np.empty(len(keys), np.int64)
+        self.memory.find(keys, rows)
+        missing = np.flatnonzero(rows < 0)
+        made = np.empty(len(missing), np.int64)
+        self.memory.insert(keys[missing], values[missing], made)
+        rows[missing] = made
+        self._live[rows] = self.changed[rows] = True
+        self.values[rows] = values
+        for k, state in enumerate(self.states):
+            state[rows] = found[f"state{k}"].reshape(len(keys), dim)
+        self.pace.load(sorted(parts), found)
+        for name in [name for name in found if name.startswith("mask/")]:
+            rank = int(name.partition("/")[2])
+            mask = np.zeros(self.spec.parts, bool)
+            mask[sorted(parts)] = found[name].astype(bool)
+            if not mask.any():
+                continue
+            rate = found[f"rate/{rank}"]
+            body = None
+            if f"keys/{rank}" in found:
+                waiting = found[f"keys/{rank}"]
+                body = RowsGradient(waiting, found[f"grads/{rank}"].reshape(len(waiting), dim))
+            self.pace.wait(rank, Pending(float(rate[0]) if len(rate) else None, body, mask))
+
+    def checkpointed(self) -> None:
+        """A checkpoint has all that there is."""
+        self.changed[: self.memory.rows_used] = False
+        self.removed.clear()
+
+    def admit(self) -> int:
+        """A number for a process that maps the rows: it needs none."""
+        return 0
+
+    def dismiss(self, reader: int) -> None:
+        """A reader is gone: it held nothing."""
+
+
+def restricted(found: dict[str, Array], dumped: Sequence[int], wanted: Sequence[int]) -> dict[str, Array]:
+    """Of what `dump` gave of some parts, that of fewer."""
+    place = {part: k for k, part in enumerate(sorted(dumped))}
+    which = [place[part] for part in sorted(wanted)]
+    parts = np.zeros(PARTS, bool)
+    parts[list(wanted)] = True
+    rows = parts[part_numbers(found["keys"])]
+    result = {}
+    for name, array in found.items():
+        kind, _, rank = name.partition("/")
+        if kind in ("steps", "ages", "applied", "clock", "mask"):
+            result[name] = array[which]
+        elif kind in ("keys", "grads") and rank:
+            result[name] = array[parts[part_numbers(found[f"keys/{rank}"])]]
+        elif kind == "removed":
+            result[name] = array[parts[part_numbers(array)]]
+        else:
+            result[name] = array if kind == "rate" else array[rows]
+    return result
+
+
+def _pair(body: RowsGradient) -> tuple[Array, Array]:
+    return body.keys, body.grads
+
+
+def _mean(bodies: list[RowsGradient], parts: Array) -> tuple[Array, Array]:
+    """The mean of gradients, where rows that one does not have count as zero; summed in the order of ranks."""
+    chosen = [body.of(parts) for body in bodies]
+    keys = np.concatenate([body.keys for body in chosen])
+    keys, grads = summed(keys, np.concatenate([body.grads for body in chosen]))
+    return keys, grads / np.float32(len(bodies)) if len(bodies) > 1 else grads
+
+
+def _rows_max(spec: Spec) -> int:
+    limits = [limit for limit in (spec.rows, spec.capacity) if limit is not None]
+    most = min(limits) if limits else min(_ROWS_DEFAULT_MAX, _VALUES_MAX // spec.dim)
+    return min(most, ROWS_MAX - 1)
+
+
+def _reserve(rows: int, dim: int) -> Array:
+    """Zeros that take memory only where they are touched, however many there are."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    return np.frombuffer(mmap.mmap(-1, 4 * rows * dim, flags=flags), np.float32).reshape(rows, dim)

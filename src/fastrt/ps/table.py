@@ -1,0 +1,316 @@
+"""A dense table as a worker uses it: push gradients, pull values.
+
+What is pulled on the servers' machine is not copied: the array is the servers' memory, mapped read-only, and stays the
+version that it is for as long as it is held. The parts that several servers have are mapped side by side.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from fastrt._core.versions import PinnedView, Span, Versions
+from fastrt.ps.client import Directory, Opened, Replies, Request, Session
+from fastrt.ps.dense import layout, padded
+from fastrt.ps.errors import TableTimeoutError
+from fastrt.ps.handles import Background, Handle, is_finite, refuse_not_finite
+from fastrt.ps.spec import Spec
+
+Array = np.ndarray[Any, Any]
+_PINNED_MAX = 2  # versions of one server that one process may hold; further pulls are copies
+_SPANS_MAX = 8
+
+
+class Paced:
+    """What dense tables and embeddings have in common: which state of the table a worker may see.
+
+    Args:
+        session: the worker's connection.
+        spec: the table.
+        background: runs what is asynchronous.
+    """
+
+    def __init__(self, session: Session, spec: Spec, background: Background) -> None:
+        self.spec = spec
+        self._session = session
+        self._background = background
+        self._clock = -1  # how often this worker has pushed, in all its lives
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.spec.name
+
+    def _open(self, timeout: float) -> dict[int, Opened]:
+        opened = self._session.opened(self.spec.name, timeout)
+        if self._clock < 0:
+            self._clock = min(one.clock for one in opened.values())
+        return opened
+
+    def _limit(self, timeout: float | None) -> float:
+        return self._session.timeout_s if timeout is None else timeout
+
+    def _rate(self, lr: float | None) -> float | None:
+        if lr is None:
+            return None
+        if not isinstance(lr, (int, float, np.floating)) or not math.isfinite(lr) or lr < 0:
+            raise ValueError(f"a learning rate of {lr!r}")
+        return float(lr)
+
+    def _may_see(self, opened: dict[int, Opened], timeout: float) -> dict[int, Opened]:
+        """Wait until the pace of the table lets this worker see it."""
+        after, slowest = 0, 0
+        if self.spec.mode == "sync":
+            after = self._clock
+        elif self.spec.mode == "ssp":
+            slowest = max(0, self._clock - self.spec.staleness)
+        late = {i for i, one in opened.items() if one.floor < after or one.slowest < slowest}
+        if not late:
+            return opened
+        rank = self._session.rank
+
+        def plan(directory: Directory) -> dict[int, Request]:
+            meta = {"op": "wait", "table": self.name, "epoch": directory.epoch, "rank": rank, "timeout": timeout}
+            meta |= {"after": after, "slowest": slowest}
+            return {index: Request(meta) for index in sorted(set(directory.tables[self.name][1]))}
+
+        self._session.note(self.name, self._session.exchange(plan, timeout))
+        return self._open(timeout)
+
+    def _pushed(self, replies: Replies) -> None:
+        self._clock += 1
+        self._session.note(self.name, replies)
+
+
+class Table(Paced):
+    """A dense table; made by `Cluster.table`.
+
+    Attributes:
+        spec: its definition.
+    """
+
+    def __init__(self, session: Session, spec: Spec, background: Background) -> None:
+        super().__init__(session, spec, background)
+        self._spans: OrderedDict[tuple[Any, ...], Span] = OrderedDict()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.spec.shape
+
+    @overload
+    def push(
+        self, grad: Any, *, lr: float | None = ..., timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> None: ...
+    @overload
+    def push(
+        self, grad: Any, *, lr: float | None = ..., timeout: float | None = ..., async_op: Literal[True]
+    ) -> Handle: ...
+    def push(
+        self, grad: Any, *, lr: float | None = None, timeout: float | None = None, async_op: bool = False
+    ) -> Handle | None:
+        """Give a gradient to the servers; returns when they have it in their logs.
+
+        In synchronous mode the optimizer makes a step when all workers have pushed; a push whose predecessor still
+        waits for others waits too.
+
+        Args:
+            grad: float32 of the table's shape.
+            lr: learning rate of this push; by default the optimizer's. In synchronous mode that of the lowest rank
+                that names one counts.
+            timeout: seconds; by default the cluster's.
+            async_op: return a handle at once; the gradient must stay as it is until that is done.
+        Returns:
+            With `async_op` a `Handle`.
+        Raises:
+            TypeError: the gradient is no float32 array.
+            ValueError: it has another shape.
+            NotFiniteError: it has NaN, and the table's policy is "raise".
+            TableTimeoutError: other workers, or a server, did not come in time.
+        """
+        given, rate = self._checked(grad, "gradient"), self._rate(lr)
+        if async_op:
+            return self._background.submit(self._push, given, rate, self._limit(timeout))
+        self._push(given, rate, self._limit(timeout))
+        return None
+
+    @overload
+    def pull(
+        self, *, out: Array | None = ..., timeout: float | None = ..., async_op: Literal[False] = ...
+    ) -> Array: ...
+    @overload
+    def pull(self, *, out: Array | None = ..., timeout: float | None = ..., async_op: Literal[True]) -> Handle: ...
+    def pull(self, *, out: Array | None = None, timeout: float | None = None, async_op: bool = False) -> Array | Handle:
+        """The table's values.
+
+        In synchronous mode this waits until the step of this worker's last push is made; in ssp, until no worker is
+        too far behind. Of a table on several servers each one's part is of one version; in synchronous mode all are.
+
+        Args:
+            out: float32 of the table's shape, C-contiguous, to copy into.
+            timeout: seconds; by default the cluster's.
+            async_op: return a handle at once.
+        Returns:
+            `out`, or a read-only array: on the servers' machine their memory without a copy (while up to two versions
+            are held), else a copy.
+        Raises:
+            TypeError: `out` is no float32 array.
+            ValueError: `out` has another shape, or is not contiguous.
+            TableTimeoutError: other workers, or a server, did not come in time.
+        """
+        if out is not None:
+            self._checked(out, "array for the result")
+            if not out.flags.c_contiguous or not out.flags.writeable:
+                raise ValueError("the array for the result must be C-contiguous and writable")
+        if async_op:
+            return self._background.submit(self._pull, out, self._limit(timeout))
+        return self._pull(out, self._limit(timeout))
+
+    def push_pull(
+        self, grad: Any, *, out: Array | None = None, lr: float | None = None, timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Array | Handle:  # fmt: skip
+        """`push`, then `pull`. Args, Returns and Raises are theirs."""
+        given, rate, limit = self._checked(grad, "gradient"), self._rate(lr), self._limit(timeout)
+        if out is not None:
+            self._checked(out, "array for the result")
+
+        def both() -> Array:
+            self._push(given, rate, limit)
+            return self._pull(out, limit)
+
+        return self._background.submit(both) if async_op else both()
+
+    def _checked(self, array: Any, what: str) -> Array:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"table {self.name!r}: the {what} must be a NumPy array, not {type(array).__name__}")
+        if array.dtype != np.float32:
+            raise TypeError(f"table {self.name!r}: the {what} is {array.dtype}, and must be float32")
+        if array.shape != self.spec.shape:
+            raise ValueError(f"table {self.name!r}: the {what} has shape {array.shape}, the table {self.spec.shape}")
+        return array
+
+    def _push(self, grad: Array, lr: float | None, timeout: float) -> None:
+        session, flat = self._session, np.ascontiguousarray(grad).reshape(-1)
+        dropped = False
+        if self.spec.nan == "raise":
+            refuse_not_finite(self.name, flat)
+        elif self.spec.nan == "drop":
+            dropped = not is_finite(flat)
+        with session.lock:
+            self._open(timeout)
+            rank, number = session.rank, session.next_number()
+
+            def plan(directory: Directory) -> dict[int, Request]:
+                owners = directory.tables[self.name][1]
+                meta = {"op": "push", "table": self.name, "epoch": directory.epoch, "rank": rank, "seq": number}
+                meta |= {"lr": lr, "timeout": timeout, "dropped": dropped}
+                return {
+                    index: Request(meta, [] if dropped else _pieces(flat, self.spec.cuts, _parts(owners, index)))
+                    for index in sorted(set(owners))
+                }
+
+            self._pushed(session.exchange(plan, timeout))
+
+    def _pull(self, out: Array | None, timeout: float) -> Array:
+        with self._session.lock:
+            view: Array | None = None
+            until = time.monotonic() + timeout
+            while view is None:
+                opened = self._may_see(self._open(timeout), timeout)
+                if not all(isinstance(one.memory, Versions) for one in opened.values()):
+                    view = self._fetched(timeout)
+                    break
+                view = self._mapped(opened)
+                if view is None:
+                    if time.monotonic() > until:
+                        raise TableTimeoutError(f"table {self.name!r}: its parts were moving for {timeout:g} s")
+                    self._session.refresh(self._session.directory.epoch, 1.0)
+        if out is None:
+            return view
+        np.copyto(out, view)
+        return out
+
+    def _mapped(self, opened: dict[int, Opened]) -> Array | None:
+        """The current version at each server, side by side; None if parts have moved."""
+        held = False
+        pins: dict[int, int] = {}
+        owned: list[tuple[Versions, int, int]] = []
+        for index, one in opened.items():
+            assert isinstance(one.memory, Versions)
+            held = held or one.memory.pinned(one.reader) >= _PINNED_MAX
+            pins[index] = one.memory.pin(one.reader)[0]
+            if pins[index] < 0:
+                for memory, reader, slot in owned:
+                    memory.unpin(reader, slot)
+                return None
+            owned.append((one.memory, one.reader, pins[index]))
+        key = tuple((id(opened[index].memory), slot) for index, slot in pins.items())
+        span = self._spans.get(key)
+        if span is None:
+            span = self._spans[key] = self._span(opened, pins)
+            if len(self._spans) > _SPANS_MAX:
+                self._spans.popitem(last=False)
+        self._spans.move_to_end(key)
+        view = memoryview(PinnedView(span, owned))
+        array: Array = np.frombuffer(view, np.float32)[: self.spec.elements].reshape(self.spec.shape)
+        if held:
+            array = array.copy()
+            array.flags.writeable = False
+        return array
+
+    def _span(self, opened: dict[int, Opened], pins: dict[int, int]) -> Span:
+        owners = self._session.directory.tables[self.name][1]
+        places = {i: {part: at for part, _, _, at in layout(self.spec.cuts, one.parts)} for i, one in opened.items()}
+        pieces: list[tuple[int, int, int]] = []
+        for part, index in enumerate(owners):
+            memory = opened[index].memory
+            assert isinstance(memory, Versions)
+            offset = memory.offset(pins[index]) + 4 * places[index][part]
+            nbytes = 4 * padded(self.spec.cuts, [part])
+            if pieces and pieces[-1][0] == memory.fd and pieces[-1][1] + pieces[-1][2] == offset:
+                pieces[-1] = (memory.fd, pieces[-1][1], pieces[-1][2] + nbytes)
+            else:
+                pieces.append((memory.fd, offset, nbytes))
+        return Span(pieces)
+
+    def _fetched(self, timeout: float) -> Array:
+        """The values from servers elsewhere."""
+
+        def plan(directory: Directory) -> dict[int, Request]:
+            meta = {"op": "pull", "table": self.name, "epoch": directory.epoch}
+            return {index: Request(meta) for index in sorted(set(directory.tables[self.name][1]))}
+
+        replies = self._session.exchange(plan, timeout)
+        owners = self._session.directory.tables[self.name][1]
+        flat = np.empty(self.spec.elements, np.float32)
+        for index, (_, data, _) in replies.items():
+            values = np.frombuffer(data, np.float32)
+            for _, begin, count, at in layout(self.spec.cuts, _parts(owners, index)):
+                flat[begin : begin + count] = values[at : at + count]
+        flat.flags.writeable = False
+        return flat.reshape(self.spec.shape)
+
+
+def _parts(owners: list[int], index: int) -> list[int]:
+    return [part for part, owner in enumerate(owners) if owner == index]
+
+
+def _pieces(flat: Array, cuts: tuple[int, ...], parts: list[int]) -> list[Array]:
+    """A server's parts of a gradient with zeros up to the end of each page; neighbours are one piece."""
+    pieces, begin = [], -1
+    for k, part in enumerate(parts):
+        begin = cuts[part] if begin < 0 else begin
+        if k + 1 < len(parts) and parts[k + 1] == part + 1:
+            continue
+        end = cuts[part + 1]
+        pieces.append(flat[begin:end])
+        filling = padded(cuts, [part]) - (end - cuts[part])
+        if filling:
+            pieces.append(np.zeros(filling, np.float32))
+        begin = -1
+    return pieces

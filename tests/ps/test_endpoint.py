@@ -1,0 +1,144 @@
+"""What comes over a socket: anything at all, and the service goes on; without the token, nothing."""
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastrt.errors import FastrtError
+from fastrt.ps import SGD
+from fastrt.ps.client import Session
+from fastrt.ps.spec import Spec
+from fastrt.ps.wire import VERSION, BrokenWireError, Wire, dial
+
+F = np.float32
+
+
+def hello(place: Any, **more: Any) -> dict[str, Any]:
+    return {"token": place.head.token, "version": VERSION, "client": 5, **more}
+
+
+def connected(place: Any, unix: bool = False) -> Wire:
+    one = place.places[0]
+    wire = dial(one.unix if unix else None, one.address, 5.0)
+    wire.call(hello(place), timeout_s=5)
+    return wire
+
+
+def test_caller_without_the_token_or_of_another_version_is_sent_away(site) -> None:
+    place = site(1)
+    with pytest.raises(FastrtError, match="token is not that of this cluster"):
+        Session(place.head.address, "0" * 32)
+    one = place.places[0]
+    for greeting in (hello(place, token=None), hello(place, token="x"), hello(place, version=0), {}, {"op": "stats"}):
+        for unix in (None, one.unix):
+            with contextlib.closing(dial(unix, one.address, 5.0)) as wire:
+                assert "error" in wire.call(greeting, timeout_s=5)[0]
+                with pytest.raises((BrokenWireError, OSError)):
+                    wire.call({"op": "stats"}, timeout_s=5)
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+OPS = ["create", "push", "wait", "pull", "rows", "open", "lane", "bye", "stats", "fetch", "export", "thaw", "nothing"]
+
+
+def test_any_message_is_answered_and_the_tables_stay_as_they_are(site) -> None:
+    place = site(1)
+    session = place.worker()
+    table = place.table(session, "w", (6,), SGD(lr=1.0), 1.0)
+    rows = place.embedding(session, "e", 2, SGD(lr=1.0), rows=100)
+    rows.push([3], np.ones((1, 2), F))
+    names = ["table", "epoch", "rank", "seq", "lr", "n", "dropped", "timeout", "lane", "parts", "spec", "after"]
+    good = {"epoch": 1, "rank": 0, "timeout": 0, "after": 0, "slowest": 0, "lr": None, "seq": 1}
+
+    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        op=st.sampled_from(OPS), name=st.sampled_from(["w", "e", ""]), odd=st.dictionaries(st.sampled_from(names), ODD),
+        data=st.binary(max_size=64),
+    )  # fmt: skip
+    def any_message(op: str, name: str, odd: dict[str, Any], data: bytes) -> None:
+        meta = {**good, "op": op, "table": name, **odd}
+        meta["timeout"] = 0 if not isinstance(meta["timeout"], str) else meta["timeout"]
+        if op == "push" and not data:
+            return  # one of dropped gradients is a valid push
+        with contextlib.closing(connected(place)) as wire:
+            answer, _, _ = wire.call(meta, [data], timeout_s=5)
+            assert op in ("stats", "open", "pull", "wait", "bye", "thaw", "rows", "create") or "error" in answer
+            if op == "push" and "error" not in answer:
+                raise AssertionError(f"{meta} with {data!r} was taken for a push")
+
+    any_message()
+    assert (table.pull() == 1).all()
+    assert (rows.pull([3]) == -1).all()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=st.binary(min_size=1, max_size=60), begin=st.sampled_from([b"", b"frps", b"frps\x02\0\0\0\0\0\0\0\0\0\0\0"]))
+def test_bytes_that_are_no_message_end_that_connection_alone(raw: bytes, begin: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    wire = Wire(ours)
+    with theirs:
+        theirs.sendall(begin + raw)
+        theirs.shutdown(socket.SHUT_WR)
+
+        def read() -> None:
+            while True:
+                meta, nbytes, _ = wire.receive_head(5)
+                assert isinstance(meta, dict)
+                wire.receive_data(bytearray(min(nbytes, 100)))
+
+        with contextlib.closing(wire), pytest.raises(BrokenWireError):
+            read()
+
+
+def test_sizes_that_a_peer_names_are_checked_before_memory_is_taken(site) -> None:
+    place = site(1)
+    table = place.table(place.worker(), "w", (6,), SGD(lr=1.0), 1.0)
+    body = json.dumps({"op": "push", "table": "w", "epoch": 1, "rank": 0, "seq": 1, "timeout": 1}).encode()
+    for sizes in ((len(body), 1 << 35), (1 << 31, 0), (len(body), (1 << 64) - 1)):
+        with contextlib.closing(connected(place)) as wire:
+            wire._sock.sendall(struct.pack("<4sIQ", b"frps", *sizes) + body)
+            with contextlib.suppress(BrokenWireError):
+                assert "make sense" in wire.answer(5)[0]["text"]
+            with pytest.raises((BrokenWireError, OSError)):
+                wire.call({"op": "stats"}, timeout_s=5)
+    with contextlib.closing(connected(place)) as wire:  # a little too much is read, and the connection lives on
+        answer = wire.call({"op": "push", "table": "w", "epoch": 1, "n": 0}, [bytes(9000)], timeout_s=5)[0]
+        assert "9000 bytes came" in answer["text"]
+        assert "tables" in wire.call({"op": "stats"}, timeout_s=5)[0]
+    assert (table.pull() == 1).all()
+
+
+def test_lane_that_could_shrink_or_is_no_memory_is_refused(site) -> None:
+    place = site(1)
+    fds = [os.memfd_create("x"), os.open("/dev/null", os.O_RDONLY)]
+    with contextlib.closing(connected(place, unix=True)) as wire:
+        for fd in fds:
+            assert "error" in wire.call({"op": "lane"}, fds=[fd], timeout_s=5)[0]
+            os.close(fd)
+        assert "one descriptor" in wire.call({"op": "lane"}, timeout_s=5)[0]["text"]
+        assert "of a lane of 0" in wire.call({"op": "stats", "lane": 8}, timeout_s=5)[0]["text"]
+    with contextlib.closing(connected(place)) as wire:
+        assert "on one machine" in wire.call({"op": "lane"}, timeout_s=5)[0]["text"]
+
+
+@settings(max_examples=30)
+@given(odd=st.dictionaries(st.sampled_from(sorted(Spec.__dataclass_fields__)), ODD, min_size=1))
+def test_definition_of_a_table_is_whole_or_refused(odd: dict[str, Any]) -> None:
+    good = Spec("w", "dense", (4,), SGD(), None, (0, 4)).to_json()
+    try:
+        made = Spec.from_json(json.loads(json.dumps({**good, **odd})))
+    except ValueError:
+        return
+    assert Spec.from_json(json.loads(json.dumps(made.to_json()))) == made

@@ -1,0 +1,216 @@
+"""A cluster as users have it: servers that are processes, workers in others, membership, kills at any time."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastrt
+from fastrt import ps
+from fastrt.cluster import ClusterOptions, ClusterScheduler, Role
+from fastrt.errors import ConfigError, ForkedRuntimeError, NotInitializedError
+
+F = np.float32
+
+# Let grpc open what it keeps open for good, before the first test is watched for what it leaves.
+with ClusterScheduler(ClusterOptions(grpc_address="127.0.0.1:0")):
+    pass
+
+WORKER = """
+import sys
+import numpy as np
+from fastrt import ps
+with ps.connect(sys.argv[1], sys.argv[2]) as cluster:
+    table = cluster.table("w", (300, 1000), optimizer=ps.SGD(lr=1.0))
+    rows = cluster.embedding("e", 8, init=0.0, optimizer=ps.SGD(lr=1.0))
+    print("rank", cluster.rank, flush=True)
+    for step in range(int(sys.argv[3])):
+        table.push(np.ones((300, 1000), np.float32))
+        rows.push(np.arange(100 * step, 100 * step + 1000), np.ones((1000, 8), np.float32))
+        if step % 10 == 0:
+            table.pull()
+    cluster.barrier()
+"""
+
+
+class Other:
+    """A worker that is another process."""
+
+    def __init__(self, cluster: ps.Cluster, steps: int) -> None:
+        env = {**os.environ, "PYTHONPATH": str(Path(fastrt.__file__).parents[1])}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, cluster.address, cluster.token, str(steps)], stdout=subprocess.PIPE, env=env
+        )
+
+    def finish(self) -> None:
+        out, _ = self.process.communicate(timeout=50)
+        assert self.process.returncode == 0, out
+
+
+def servers(cluster: ps.Cluster) -> Any:
+    return cluster._head.servers  # type: ignore[union-attr]
+
+
+def test_server_killed_during_pushes_loses_none_and_repeats_none(wait_until) -> None:
+    """And what a cluster says about itself."""
+    with ps.start(1, http_port=0) as cluster:
+        events: list[Any] = []
+        cluster.on_event(events.append)
+        table = cluster.table("w", (300, 1000), optimizer=ps.SGD(lr=1.0))
+        rows = cluster.embedding("e", 8, init=0.0, optimizer=ps.SGD(lr=1.0))
+        assert table is cluster.table("w", (300, 1000), optimizer=ps.SGD(lr=1.0))
+        wait_until(lambda: cluster.state() == "READY", "all servers in the membership", 30)
+        assert sorted((view.role, view.rank) for view in cluster.nodes()) == [
+            (Role.SERVER, 0), (Role.WORKER, 0),
+        ]  # fmt: skip
+        before = servers(cluster)[0].pid
+        pushed = 0
+        while servers(cluster)[0].pid == before or pushed < 30:
+            table.push(np.ones((300, 1000), F))
+            rows.push(np.arange(100), np.ones((100, 8), F))
+            pushed += 1
+            if pushed == 10:  # and within pushes from now on
+                killer = threading.Timer(0.003, os.kill, (before, signal.SIGKILL))
+                killer.start()
+        killer.join()
+        assert (table.pull() == -pushed).all()
+        assert (rows.pull(np.arange(100)) == -pushed).all()
+        cluster.broadcast_event(7)
+        cluster.barrier()
+        wait_until(lambda: 7 in events, "the event")
+        url = f"http://{cluster._head.scheduler.http_address}/state"  # type: ignore[union-attr]
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.token}"})
+        assert b"cluster_state" in urllib.request.urlopen(request, timeout=10).read()
+        copy = pickle.loads(pickle.dumps(cluster))
+        with copy, pytest.raises(ConfigError, match="process that started"):
+            copy.scale(2)
+        with pytest.raises(ValueError, match="shard is 0"):
+            cluster.table("x", (1,), shard=0)
+        with pytest.raises(TypeError, match="float32, not float64"):
+            cluster.table("x", (1,), "f8")
+        with pytest.raises(ps.TableMismatchError, match="exists, with optimizer"):
+            cluster.table("w", (300, 1000), optimizer=ps.Adam())
+        with pytest.raises(ConfigError, match="name a folder"):
+            cluster.checkpoint()
+        child = os.fork()
+        if child == 0:
+            try:
+                table.pull()
+            except ForkedRuntimeError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    with pytest.raises(NotInitializedError, match="closed"):
+        table.pull()
+
+
+@pytest.mark.long
+def test_two_workers_train_while_servers_are_killed_and_come_and_go(wait_until) -> None:
+    """Every push of both is applied once: the servers are killed in the middle of pushes, and their number changes."""
+    steps = 60
+    with ps.start(2, "async", num_workers=2) as cluster:
+        events: list[Any] = []
+        other = Other(cluster, steps)
+        cluster.on_event(events.append)
+        table = cluster.table("w", (300, 1000), optimizer=ps.SGD(lr=1.0))
+        rows = cluster.embedding("e", 8, init=0.0, optimizer=ps.SGD(lr=1.0))
+        ended = threading.Event()
+
+        def disturb() -> None:
+            for k in range(3):
+                server = servers(cluster)[k % 2]
+                before = server.pid
+                os.kill(before, signal.SIGKILL)
+                wait_until(lambda before=before, server=server: server.pid != before, "another process", 20)
+            cluster.scale(3)
+            os.kill(servers(cluster)[2].pid, signal.SIGKILL)
+            cluster.scale(1)
+            ended.set()
+
+        killer = threading.Thread(target=disturb)
+        killer.start()
+        mine = 0
+        while mine < steps or not ended.is_set():
+            table.push(np.ones((300, 1000), F))
+            rows.push(np.arange(100), np.ones((100, 8), F))
+            mine += 1
+        killer.join()
+        cluster.barrier()
+        other.finish()
+        assert (table.pull() == -(mine + steps)).all()
+        expected = np.zeros(100 * steps + 1000)
+        for step in range(steps):
+            expected[100 * step : 100 * step + 1000] -= 1
+        expected[:100] -= mine
+        found = rows.pull(np.arange(len(expected)))
+        assert np.array_equal(found, np.repeat(expected[:, None], 8, axis=1))
+        wait_until(lambda: ps.MemberEvent.SCALE_OUT_DONE in events, "the event")
+        assert len([view for view in cluster.nodes() if view.role is Role.SERVER and view.alive]) == 1
+
+
+@pytest.mark.long
+def test_cluster_of_a_folder_checkpoints_and_restores(tmp_path: Path) -> None:
+    with ps.start(1, checkpoint_dir=tmp_path / "c", durability="power") as cluster:
+        table = cluster.table("w", (5, 2), init=np.arange(10, dtype=F).reshape(5, 2), optimizer=ps.SGD(lr=1.0))
+        rows = cluster.embedding("e", 3, rows=50)
+        first = rows.pull([1, 2])
+        table.push(np.ones((5, 2), F))
+        path = cluster.checkpoint()
+        table.push(np.ones((5, 2), F))
+        os.kill(servers(cluster)[0].pid, signal.SIGKILL)
+        assert table.pull().ravel().tolist() == [k - 2 for k in range(10)]
+    with ps.restore(path, 1) as cluster:
+        table = cluster.table("w", (5, 2), init=np.zeros((5, 2), F), optimizer=ps.SGD(lr=1.0))
+        assert table.pull().ravel().tolist() == [k - 1 for k in range(10)]
+        assert np.array_equal(cluster.embedding("e", 3, rows=50).pull([1, 2]), first)
+
+
+STARTER = """
+import sys
+from fastrt import ps
+cluster = ps.start(1)
+print(*[server.pid for server in cluster._head.servers.values()], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.long
+def test_servers_end_with_the_process_that_started_them(wait_until) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(fastrt.__file__).parents[1])}
+    starter = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(STARTER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+    )
+    with starter:
+        assert starter.stdout is not None
+        pids = [int(word) for word in starter.stdout.readline().split()]
+        assert len(pids) == 1
+        starter.kill()
+    wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids), "the end of the servers")
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    for options, words in (
+        ({"num_servers": 0}, "num_servers is 0"),
+        ({"num_servers": 1, "mode": "fast"}, "there are sync, async, ssp"),
+        ({"num_servers": 1, "durability": "power"}, "needs a checkpoint_dir"),
+        ({"num_servers": 1, "staleness": 2}, "staleness is for"),
+        ({"num_servers": 1, "num_workers": True}, "num_workers is True"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            ps.start(**options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="token"):
+        ps.connect("127.0.0.1:1")
+    with pytest.raises(ps.ServerLostError, match="no cluster answers"):
+        ps.connect("127.0.0.1:1", "x")
+    for bad in (lambda: ps.SGD(lr=-1), lambda: ps.Adam(beta1=1.0), lambda: ps.FTRL(lr=0), lambda: ps.Normal("x")):
+        with pytest.raises(ValueError, match="must be"):
+            bad()
