@@ -17,6 +17,7 @@ import pytest
 import fastrt
 from fastrt import ps
 from fastrt.cluster import ClusterOptions, ClusterScheduler, Role
+from fastrt.durable import StateDirectoryError
 from fastrt.errors import ConfigError, ForkedRuntimeError, NotInitializedError
 
 F = np.float32
@@ -157,21 +158,68 @@ def test_two_workers_train_while_servers_are_killed_and_come_and_go(wait_until) 
         assert len([view for view in cluster.nodes() if view.role is Role.SERVER and view.alive]) == 1
 
 
+FOLDER = """
+import sys
+import numpy as np
+from fastrt import ps
+cluster = ps.start(2, checkpoint_dir=sys.argv[1], durability="power")
+table = cluster.table("w", (2048,), init=np.arange(2048, dtype=np.float32), optimizer=ps.SGD(lr=1.0), shard=2)
+rows = cluster.embedding("e", 3, rows=50, init=0.0, optimizer=ps.SGD(lr=1.0))
+rows.push(np.arange(50), np.ones((50, 3), np.float32))
+cluster.scale(3)
+table.push(np.ones(2048, np.float32))
+print("pushed", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.mark.long
-def test_cluster_of_a_folder_checkpoints_and_restores(tmp_path: Path) -> None:
-    with ps.start(1, checkpoint_dir=tmp_path / "c", durability="power") as cluster:
-        table = cluster.table("w", (5, 2), init=np.arange(10, dtype=F).reshape(5, 2), optimizer=ps.SGD(lr=1.0))
-        rows = cluster.embedding("e", 3, rows=50)
-        first = rows.pull([1, 2])
-        table.push(np.ones((5, 2), F))
+def test_cluster_of_a_folder_goes_on_when_all_its_processes_were_killed_and_restores_checkpoints(
+    tmp_path: Path, wait_until: Any
+) -> None:
+    folder = tmp_path / "c"
+    env = {**os.environ, "PYTHONPATH": str(Path(fastrt.__file__).parents[1])}
+    words = [sys.executable, "-c", FOLDER, str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"pushed\n"
+        with pytest.raises(StateDirectoryError, match="in use by another cluster"):
+            ps.start(3, checkpoint_dir=folder)
+        pids = [int(pid) for pid in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()]
+        for pid in (first.pid, *pids):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids), "the end of the servers")
+    with pytest.raises(ConfigError, match="num_servers 3, num_workers 1"):
+        ps.start(2, checkpoint_dir=folder)
+    with ps.start(3, checkpoint_dir=folder, durability="power") as cluster:
+        table = cluster.table("w", (2048,), init=np.zeros(2048, F), optimizer=ps.SGD(lr=1.0), shard=2)
+        rows = cluster.embedding("e", 3, rows=50, init=0.0, optimizer=ps.SGD(lr=1.0))
+        assert np.array_equal(table.pull(), np.arange(2048) - 1)
+        assert (rows.pull(np.arange(50)) == -1).all()
         path = cluster.checkpoint()
-        table.push(np.ones((5, 2), F))
+        table.push(np.ones(2048, F))
         os.kill(servers(cluster)[0].pid, signal.SIGKILL)
-        assert table.pull().ravel().tolist() == [k - 2 for k in range(10)]
+        assert np.array_equal(table.pull(), np.arange(2048) - 2)
     with ps.restore(path, 1) as cluster:
-        table = cluster.table("w", (5, 2), init=np.zeros((5, 2), F), optimizer=ps.SGD(lr=1.0))
-        assert table.pull().ravel().tolist() == [k - 1 for k in range(10)]
-        assert np.array_equal(cluster.embedding("e", 3, rows=50).pull([1, 2]), first)
+        table = cluster.table("w", (2048,), init=np.zeros(2048, F), optimizer=ps.SGD(lr=1.0), shard=2)
+        assert np.array_equal(table.pull(), np.arange(2048) - 1)
+        rows = cluster.embedding("e", 3, rows=50, init=0.0, optimizer=ps.SGD(lr=1.0))
+        assert (rows.pull(np.arange(50)) == -1).all()
+
+
+@pytest.mark.long
+def test_killed_server_without_a_log_ends_the_cluster(wait_until) -> None:
+    with ps.start(1, durability="none") as cluster:
+        table = cluster.table("w", (4,))
+        table.push(np.ones(4, F))
+        os.kill(servers(cluster)[0].pid, signal.SIGKILL)
+
+        def push() -> None:
+            while True:
+                table.push(np.ones(4, F))
+
+        with pytest.raises(ps.ServerLostError, match="durability 'none'"):
+            push()
 
 
 STARTER = """

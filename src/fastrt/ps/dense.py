@@ -189,7 +189,7 @@ class DenseShard:
     def dump(self, parts: Sequence[int]) -> dict[str, Array]:
         """All that some parts are."""
         chosen = set(parts)
-        where = [slice(at, at + count) for part, _, count, at in self.places if part in chosen]
+        where = _runs([(at, count) for part, _, count, at in self.places if part in chosen])
         arrays = {"param": self.current, **{f"state{k}": state for k, state in enumerate(self.states)}}
         found = {name: _cut(array, where) for name, array in arrays.items()}
         found |= self.pace.dump(sorted(parts))
@@ -224,6 +224,17 @@ class DenseShard:
                 body = Gradient(np.zeros(self.size, np.float32), self.places)
                 _paste(grad, body.values, where)
             self.pace.wait(rank, Pending(float(rate[0]) if len(rate) else None, body, mask))
+
+
+def _runs(places: list[tuple[int, int]]) -> list[slice]:
+    """Neighbours as one: what is cut out in one piece need not be copied."""
+    runs: list[slice] = []
+    for at, count in places:
+        if runs and runs[-1].stop == at:
+            runs[-1] = slice(runs[-1].start, at + count)
+        else:
+            runs.append(slice(at, at + count))
+    return runs
 
 
 def _cut(array: Array, where: list[slice]) -> Array:

@@ -24,6 +24,7 @@ from fastrt.errors import ConfigError, FastrtError
 from fastrt.ps.checkpoints import Checkpoints
 from fastrt.ps.endpoint import Answer, Caller, Endpoint
 from fastrt.ps.errors import ServerLostError, TableMismatchError, TableTimeoutError
+from fastrt.ps.headfile import HeadFile
 from fastrt.ps.placement import assign, rebalance
 from fastrt.ps.processes import ServerProcess
 from fastrt.ps.refusals import raise_refusal
@@ -103,9 +104,10 @@ class Head:
         self._lock = threading.RLock()  # one change of tables or servers at a time
         self._changed = threading.Condition()
         self._arrived: dict[int, int] = {}
-        self._serial = 0
         self._frozen = False
         self._endpoint: Endpoint | None = None
+        keeps = options.checkpoint_dir is not None and options.durability != "none"
+        self._file = HeadFile(options.checkpoint_dir) if keeps and options.checkpoint_dir is not None else None
         http = None if options.http_port is None else f"{options.host}:{options.http_port}"
         membership = Settings(workers=options.num_workers, servers=options.num_servers)
         self.scheduler = ClusterScheduler(
@@ -124,12 +126,17 @@ class Head:
 
         Raises:
             FastrtError: they do not; their error output says why.
+            ConfigError: what is kept in the folder is another cluster's.
             OSError: an address cannot be bound.
         """
         try:
             self.scheduler.start()
             self._endpoint = Endpoint(self, self.token, f"{self.options.host}:0")
-            self.add(range(self.options.num_servers))
+            if self._file is not None and self._file.epoch:
+                self._go_on(self._file)
+            else:
+                self.add(range(self.options.num_servers))
+            self._keep(self.epoch, self.tables)
         except BaseException:
             self.close()
             raise
@@ -147,6 +154,40 @@ class Head:
             self._endpoint.close()
             self._endpoint = None
         self.scheduler.stop()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _go_on(self, file: HeadFile) -> None:
+        """Begin with the servers and tables of an earlier head, whenever that ended.
+
+        Raises:
+            ConfigError: it had other options.
+        """
+        had = {"num_servers": len(file.folders), **file.options}
+        if had != self._shape():
+            words = ", ".join(f"{name} {value!r}" for name, value in had.items())
+            raise ConfigError(
+                f"the tables in {self.options.checkpoint_dir} are those of a cluster with {words}: start with the "
+                "same, or restore a checkpoint into another folder"
+            )
+        self.epoch, self.tables = file.epoch, file.tables
+        self.add(sorted(file.folders))
+        for index in self.servers:  # one that was moving parts may be ahead of what was decided, or behind
+            self._adopt(index, {name: owners for name, (_, owners) in self.tables.items()}, self.epoch)
+
+    def _shape(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "num_servers": options.num_servers,
+            "num_workers": options.num_workers,
+            "mode": options.mode,
+            "staleness": options.staleness,
+        }
+
+    def _keep(self, epoch: int, tables: dict[str, tuple[Spec, list[int]]]) -> None:
+        if self._file is not None:
+            self._file.write(epoch, tables, {k: v for k, v in self._shape().items() if k != "num_servers"})
 
     def add(self, indexes: Sequence[int]) -> None:
         """Start servers side by side."""
@@ -158,16 +199,14 @@ class Head:
                 "scheduler": self.scheduler.address,
                 "host": self.options.host,
             }
-            settings |= {"durability": self.options.durability, "folder": self._folder()}
+            settings |= {"durability": self.options.durability, "folder": self._folder(index)}
             self.servers[index] = self._make_server(settings, self._restarted, lambda: self._frozen, self._lost)
             added.append(self.servers[index])
         for server in added:
             server.wait_until_up(self.options.start_timeout_s)
 
-    def _folder(self) -> str | None:
-        self._serial += 1
-        root = self.options.checkpoint_dir
-        return None if root is None else str(root / f"server-{secrets.token_hex(4)}-{self._serial}")
+    def _folder(self, index: int) -> str | None:
+        return None if self._file is None else str(self._file.folder_of(index))
 
     def _restarted(self, server: ServerProcess) -> None:
         self.checkpoints.must_be_full = True
@@ -239,8 +278,10 @@ class Head:
                     view = memoryview(data).cast("B") if spec.elements else memoryview(b"")
                     values = [view[4 * spec.cuts[part] : 4 * spec.cuts[part + 1]] for part in parts]
                 self.ask(index, {"op": "create", "spec": spec.to_json(), "parts": parts, "epoch": self.epoch}, values)
+            tables = {**self.tables, spec.name: (spec, owners)}
+            self._keep(self.epoch, tables)
             with self._changed:
-                self.tables[spec.name] = (spec, owners)
+                self.tables = tables
         return Answer({})
 
     def _barrier(self, meta: Meta, data: Any) -> Answer:
@@ -334,6 +375,10 @@ class Head:
                     server.end()
                 for server in gone:
                     server.wait()
+                if self._file is not None:
+                    for index in leaving:
+                        self._file.forget(index)
+                    self._keep(self.epoch, self.tables)
 
     def _wait_ready(self, servers: int, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
@@ -344,7 +389,11 @@ class Head:
             if overview.phase is Phase.READY and len(there) == servers:
                 return
             if time.monotonic() > until:
-                raise TableTimeoutError(f"the cluster is {overview.phase.name} with {len(there)} of {servers} servers")
+                workers = [view for view in overview.members if view.role is Role.WORKER and view.alive]
+                raise TableTimeoutError(
+                    f"the cluster is {overview.phase.name} and not READY: it has {len(there)} of {servers} servers, "
+                    f"and {len(workers)} of {self.options.num_workers} workers have used it"
+                )
             pause.wait(_RETRY_S)
 
     def move_to(self, target: list[int]) -> None:
@@ -360,6 +409,8 @@ class Head:
                     self.ask(index, {"op": "freeze"})
                 for index in sorted(gaining):
                     self._give(index, before, after)
+                tables = {name: (spec, after[name]) for name, (spec, _) in self.tables.items()}
+                self._keep(self.epoch + 1, tables)  # from here on it goes forward; before, it can be taken back
             except BaseException:
                 for index in self.servers:
                     self._adopt(index, before, self.epoch)
@@ -367,7 +418,7 @@ class Head:
             for index in sorted(set(self.servers) - gaining):
                 self._adopt(index, after, self.epoch + 1)
             with self._changed:
-                self.tables = {name: (spec, after[name]) for name, (spec, _) in self.tables.items()}
+                self.tables = tables
                 self.epoch += 1
                 self._changed.notify_all()
         finally:

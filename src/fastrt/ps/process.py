@@ -26,11 +26,11 @@ from fastrt.ps.server import Server
 _log = logging.getLogger(__name__)
 
 
-def main(argument: str) -> None:
-    """Serve until standard input or the head's process ends."""
+def main() -> None:
+    """Serve by the settings in a line of standard input, until that, or the head's process, ends."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is the head's to handle
-    settings = json.loads(argument)
+    settings = json.loads(sys.stdin.readline())
     watched = os.pidfd_open(settings["head"])  # beside standard input, which a forked child of the head keeps open
     server = Server(settings["index"], secrets.token_hex(8), _journal(settings), settings["frozen"])
     endpoint = _listen(server, settings)

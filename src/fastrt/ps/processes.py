@@ -21,6 +21,7 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 _MODULE = "fastrt.ps.process"
 _DEATHS_MAX, _DEATHS_S = 10, 30.0
 _END_S = 10.0
+_AGAIN = "ends again and again; its error output says why"
 
 
 class ServerProcess:
@@ -103,15 +104,23 @@ class ServerProcess:
             "unix": self.unix,
         }
         path = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r})"
-        code = f"{path}; from {_MODULE} import main; main(sys.argv[1])"
+        code = f"{path}; from {_MODULE} import main; main()"
         # A session of its own: Ctrl-C at the terminal is the head's to handle.
-        return subprocess.Popen(
-            [sys.executable, "-c", code, json.dumps(settings)],
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
             pass_fds=self._fds,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        assert process.stdin is not None
+        try:
+            # Not as an argument: every user of the machine can read those, and the token is among the settings.
+            process.stdin.write(json.dumps(settings).encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended already, which whoever watches it will see
+        return process
 
     def _watch(self) -> None:
         """In a thread: read where it listens, wait for its end, start it again."""
@@ -132,10 +141,12 @@ class ServerProcess:
             _log.warning("server %s has ended (%s)", self._settings["index"], process.returncode)
             now = time.monotonic()
             self._deaths = [when for when in self._deaths if when > now - _DEATHS_S] + [now]
-            if len(self._deaths) > _DEATHS_MAX or not self._up.is_set():
+            forgets = self._settings["durability"] == "none"
+            if len(self._deaths) > _DEATHS_MAX or not self._up.is_set() or forgets:
                 self._ending.set()
                 self._up.set()
-                self._lost(f"server {self._settings['index']} ends again and again; its error output says why")
+                why = "has ended, and with durability 'none' its parameters have, too" if forgets else _AGAIN
+                self._lost(f"server {self._settings['index']} {why}")
                 return
             self._process = self._spawn()
             if self._ending.is_set() and self._process.stdin is not None:

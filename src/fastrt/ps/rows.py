@@ -181,15 +181,18 @@ class EmbeddingShard:
             missing = np.flatnonzero(rows < 0)
             assert self.spec.init is not None
             made = np.empty(len(missing), np.int64)
+            before = self.memory.rows_used
             self.memory.insert(keys[missing], self.spec.init.rows(keys[missing], self.spec.dim), made)
-            self._made(made)
+            self._made(made, before)
             rows[missing] = made
         return rows
 
-    def _made(self, rows: Array) -> None:
+    def _made(self, rows: Array, used_before: int) -> None:
+        """Rows have been made; those from `used_before` on never were before, so that their state is zero."""
         self._live[rows] = self.changed[rows] = True
+        used = rows[rows < used_before]
         for state, first in zip(self.states, self.spec.optimizer.states, strict=True):
-            state[rows] = first
+            state[rows if first else used] = first
 
     def victims(self, keys: Array) -> Array | None:
         """The keys to evict so that rows can be made for these; None if there is room.

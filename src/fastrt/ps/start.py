@@ -270,7 +270,7 @@ def start(
         staleness: of "ssp".
         num_workers: how many processes push; this one counts if it uses tables.
         checkpoint_dir: where servers keep their logs, and `checkpoint` writes; without it the logs are in memory that
-            this process keeps.
+            this process keeps. What a cluster that has ended kept there is there again: start it with the same numbers.
         durability: what a push survives that was acknowledged: "process" (the default): servers killed at any time,
             by a log; with a `checkpoint_dir` its files survive everything but a loss of power. "power": that too, by
             an fdatasync for each push; needs a `checkpoint_dir`. "none": nothing, there is no log: a server that is
