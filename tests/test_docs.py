@@ -23,6 +23,7 @@ INSTEAD = {
     "fastrt profile transfer": ["fastrt", "profile", "transfer", "--help"],
     "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],
     "python bench/compare_two_nodes.py": [sys.executable, str(ROOT / "bench/compare_two_nodes.py"), "--help"],
+    "python bench/compare_tables.py": [sys.executable, str(ROOT / "bench/compare_tables.py"), "--help"],
     "python bench/compare_collective.py": [sys.executable, str(ROOT / "bench/compare_collective.py"), "--help"],
     "fastrt coordinator": ["fastrt", "coordinator", "--help"],
     "fastrt ps": ["fastrt", "ps", "scheduler", "--help"],
