@@ -19,6 +19,7 @@ from fastrt import ps
 from fastrt.cluster import ClusterOptions, ClusterScheduler, Role
 from fastrt.durable import StateDirectoryError
 from fastrt.errors import ConfigError, ForkedRuntimeError, NotInitializedError
+from fastrt.rpc.auth import InsecureBindError
 
 F = np.float32
 
@@ -63,7 +64,7 @@ def servers(cluster: ps.Cluster) -> Any:
 
 def test_server_killed_during_pushes_loses_none_and_repeats_none(wait_until) -> None:
     """And what a cluster says about itself."""
-    with ps.start(1, http_port=0) as cluster:
+    with ps.start(1, http_port=0, host="127.0.0.2") as cluster:
         events: list[Any] = []
         cluster.on_event(events.append)
         table = cluster.table("w", (300, 1000), optimizer=ps.SGD(lr=1.0))
@@ -91,7 +92,9 @@ def test_server_killed_during_pushes_loses_none_and_repeats_none(wait_until) -> 
         url = f"http://{cluster._head.scheduler.http_address}/state"  # type: ignore[union-attr]
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.token}"})
         assert b"cluster_state" in urllib.request.urlopen(request, timeout=10).read()
+        assert all(view.host == "127.0.0.2" for view in cluster.nodes() if view.role is Role.SERVER)
         copy = pickle.loads(pickle.dumps(cluster))
+        assert pickle.loads(pickle.dumps(cluster)) is copy
         with copy, pytest.raises(ConfigError, match="process that started"):
             copy.scale(2)
         with pytest.raises(ValueError, match="shard is 0"):
@@ -222,6 +225,26 @@ def test_killed_server_without_a_log_ends_the_cluster(wait_until) -> None:
             push()
 
 
+@pytest.mark.long
+def test_actors_that_are_sent_the_cluster_are_its_workers(runtime_dir: Path) -> None:
+    class Trainer:
+        def __init__(self, cluster: ps.Cluster) -> None:
+            self.cluster = cluster
+            self.table = cluster.table("w", (4,), optimizer=ps.SGD(lr=1.0))
+
+        def step(self, cluster: ps.Cluster) -> float:
+            assert cluster is self.cluster
+            self.table.push(np.full(4, 1 + cluster.rank, F))
+            return float(self.table.pull().sum())
+
+    actor = fastrt.remote(Trainer)
+    with ps.start(1, num_workers=2) as cluster, fastrt.init(2, "64MiB", runtime_dir=runtime_dir):
+        actors = [actor.remote(cluster) for _ in range(2)]
+        for count in range(1, 4):
+            assert fastrt.get([one.step.remote(cluster) for one in actors], timeout=40) == [-6.0 * count] * 2
+        assert cluster.state() == "READY"
+
+
 STARTER = """
 import sys
 from fastrt import ps
@@ -255,6 +278,8 @@ def test_options_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             ps.start(**options)  # type: ignore[arg-type]
+    with pytest.raises(InsecureBindError, match="insecure"):
+        ps.start(1, host="0.0.0.0")
     with pytest.raises(ConfigError, match="token"):
         ps.connect("127.0.0.1:1")
     with pytest.raises(ps.ServerLostError, match="no cluster answers"):

@@ -168,7 +168,9 @@ class Session:
         with self.lock:
             self.require()
             if self.member is None:
-                options = MemberOptions(self._scheduler, on_event=self._tell, on_message=self._tell)
+                options = MemberOptions(
+                    self._scheduler, host=self._head.local_host, on_event=self._tell, on_message=self._tell
+                )
                 member = ClusterMember(Role.WORKER, options)
                 member.start()
                 self.member = member

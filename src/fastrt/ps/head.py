@@ -30,6 +30,7 @@ from fastrt.ps.processes import ServerProcess
 from fastrt.ps.refusals import raise_refusal
 from fastrt.ps.spec import MODES, Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
+from fastrt.rpc.auth import refuse_clear_bind
 
 _log = logging.getLogger(__name__)
 DURABILITIES = ("none", "process", "power")
@@ -51,6 +52,7 @@ class HeadOptions:
     durability: str = "process"
     host: str = "127.0.0.1"
     http_port: int | None = None
+    insecure: bool = False
     start_timeout_s: float = 60.0
 
     def check(self) -> None:
@@ -58,7 +60,9 @@ class HeadOptions:
 
         Raises:
             ConfigError: an option is out of range.
+            InsecureBindError: strangers could listen, and nobody said that this is meant.
         """
+        refuse_clear_bind(f"{self.host}:0", None, self.insecure)
         for name, value, least, most in (
             ("num_servers", self.num_servers, 1, SERVERS_MAX),
             ("num_workers", self.num_workers, 1, 10_000),
@@ -111,7 +115,14 @@ class Head:
         http = None if options.http_port is None else f"{options.host}:{options.http_port}"
         membership = Settings(workers=options.num_workers, servers=options.num_servers)
         self.scheduler = ClusterScheduler(
-            ClusterOptions(f"{options.host}:0", settings=membership, http_address=http, token=self.token)
+            ClusterOptions(
+                f"{options.host}:0",
+                settings=membership,
+                http_address=http,
+                token=self.token,
+                insecure=options.insecure,
+                allow_anonymous=options.insecure,
+            )
         )
         self._handlers = {"directory": self._directory, "define": self._define, "barrier": self._barrier}
 

@@ -69,7 +69,9 @@ def _join(settings: dict[str, Any]) -> Callable[[], None]:
     from fastrt.cluster.events import Role
     from fastrt.cluster.options import MemberOptions
 
-    member = ClusterMember(Role.SERVER, MemberOptions(settings["scheduler"], member_id=f"server-{settings['index']}"))
+    member = ClusterMember(
+        Role.SERVER, MemberOptions(settings["scheduler"], f"server-{settings['index']}", settings["host"])
+    )
     try:
         member.start()
     except FastrtError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -33,19 +34,23 @@ class Cluster:
     """A cluster of parameter servers as one worker, or the process that started them, uses it.
 
     The first use of a table makes this process a worker, of which there are `num_workers`; it waits until all have
-    come. An instance can be sent to other processes, where it is a worker of its own. With `with` it is closed at the
-    end, and so are the servers by the process that started them.
+    come. An instance can be sent to other processes, each of which is one worker, however often it is sent. With
+    `with` it is closed at the end, and so are the servers by the process that started them.
 
     Args:
         address: of the cluster's head.
         token: what every connection must carry.
         head: in the process that started the servers.
         timeout: how long an operation may take, in seconds, unless it says otherwise.
+
+    Attributes:
+        closed: whether `close` was called.
     """
 
     def __init__(self, address: str, token: str, head: Head | None = None, timeout: float = 60.0) -> None:
         self.address = address
         self.token = token
+        self.closed = False
         self._head = head
         self._timeout = timeout
         self._session = Session(address, token, timeout)
@@ -59,10 +64,11 @@ class Cluster:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return connect, (self.address, self.token, self._timeout)
+        return _received, (self.address, self.token, self._timeout)
 
     def close(self) -> None:
         """Leave the cluster; where it was started, end it. Arrays that were pulled stay as they are."""
+        self.closed = True
         self._background.close()
         self._session.close()
         if self._head is not None:
@@ -258,6 +264,8 @@ def start(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     durability: Durability = "process",
     http_port: int | None = None,
+    host: str = "127.0.0.1",
+    insecure: bool = False,
     timeout: float = 60.0,
 ) -> Cluster:
     """Start a cluster of parameter servers: processes on this machine, which end with this one.
@@ -276,15 +284,18 @@ def start(
             an fdatasync for each push; needs a `checkpoint_dir`. "none": nothing, there is no log: a server that is
             killed is given up, and with it the cluster.
         http_port: also serve the membership's HTTP endpoints there (0: any free one).
+        host: IP address to listen on; one of this machine's own for workers on others.
+        insecure: listen beyond loopback, though connections are in the clear and the membership's have no token.
         timeout: for operations that say nothing else, in seconds.
     Returns:
         The cluster.
     Raises:
         ConfigError: an option makes no sense.
+        InsecureBindError: `host` is not loopback, and `insecure` is not said.
         FastrtError: the servers do not start.
     """
     folder = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
-    options = HeadOptions(num_servers, num_workers, mode, staleness, folder, durability, http_port=http_port)
+    options = HeadOptions(num_servers, num_workers, mode, staleness, folder, durability, host, http_port, insecure)
     return _started(Head(options), timeout)
 
 
@@ -338,6 +349,19 @@ def connect(address: str, token: str | None = None, timeout: float = 60.0) -> Cl
             raise ConfigError(f"pass the cluster's token, or name the file that has it in {_TOKEN_VARIABLE}")
         token = read_token(os.environ[_TOKEN_VARIABLE])
     return Cluster(address, token, timeout=timeout)
+
+
+_connected: dict[tuple[int, str, str], Cluster] = {}
+_connecting = threading.Lock()
+
+
+def _received(address: str, token: str, timeout: float) -> Cluster:
+    """A cluster that was sent here: the same one each time, since a process is one worker."""
+    with _connecting:
+        found = _connected.get((os.getpid(), address, token))
+        if found is None or found.closed:
+            found = _connected[os.getpid(), address, token] = connect(address, token, timeout)
+        return found
 
 
 def _started(head: Head, timeout: float) -> Cluster:

@@ -56,6 +56,11 @@ class Wire:
             pass
         self._sock.close()
 
+    @property
+    def local_host(self) -> str:
+        """This side's IP address."""
+        return str(self._sock.getsockname()[0])
+
     def is_idle(self) -> bool:
         """Whether nothing has come that was not asked for: not even the connection's end."""
         poll = select.poll()
