@@ -51,7 +51,9 @@ def test_no_slot_is_free_when_all_are_read_until_one_reader_is_gone() -> None:
         reader.pin(3)
         memory.publish(memory.begin())
     assert memory.begin() == -1
+    assert memory.held() == SLOTS - 1
     memory.clear(3)
+    assert memory.held() == 0
     assert memory.begin() == 0
 
 

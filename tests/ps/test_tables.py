@@ -83,6 +83,18 @@ def test_pull_is_a_version_that_stays_while_others_are_pushed(site) -> None:
     assert (base == 0).all()  # also after the connection
 
 
+def test_many_readers_that_hold_versions_never_stop_the_server(site) -> None:
+    place = site(1, 1, mode="async")
+    writer = place.table(place.worker(), "w", (1024,), SGD(lr=1.0))
+    readers = [place.table(place.worker(), "w", (1024,), SGD(lr=1.0)) for _ in range(30)]
+    held = []
+    for count, reader in enumerate(readers):
+        held.append(reader.pull())
+        assert (writer.push_pull(np.ones(1024, F)) == -count - 1).all()
+    assert [array[0] for array in held] == [-count for count in range(30)]
+    assert not any(array.flags.writeable for array in held)
+
+
 def test_pull_into_an_array_push_pull_rates_and_handles(site) -> None:
     place = site(2)
     session = place.worker()

@@ -166,6 +166,16 @@ cdef class Versions:
             count += a32_load_sc(&self.head.pins[reader][slot]) != 0
         return count
 
+    def held(self):
+        """How many slots are pinned by anybody, the current one aside: how far the server is from having none left."""
+        cdef int slot, reader, count = 0, current = <int>(a64_load_sc(&self.head.current) & 0xff)
+        for slot in range(SLOT_COUNT):
+            for reader in range(READER_COUNT):
+                if slot != current and a32_load_sc(&self.head.pins[reader][slot]):
+                    count += 1
+                    break
+        return count
+
     def pin(self, int reader):
         """Keep the newest version as it is, until `unpin`.
 

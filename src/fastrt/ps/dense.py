@@ -14,7 +14,6 @@ import numpy as np
 
 from fastrt._core.reduce import reduce_buffers
 from fastrt._core.versions import READERS, Versions
-from fastrt.ps.errors import TableTimeoutError
 from fastrt.ps.pace import Array, Pace, Pending
 from fastrt.ps.placement import PAGE_ELEMENTS
 from fastrt.ps.spec import Spec
@@ -103,14 +102,12 @@ class DenseShard:
         return np.frombuffer(data, np.float32)
 
     def prepare(self, rank: int, fresh: Array, body: Any) -> Array | None:
-        """What must be in the log before a push is: nothing, but there must be room for a version.
-
-        Raises:
-            TableTimeoutError: there is none.
-        """
-        if self.memory.begin() < 0:
-            raise TableTimeoutError(f"table {self.spec.name!r}: all versions are being read; drop arrays of pulls")
+        """What must be in the log before a push is: nothing."""
         return None
+
+    def has_room(self) -> bool:
+        """Whether there is a slot for the next version; readers that copy pin one for so long."""
+        return self.memory.begin() >= 0
 
     def push(self, rank: int, fresh: Array, lr: float | None, body: Array | None) -> None:
         """Apply a gradient, or keep it until those of all workers are there.

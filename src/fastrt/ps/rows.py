@@ -125,6 +125,10 @@ class EmbeddingShard:
         combined = self._combined(rank, fresh, body)
         return None if combined is None else self.victims(combined[0])
 
+    def has_room(self) -> bool:
+        """Whether a push can be applied: always."""
+        return True
+
     def push(self, rank: int, fresh: Array, lr: float | None, body: RowsGradient | None) -> None:
         """Apply a gradient, or keep it until those of all workers are there; see `DenseShard.push`."""
         if self.pace.mode != "sync":

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fastrt.durable import StateDirectoryError
 from fastrt.errors import FastrtError, NotFoundError
 from fastrt.ps.arrays import pack, unpack
 from fastrt.ps.dense import DenseShard
@@ -35,6 +36,7 @@ _log = logging.getLogger(__name__)
 Shard = DenseShard | EmbeddingShard
 _SEALS = fcntl.F_SEAL_SHRINK
 _WAIT_S_MAX = 3600.0
+_LOOK_S = 0.002
 _RANKS_MAX = 1 << 20
 
 
@@ -132,7 +134,7 @@ class Server:
         staying: list[tuple[Shard, int, int | None]] = []
         for shard, reader, pid in self._leaving:
             if reader >= 0 and isinstance(shard, DenseShard):
-                if shard.memory.pinned(reader) and pid is not None and os.path.exists(f"/proc/{pid}"):
+                if shard.memory.pinned(reader) and _is_alive(pid):
                     staying.append((shard, reader, pid))
                 else:
                     shard.dismiss(reader)
@@ -188,8 +190,7 @@ class Server:
             record = {"op": "push", "table": shard.spec.name, "client": client, "rank": rank, "seq": number, "lr": rate}
             record |= {"n": meta.get("n"), "dropped": bool(meta.get("dropped"))}
             self._keep(record, [] if body is None else [data])
-            if self.journal.is_long(sum(one.state_bytes for one in self.shards.values())):
-                self.snapshot()
+            self._shorten()
             self.turn.notify_all()
             return self._state(shard, rank)
 
@@ -201,7 +202,12 @@ class Server:
             fresh = shard.pace.fresh(client, number)
             held = self._held is not None and number > self._held.get(shard.spec.name, {}).get(str(client), 0)
             if not fresh.any() or not (held or shard.pace.is_blocked(rank, fresh)):
-                return shard, fresh
+                if shard.has_room():
+                    return shard, fresh
+                self._dismiss()
+                if time.monotonic() < until:
+                    self.turn.wait(_LOOK_S)  # nobody says when a reader has gone
+                    continue
             self._sleep(until, f"table {shard.spec.name!r}: a push waits for worker {shard.pace.missing()}")
 
     def _wait(self, caller: Caller, meta: Meta, data: Any) -> Answer:
@@ -369,6 +375,13 @@ class Server:
             else:
                 shard.find_or_make(keys)
 
+    def _shorten(self) -> None:
+        if self.journal.is_long(sum(one.state_bytes for one in self.shards.values())):
+            try:
+                self.snapshot()
+            except StateDirectoryError as error:  # the push is in the log, which goes on
+                _log.warning("server %d cannot make its log shorter: %s", self.index, str(error))
+
     def snapshot(self) -> None:
         """Make the log short."""
         self.journal.snapshot(self._records())
@@ -386,6 +399,15 @@ class Server:
     def _sleep(self, until: float, what: str) -> None:
         if not self.turn.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
             raise TableTimeoutError(f"{what}, in vain")
+
+
+def _is_alive(pid: int | None) -> bool:
+    """Whether a process can still look at its memory."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def _parts(meta: Meta, spec: Spec) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from fastrt._core.versions import PinnedView, Span, Versions
+from fastrt._core.versions import SLOTS, PinnedView, Span, Versions
 from fastrt.ps.client import Directory, Opened, Replies, Request, Session
 from fastrt.ps.dense import layout, padded
 from fastrt.ps.errors import TableTimeoutError
@@ -22,6 +22,7 @@ from fastrt.ps.spec import Spec
 
 Array = np.ndarray[Any, Any]
 _PINNED_MAX = 2  # versions of one server that one process may hold; further pulls are copies
+_HELD_MAX = SLOTS - 4  # and all processes together: the server always finds a slot for the next version
 _SPANS_MAX = 8
 
 
@@ -242,7 +243,7 @@ class Table(Paced):
         owned: list[tuple[Versions, int, int]] = []
         for index, one in opened.items():
             assert isinstance(one.memory, Versions)
-            held = held or one.memory.pinned(one.reader) >= _PINNED_MAX
+            held = held or one.memory.pinned(one.reader) >= _PINNED_MAX or one.memory.held() >= _HELD_MAX
             pins[index] = one.memory.pin(one.reader)[0]
             if pins[index] < 0:
                 for memory, reader, slot in owned:
