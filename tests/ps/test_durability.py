@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastrt.durable import StateDirectoryError
-from fastrt.ps import SGD, Adam, CheckpointError, LazyAdam, Normal
+from fastrt.ps import SGD, Adam, CheckpointError, LazyAdam, Normal, TableTimeoutError
 from fastrt.ps.checkpoints import chain_of
 from fastrt.ps.journal import FolderMedium, Journal, MemoryMedium
 from fastrt.ps.placement import assign, divide, rebalance
@@ -83,6 +83,31 @@ def test_push_that_comes_twice_is_applied_once_also_after_a_restart_and_a_move(s
     assert push(0, 2048)["floor"] == 1
     assert push(0, 2048)["floor"] == 1
     assert (table.pull() == -1).all()
+
+
+def test_push_that_reached_one_server_of_two_is_taken_up_by_the_next(site) -> None:
+    place = site(2, 2)
+    table = place.table(place.worker(), "w", (2048,), SGD(lr=1.0), parts=2)
+    hello = {"token": place.head.token, "version": VERSION, "client": 99}
+
+    def other(index: int, number: int) -> None:
+        """Worker 1, at one server."""
+        one = place.places[index]
+        meta = {"op": "push", "table": "w", "epoch": 1, "rank": 1, "seq": number, "lr": None, "timeout": 5}
+        with contextlib.closing(dial(one.unix, one.address, 5.0)) as wire:
+            wire.call(hello, timeout_s=5)
+            assert "error" not in wire.call(meta, [np.zeros(1024, F)], timeout_s=5)[0]
+
+    table.push(np.full(2048, 2, F))
+    other(0, 1)
+    for _ in range(2):  # server 0 takes it, server 1 waits for worker 1
+        with pytest.raises(TableTimeoutError, match=r"waits for worker \[1\]"):
+            table.push(np.full(2048, 20, F), timeout=0.05)
+    other(1, 1)
+    table.push(np.full(2048, 20, F))
+    other(0, 2)
+    other(1, 2)
+    assert (table.pull() == -11).all()
 
 
 def test_parts_move_under_load_and_no_update_is_lost_or_made_twice(site, together) -> None:

@@ -210,15 +210,31 @@ class Session:
         """
         with self.lock:
             self.require()
+            limit = self.timeout_s if timeout_s is None else timeout_s
             try:
-                limit = self.timeout_s if timeout_s is None else timeout_s
-                answer: Meta = self._head.call(meta, pieces, timeout_s=limit + _GRACE_S)[0]
-            except TimeoutError:
-                raise TableTimeoutError(f"the head of the cluster did not answer within {limit:g} s") from None
-            except BrokenWireError as error:
-                raise ServerLostError(f"the process that started the servers has ended: {error}") from None
+                answer = self._ask_once(meta, pieces, limit)
+            except BrokenWireError:
+                # The connection was given up, by an interrupt or a timeout; what is asked of the head may come twice.
+                try:
+                    self._head = dial(None, self.address, _DIAL_S)
+                    self._greet(self._head)
+                    answer = self._ask_once(meta, pieces, limit)
+                except BrokenWireError as error:
+                    raise ServerLostError(f"the process that started the servers has ended: {error}") from None
             raise_refusal(answer)
             return answer
+
+    def _ask_once(self, meta: Meta, pieces: Sequence[Any], limit: float) -> Meta:
+        done = False
+        try:
+            answer: Meta = self._head.call(meta, pieces, timeout_s=limit + _GRACE_S)[0]
+            done = True
+        except TimeoutError:
+            raise TableTimeoutError(f"the head of the cluster did not answer within {limit:g} s") from None
+        finally:
+            if not done:
+                self._head.close()
+        return answer
 
     def refresh(self, after: int, timeout_s: float) -> Directory:
         """Ask who has what; wait so long for something newer than an epoch.
@@ -272,44 +288,50 @@ class Session:
                         self.refresh(0, 0.0)
 
     def _exchange_once(self, requests: dict[int, Request], directory: Directory, until: float) -> Replies:
-        """Ask each once. All answers are received, also when one says that it must be done again."""
-        asked: list[tuple[int, Link]] = []
-        replies: Replies = {}
-        refused: list[Meta] = []
-        again: _Again | None = None
-        for index, request in requests.items():
-            try:
-                link = self.link(index, directory)
-                self._send(link, request)
-                asked.append((index, link))
-            except BrokenWireError as error:
+        """Ask each once. All answers are received, also when one says that it must be done again.
+
+        A connection whose answer has not been received, whatever the reason, is of no more use.
+        """
+        open_ones: dict[int, Link] = {}
+        found: Replies = {}
+        broken = ""
+        try:
+            for index, request in requests.items():
+                try:
+                    open_ones[index] = self.link(index, directory)
+                    self._send(open_ones[index], request)
+                except BrokenWireError as error:
+                    broken = f"server {index}: {error}"
+                    self._drop(index)
+                    open_ones.pop(index, None)
+            for index in list(open_ones):
+                try:
+                    left = max(0.0, until - time.monotonic()) + _GRACE_S
+                    found[index] = open_ones[index].wire.answer(left, requests[index].into)
+                except BrokenWireError as error:
+                    broken = f"server {index}: {error}"
+                    self._drop(index)
+                except TimeoutError:
+                    raise TableTimeoutError(f"server {index} did not answer in time") from None
+                open_ones.pop(index)
+        finally:
+            for index in open_ones:
                 self._drop(index)
-                again = _Again(f"server {index}: {error}", moved=False)
-        for index, link in asked:
-            try:
-                left = max(0.0, until - time.monotonic()) + _GRACE_S
-                meta, data, fds = link.wire.answer(left, requests[index].into)
-            except BrokenWireError as error:
-                self._drop(index)
-                again = _Again(f"server {index}: {error}", moved=False)
-                continue
-            except TimeoutError:
-                self._drop(index)
-                raise TableTimeoutError(f"server {index} did not answer in time") from None
-            if meta.get("error") == "MovedError":
-                again = again or _Again(f"server {index}: {meta['text']}", moved=True)
-            elif "error" in meta:
-                refused.append(meta)
-            else:
-                replies[index] = (meta, data, fds)
-        if refused or again:
-            for _, _, fds in replies.values():
-                for fd in fds:
-                    os.close(fd)
-            if again is not None:
-                raise again
-            raise_refusal(refused[0])
-        return replies
+        return self._sorted_out(found, broken)
+
+    def _sorted_out(self, found: Replies, broken: str) -> Replies:
+        """The answers, if all are good ones."""
+        moved = [meta["text"] for meta, _, _ in found.values() if meta.get("error") == "MovedError"]
+        refused = [meta for meta, _, _ in found.values() if "error" in meta and meta["error"] != "MovedError"]
+        if not (broken or moved or refused):
+            return found
+        for _, _, fds in found.values():
+            for fd in fds:
+                os.close(fd)
+        if broken or moved:
+            raise _Again(broken or moved[0], moved=not broken)
+        raise_refusal(refused[0])
+        return found
 
     def link(self, index: int, directory: Directory) -> Link:
         """The connection to a server, made at the first need.

@@ -104,7 +104,7 @@ class Embedding(Paced):
             IndexError: a key is out of range; nothing was pushed.
             NotFiniteError: there is NaN, and the policy is "raise"; "drop" leaves out the rows that have it.
             ObjectStoreFullError: there are more keys than `capacity`.
-            TableTimeoutError: other workers, or a server, did not come in time.
+            TableTimeoutError: other workers, or a server, did not come in time; see `Table.push`.
         """
         keys = self._keys(ids)
         if not isinstance(grads, np.ndarray) or grads.dtype != np.float32:
@@ -171,7 +171,7 @@ class Embedding(Paced):
         keys, grads = summed(keys, grads)
         with session.lock:
             self._open(timeout)
-            rank, number = session.rank, session.next_number()
+            rank, number = session.rank, self._number()
 
             def plan(directory: Directory) -> dict[int, Request]:
                 owners = directory.tables[self.name][1]

@@ -12,7 +12,7 @@ class TableMismatchError(FastrtError, ValueError):
 class TableTimeoutError(FastrtError, TimeoutError):
     """A push, a pull or a barrier waited in vain, for other workers or for a server; the message says for whom.
 
-    What was pushed is not undone. Call again, with a longer timeout where workers are slow.
+    What was pushed is not undone. Call again, with a longer timeout where workers are slow: what servers have is kept.
     """
 
 

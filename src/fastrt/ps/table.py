@@ -40,6 +40,7 @@ class Paced:
         self._session = session
         self._background = background
         self._clock = -1  # how often this worker has pushed, in all its lives
+        self._unfinished = 0  # the number of a push that some servers may have and others not
 
     @property
     def name(self) -> str:
@@ -82,7 +83,13 @@ class Paced:
         self._session.note(self.name, self._session.exchange(plan, timeout))
         return self._open(timeout)
 
+    def _number(self) -> int:
+        """The number of the next push: that of the one before, if that failed, so that no server has both."""
+        self._unfinished = self._unfinished or self._session.next_number()
+        return self._unfinished
+
     def _pushed(self, replies: Replies) -> None:
+        self._unfinished = 0
         self._clock += 1
         self._session.note(self.name, replies)
 
@@ -131,7 +138,8 @@ class Table(Paced):
             TypeError: the gradient is no float32 array.
             ValueError: it has another shape.
             NotFiniteError: it has NaN, and the table's policy is "raise".
-            TableTimeoutError: other workers, or a server, did not come in time.
+            TableTimeoutError: other workers, or a server, did not come in time. The next push takes this one up:
+                servers that have it already do not take another.
         """
         given, rate = self._checked(grad, "gradient"), self._rate(lr)
         if async_op:
@@ -204,7 +212,7 @@ class Table(Paced):
             dropped = not is_finite(flat)
         with session.lock:
             self._open(timeout)
-            rank, number = session.rank, session.next_number()
+            rank, number = session.rank, self._number()
 
             def plan(directory: Directory) -> dict[int, Request]:
                 owners = directory.tables[self.name][1]
