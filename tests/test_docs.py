@@ -13,12 +13,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     "README.md", "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
+    "docs/observing.md",
 ]  # fmt: skip
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
 INSTEAD = {
     "fastrt bench": ["fastrt", "bench", "--list"],
     "python bench/compare.py": [sys.executable, str(ROOT / "bench/compare.py"), "--help"],
+    "fastrt list": ["fastrt", "list", "--help"],
+    "fastrt memory": ["fastrt", "memory", "--help"],
+    "fastrt timeline": ["fastrt", "timeline", "--help"],
     "fastrt start": ["fastrt", "start", "--help"],
     "fastrt profile transfer": ["fastrt", "profile", "transfer", "--help"],
     "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],

@@ -26,7 +26,9 @@ from fastrt.errors import (
     TaskError,
     WorkerCrashedError,
 )
+from fastrt.observe.timeline import timeline
 from fastrt.runtime.driver import init, is_initialized, shutdown
+from fastrt.runtime.look import list_actors, list_objects, list_tasks, list_workers
 from fastrt.runtime.nodes import available_resources, cluster_resources, nodes
 from fastrt.runtime.session import Runtime
 from fastrt.store.client import get, put, wait
@@ -85,12 +87,17 @@ __all__ = [
     "init",
     "is_initialized",
     "kill",
+    "list_actors",
     "list_named_actors",
+    "list_objects",
+    "list_tasks",
+    "list_workers",
     "method",
     "nodes",
     "put",
     "remote",
     "shutdown",
+    "timeline",
     "util",
     "wait",
 ]

@@ -51,7 +51,9 @@ class Config:
         spill_dir: where values go that do not fit into memory; on a disk, not on a memory file system.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
         log_to_driver: whether what workers print is repeated at the driver.
-        trace: whether processes record events from the start.
+        trace: whether processes record what they do from the start, for `fastrt timeline`.
+        record_call_sites: whether each object is marked with the line that made it, for `fastrt memory`.
+        advice: whether fastrt warns when a program is slow for a reason that it knows.
         start_timeout_s: seconds until a runtime or worker that does not come up is an error.
     """
 
@@ -67,6 +69,8 @@ class Config:
     spin_us: int
     log_to_driver: bool
     trace: bool
+    record_call_sites: bool
+    advice: bool
     start_timeout_s: float
 
     @classmethod
@@ -308,6 +312,8 @@ _SETTINGS: Mapping[str, _Setting] = {
     "spin_us": _Setting(_integer(0, 100_000), lambda: 100),
     "log_to_driver": _Setting(_flag, lambda: True),
     "trace": _Setting(_flag, lambda: False),
+    "record_call_sites": _Setting(_flag, lambda: False),
+    "advice": _Setting(_flag, lambda: True),
     "start_timeout_s": _Setting(_seconds, lambda: 30.0),
 }
 

@@ -1,10 +1,13 @@
 """Trace rings: what is recorded comes out, in order, and nothing that was overwritten."""
 
+import os
+
 import pytest
 
 from fastrt._core import trace
+from fastrt._core.clients import KIND_DRIVER
 
-RECORDS = 4096  # FRT_TRACE_RECORDS
+RECORDS = trace.RECORDS
 
 
 @pytest.fixture
@@ -19,15 +22,55 @@ def test_record_without_tracing_keeps_nothing(node):
 
 
 def test_records_come_out_in_order(client):
+    before = trace.now()
     for k in range(10):
-        trace.record(client, trace.TASK_START + k % 2, 1000 + k, k)
+        trace.record(client, trace.TASK + k % 2, 1000 + k, k, 7)
     rows, following = trace.drain(client, client.index)
-    assert [row[1:] for row in rows] == [(trace.TASK_START + k % 2, 1000 + k, k) for k in range(10)]
-    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
-    assert following == 10
-    assert trace.drain(client, client.index, following) == ([], 10)
+    assert rows[0][3:] == (trace.PROCESS, os.getpid(), KIND_DRIVER, 0)  # each client says who it is
+    rows = rows[1:]
+    assert [row[0] for row in rows] == list(range(1, 11))
+    assert [row[3:] for row in rows] == [(trace.TASK + k % 2, 1000 + k, k, 7) for k in range(10)]
+    assert [row[1] for row in rows] == sorted(row[1] for row in rows)
+    assert all(row[1] == row[2] for row in rows)
+    slack = 100_000  # two clocks are compared
+    assert before - slack <= rows[0][1] <= rows[-1][1] <= trace.now() + slack
+    assert following == 11
+    assert trace.drain(client, client.index, following) == ([], 11)
     trace.record(client, trace.GET, 7)
-    assert [row[1:] for row in trace.drain(client, client.index, following)[0]] == [(trace.GET, 7, 0)]
+    assert [row[3:] for row in trace.drain(client, client.index, following)[0]] == [(trace.GET, 7, 0, 0)]
+
+
+def test_what_takes_time_is_open_until_its_end(client):
+    outer = trace.begin(client, trace.WAIT, 1)
+    inner = trace.begin(client, trace.PUT, 2, trace.kib(1025))
+    trace.end(client, inner)
+    rows, _ = trace.drain(client, client.index, outer - 1)
+    assert [(row[3], row[2] > 0) for row in rows] == [(trace.WAIT, False), (trace.PUT, True)]
+    assert rows[1][5] == 2
+    trace.end(client, outer)
+    (waited, put), _ = trace.drain(client, client.index, outer - 1)
+    assert waited[1] <= put[1] <= put[2] <= waited[2]
+
+
+def test_end_of_what_was_overwritten_changes_nothing(client):
+    first = trace.begin(client, trace.WAIT, 1)
+    for k in range(RECORDS):
+        trace.record(client, trace.GET, k)
+    before = trace.drain(client, client.index)
+    trace.end(client, first)
+    trace.end(client, 1 << 40)  # a number that was never given
+    assert [row[3:] for row in trace.drain(client, client.index)[0]] == [row[3:] for row in before[0]]
+
+
+def test_recording_is_switched_on_and_off(node):
+    assert trace.begin(node.client, trace.WAIT, 1) == 0
+    trace.switch(node.client, True)
+    assert trace.enabled(node.client)
+    trace.record(node.client, trace.GET, 5)
+    trace.switch(node.client, False)
+    trace.record(node.client, trace.GET, 6)
+    rows, _ = trace.drain(node.client, node.client.index)
+    assert [row[4] for row in rows] == [5]
 
 
 @pytest.mark.parametrize("count", [RECORDS - 1, RECORDS, RECORDS + 1, 3 * RECORDS + 5])
@@ -36,16 +79,17 @@ def test_full_ring_gives_the_latest_records(client, count):
         trace.record(client, trace.PUT, k)
     rows, following = trace.drain(client, client.index)
     # One less than the ring holds: its oldest record may be being overwritten.
+    rows = rows[count < RECORDS - 1 :]  # without the one that says who the client is
     kept = min(count, RECORDS - 1)
-    assert [row[2] for row in rows] == list(range(count - kept, count))
-    assert following == count
+    assert [row[4] for row in rows] == list(range(count - kept, count))
+    assert following == count + 1
 
 
-@pytest.mark.parametrize("since", [5, 6, 1 << 63])
+@pytest.mark.parametrize("since", [6, 7, 1 << 63])
 def test_drain_from_beyond_the_end_is_empty(client, since):
     for k in range(5):
         trace.record(client, trace.PUT, k)
-    assert trace.drain(client, client.index, since) == ([], 5)
+    assert trace.drain(client, client.index, since) == ([], 6)
 
 
 @pytest.mark.parametrize("of", [64, 0xFFFFFFFF])
@@ -58,12 +102,13 @@ def test_reader_in_another_process_sees_whole_records(make_node):
     peer = node.peer()
     peer.start("for k in range(200_000): trace.record(client, k % 7, k, k)")
     since, rows = 0, []
-    while not peer.answered() or since < 200_000:
+    while not peer.answered() or since < 200_001:
         more, since = trace.drain(node.client, peer.index, since)
         rows += more
     peer.finish()
-    assert all(kind == number % 7 and value == number for _, kind, number, value in rows)
-    numbers = [row[2] for row in rows]
+    rows = [row for row in rows if row[0] > 0]
+    assert all(kind == number % 7 and value == number for _, _, _, kind, number, value, _ in rows)
+    numbers = [row[4] for row in rows]
     assert numbers == sorted(set(numbers))
     assert numbers[-1] == 199_999
 

@@ -22,6 +22,7 @@ from fastrt._core.layout cimport *
 from fastrt._core.pool cimport pool_flush
 from fastrt._core.segment cimport Segment
 from fastrt._core.segment import start_time
+from fastrt._core.trace cimport FRT_TRACE_PROCESS, frt_trace_point
 
 cdef extern from "<sys/mman.h>" nogil:
     void *mmap(void *, size_t, int, int, int, long)
@@ -167,6 +168,7 @@ cdef class Client:
         self.x.me_word, self.x.me_bit = index >> 6, <uint64_t>1 << (index & 63)
         self.x.refs_held = self._private_counts()
         self.x.pins_held = self._private_counts()
+        frt_trace_point(&self.x, FRT_TRACE_PROCESS, self.pid, slot.kind, 0)
         _epochs += 1
         self.epoch = _epochs
 

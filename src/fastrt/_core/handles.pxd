@@ -21,6 +21,7 @@ cdef class Writer:
     cdef bint done
     cdef char *data
     cdef Py_ssize_t nbytes
+    cdef uint64_t traced
 
     cdef int _check_open(self) except -1
 

@@ -22,6 +22,7 @@ from fastrt._core.layout cimport *
 from fastrt._core.links cimport task_is_mine, task_result
 from fastrt._core.objects cimport *
 from fastrt._core.scalar cimport KIND_SCALARS_END, scalar_read, scalar_size, scalar_write
+from fastrt._core.trace cimport *
 from fastrt._core.wait cimport spin_sealed, wait_any, wait_sealed
 
 cdef extern from "Python.h":
@@ -175,29 +176,36 @@ def wait_all(Client client, list refs, timeout_s, double spin_s):
     cdef int rc
     cdef int64_t now, deadline = _deadline(timeout_s)
     cdef int64_t spin = <int64_t>(spin_s * 1e9)
+    cdef uint64_t slept = 0
     client.ensure()
     refs = refs[:]  # another thread may change the caller's list while we sleep
-    for k in range(len(refs) - 1, -1, -1):
-        ref = refs[k]
-        ref_use(client, ref)
-        while not object_is_sealed(x, ref.index):
-            now = frt_now_ns() + 50000000
-            with nogil:
-                rc = wait_sealed(x, ref.index, now if now < deadline else deadline, spin)
-            spin = 0
-            if rc == FRT_INTERRUPTED:
-                PyErr_CheckSignals()
-            elif rc == FRT_TIMEOUT:
-                PyErr_CheckSignals()  # one that came before the sleep did not end it
-                client.ensure()
-                if _any_failed(client, refs):
-                    return True
-                if frt_now_ns() >= deadline and not object_is_sealed(x, ref.index):
-                    return False
-            else:
-                client.ensure()  # says it better, where the session is broken
-                check(rc)
-    return True
+    try:
+        for k in range(len(refs) - 1, -1, -1):
+            ref = refs[k]
+            ref_use(client, ref)
+            while not object_is_sealed(x, ref.index):
+                if slept == 0 and deadline > 0:
+                    slept = frt_trace_begin(x, FRT_TRACE_WAIT, ref.objref, 0, 0)
+                now = frt_now_ns() + 50000000
+                with nogil:
+                    rc = wait_sealed(x, ref.index, now if now < deadline else deadline, spin)
+                spin = 0
+                if rc == FRT_INTERRUPTED:
+                    PyErr_CheckSignals()
+                elif rc == FRT_TIMEOUT:
+                    PyErr_CheckSignals()  # one that came before the sleep did not end it
+                    client.ensure()
+                    if _any_failed(client, refs):
+                        return True
+                    if frt_now_ns() >= deadline and not object_is_sealed(x, ref.index):
+                        return False
+                else:
+                    client.ensure()  # says it better, where the session is broken
+                    check(rc)
+        return True
+    finally:
+        if slept and client.usable():
+            frt_trace_end(x, slept)
 
 
 cdef bint _any_failed(Client client, list refs) except -1:
@@ -223,6 +231,7 @@ def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, doubl
     cdef Py_ssize_t k
     cdef uint32_t *entries
     cdef int64_t look, deadline, spin
+    cdef uint64_t slept
     cdef int rc
     client.ensure()
     for ref in refs:
@@ -234,6 +243,7 @@ def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, doubl
         entries = <uint32_t *>malloc(n * sizeof(uint32_t))
         if entries == NULL:
             raise MemoryError()
+        slept = frt_trace_begin(x, FRT_TRACE_WAIT, 0, 0, 0)
         try:
             for k in range(n):
                 entries[k] = (<Ref>refs[k]).index
@@ -250,6 +260,8 @@ def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, doubl
                 check(rc)
         finally:
             free(entries)
+            if slept and client.usable():
+                frt_trace_end(x, slept)
     return _split(client, refs, num_returns)
 
 
@@ -340,6 +352,8 @@ def read(Client client, Ref ref, bint raw=False):
         pin = Pin.__new__(Pin)
         pin.client, pin.index = client, ref.index
         entry.used = client.x.sb.clock
+        if entry.bytes >= FRT_TRACE_BYTES_MIN:
+            frt_trace_point(&client.x, FRT_TRACE_GET, ref.objref, <uint32_t>((entry.bytes + 1023) >> 10), 0)
     data = object_view(&client.x, ref.index, &nbytes)
     if data == NULL:
         check(FRT_CORRUPT)
@@ -510,6 +524,7 @@ cdef class Writer:
             k += 1
         check(object_contain(x, self.index))
         self.done = True
+        frt_trace_end(x, self.traced)
         if self.task >= 0:
             object_seal_pending(x, self.index)
             return None
@@ -530,6 +545,10 @@ cdef Writer _writer(Client client, uint32_t i, int task, uint64_t nbytes, uint32
     if error:
         client.x.entries[i].flags |= FRT_ENTRY_ERROR
     w.client, w.index, w.task, w.nbytes = client, i, task, nbytes
+    w.traced = 0
+    if nbytes >= FRT_TRACE_BYTES_MIN:
+        w.traced = frt_trace_begin(&client.x, FRT_TRACE_PUT, client.x.entries[i].objref,
+                                   <uint32_t>((nbytes + 1023) >> 10), 0)
     return w
 
 

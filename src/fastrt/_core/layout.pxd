@@ -5,7 +5,7 @@ cdef extern from "layout.h" nogil:
     uint64_t FRT_MAGIC
     uint32_t FRT_LAYOUT_VERSION, FRT_NONE, FRT_PAGE_BYTES, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_BLOCKS_PER_PAGE
     uint32_t FRT_BINS, FRT_OWNER_TASK, FRT_COMMIT_RECORDS, FRT_CLIENTS_MOST, FRT_FUNCTIONS, FRT_RING_CELLS, FRT_ACTORS
-    uint32_t FRT_CELL_BYTES, FRT_TRACE_RECORDS
+    uint32_t FRT_CELL_BYTES, FRT_TRACE_RECORDS, FRT_CLOCK_MONOTONIC, FRT_CLOCK_TSC
     uint32_t FRT_INLINE_BYTES, FRT_TASK_INLINE_BYTES, FRT_MAGAZINE
     uint64_t FRT_COMMIT_BYTES
     uint32_t FRT_CLASS_BYTES(uint32_t) noexcept
@@ -74,7 +74,8 @@ cdef extern from "layout.h" nogil:
         uint64_t spill_freed, spilled_objects, spilled_bytes, restored_objects, restored_bytes
         char spill_error[128]
         char spill_dir[256]
-        uint32_t held, held_news
+        uint32_t held, held_news, trace_clock
+        int64_t trace_ticks, trace_ns
 
     ctypedef struct frt_client:
         uint64_t word
@@ -91,7 +92,7 @@ cdef extern from "layout.h" nogil:
         uint32_t counted, task, waiter, nrefs
         uint16_t kind
         uint8_t flags
-        uint32_t actor, used
+        uint32_t actor, site, used
         char inlined[72]
 
     ctypedef struct frt_refslot:
@@ -126,13 +127,14 @@ cdef extern from "layout.h" nogil:
         uint32_t next, prev, back, listed
 
     ctypedef struct frt_trace_record:
-        int64_t time_ns
+        int64_t start, end
         uint64_t id
-        uint32_t kind, value
+        uint32_t what
+        uint16_t kind, actor
 
     ctypedef struct frt_trace_ring:
         uint64_t count
-        frt_trace_record records[4096]
+        frt_trace_record records[16384]
 
     uint32_t frt_abi() noexcept
 
@@ -162,6 +164,7 @@ cdef extern from "layout.h" nogil:
         uint32_t *free_tasks
         uint32_t me, gen, me_word
         uint64_t me_bit, next_objref, end_objref
+        uint32_t trace_ready
         uint32_t objects_kept, tasks_kept
         uint32_t objects[128]
         uint32_t tasks_free[128]

@@ -30,7 +30,7 @@ cdef int object_new(frt_ctx *x) noexcept nogil:
     a32_store_rlx(&entry.task, 0)
     a32_store_rlx(&entry.waiter, 0)
     entry.bytes, entry.offset, entry.nrefs = 0, 0, 0
-    entry.flags, entry.kind, entry.used = 0, 0, x.sb.clock
+    entry.flags, entry.kind, entry.actor, entry.site, entry.used = 0, 0, 0, 0, x.sb.clock
     return i
 
 

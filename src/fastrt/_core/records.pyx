@@ -15,6 +15,7 @@ from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_names, links_tell_held, links_uncount, task_result
 from fastrt._core.objects cimport *
 from fastrt._core.pool cimport pool_keep_task, pool_take_task
+from fastrt._core.trace cimport FRT_TRACE_SUBMIT, frt_trace_point
 
 
 cdef frt_refslot *task_slots(frt_ctx *x, uint32_t t) noexcept nogil:
@@ -101,6 +102,7 @@ cdef int task_fill(Client client, uint64_t function, uint32_t function_index, ui
         slots[0].objref, slots[0].index, slots[0].pad = ref.objref, ref.index, 0
         slots += 1
     memcpy(slots, args, nbytes)
+    frt_trace_point(x, FRT_TRACE_SUBMIT, task.id, function_index, 0)
     return <int>t
 
 

@@ -14,4 +14,3 @@ cdef class Runner:
     cdef tuple outputs
     cdef object last_function
     cdef uint64_t last_objref
-    cdef bint traced

@@ -8,13 +8,13 @@ more then, and 0.15 us hot.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
-from fastrt._core import trace
 from fastrt._core.clients cimport Client
 from fastrt._core.inbox cimport Inbox, inbox_next
 from fastrt._core.layout cimport *
 from fastrt._core.records cimport task_is_cancelled
 from fastrt._core.scalar cimport args_read
 from fastrt._core.tasks cimport ARGS_SCALARS, finish_scalar, next_task
+from fastrt._core.trace cimport FRT_TRACE_TASK, frt_trace_begin, frt_trace_end
 from fastrt.errors import ObjectStoreFullError
 
 cdef extern from "Python.h":
@@ -56,7 +56,6 @@ cdef class Runner:
         self.interruptible = False
         self.last_objref = 0
         self.last_function = None
-        self.traced = trace.enabled(client)
 
     def run(self, double timeout_s, double spin_s):
         """Run tasks until there was none for `timeout_s`, of which the first `spin_s` are spent spinning."""
@@ -100,10 +99,9 @@ cdef class Runner:
 
 cdef int _execute(Runner self, uint32_t t) except -1:
     cdef object value
-    cdef uint64_t id = self.client.x.tasks[t].id
+    cdef frt_task *task = self.client.x.tasks + t
+    cdef uint64_t traced = frt_trace_begin(&self.client.x, FRT_TRACE_TASK, task.id, task.function_index, task.actor)
     self.stack.append(t)
-    if self.traced:
-        trace.record(self.client, trace.TASK_START, id)
     try:
         value = _call(self, t)
         if not self.client.usable() and self.client.forked:
@@ -116,8 +114,7 @@ cdef int _execute(Runner self, uint32_t t) except -1:
         self.fail(t, exc)
     finally:
         self.stack.pop()
-        if self.traced:
-            trace.record(self.client, trace.TASK_END, id)
+        frt_trace_end(&self.client.x, traced)
     return 0
 
 

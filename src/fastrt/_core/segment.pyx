@@ -28,6 +28,7 @@ from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy, memset
 
 from fastrt._core.layout cimport *
+from fastrt._core.trace cimport frt_trace_ticks
 
 cdef extern from "<sys/mman.h>" nogil:
     void *mmap(void *, size_t, int, int, int, long)
@@ -114,6 +115,15 @@ cdef void spill_remove(frt_ctx *x, uint64_t objref) noexcept nogil:
     if x.sb.spill_dir[0]:
         snprintf(path, sizeof(path), "%.255s/%016llx", x.sb.spill_dir, <unsigned long long>objref)
         unlink(path)
+
+
+cdef uint32_t _trace_clock():
+    """The processor's counter where the kernel keeps time by it, too; else the kernel's clock."""
+    try:
+        with open("/sys/devices/system/clocksource/clocksource0/current_clocksource", "rb") as f:
+            return FRT_CLOCK_TSC if f.read().strip() == b"tsc" else FRT_CLOCK_MONOTONIC
+    except OSError:
+        return FRT_CLOCK_MONOTONIC
 
 
 def boot_hash() -> int:
@@ -328,12 +338,12 @@ cdef class Segment:
         # The superblock, locks, clients, actors and functions come first and whole; the tables grow as they are used.
         cdef int rc = segment_commit(&x, 0, sb.functions_offset + FRT_FUNCTIONS * sizeof_function)
         rc |= segment_commit(&x, sb.ring_offset, FRT_RING_CELLS * FRT_CELL_BYTES)
-        if trace:
-            rc |= segment_commit(&x, sb.trace_offset, sb.clients_max * sizeof_trace)
         if rc:
             raise ObjectStoreFullError(_shm_advice(sb.functions_offset))
         there[0] = sb[0]
-        there.trace_on = trace
+        there.trace_clock = _trace_clock()
+        there.trace_ticks, there.trace_ns = frt_trace_ticks(there.trace_clock), frt_now_ns()
+        there.trace_on = there.trace_clock if trace else 0
         there.daemon_pid, there.daemon_start = os.getpid(), start_time(os.getpid())
         there.next_objref = 1
         there.ring_cells = FRT_RING_CELLS

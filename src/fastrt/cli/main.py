@@ -15,10 +15,13 @@ _COMMANDS = {
     "bench": ("fastrt.cli.bench:bench", "Run the benchmark suites and print a table."),
     "coordinator": ("fastrt.cli.coordinator:coordinator", "Serve a coordination service for JAX and TensorFlow."),
     "demo": ("fastrt.cli.demo:demo", "Count words of source files, in parallel and in one process."),
+    "list": ("fastrt.cli.list:list_", "List tasks, actors, objects or workers."),
+    "memory": ("fastrt.cli.memory:memory", "Show who holds the store's memory, by the lines that made it."),
     "profile": ("fastrt.cli.profile:profile", "Measure put, get and transfer between nodes."),
     "ps": ("fastrt.cli.ps:ps", "Serve the scheduler of a parameter-server cluster."),
     "start": ("fastrt.cli.start:start", "Run a node of a cluster."),
     "status": ("fastrt.cli.status:status", "Show the sessions that run on this machine."),
+    "timeline": ("fastrt.cli.timeline:timeline", "Write what happened when, for https://ui.perfetto.dev."),
     "stop": ("fastrt.cli.start:stop", "End this user's nodes on this machine."),
 }
 

@@ -110,7 +110,8 @@ class Daemon:
         self._pipes: dict[int, list[LogPipe]] = {}
         self._muted: list[LogPipe] = []  # not read while a driver is far behind
         if adopt is None:
-            pool.configure({**session, "socket": self.socket_path, "spin_s": config.spin_us / 1e6})
+            own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6}
+            pool.configure({**session, **own, "call_sites": config.record_call_sites, "advice": config.advice})
         else:
             self._take_over()
 

@@ -15,7 +15,7 @@ import threading
 import zlib
 from pathlib import Path
 
-from fastrt._core import spill
+from fastrt._core import spill, trace
 from fastrt._core.clients import Client
 from fastrt.errors import FastrtError, ObjectStoreFullError
 
@@ -102,12 +102,15 @@ class Spiller:
         if room is None:
             return  # done already, or no longer wanted
         path = self._path(objref)
+        traced = trace.begin(self._client, trace.RESTORE, objref, trace.kib(memoryview(room).nbytes))
         try:
             self._read(path, objref, memoryview(room))
         except (OSError, ValueError) as exc:
             sys.stderr.write(f"fastrt: {path} cannot be read back: {exc}\n")
             spill.finish_restore(self._client, index, False)
             return
+        finally:
+            trace.end(self._client, traced)
         spill.finish_restore(self._client, index, True)
         path.unlink(missing_ok=True)
 
@@ -118,6 +121,7 @@ class Spiller:
         self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         view = memoryview(data)
         path = self._path(objref)
+        traced = trace.begin(self._client, trace.SPILL, objref, trace.kib(len(view)))
         try:
             with open(path, "wb", buffering=0, opener=lambda p, flags: os.open(p, flags, 0o600)) as file:
                 file.write(_HEADER.pack(_MAGIC, objref, len(view), zlib.crc32(view)))
@@ -127,6 +131,8 @@ class Spiller:
         except OSError:
             path.unlink(missing_ok=True)
             raise
+        finally:
+            trace.end(self._client, traced)
 
     @staticmethod
     def _read(path: Path, objref: int, room: memoryview) -> None:

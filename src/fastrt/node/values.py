@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from fastrt._core import trace
 from fastrt._core.handles import Writer
 from fastrt.errors import NotFoundError
 from fastrt.rpc.streams import Access
@@ -28,6 +29,7 @@ from fastrt.transfer.table import Receipt, Sealed, Table, TransferError
 
 # Smaller values go with the tasks that need them: what is to be gained is less than another message costs.
 BYTES_MIN = 1 << 20
+_OBJREF_MOST = (1 << 64) - 1
 _SILENCE_S = 5.0  # an exchange whose network is cut ends after ten
 
 
@@ -151,6 +153,7 @@ class Values:
         self._arrivals = _Arrivals(native.offers.store)
         access = native.access
         self._puller = Puller(self._arrivals, access.token, None, access.insecure, _SILENCE_S)
+        self._traced: dict[int, int] = {}  # records of what is on its way
         self._address = ""
         self._usable = False
 
@@ -194,6 +197,8 @@ class Values:
             InsecureBindError: it would come over a network in the clear.
         """
         self._arrivals._coming[number] = _Arrival(self._arrivals, number, writer, kind, self._tell)
+        client = self._offers.store.client
+        self._traced[number] = trace.begin(client, trace.FETCH, number & _OBJREF_MOST, trace.kib(len(writer)))
         self._puller.ask([number], self._address)
 
     def cancel(self, number: int) -> None:
@@ -202,6 +207,7 @@ class Values:
         if arrival is not None:
             arrival.ended = True
             self._puller.cancel(arrival)
+            trace.end(self._offers.store.client, self._traced.pop(number, 0))
 
     def close(self) -> None:
         """The exchange has ended: nothing is taken any more, from either side."""
@@ -217,6 +223,7 @@ class Values:
         """On the stream's thread."""
 
         def tell() -> None:
+            trace.end(self._offers.store.client, self._traced.pop(number, 0))
             if self._arrivals._coming.pop(number, None) is not None:
                 self._landed(number, error)
 

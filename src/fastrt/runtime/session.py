@@ -21,6 +21,7 @@ from fastrt.runtime.processes import Processes
 from fastrt.store import attach
 from fastrt.store.attach import Link
 from fastrt.store.client import Store
+from fastrt.tasks import sites
 
 _SHUTDOWN_S = 10.0
 _DEATHS_MAX, _DEATHS_WITHIN_S = 5, 60.0  # a daemon that dies more often is not started again
@@ -47,6 +48,8 @@ class Runtime:
         self._pid = os.getpid()
         self._store: Store | None
         self._store, self._link = self._join(logs=True)
+        if config.record_call_sites:
+            sites.start(self._store)
         self.session: str = self._store.client.segment.session
         self.object_store_memory: int = arena.room(self._store.client)[2]
         self._leaving = False

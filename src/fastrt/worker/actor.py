@@ -6,11 +6,14 @@ One at a time and in order, by the compiled frame that tasks run in; or several 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from fastrt._core import actors, handles
+from fastrt._core import actors, handles, trace
 from fastrt._core import tasks as core
 from fastrt._core.inbox import Inbox
 from fastrt._core.run import Runner
@@ -23,6 +26,7 @@ from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.main import Worker, end_child
 
 _IDLE_S = 1.0
+NAMES_FOLDER = "names"  # in the session's: a file for each actor's process
 
 
 class ActorWorker(Worker):
@@ -67,6 +71,16 @@ class ActorWorker(Worker):
         named = {name: self._store.get(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
         instance = cls(*values, **named)
         self._methods += [bound_method(instance, which.name) for which in self.plan.methods]
+        if trace.enabled(self._client):
+            self._write_names()
+
+    def _write_names(self) -> None:
+        """For a timeline that is drawn when the actor is gone: what its methods were called."""
+        about = {"class": self.plan.name, "methods": [which.name for which in self.plan.methods]}
+        folder = Path(self._store.socket_path).parent / NAMES_FOLDER
+        with contextlib.suppress(OSError):  # the session is ending
+            folder.mkdir(mode=0o700, exist_ok=True)
+            (folder / str(os.getpid())).write_text(json.dumps(about))
 
     def _serve(self) -> None:
         if any(which.is_async for which in self.plan.methods):

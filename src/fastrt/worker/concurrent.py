@@ -11,7 +11,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from fastrt._core import actors
+from fastrt._core import actors, trace
 from fastrt._core import tasks as core
 from fastrt._core.inbox import Inbox
 from fastrt.errors import FastrtError
@@ -64,11 +64,15 @@ class Threads:
         task = self._inbox.claim(cell)
         if task == core.NO_TASK:
             return
+        client = self._worker.store.client
+        traced = trace.begin_task(client, task)
         try:
             function, args, kwargs = self._worker.prepare(task)
             self._worker.seal(task, function(*args, **kwargs))
         except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
             self._worker.fail(task, exc)
+        finally:
+            trace.end(client, traced)
 
 
 class Group:
@@ -138,6 +142,7 @@ class Coroutines:
 
     async def _run(self, group: Group, task: int) -> None:
         worker = self._worker
+        traced = trace.begin_task(self._client, task)
         try:
             function, args, kwargs = worker.prepare(task)
             value = function(*args, **kwargs)
@@ -147,6 +152,7 @@ class Coroutines:
         except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
             worker.fail(task, exc)
         finally:
+            trace.end(self._client, traced)
             del self._running[task]
             group.running -= 1
             self._fill(group)

@@ -199,6 +199,10 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     store = client.Store(core_client, session["spin_s"], rejoin, daemon.send)
     store.socket_path = session["socket"]
     client.set_store(store)
+    if session["call_sites"]:
+        from fastrt.tasks import sites
+
+        sites.start(store)
 
     def told_to_stop() -> bool:
         try:

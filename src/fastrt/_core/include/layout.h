@@ -124,7 +124,7 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #endif
 #define FRT_CLIENTS_MOST 256
 #define FRT_CELL_BYTES 8
-#define FRT_TRACE_RECORDS 4096
+#define FRT_TRACE_RECORDS 16384 /* of each client; half a MiB, committed when something is recorded */
 #define FRT_SPILL_BYTES_MIN 16384u /* smaller values stay: a file each would cost more than it frees */
 #define FRT_MAGAZINE 128 /* records a client may keep in reserve */
 
@@ -172,7 +172,7 @@ typedef struct {
     uint32_t static_crc;
     uint32_t state; /* FRT_SEG_*; committed last */
     int32_t daemon_pid;
-    uint32_t trace_on;
+    uint32_t trace_on; /* 0, or by which clock the clients record: frt_superblock.trace_clock */
     uint64_t daemon_start;
     char poison[128];
 
@@ -203,6 +203,8 @@ typedef struct {
     char spill_dir[256]; /* where the files are, each named by its objref in hex */
     uint32_t held;      /* first task that waits to be admitted, index + 1; derived, under the links lock */
     uint32_t held_news; /* futex: bumped when a task is put there, and when one that had been there has ended */
+    uint32_t trace_clock; /* FRT_CLOCK_*: of all records of the session */
+    int64_t trace_ticks, trace_ns; /* one moment by that clock and by the monotonic one */
 } frt_superblock;
 
 /* One per client. Written by its owner, the daemon (join, leave) and whoever wakes it. */
@@ -241,7 +243,7 @@ typedef struct {
     uint8_t flags;
     uint8_t pad0;
     uint32_t actor; /* with FRT_ENTRY_ACTOR: index + 1 of the actor that lives as long as this object */
-    uint8_t pad[4];
+    uint32_t site;  /* the line of code that made it, by a number for people who look; 0: nobody wrote it down */
     uint32_t used; /* the superblock's clock when it was last read: what has not been used for long is spilled first */
     char inlined[FRT_INLINE_BYTES];
 } frt_entry;
@@ -352,20 +354,26 @@ typedef struct {
     uint32_t listed;
 } frt_page_link;
 
+enum { FRT_CLOCK_MONOTONIC = 1, FRT_CLOCK_TSC = 2 };
+
+/* What a client did, from when to when. Written by it alone, with the interpreter's lock held; read by anybody without
+ * a lock. A death leaves what it was doing without an end. */
 typedef struct {
-    int64_t time_ns;
-    uint64_t id;
-    uint32_t kind;
-    uint32_t value;
+    int64_t start, end; /* by the session's trace_clock; end is 0 while it lasts */
+    uint64_t id;              /* of the task, the object, the process */
+    uint32_t what;            /* the function's entry or a method's number; of a value, its size in KiB */
+    uint16_t kind;
+    uint16_t actor; /* index + 1 */
 } frt_trace_record;
 
 typedef struct {
-    uint64_t count; /* records ever written; the last FRT_TRACE_RECORDS are there */
+    uint64_t count; /* records ever begun; the last FRT_TRACE_RECORDS are there */
     char pad[56];
     frt_trace_record records[FRT_TRACE_RECORDS];
 } frt_trace_ring;
 
 _Static_assert(sizeof(frt_pool) == 64, "frt_pool");
+_Static_assert(sizeof(frt_trace_record) == 32, "frt_trace_record");
 _Static_assert(sizeof(frt_client) == 256, "frt_client");
 _Static_assert(sizeof(frt_entry) == 128, "frt_entry");
 _Static_assert(offsetof(frt_entry, inlined) == 56, "an entry and its small value are two cache lines");
@@ -417,6 +425,7 @@ typedef struct {
     uint32_t me_word;
     uint64_t me_bit;
     uint64_t next_objref, end_objref;
+    uint32_t trace_ready; /* 1: there is memory for this process's ring; 2: there was none */
     uint32_t objects_kept, tasks_kept;
     uint32_t objects[FRT_MAGAZINE], tasks_free[FRT_MAGAZINE];
     uint32_t *refs_held, *pins_held; /* per entry: this process's own counts behind its bits */

@@ -1,0 +1,138 @@
+"""`fastrt list`: what there is in the sessions of this machine, and in the clusters that they belong to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastrt.cli.look import bytes_in_words, joined, sockets
+
+if TYPE_CHECKING:
+    from fastrt.runtime.nodefile import NodeFile
+
+_BYTES = ("bytes", "stored", "bytes_held", "rss")
+# Columns of the tables; `--json` has all.
+_SHOWN = {
+    "tasks": ("task_id", "name", "state", "pid", "attempt", "waits_for"),
+    "actors": ("actor", "class", "name", "state", "pid", "calls", "restarts", "reason"),
+    "objects": ("object_id", "what", "type", "state", "bytes", "refs", "pins", "counted", "site"),
+    "workers": ("pid", "kind", "name", "state", "running", "tasks_done", "bytes_held", "rss"),
+}
+_WIDTH = 160  # when the output is no terminal
+
+
+@click.command("list", short_help="List tasks, actors, objects or workers.")
+@click.argument("what", type=click.Choice(list(_SHOWN)))
+@click.option("--state", help="Only rows in this state, such as running; * and ? are wildcards.")
+@click.option("--name", help="Only rows with this name (of a class: for actors); * and ? are wildcards.")
+@click.option("--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="Only rows that fit; may be repeated.")
+@click.option("--limit", default=100, show_default=True, help="How many rows at most; 0: all.")
+@click.option("--session", help="Only the session whose name begins so; see fastrt status.")
+@click.option("--this-node", is_flag=True, help="Do not ask the other nodes of a cluster.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, with all columns.")
+def list_(
+    what: str, state: str | None, name: str | None, filters: tuple[str, ...], limit: int, session: str | None,
+    this_node: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """List the unfinished tasks, the actors, the objects or the processes of the sessions on this machine.
+
+    Where a session is a node of a cluster, the other nodes are asked, too; each answers by a worker that comes free
+    within five seconds, or is left out with a word on standard error.
+    \f
+    Raises:
+        click.ClickException: no session runs here, or a filter names no column.
+    """
+    wanted: dict[str, Any] = {}
+    for text in filters:
+        column, equals, value = text.partition("=")
+        if not equals:
+            raise click.ClickException(f"--filter {text}: write COLUMN=VALUE")
+        wanted[column] = value
+    if state is not None:
+        wanted["state"] = state
+    if name is not None:
+        wanted["class" if what == "actors" else "what" if what == "objects" else "name"] = name
+    rows: list[dict[str, Any]] = []
+    found = sockets(session)
+    for path in found:
+        more = _rows(path, what, wanted, limit, this_node)
+        rows += [{"session": path.parent.name[:8], **row} for row in more] if len(found) > 1 else more
+    rows = rows[:limit] if limit else rows
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    else:
+        _show(what, rows, limit)
+
+
+def _rows(path: Path, what: str, wanted: dict[str, Any], limit: int, this_node: bool) -> list[dict[str, Any]]:
+    from fastrt.observe import listing
+    from fastrt.runtime.look import select
+    from fastrt.runtime.nodefile import nodes_here
+
+    node = next((node for node in nodes_here(path.parent.parent) if node.socket_path == str(path)), None)
+    try:
+        if node is not None and not this_node:
+            return _of_the_cluster(node, what, wanted, limit)
+        with joined(path) as store:
+            return select(listing.LISTS[what](store), wanted, limit)
+    except ValueError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _of_the_cluster(node: NodeFile, what: str, wanted: dict[str, Any], limit: int) -> list[dict[str, Any]]:
+    """As a driver of the node: only drivers can run tasks, which is how other nodes are asked."""
+    from fastrt.errors import FastrtError
+    from fastrt.runtime.driver import init, shutdown
+    from fastrt.runtime.look import rows_of
+
+    try:
+        init(address=node.head, log_to_driver=False)
+        return [row for row in rows_of(what, limit=limit, all_nodes=True, timeout=5.0, **wanted) if not _is_me(row)]
+    except FastrtError as exc:
+        raise click.ClickException(f"node {node.name}: {exc}") from exc
+    finally:
+        shutdown()
+
+
+def _is_me(row: dict[str, Any]) -> bool:
+    return row.get("kind") == "driver" and row["pid"] == os.getpid()
+
+
+def _show(what: str, rows: list[dict[str, Any]], limit: int) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    if not rows:
+        console.print(f"no {what}")
+        return
+    table = Table(box=box.SIMPLE)
+    columns = [name for name in ("session", "node") if name in rows[0]] + list(_SHOWN[what])
+    if what == "objects" and not any(row["site"] for row in rows):
+        columns.remove("site")
+    for name in columns:
+        table.add_column(name, justify="right" if name in (*_BYTES, "tasks_done", "calls") else "left")
+    for row in rows:
+        table.add_row(*(escape(_cell(name, row.get(name))) for name in columns))
+    console.print(table)
+    if limit and len(rows) == limit:
+        console.print(f"the first {limit}; --limit 0 shows all")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name in _BYTES:
+        return bytes_in_words(value)
+    if isinstance(value, list):
+        return ", ".join(str(one) for one in value)
+    if name == "site":
+        return os.path.relpath(value) if value.startswith(os.getcwd() + os.sep) else str(value)
+    return str(value).split("\n")[0]

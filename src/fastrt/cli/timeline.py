@@ -1,0 +1,49 @@
+"""`fastrt timeline`: what the processes of a session did when, as a file that Perfetto opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fastrt.cli.look import joined, sockets
+
+
+@click.command(short_help="Write what happened when, for https://ui.perfetto.dev.")
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--seconds", type=click.FloatRange(0, 3600, min_open=True), help="Record for so long from now on.")
+@click.option("--session", help="Only the session whose name begins so; see fastrt status.")
+def timeline(out: Path, seconds: float | None, session: str | None) -> None:
+    """Write the timeline of a session to OUT, a JSON file in Chrome's trace format.
+
+    Without --seconds, the last 16,384 records of each process of a session that was started with FASTRT_TRACE=1 (or
+    init(trace=True)). With it, any session is recorded for that time.
+    \f
+    Raises:
+        click.ClickException: no session runs here, more than one does, or it does not record.
+    """
+    from fastrt._core import trace
+    from fastrt.observe import timeline as drawn
+
+    found = sockets(session)
+    if len(found) > 1:
+        names = ", ".join(path.parent.name[:8] for path in found)
+        raise click.ClickException(f"several sessions run here ({names}): say which by --session")
+    with joined(found[0]) as store:
+        if seconds is not None:
+            recording = drawn.record(store, seconds)
+        elif trace.enabled(store.client):
+            recording = drawn.Recording(store)
+            recording.read()
+        else:
+            raise click.ClickException(
+                "this session does not record: start it with FASTRT_TRACE=1, or say --seconds to record from now on"
+            )
+        events = recording.events()
+        try:
+            drawn.write(events, out)
+        except OSError as exc:
+            raise click.ClickException(f"{out} cannot be written: {exc}") from exc
+    lost = f"; {recording.lost:,} records were overwritten before they were read" if recording.lost else ""
+    slices = sum(event["ph"] == "X" for event in events)
+    click.echo(f"{out}: {slices:,} slices{lost}; open it in https://ui.perfetto.dev")

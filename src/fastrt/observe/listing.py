@@ -1,0 +1,214 @@
+"""What there is on one node, as rows for people and programs: tasks, actors, objects, workers.
+
+Rows are read from the shared tables by any process that has joined the session; nobody is asked, and nobody waits.
+Tasks are those that have not ended: a record that has ended is another's a microsecond later. What has happened
+before stands in the timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastrt._core import actors as core_actors
+from fastrt._core import clients, fsck, handles, look, spill
+from fastrt.errors import FastrtError
+from fastrt.store.client import Store
+from fastrt.store.serialize import NDARRAY
+from fastrt.tasks import sites
+
+Row = dict[str, Any]
+KINDS = {
+    clients.KIND_DAEMON: "daemon", clients.KIND_DRIVER: "driver", clients.KIND_WORKER: "worker",
+    clients.KIND_ACTOR: "actor", clients.KIND_TOOL: "tool",
+}  # fmt: skip
+ACTOR_STATES = {
+    core_actors.WANTED: "starting", core_actors.STARTING: "starting", core_actors.LIVE: "alive",
+    core_actors.DOWN: "restarting", core_actors.DEAD: "dead",
+}  # fmt: skip
+_TYPES = {0: "None", 1: "bool", 2: "bool", 3: "int", 4: "float", 5: "str", 6: "bytes", NDARRAY: "array"}
+
+
+class Names:
+    """What functions, classes and methods of a session are called."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.by_objref: dict[int, str] = {}
+        self.by_index: dict[int, str] = {}
+        self._methods: dict[int, tuple[str, ...]] = {}  # of actors, by index
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Learn the names of what was shipped since."""
+        for objref, index, name in look.functions(self._store.client):
+            self.by_objref[objref] = self.by_index[index] = name
+
+    def of_task(self, row: Row) -> str:
+        """The name of a row of `look.tasks`."""
+        objref, number = row["function"]
+        if row["actor"] is None:
+            return self.by_objref.get(objref, "?" if objref else "a promise")
+        return f"{self.by_objref.get(objref, '?')}.{self.method(row['actor'], number)}"
+
+    def actor(self, actor: int) -> str:
+        """The class of an actor."""
+        try:
+            return self.by_objref.get(core_actors.info(self._store.client, actor)["function"], "?")
+        except (FastrtError, IndexError):
+            return "?"
+
+    def method(self, actor: int, number: int) -> str:
+        """The name of a method; its number where the actor's plan cannot be read any more."""
+        if actor not in self._methods:
+            self._methods[actor] = self._methods_of(actor)
+        names = self._methods[actor]
+        return names[number] if number < len(names) else f"method {number}"
+
+    def _methods_of(self, actor: int) -> tuple[str, ...]:
+        client = self._store.client
+        try:
+            ref = handles.acquire(client, *core_actors.info(client, actor)["object"])
+            return tuple(str(which.name) for which in self._store.load(ref).methods)
+        except Exception:  # it is gone, or holds what this process cannot import
+            return ()
+
+
+def tasks(store: Store) -> list[Row]:
+    """Unfinished tasks and calls of actors.
+
+    Args:
+        store: any process's attachment.
+    Returns:
+        Rows with task_id, name, state ("waiting", "ready", "claimed", "running", "blocked", "ending"), pid (of the
+        process that runs it, or None), actor (its id, or None), attempt, max_retries, waits_for (what it is not ready
+        for: the id of an object, "resources", or None), results (ids), cancelled.
+    """
+    names, pids = Names(store), {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
+    return [
+        {
+            "task_id": f"{row['id']:016x}", "name": names.of_task(row), "state": row["state"],
+            "pid": pids.get(row["client"]), "actor": row["actor"], "attempt": row["attempts"],
+            "max_retries": row["retries"],
+            "waits_for": "resources" if row["held"] else row["waits_for"] and f"{row['waits_for']:016x}",
+            "results": [f"{objref:016x}" for objref in row["returns"]], "cancelled": row["cancelled"],
+        }
+        for row in sorted(look.tasks(store.client), key=lambda row: row["id"])
+    ]  # fmt: skip
+
+
+def actors(store: Store) -> list[Row]:
+    """Actors, dead ones too as long as somebody has a handle.
+
+    Args:
+        store: any process's attachment.
+    Returns:
+        Rows with actor (its id), class, name (or ""), state ("starting", "alive", "restarting", "dead"), pid (or None),
+        restarts, max_restarts, detached, calls (not yet ended), reason (why it is dead).
+    """
+    names = Names(store)
+    calls: dict[int, int] = {}
+    for row in look.tasks(store.client):
+        if row["actor"] is not None:
+            calls[row["actor"]] = calls.get(row["actor"], 0) + 1
+    found = []
+    for index in look.actors(store.client):
+        info = core_actors.info(store.client, index)
+        found.append(
+            {
+                "actor": index, "class": names.actor(index), "name": info["name"],
+                "state": ACTOR_STATES.get(info["state"], "?"), "pid": info["pid"], "restarts": info["restarts"],
+                "max_restarts": info["max_restarts"], "detached": info["detached"], "calls": calls.get(index, 0),
+                "reason": info["reason"],
+            }
+        )  # fmt: skip
+    return found
+
+
+def objects(store: Store) -> list[Row]:
+    """Objects: values, results to come, and what fastrt keeps for itself (functions, actors' plans).
+
+    Args:
+        store: any process's attachment.
+    Returns:
+        Rows with object_id, state ("pending", "sealed", "spilled", ...), bytes, type, what ("value", "result",
+        "function ..." or "actor"), refs and pins (pids that hold a reference, and a view or a running argument),
+        counted (in how many values and unfinished tasks it is named), error (whether get raises it), site (the line
+        that made it; "" when call sites are not recorded), stored (bytes of memory that its block takes).
+    """
+    names = Names(store)
+    pids = {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
+    lines = sites.read(store.socket_path)
+    found = []
+    for row in sorted(look.objects(store.client), key=lambda row: row["objref"]):
+        if row["index"] in names.by_index:
+            what = f"function {names.by_index[row['index']]}"
+        elif row["is_actor"]:
+            what = "actor"
+        else:
+            what = "result" if row["made_by_task"] else "value"
+        found.append(
+            {
+                "object_id": f"{row['objref']:016x}", "state": row["state"], "bytes": row["bytes"],
+                "type": _type_of(row), "what": what, "refs": _pids(row["refs"], pids), "pins": _pids(row["pins"], pids),
+                "counted": row["counted"], "error": row["error"], "site": lines.get(row["site"], ""),
+                "stored": row["room"] if row["state"] != "spilled" else 0,
+            }
+        )  # fmt: skip
+    return found
+
+
+def workers(store: Store) -> list[Row]:
+    """Every process that has joined the session, but for this one if it is a tool.
+
+    Args:
+        store: any process's attachment.
+    Returns:
+        Rows with pid, kind ("daemon", "driver", "worker", "actor", "tool"), name, state ("idle", "running", "waiting";
+        "" for others than workers and actors), running (the name of its task), tasks_done, bytes_held, cpu_s and rss
+        (its processor time in seconds and its resident memory in bytes; None when it has just ended).
+    """
+    import psutil
+
+    client, names = store.client, Names(store)
+    running = {row["task"]: names.of_task(row) for row in look.tasks(client)}
+    held = {row["client"]: row["bytes"] for row in fsck.holders(client)}
+    found = []
+    for row in clients.table(client.segment):
+        if row["client"] == client.index and row["kind"] == clients.KIND_TOOL:
+            continue
+        kind = KINDS.get(row["kind"], "?")
+        state = "" if kind not in ("worker", "actor") else "idle" if row["task"] is None else "running"
+        if state == "running" and row["blocked"]:
+            state = "waiting"
+        cpu_s = rss = None
+        try:
+            process = psutil.Process(row["pid"])
+            with process.oneshot():
+                times = process.cpu_times()
+                cpu_s, rss = times.user + times.system, process.memory_info().rss
+        except psutil.Error:
+            pass
+        found.append(
+            {
+                "pid": row["pid"], "kind": kind, "name": row["name"], "state": state,
+                "running": running.get(row["task"], ""), "tasks_done": row["tasks_done"],
+                "bytes_held": held.get(row["client"], 0), "cpu_s": cpu_s, "rss": rss,
+            }
+        )  # fmt: skip
+    return found
+
+
+LISTS: dict[str, Callable[[Store], list[Row]]] = {
+    "tasks": tasks, "actors": actors, "objects": objects, "workers": workers,
+}  # fmt: skip
+
+
+def _pids(indexes: list[int], pids: dict[int, int]) -> list[int]:
+    return [pids[index] for index in indexes if index in pids]
+
+
+def _type_of(row: Row) -> str:
+    if row["state"] == "pending":
+        return ""
+    return "lost" if row["kind"] == spill.KIND_LOST else _TYPES.get(row["kind"], "pickled")

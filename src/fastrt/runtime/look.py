@@ -1,0 +1,143 @@
+"""`list_tasks` and the like: what there is on this node, and on all nodes of its cluster.
+
+This node's tables are read in shared memory. Another node's are read there, by a task that demands nothing but that
+node: so an answer from there needs a worker that comes free in time, and a node without workers is not heard.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from fastrt.errors import AttachError, FastrtError
+from fastrt.observe import listing
+from fastrt.observe.listing import Row
+from fastrt.runtime.nodes import nodes_at
+from fastrt.store import client as store_client
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.tasks.cancel import cancel
+from fastrt.tasks.remote import remote
+
+_ANSWER_S = 5.0
+
+
+def list_tasks(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> list[Row]:
+    """The tasks, and calls of actors, that have not ended.
+
+    Args:
+        limit: how many rows at most, of all nodes together; 0: all.
+        all_nodes: whether to ask the other nodes of the cluster, too.
+        timeout: seconds that they have for an answer.
+        **filters: a column's name and what its value must be; text may have the wildcards * and ?.
+    Returns:
+        A dict for each: task_id, name, state ("waiting", "ready", "claimed", "running", "blocked" or "ending"), pid,
+        actor, attempt, max_retries, waits_for, results, cancelled, and node where there are several.
+    Raises:
+        ValueError: a filter names no column.
+    Source:
+        The semantics of `ray.util.state.list_tasks`, for tasks that have not ended.
+    """
+    return rows_of("tasks", limit=limit, all_nodes=all_nodes, timeout=timeout, **filters)
+
+
+def list_actors(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> list[Row]:
+    """Actors, dead ones too as long as somebody has a handle; arguments as for `list_tasks`.
+
+    Returns:
+        A dict for each: actor, class, name, state ("starting", "alive", "restarting" or "dead"), pid, restarts,
+        max_restarts, detached, calls (that have not ended), reason (why it is dead), and node where there are several.
+    Raises:
+        ValueError: a filter names no column.
+    """
+    return rows_of("actors", limit=limit, all_nodes=all_nodes, timeout=timeout, **filters)
+
+
+def list_objects(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> list[Row]:
+    """Objects; arguments as for `list_tasks`.
+
+    Returns:
+        A dict for each: object_id, state ("pending", "sealed", "spilled", ...), bytes, type, what, refs and pins
+        (pids), counted, error, site, stored, and node where there are several.
+    Raises:
+        ValueError: a filter names no column.
+    """
+    return rows_of("objects", limit=limit, all_nodes=all_nodes, timeout=timeout, **filters)
+
+
+def list_workers(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> list[Row]:
+    """The processes of the session: workers, actors, drivers, the daemon; arguments as for `list_tasks`.
+
+    Returns:
+        A dict for each: pid, kind, name, state ("idle", "running" or "waiting"), running, tasks_done, bytes_held,
+        cpu_s, rss, and node where there are several.
+    Raises:
+        ValueError: a filter names no column.
+    """
+    return rows_of("workers", limit=limit, all_nodes=all_nodes, timeout=timeout, **filters)
+
+
+def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters: Any) -> list[Row]:
+    """Rows of "tasks", "actors", "objects" or "workers" that fit the filters.
+
+    Raises:
+        ValueError: a filter names no column.
+    """
+    store = store_client.require()
+    others = _others(store) if all_nodes else {}
+    if not others:
+        return select(listing.LISTS[what](store), filters, limit)
+    asked = {name: _ask(what, filters, limit, node) for node, name in others.items()}
+    here = next(node["NodeName"] for node in nodes_at(store.socket_path) if node["IsHere"])
+    rows = [{**row, "node": here} for row in select(listing.LISTS[what](store), filters, limit)]
+    for name, ref in asked.items():
+        try:
+            rows += [{**row, "node": name} for row in store.get(ref, timeout)]
+        except FastrtError as exc:
+            sys.stderr.write(f"fastrt: node {name} does not say what there is: {type(exc).__name__}: {exc}\n")
+            cancel(ref)
+    return rows[:limit] if limit else rows
+
+
+def select(rows: list[Row], filters: Mapping[str, Any], limit: int) -> list[Row]:
+    """Those rows whose columns are as `filters` say, at most `limit`; 0: all.
+
+    Raises:
+        ValueError: a filter names no column.
+    """
+    for name in filters:
+        if rows and name not in rows[0]:
+            raise ValueError(f"there is no column {name!r} to filter by; there are: {', '.join(rows[0])}")
+    found = [row for row in rows if all(_fits(row[name], wanted) for name, wanted in filters.items())]
+    return found[:limit] if limit else found
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if isinstance(value, list):
+        return any(_fits(one, wanted) for one in value)
+    if isinstance(wanted, str):
+        return fnmatch.fnmatchcase("" if value is None else str(value), wanted)
+    return bool(value == wanted)
+
+
+def _others(store: Store) -> dict[str, str]:
+    """The other nodes of the cluster that have workers: name by id."""
+    try:
+        found = nodes_at(store.socket_path)
+    except AttachError:
+        return {}
+    return {node["NodeID"]: node["NodeName"] for node in found if not node["IsHere"] and node["Resources"].get("CPU")}
+
+
+def _ask(what: str, filters: dict[str, Any], limit: int, node: str) -> ObjectRef:
+    ref: ObjectRef = remote(num_cpus=0, scheduling=node, max_retries=0, name=f"list {what}")(_look).remote(
+        what, filters, limit
+    )
+    return ref
+
+
+def _look(what: str, filters: dict[str, Any], limit: int) -> list[Row]:
+    """In a worker of another node."""
+    return select(listing.LISTS[what](store_client.require()), filters, limit)

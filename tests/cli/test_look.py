@@ -1,0 +1,98 @@
+"""`fastrt list`, `fastrt memory` and `fastrt timeline`, as another process than the driver runs them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import pytest
+from click.testing import CliRunner
+
+import fastrt
+from fastrt.cli.main import main
+
+# Several commands after one start of Python; each in a process of its own, for these join a session once.
+SEVERAL = """
+import json, os, sys
+from click.testing import CliRunner
+from fastrt.cli import list, memory, timeline
+from fastrt.cli.main import main
+results = []
+for words in json.loads(sys.argv[1]):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        result = CliRunner().invoke(main, words)
+        os.write(writer, json.dumps([result.exit_code, result.output]).encode())
+        os._exit(0)
+    os.close(writer)
+    results.append(json.loads(open(reader).read()))
+    os.wait()
+print(json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder():
+    with pytest.MonkeyPatch.context() as patch:
+        path = tempfile.mkdtemp(prefix="frt-")  # sockets need short names
+        patch.setenv("FASTRT_RUNTIME_DIR", path)
+        yield path
+        shutil.rmtree(path)
+
+
+def run(*commands):
+    result = subprocess.run(
+        [sys.executable, "-c", SEVERAL, json.dumps(commands)], capture_output=True, text=True, timeout=50
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@fastrt.remote
+def add(one, two):
+    return one + two
+
+
+def test_without_a_session_each_says_so(folder):
+    result = CliRunner().invoke(main, ["list", "tasks"])
+    assert (result.exit_code, "no session is running here" in result.output) == (1, True)
+    result = CliRunner().invoke(main, ["timeline", "--session", "abc", os.devnull])
+    assert (result.exit_code, "whose name begins with 'abc'" in result.output) == (1, True)
+
+
+def test_list_and_memory_show_a_session_and_timeline_records_one_that_does_not(folder, tmp_path):
+    out = tmp_path / "out.json"
+    with fastrt.init(num_workers=1, object_store_memory=64 << 20):
+        refs = [fastrt.put(bytes(1 << 20)), add.remote(1, 2)]
+        fastrt.get(refs[1])
+        code = "from fastrt.cli.main import main; main()"
+        words = [sys.executable, "-c", code, "timeline", "--seconds", "0.3", str(out)]
+        recorder = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        while recorder.poll() is None:  # the whole time, so that some of it falls into the recording
+            assert fastrt.get(add.remote(1, 2)) == 3
+        assert "slices" in recorder.communicate()[0]
+        names = {event["name"] for event in json.loads(out.read_text())["traceEvents"]}
+        assert {"add", "submit"} <= names
+        objects, workers, tasks, colour, memory, every, timeline = run(
+            ["list", "objects", "--json", "--filter", "state=sealed", "--name", "value"],
+            ["list", "workers"],
+            ["list", "tasks", "--state", "running"],
+            ["list", "objects", "--filter", "colour=red"],
+            ["memory", "--growth", "0"],
+            ["memory", "--json"],
+            ["timeline", str(out)],
+        )
+        assert [row["object_id"] for row in json.loads(objects[1])] == [refs[0].hex()]
+        assert re.search(rf"{os.getpid()} +driver", workers[1])
+        assert tasks == [0, "no tasks\n"]
+        assert (colour[0], "there is no column 'colour'" in colour[1]) == (1, True)
+        assert "(not recorded)" in memory[1]
+        assert re.search(rf"{os.getpid()} +driver.* 1\.0 MiB", memory[1])
+        (found,) = json.loads(every[1]).values()
+        assert found["totals"]["sealed_bytes"] >= 1 << 20
+        assert (timeline[0], "--seconds" in timeline[1]) == (1, True)
+        with pytest.raises(fastrt.FastrtError, match="does not record"):
+            fastrt.timeline()
