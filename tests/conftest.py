@@ -37,6 +37,8 @@ PERMANENT_FDS = ("/dev/urandom", "/dev/random", "/dev/null")
 # Every process that descends from this one by exec carries the token, also after its parents are dead.
 TOKEN = f"FASTRT_TEST_TOKEN={secrets.token_hex(8)}"
 os.environ.update([TOKEN.split("=")])
+# A warning is an error here, and a busy machine makes any program look slow; what tests advice switches it on.
+os.environ.setdefault("FASTRT_ADVICE", "0")
 
 REPORTED: set[str] = set()  # so that the module and the session do not fail again for what a test has left
 

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import sys
+import threading
 
 import pytest
 
@@ -110,11 +112,95 @@ def test_task_error_crosses_pickle_and_copy_unchanged():
 
 
 @pytest.mark.parametrize("cause", [Unpicklable("text"), Custom(3, detail="text")])
-def test_cause_that_cannot_be_restored_costs_only_the_cause(cause):
+def test_cause_that_does_not_survive_pickle_travels_by_its_parts(cause):
     error = pickle.loads(pickle.dumps(wrapped(cause)))
+    assert isinstance(error, type(cause))
+    assert type(error.cause) is type(cause)
+    assert error.args == cause.args
+    assert vars(error.cause) == vars(cause)
+    assert "text" in str(error)
+
+
+def test_what_cannot_travel_inside_of_an_exception_becomes_its_text():
+    cause = RuntimeError("broken", lock := threading.Lock())
+    cause.lock, cause.number = lock, 7
+    error = pickle.loads(pickle.dumps(wrapped(cause)))
+    assert isinstance(error, RuntimeError)
+    assert error.args == ("broken", repr(lock))
+    assert (error.lock, error.number) == (repr(lock), 7)
+
+
+def test_cause_whose_class_cannot_be_sent_costs_only_the_cause():
+    class Local(Exception):
+        lock = threading.Lock()
+
+    error = pickle.loads(pickle.dumps(wrapped(Local("text"))))
     assert type(error) is TaskError
     assert error.cause is None
     assert "text" in str(error)
+
+
+def test_chain_and_notes_are_there_after_the_way():
+    try:
+        try:
+            {}["k"]
+        except KeyError:
+            raise OSError(2, "while handling it")  # noqa: B904
+    except OSError as exc:
+        second = exc
+    cause = ValueError("at last")
+    cause.__notes__ = ["look here"]  # what add_note makes, since 3.11
+    cause.__cause__ = second
+    error = pickle.loads(pickle.dumps(wrapped(cause)))
+    for one in (error, error.cause):
+        assert type(one.__cause__) is FileNotFoundError
+        assert repr(one.__cause__.__context__) == "KeyError('k')"
+        assert one.__suppress_context__
+        assert one.__notes__ == ["look here"]
+    assert "direct cause" in str(error)
+
+
+def test_chain_that_goes_round_ends():
+    one, two = ValueError("one"), ValueError("two")
+    one.__cause__, two.__cause__ = two, one
+    error = pickle.loads(pickle.dumps(TaskError.wrap(one, task_name="t", pid=1, traceback_text="text")))
+    assert error.cause.__cause__.__cause__ is error.cause
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has groups of exceptions since 3.11")
+def test_group_is_a_group_whose_members_show_the_users_frames_only():
+    member = raised(KeyError("one"))
+    member.__traceback__ = in_fastrt(member).__traceback__
+    group = ExceptionGroup("two", [member, ValueError("b")])  # noqa: F821
+    error = pickle.loads(pickle.dumps(wrapped(group)))
+    assert isinstance(error, ExceptionGroup)  # noqa: F821
+    assert [repr(one) for one in error.exceptions] == ["KeyError('one')", "ValueError('b')"]
+    assert error.split(KeyError)[0].exceptions == (error.exceptions[0],)
+    assert "in raised" in str(error)
+    assert "wrong_place" not in str(error)
+
+
+def in_fastrt(exc):
+    """The same exception, raised through a frame that says it lies in fastrt."""
+    code = compile("def wrong_place(raised, exc):\n    raise raised(exc)", errors.__file__, "exec")
+    space = {}
+    exec(code, space)  # noqa: S102
+    return raised_by(space["wrong_place"], exc)
+
+
+def raised_by(function, exc):
+    try:
+        function(raised, exc)
+    except BaseException as caught:
+        return caught
+
+
+def test_variable_asks_for_all_frames(monkeypatch):
+    exc = in_fastrt(ValueError("x"))
+    assert "wrong_place" not in errors.format_user_traceback(exc)
+    for word, shown in (("1", True), ("0", False), ("no", False)):
+        monkeypatch.setenv("FASTRT_FULL_TRACEBACK", word)
+        assert ("wrong_place" in errors.format_user_traceback(exc)) == shown
 
 
 def test_cause_that_would_end_the_driver_is_not_inherited():

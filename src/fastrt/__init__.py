@@ -20,12 +20,14 @@ from fastrt.errors import (
     NotInitializedError,
     ObjectLostError,
     ObjectStoreFullError,
+    PerformanceWarning,
     SerializationError,
     StaleReferenceError,
     TaskCancelledError,
     TaskError,
     WorkerCrashedError,
 )
+from fastrt.observe.progress import progress
 from fastrt.observe.timeline import timeline
 from fastrt.runtime.driver import init, is_initialized, shutdown
 from fastrt.runtime.look import list_actors, list_objects, list_tasks, list_workers
@@ -71,6 +73,7 @@ __all__ = [
     "ObjectLostError",
     "ObjectRef",
     "ObjectStoreFullError",
+    "PerformanceWarning",
     "RemoteFunction",
     "Runtime",
     "SerializationError",
@@ -94,6 +97,7 @@ __all__ = [
     "list_workers",
     "method",
     "nodes",
+    "progress",
     "put",
     "remote",
     "shutdown",

@@ -16,11 +16,19 @@ from typing import Any
 _PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # What compiled frames report as their file, whatever folder the wheel was built in.
 _COMPILED_DIR = os.path.join("fastrt", "_core") + os.sep
+_CHAIN_MOST = 50  # exceptions that travel with one that was raised while others were handled
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement, not a built-in
 
 
 class FastrtError(Exception):
     """The root of everything fastrt reports. Catch it to handle any failure of the runtime itself."""
+
+
+class PerformanceWarning(UserWarning):
+    """The program is slow for a reason that fastrt knows; the text says what to change. Once for each cause.
+
+    `fastrt.init(advice=False)` or FASTRT_ADVICE=0 switches it off.
+    """
 
 
 class ConfigError(FastrtError, ValueError):
@@ -202,7 +210,8 @@ class TaskError(FastrtError):
     """The task's function raised. This is also an instance of the exception's own type where Python allows it.
 
     So `except ValueError` around `get` catches a task's ValueError; its `args` and attributes are there too.
-    `str()` is the traceback of the worker without the frames of fastrt itself.
+    `str()` is the traceback of the worker without the frames of fastrt itself (with them where FASTRT_FULL_TRACEBACK is
+    set). Notes, `__cause__` and `__context__` are those of the exception, and an ExceptionGroup is one here, too.
 
     Args:
         task_name: the task's name, by default its function's.
@@ -249,9 +258,9 @@ class TaskError(FastrtError):
         return f"task {self.task_name!r} failed in process {self.pid}\n{self.traceback_text.rstrip()}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The cause travels as bytes of its own: an exception that cannot be pickled, or that the receiver cannot
-        # restore (an __init__ with other arguments than `args`), must cost the cause only, never the error.
-        return _unpickle, (_cause_to_bytes(self.cause), self.task_name, self.pid, self.traceback_text)
+        # Each exception of the chain travels as bytes of its own: one that cannot be pickled, or that the receiver
+        # cannot restore, must cost itself only, never the error.
+        return _unpickle, (_links_of(self.cause), self.task_name, self.pid, self.traceback_text)
 
 
 def format_user_traceback(exc: BaseException) -> str:
@@ -260,9 +269,12 @@ def format_user_traceback(exc: BaseException) -> str:
     Args:
         exc: a raised exception.
     Returns:
-        The text as Python prints it; with all frames where nothing but fastrt's own were there.
+        The text as Python prints it; with all frames where nothing but fastrt's own were there, or where the variable
+        FASTRT_FULL_TRACEBACK asks for them.
     """
     shown = traceback.TracebackException.from_exception(exc)
+    if full_traceback():
+        return "".join(shown.format())
     chain: list[traceback.TracebackException | None] = [shown]
     seen: set[int] = set()
     while chain:
@@ -273,8 +285,21 @@ def format_user_traceback(exc: BaseException) -> str:
         frames = [f for f in part.stack if not f.filename.startswith(_PACKAGE_DIR) and _COMPILED_DIR not in f.filename]
         if frames:
             part.stack = traceback.StackSummary.from_list(frames)
-        chain += [part.__cause__, part.__context__]
+        chain += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]  # of a group
     return "".join(shown.format())
+
+
+def full_traceback() -> bool:
+    """Whether FASTRT_FULL_TRACEBACK asks to see the frames of fastrt itself, too."""
+    return os.environ.get("FASTRT_FULL_TRACEBACK", "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def for_users(exc: FastrtError) -> FastrtError:
+    """An error that is about to leave fastrt, without the frames in which it was raised.
+
+    They help nobody; those of a task are in its error's text. FASTRT_FULL_TRACEBACK keeps them.
+    """
+    return exc if full_traceback() else exc.with_traceback(None)
 
 
 def _make(cause: BaseException | None, task_name: str, pid: int, traceback_text: str) -> TaskError:
@@ -290,13 +315,7 @@ def _make(cause: BaseException | None, task_name: str, pid: int, traceback_text:
 
 def _make_dual(cause: Exception, task_name: str, pid: int, traceback_text: str) -> TaskError:
     kind: Any = type(cause)
-    dual = _dual_class(kind)
-    # The user's __init__ is not run again (it may have effects, or want other arguments); its results are copied.
-    # Python demands the __new__ of the class that laid out the instance: the first built-in along __base__.
-    maker: type = dual
-    while maker.__flags__ & _HEAP_TYPE and maker.__base__ is not None:
-        maker = maker.__base__
-    error: TaskError = maker.__new__(dual, *cause.args)
+    error: TaskError = _blank(_dual_class(kind), cause.args)
     for base in type(cause).__mro__:
         for name, member in vars(base).items():
             # errno, filename, name, value, slots: fields that C keeps outside of __dict__.
@@ -306,11 +325,24 @@ def _make_dual(cause: Exception, task_name: str, pid: int, traceback_text: str) 
                 except (AttributeError, TypeError):
                     continue  # unset in the cause, or read-only
     error.__dict__.update(cause.__dict__)
+    error.__cause__, error.__context__ = cause.__cause__, cause.__context__
+    error.__suppress_context__ = cause.__suppress_context__
     error.task_name = task_name
     error.pid = pid
     error.traceback_text = traceback_text
     error.cause = cause
     return error
+
+
+def _blank(kind: type, args: tuple[Any, ...]) -> Any:
+    """An instance without its class's __init__ having run: that may have effects, or want other arguments.
+
+    Python demands the __new__ of the class that laid out the instance: the first built-in along __base__.
+    """
+    maker: type = kind
+    while maker.__flags__ & _HEAP_TYPE and maker.__base__ is not None:
+        maker = maker.__base__
+    return maker.__new__(kind, *args)
 
 
 @lru_cache(maxsize=256)
@@ -322,23 +354,86 @@ def _dual_class(kind: type[Exception]) -> type[TaskError]:
     return type(f"TaskError({kind.__name__})", (TaskError, kind), space)
 
 
-def _cause_to_bytes(cause: BaseException | None) -> bytes | None:
+# Of an exception on its way: its bytes, the places of its cause and context among the links, and what
+# __suppress_context__ says; bytes of None for one that cannot travel.
+_Link = tuple[bytes | None, int | None, int | None, bool]
+
+
+def _links_of(cause: BaseException | None) -> list[_Link]:
+    """An exception and those that it stands for or came after, the first one first."""
+    if cause is None:
+        return []
+    chain, places = [cause], {id(cause): 0}
+    for exc in chain:  # grows meanwhile
+        for other in (exc.__cause__, exc.__context__):
+            if other is not None and id(other) not in places and len(chain) < _CHAIN_MOST:
+                places[id(other)] = len(chain)
+                chain.append(other)
+    return [
+        (_to_bytes(exc), places.get(id(exc.__cause__)), places.get(id(exc.__context__)), exc.__suppress_context__)
+        for exc in chain
+    ]
+
+
+def _to_bytes(exc: BaseException) -> bytes | None:
+    """Pickle an exception; by its parts where it does not come back from being pickled as a whole."""
     import cloudpickle  # here: only a failed task pays for the import, and this module stays light
 
     try:
-        return bytes(cloudpickle.dumps(cause))
-    except BaseException:  # whatever a user's __reduce__ raises: the worker that reports it must live on
+        data = bytes(cloudpickle.dumps(exc))
+        if isinstance(pickle.loads(data), BaseException):
+            return data
+    except BaseException:  # whatever a user's __reduce__ and __init__ raise: the worker that reports it must live on
+        pass
+    try:
+        args = tuple(_portable(arg) for arg in exc.args)
+        fields = {name: _portable(value) for name, value in vars(exc).items()}
+        return bytes(cloudpickle.dumps(_Parts(type(exc), args, fields)))
+    except BaseException:
         return None
 
 
-def _unpickle(cause_bytes: bytes | None, task_name: str, pid: int, traceback_text: str) -> TaskError:
-    cause: BaseException | None = None
-    if cause_bytes is not None:
+class _Parts:
+    """An exception taken apart: it is put together again without its class's own methods."""
+
+    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+        self.kind, self.args, self.fields = kind, args, fields
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _put_together, (self.kind, self.args, self.fields)
+
+
+def _put_together(kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> BaseException:
+    exc: BaseException = _blank(kind, args)
+    exc.__dict__.update(fields)
+    return exc
+
+
+def _portable(value: Any) -> Any:
+    """A value that can be pickled, or what it looked like."""
+    import cloudpickle
+
+    try:
+        pickle.loads(cloudpickle.dumps(value))
+    except Exception:
+        return repr(value)
+    return value
+
+
+def _unpickle(links: list[_Link], task_name: str, pid: int, traceback_text: str) -> TaskError:
+    chain: list[BaseException | None] = []
+    for data, _, _, _ in links:
         try:
-            cause = pickle.loads(cause_bytes)
-        except Exception:  # the class is missing here, or its __init__ wants other arguments
-            cause = None
-    return _make(cause if isinstance(cause, BaseException) else None, task_name, pid, traceback_text)
+            exc = None if data is None else pickle.loads(data)
+        except Exception:  # the class is missing here
+            exc = None
+        chain.append(exc if isinstance(exc, BaseException) else None)
+    for exc, (_, cause, context, suppress) in zip(chain, links, strict=True):
+        if exc is not None:
+            exc.__cause__ = None if cause is None else chain[cause]
+            exc.__context__ = None if context is None else chain[context]
+            exc.__suppress_context__ = suppress
+    return _make(chain[0] if chain else None, task_name, pid, traceback_text)
 
 
 # Codes of the compiled core (FRT_* in _core/include/layout.h). Two are never seen outside of it and have no class:

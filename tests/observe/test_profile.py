@@ -51,7 +51,7 @@ def test_share_of_the_limit_is_that_of_the_rates(found: Profile) -> None:
 
 def test_trace_has_every_operation_and_its_parts_inside(found: Profile) -> None:
     events = list(measured.events_of(found))
-    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert set(names.values()) == set(LIMITS)
     puts = [event for event in events if event["ph"] == "X" and names[event["tid"]] == "put"]
     whole = [event for event in puts if event["name"].startswith("put ")]
@@ -81,6 +81,12 @@ def test_picture_needs_matplotlib_and_says_so(found: Profile, tmp_path: Path, mo
         charts.write(found, tmp_path / "plot.png")
     with pytest.raises(FastrtError, match=r"ends with \.html or \.png"):
         charts.write(found, tmp_path / "plot.pdf")
+
+
+def test_picture_names_the_sizes_and_covers_no_point(found: Profile, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    charts.write(found, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_size_beyond_shared_memory_is_refused_before_anything_starts() -> None:

@@ -375,3 +375,12 @@ def test_shutdown_while_the_daemon_is_replaced_does_not_run_into_its_patience(st
     started = time.monotonic()
     fastrt.shutdown()
     assert time.monotonic() - started < 8
+
+
+def test_worker_helps_itself_when_there_is_room_for_no_other():
+    @fastrt.remote
+    def deeper(levels):
+        return 0 if levels == 0 else 1 + fastrt.get(deeper.remote(levels - 1))
+
+    with fastrt.init(num_workers=1, clients_max=3, object_store_memory=64 << 20):
+        assert fastrt.get(deeper.remote(5), timeout=30) == 5

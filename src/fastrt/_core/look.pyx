@@ -151,6 +151,36 @@ def functions(Client client):
     return rows
 
 
+def idle(Client client):
+    """How many workers sleep for want of a task."""
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t left
+    cdef uint32_t w
+    cdef uint32_t count = 0
+    client.ensure()
+    for w in range(x.words):
+        left = a64_load_acq(&x.sb.idle[w])
+        while left:
+            count += 1
+            left &= left - 1
+    return count
+
+
+def small_values(Client client, uint32_t sample, uint64_t bytes_max):
+    """How many values of at most so many bytes were put, and are alive: an estimate by `sample` entries."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t n = frt_objects(x)
+    cdef uint32_t k, i, looked
+    cdef uint32_t found = 0
+    client.ensure()
+    looked = sample if sample < n else n
+    for k in range(looked):
+        i = <uint32_t>(<uint64_t>k * n // looked)
+        found += frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and x.entries[i].task == 0 and \
+            x.entries[i].bytes <= bytes_max
+    return <uint64_t>found * n // looked if looked else 0
+
+
 def set_site(Client client, Ref ref, uint32_t site):
     """Write down by which line of code an object was made; the number means something to who looks."""
     client.ensure()

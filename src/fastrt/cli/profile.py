@@ -98,7 +98,7 @@ def _run(size: int, planes: tuple[str, ...], address: str | None, chunk: int, in
 
     from fastrt.errors import FastrtError
     from fastrt.observe import profile as measured
-    from fastrt.observe.charts import size_name
+    from fastrt.observe.profile import size_name
     from fastrt.rpc.auth import read_token
 
     token = None
@@ -122,7 +122,7 @@ def _show(found: Profile) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fastrt.observe.charts import size_name
+    from fastrt.observe.profile import size_name
 
     console = Console(width=None if Console().is_terminal else _WIDTH)
     for nbytes in dict.fromkeys(row.nbytes for row in found.rows):

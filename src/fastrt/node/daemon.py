@@ -24,6 +24,7 @@ from fastrt.config import SHM_DIR, Config
 from fastrt.errors import FastrtError, LockStuck
 from fastrt.node.actors import Actors
 from fastrt.node.admission import Admission
+from fastrt.node.advisor import Advisor
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.logs import LogPipe
 from fastrt.node.memory import KillCounters
@@ -92,6 +93,9 @@ class Daemon:
             Store(self._client, 0.0), config.num_workers, config.resources if config.num_workers else {}, cluster,
             self._runs_tasks, self._is_blocked, lambda text: self._log(text, True),
         )  # fmt: skip
+        self._advisor = (
+            Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
+        )
         self._refreshed_at = 0.0
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
@@ -394,6 +398,8 @@ class Daemon:
         if now - self._refreshed_at > _TICK_S:
             self._refreshed_at = now
             self._admission.refresh()
+        if self._advisor is not None:
+            self._advisor.look(now)
         spill.tick(self._client)
         self._oom_kills.look(time.monotonic())
         used, committed, most = arena.room(self._client)

@@ -59,7 +59,7 @@ class Pool:
 
     def may_grow(self) -> bool:
         """Whether a worker that is about to sleep will be replaced."""
-        return len(self.pids) + self.starting < self.size + self.spare
+        return len(self.pids) + self.starting < min(self.size + self.spare, self.most)
 
     def surplus(self) -> int:
         """How many workers are there beyond what is needed now."""

@@ -8,8 +8,7 @@ import math
 from pathlib import Path
 
 from fastrt.errors import FastrtError
-from fastrt.observe.profile import LIMITS, Profile, Row
-from fastrt.store.client import mib
+from fastrt.observe.profile import LIMITS, Profile, Row, size_name
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 880, 460, 64, 48, 24, 150
 _COLOURS = {
@@ -102,21 +101,18 @@ def _png(profile: Profile, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 5))
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
     for name, rows in _lines(profile).items():
         style = "--" if not LIMITS[name] else "-"
         axes.loglog([r.nbytes for r in rows], [r.rate for r in rows], style, marker="o", c=_COLOURS[name], label=name)
-    axes.set_xlabel("size of the value, bytes")
-    axes.set_ylabel("GB/s")
+    measured = sorted({row.nbytes for row in profile.rows})
+    axes.set_xticks(measured, [size_name(nbytes) for nbytes in measured])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
+    axes.set_title("Transfer (dashed: what the machine can do)")
+    axes.set_xlabel("size of the value")
+    axes.set_ylabel("GB (10\u2079 bytes) a second")
     axes.grid(True, alpha=0.3)
-    axes.legend()
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # beside: it would cover points
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def size_name(nbytes: int) -> str:
-    """A size with the unit that fits: 65536 is "64 KiB"."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:g} {name}"
-    return mib(nbytes)

@@ -494,16 +494,27 @@ def events_of(profile: Profile) -> Iterator[dict[str, Any]]:
     """A trace's events, as Chrome's trace format has them: one track a path, and the parts of an operation inside."""
     tracks = {path: k for k, path in enumerate(LIMITS)}
     began = min((start for _, _, start, _, _ in profile.events), default=0.0)
+    title = {"ph": "M", "pid": 1, "ts": 0}
+    yield {**title, "name": "process_name", "tid": 0, "args": {"name": "fastrt profile transfer"}}
     for path, track in tracks.items():
-        yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": track, "args": {"name": path}}
+        yield {**title, "name": "thread_name", "tid": track, "args": {"name": path}}
+        yield {**title, "name": "thread_sort_index", "tid": track, "args": {"sort_index": track}}
     for path, nbytes, start, seconds, parts in profile.events:
         at = (start - began) * 1e6
         args = {"bytes": nbytes, "GB_per_s": nbytes / seconds / 1e9}
         event = {"ph": "X", "pid": 1, "tid": tracks[path], "cat": "transfer"}
-        yield {**event, "name": f"{path} {mib(nbytes)}", "ts": at, "dur": seconds * 1e6, "args": args}
+        yield {**event, "name": f"{path} {size_name(nbytes)}", "ts": at, "dur": seconds * 1e6, "args": args}
         # Several threads may spend more together than the operation took; its parts have to lie inside of it.
         whole = max(sum(parts.values()), seconds)
         for name, length in parts.items():
             share = length / whole * seconds * 1e6
             yield {**event, "name": name, "ts": at, "dur": share, "args": {}}
             at += share
+
+
+def size_name(nbytes: int) -> str:
+    """A size with the unit that fits: 65536 is "64 KiB"."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:g} {name}"
+    return mib(nbytes)

@@ -18,7 +18,7 @@ from fastrt._core.segment import Segment
 from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.runtime.processes import Processes
-from fastrt.store import attach
+from fastrt.store import advice, attach
 from fastrt.store.attach import Link
 from fastrt.store.client import Store
 from fastrt.tasks import sites
@@ -48,6 +48,7 @@ class Runtime:
         self._pid = os.getpid()
         self._store: Store | None
         self._store, self._link = self._join(logs=True)
+        advice.configure(config.advice)
         if config.record_call_sites:
             sites.start(self._store)
         self.session: str = self._store.client.segment.session

@@ -18,12 +18,15 @@ from fastrt._core import arena, fsck, handles, spill
 from fastrt._core import tasks as core_tasks
 from fastrt._core.clients import Client, ForkedHandle
 from fastrt.errors import (
+    FastrtError,
     GetTimeoutError,
     NotInitializedError,
     ObjectLostError,
     ObjectStoreFullError,
     StaleReferenceError,
+    for_users,
 )
+from fastrt.store import advice
 from fastrt.store import ref as ref_module
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, serialize
@@ -65,6 +68,7 @@ class Store:
         # A worker sets these: what to do around a sleep inside a task, and instead of one when workers run out.
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None
+        self._lone_gets = advice.LoneGets()
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
         self.watcher: Any = None  # the thread that waits for many, see `store.watch`
 
@@ -297,8 +301,12 @@ class Store:
             for ref in refs:
                 while self.help_with(ref):
                     pass
+        lone = self._lone_gets.before(self.client, refs[0]) if len(refs) == 1 else 0.0
         with self.blocked():
-            if not handles.wait_all(self.client, refs, timeout, 0.0):
+            ready = handles.wait_all(self.client, refs, timeout, 0.0)
+            if lone:
+                self._lone_gets.after(lone)
+            if not ready:
                 waiting = [ref for ref in refs if not handles.is_ready(self.client, ref)]
                 raise GetTimeoutError(
                     f"{len(waiting)} of {len(refs)} objects were not ready after {timeout} s, the first is "
@@ -451,6 +459,8 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
         return require().get(refs, timeout)
     except ForkedHandle:
         return require().get(refs, timeout)
+    except FastrtError as exc:
+        raise for_users(exc)  # noqa: B904 (as it is, with the cause that it has)
 
 
 def wait(

@@ -61,7 +61,7 @@ def _settle(ref: ObjectRef, future: concurrent.futures.Future[Any], ended: BaseE
             raise ended
         value = _hooks["get"](ref)
     except BaseException as exc:  # whatever the task raised belongs to the future
-        future.set_exception(exc)
+        future.set_exception(exc.with_traceback(None))  # the frames of this thread help nobody
     else:
         future.set_result(value)
 

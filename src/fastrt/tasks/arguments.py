@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fastrt.store import advice
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import deserialize, is_large_array, serialize
@@ -35,7 +36,13 @@ class Dependency:
 
 def put_large_arrays(store: Store, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Replace large arrays among positional arguments by references to them."""
-    return tuple(store.put(arg) if is_large_array(arg, PUT_BYTES_MIN) else arg for arg in args)
+    return tuple(_put_array(store, arg) if is_large_array(arg, PUT_BYTES_MIN) else arg for arg in args)
+
+
+def _put_array(store: Store, array: Any) -> ObjectRef:
+    if array.nbytes >= advice.LARGE_BYTES:
+        advice.array_passed(array)
+    return store.put(array)
 
 
 def pack(store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bytes, list[ObjectRef], int]:
@@ -54,6 +61,8 @@ def pack(store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[i
     parts = serialize((args, kwargs))
     if parts.nbytes <= RECORD_BYTES_MAX:
         return parts.kind, parts.to_bytes(), deps + parts.refs, len(deps)
+    if parts.nbytes >= advice.LARGE_BYTES:
+        advice.value_passed(parts.nbytes, parts.parts)
     return IN_OBJECT, b"", [store.put_serialized(parts), *deps], 1 + len(deps)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from fastrt._core import functions, handles
 from fastrt._core import tasks as core
 from fastrt.errors import FunctionNotFoundError, SerializationError
+from fastrt.store import advice
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
@@ -37,12 +38,10 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> ObjectRef:
     except SerializationError as exc:
         raise SerializationError(f"function {name!r} cannot be sent to workers: {exc}") from exc
     if parts.nbytes > WARN_BYTES:
-        import warnings
-
-        warnings.warn(
+        advice.give(
+            f"closure {name}",
             f"function {name!r} captures {parts.nbytes >> 20} MiB; put large values once with fastrt.put and pass "
             "the reference",
-            stacklevel=4,
         )
     digest = hashlib.blake2b(parts.to_bytes(), digest_size=16).digest()
     found: ObjectRef | None = functions.find_function(store.client, digest)

@@ -1,0 +1,78 @@
+"""What makes a session slow and only the daemon can see: told to the drivers, once for each cause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fastrt._core import look, tasks
+from fastrt._core.clients import Client
+from fastrt.node.pool import Pool
+
+_TINY_MANY = 50_000
+_TINY_BYTES = 1024
+_SAMPLE = 1000  # entries: 20 us
+_EXHAUSTED_S = 1.0
+_EVERY_S = 0.5
+
+
+class Advisor:
+    """Looks at the arena and the pool now and then.
+
+    Args:
+        client: the daemon's attachment.
+        pool: the workers.
+        say: tells the drivers.
+    """
+
+    def __init__(self, client: Client, pool: Pool, say: Callable[[str], None]) -> None:
+        self._client = client
+        self._pool = pool
+        self._say = say
+        self._looked_at = 0.0
+        self._exhausted_since = 0.0
+        self._given: set[str] = set()
+
+    def look(self, now: float | None = None) -> None:
+        """To be called now and then; looks twice a second at most.
+
+        Args:
+            now: monotonic time, in seconds.
+        """
+        now = time.monotonic() if now is None else now
+        if now - self._looked_at < _EVERY_S:
+            return
+        self._looked_at = now
+        self._tiny_values()
+        self._blocked_workers(now)
+
+    def _give(self, cause: str, text: str) -> None:
+        if cause not in self._given:
+            self._given.add(cause)
+            self._say(f"fastrt: {text} (FASTRT_ADVICE=0 keeps such advice away)\n")
+
+    def _tiny_values(self) -> None:
+        if "tiny" in self._given:
+            return
+        there = look.small_values(self._client, _SAMPLE, _TINY_BYTES)
+        if there >= _TINY_MANY:
+            self._give(
+                "tiny",
+                f"about {there:,} small values that were put one by one are alive; each is an object of its own. Put "
+                "lists of them, or pass them as arguments: small ones travel with the task",
+            )
+
+    def _blocked_workers(self, now: float) -> None:
+        pool = self._pool
+        few = pool.may_grow() or not pool.blocked or 2 * len(pool.blocked) < len(pool.pids)
+        if few or not tasks.queued(self._client):
+            self._exhausted_since = 0.0
+        elif not self._exhausted_since:
+            self._exhausted_since = now
+        elif now - self._exhausted_since >= _EXHAUSTED_S:
+            self._give(
+                "blocked",
+                f"{len(pool.blocked)} of {len(pool.pids)} workers sleep in fastrt.get inside their tasks, while tasks "
+                "are queued and no more workers can be started in their place. Pass references as arguments instead of "
+                "getting them inside (a task whose arguments are not ready needs no worker), or raise clients_max",
+            )

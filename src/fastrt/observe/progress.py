@@ -1,0 +1,158 @@
+"""`progress`: references in the order in which they become ready, with a bar that says how far it is.
+
+At a terminal and in a notebook the bar is drawn by rich; elsewhere (a pipe, a log) a plain line is written now and
+then. Both go to standard error: what the program prints stays its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TextIO
+
+from fastrt._core import handles
+from fastrt.store.client import get, require
+from fastrt.store.completed import as_completed
+from fastrt.store.ref import ObjectRef
+
+_LINE_S = 5.0  # between two lines where there is no terminal
+_LINE_SHARE = 0.1
+_DRAW_S = 0.1
+
+
+class Progress:
+    """What `progress` returns: iterate over it, or call `wait` or `get`. Each shows the bar."""
+
+    def __init__(self, refs: list[ObjectRef], description: str, timeout: float | None, file: TextIO | None) -> None:
+        self._refs = refs
+        self._description = description
+        self._timeout = timeout
+        self._file = file
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def __iter__(self) -> Iterator[ObjectRef]:
+        """The references in the order in which they become ready."""
+        done = failed = 0
+        client = require().client
+        show, end = _display(self._description, len(self._refs), self._file)
+        shown_at = 0.0
+        try:
+            show(0, 0)
+            for ref in as_completed(self._refs, self._timeout):
+                done += 1
+                failed += handles.describe(client, ref)["error"]
+                now = time.monotonic()
+                if now - shown_at > _DRAW_S or done == len(self._refs):
+                    shown_at = now
+                    show(done, failed)
+                yield ref
+        finally:
+            end(done, failed)
+
+    def wait(self) -> list[ObjectRef]:
+        """Wait for all of them; the references, as they were given.
+
+        Raises:
+            GetTimeoutError: the timeout passed.
+        """
+        for _ in self:
+            pass
+        return self._refs
+
+    def get(self) -> list[Any]:
+        """Wait for all of them; their values, in the order of the references.
+
+        Raises:
+            TaskError: a task raised; all have been waited for.
+            GetTimeoutError: the timeout passed.
+        """
+        values: list[Any] = get(self.wait())
+        return values
+
+
+def progress(
+    refs: Iterable[ObjectRef], description: str = "tasks", *, timeout: float | None = None, file: TextIO | None = None
+) -> Progress:
+    """Show how many of many references are ready, while waiting for them.
+
+    `for ref in progress(refs)` gives them in the order in which they become ready; `progress(refs).get()` waits for all
+    and gives their values in the order of `refs`; `progress(refs).wait()` only waits.
+
+    Args:
+        refs: references; one that is there twice counts twice.
+        description: what stands before the bar.
+        timeout: seconds for all of them together; None waits for ever.
+        file: where to show it; default: standard error.
+    Returns:
+        A `Progress`. Nothing is shown, and nobody waits, before it is used.
+    Raises:
+        TypeError: something is not an ObjectRef.
+    Source:
+        `concurrent.futures.as_completed`, with a bar as in tqdm.
+    """
+    listed = list(refs)
+    for ref in listed:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"progress takes ObjectRefs; this has a {type(ref).__name__}")
+    return Progress(listed, description, timeout, file)
+
+
+Show = Callable[[int, int], None]
+
+
+def _display(description: str, total: int, file: TextIO | None) -> tuple[Show, Show]:
+    """What to call with (done, failed) now and then, and at the end."""
+    from rich.console import Console
+
+    console = Console(file=file) if file is not None else Console(stderr=True)
+    # In a notebook a bar that changes needs widgets.
+    in_notebook = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+    if not console.is_terminal and not in_notebook:
+        return _lines(description, total, file or sys.stderr)
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("[red]{task.fields[failed]}"),
+        TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    # Drawn when there is news, and by no thread: a program that waits should cost nothing.
+    bar = Bar(*columns, console=console, auto_refresh=False)
+    task = bar.add_task(description, total=total, failed="")
+    bar.start()
+
+    def show(done: int, failed: int) -> None:
+        bar.update(task, completed=done, failed=f"{failed} failed" if failed else "", refresh=True)
+
+    def end(done: int, failed: int) -> None:
+        show(done, failed)
+        bar.stop()
+
+    return show, end
+
+
+def _lines(description: str, total: int, file: TextIO) -> tuple[Show, Show]:
+    began = told_at = time.monotonic()
+    told = 0
+
+    def write(done: int, failed: int) -> None:
+        trouble = f", {failed} failed" if failed else ""
+        file.write(f"{description}: {done}/{total} ready{trouble} after {time.monotonic() - began:.1f} s\n")
+        file.flush()
+
+    def show(done: int, failed: int) -> None:
+        nonlocal told, told_at
+        now = time.monotonic()
+        if done - told >= max(1.0, total * _LINE_SHARE) or (done > told and now - told_at > _LINE_S):
+            told, told_at = done, now
+            write(done, failed)
+
+    def end(done: int, failed: int) -> None:
+        if done != told or not total:
+            write(done, failed)
+
+    return show, end
