@@ -2,6 +2,7 @@
 
 import io
 import os
+import select
 import traceback
 
 import pytest
@@ -61,8 +62,11 @@ def test_bar_is_drawn_at_a_terminal(rt):
     with open(other, "w") as terminal:
         assert fastrt.progress([tenfold.remote(1)], "at a terminal", file=terminal).get() == [10]
         terminal.flush()
-        drawn = os.read(main, 65536).decode()
+        drawn = b""
+        while b"1/1" not in drawn and select.select([main], [], [], 10)[0]:
+            drawn += os.read(main, 65536)
     os.close(main)
+    drawn = drawn.decode()
     assert "at a terminal" in drawn
     assert "1/1" in drawn
     assert "\x1b[" in drawn
