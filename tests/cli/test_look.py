@@ -96,3 +96,28 @@ def test_list_and_memory_show_a_session_and_timeline_records_one_that_does_not(f
         assert (timeline[0], "--seconds" in timeline[1]) == (1, True)
         with pytest.raises(fastrt.FastrtError, match="does not record"):
             fastrt.timeline()
+
+
+@pytest.mark.long  # three nodes' worth of processes
+def test_list_asks_all_nodes_of_a_cluster_once(folder, monkeypatch):
+    monkeypatch.setenv("FASTRT_OBJECT_STORE_MEMORY", "64MiB")
+
+    def command(*words):
+        result = subprocess.run(["fastrt", *words], capture_output=True, text=True, timeout=50)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    try:
+        started = command("start", "--head", "--port", "0", "--num-workers", "1", "--detach")
+        head = re.search(r"--address (\S+)", started)[1]
+        command("start", "--address", head, "--num-workers", "2", "--name", "second", "--detach")
+        rows = json.loads(command("list", "workers", "--json", "--filter", "kind=worker"))
+        there = [row["node"] == "second" for row in rows]
+        assert there.count(False) == 1
+        assert there.count(True) >= 2  # one more may have been started for the question
+        assert len({row["pid"] for row in rows}) == len(rows)
+        here = json.loads(command("list", "workers", "--json", "--filter", "kind=worker", "--this-node"))
+        (first,) = (row["pid"] for row in rows if row["node"] != "second")
+        assert first in {row["pid"] for row in here}
+    finally:
+        command("stop")

@@ -59,8 +59,9 @@ def list_(
         wanted["class" if what == "actors" else "what" if what == "objects" else "name"] = name
     rows: list[dict[str, Any]] = []
     found = sockets(session)
+    heads: set[str] = set()  # of clusters that have been asked: one node speaks for all
     for path in found:
-        more = _rows(path, what, wanted, limit, this_node)
+        more = _rows(path, what, wanted, limit, None if this_node else heads)
         rows += [{"session": path.parent.name[:8], **row} for row in more] if len(found) > 1 else more
     rows = rows[:limit] if limit else rows
     if as_json:
@@ -69,14 +70,20 @@ def list_(
         _show(what, rows, limit)
 
 
-def _rows(path: Path, what: str, wanted: dict[str, Any], limit: int, this_node: bool) -> list[dict[str, Any]]:
+def _rows(
+    path: Path, what: str, wanted: dict[str, Any], limit: int, heads: set[str] | None
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The rows of a session; of its whole cluster, unless that is among `heads` already or `heads` is None."""
     from fastrt.observe import listing
     from fastrt.runtime.look import select
     from fastrt.runtime.nodefile import nodes_here
 
     node = next((node for node in nodes_here(path.parent.parent) if node.socket_path == str(path)), None)
     try:
-        if node is not None and not this_node:
+        if node is not None and heads is not None:
+            if node.head in heads:
+                return []
+            heads.add(node.head)
             return _of_the_cluster(node, what, wanted, limit)
         with joined(path) as store:
             return select(listing.LISTS[what](store), wanted, limit)
