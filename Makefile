@@ -23,11 +23,12 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	$(BIN)/python -m mypy.stubtest fastrt._core --allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, long tests (11 minutes; downloads go to .cache/jax)
+check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real Ray, long tests (12 minutes; downloads in .cache)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	-$(BIN)/python -m pip install --quiet --only-binary :all: joblib scikit-learn "dask[array]"
 	$(BIN)/python tests/fuzz/fuzz.py 60
 	$(BIN)/python tests/conformance/jax_envs.py
+	-$(BIN)/python tests/engines/ray_env.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
 	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
 	FASTRT_LONG=1 $(BIN)/python -m pytest

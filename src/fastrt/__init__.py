@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from fastrt import exceptions
 from fastrt.errors import (
     ActorDiedError,
     ActorNotFoundError,
@@ -25,6 +26,7 @@ from fastrt.errors import (
     StaleReferenceError,
     TaskCancelledError,
     TaskError,
+    UnsupportedError,
     WorkerCrashedError,
 )
 from fastrt.observe.progress import progress
@@ -38,6 +40,7 @@ from fastrt.store.completed import as_completed
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.actor import ActorClass
 from fastrt.tasks.cancel import cancel
+from fastrt.tasks.context import RuntimeContext, runtime_context
 from fastrt.tasks.decorator import remote
 from fastrt.tasks.demand import NodeAffinity
 from fastrt.tasks.handle import ActorHandle, get_actor, kill, list_named_actors
@@ -47,6 +50,8 @@ from fastrt.tasks.remote import RemoteFunction
 if TYPE_CHECKING:
     from fastrt import util
     from fastrt.util.executor import Executor
+
+get_runtime_context = runtime_context  # as Ray spells it
 
 __version__ = "0.1.0"
 
@@ -76,17 +81,21 @@ __all__ = [
     "PerformanceWarning",
     "RemoteFunction",
     "Runtime",
+    "RuntimeContext",
     "SerializationError",
     "StaleReferenceError",
     "TaskCancelledError",
     "TaskError",
+    "UnsupportedError",
     "WorkerCrashedError",
     "as_completed",
     "available_resources",
     "cancel",
     "cluster_resources",
     "get",
+    "exceptions",
     "get_actor",
+    "get_runtime_context",
     "init",
     "is_initialized",
     "kill",
@@ -100,6 +109,7 @@ __all__ = [
     "progress",
     "put",
     "remote",
+    "runtime_context",
     "shutdown",
     "timeline",
     "util",

@@ -133,6 +133,13 @@ class ObjectLostError(FastrtError):
     """
 
 
+class UnsupportedError(FastrtError, NotImplementedError):
+    """The engine that this process uses (`fastrt.init(engine=..., local_mode=...)`) has nothing that does this.
+
+    Leave it out, or use fastrt's own engine: `fastrt.init()` without either.
+    """
+
+
 class InfeasibleTaskError(FastrtError):
     """A task demands resources that nothing here has, and nothing can join that would have them.
 

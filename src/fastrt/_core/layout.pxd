@@ -7,6 +7,7 @@ cdef extern from "layout.h" nogil:
     uint32_t FRT_BINS, FRT_OWNER_TASK, FRT_COMMIT_RECORDS, FRT_CLIENTS_MOST, FRT_FUNCTIONS, FRT_RING_CELLS, FRT_ACTORS
     uint32_t FRT_CELL_BYTES, FRT_TRACE_RECORDS, FRT_CLOCK_MONOTONIC, FRT_CLOCK_TSC
     uint32_t FRT_INLINE_BYTES, FRT_TASK_INLINE_BYTES, FRT_MAGAZINE
+    uint64_t FRT_PATH_STEP
     uint64_t FRT_COMMIT_BYTES
     uint32_t FRT_CLASS_BYTES(uint32_t) noexcept
     int FRT_OK, FRT_FULL, FRT_STALE, FRT_TIMEOUT, FRT_CORRUPT, FRT_STUCK, FRT_TOO_LARGE, FRT_TABLE_FULL
@@ -100,11 +101,11 @@ cdef extern from "layout.h" nogil:
         uint32_t index, pad
 
     ctypedef struct frt_task:
-        uint64_t id, function, job, cancelled, offset
+        uint64_t id, function, job, cancelled, offset, path
         uint32_t function_index, bytes, nreturns, nrefs, ndeps, waiter, dep, actor
         uint16_t kind
         uint8_t flags, attempts, retries, signal, caller
-        char inlined[176]
+        char inlined[168]
 
     ctypedef struct frt_function:
         uint64_t hash[2]
@@ -166,6 +167,7 @@ cdef extern from "layout.h" nogil:
         uint64_t me_bit, next_objref, end_objref
         uint32_t trace_ready
         uint32_t objects_kept, tasks_kept
+        uint64_t path
         uint32_t objects[128]
         uint32_t tasks_free[128]
         uint32_t *refs_held

@@ -93,6 +93,8 @@ cdef int task_fill(Client client, uint64_t function, uint32_t function_index, ui
     t = check(task_record(x, nreturns, nrefs, nbytes))
     task = x.tasks + t
     task.id = client_new_objref(x)
+    x.path += 1
+    task.path = x.path
     task.function, task.function_index = function, function_index
     task.job = x.clients[x.me].job
     task.cancelled = 0

@@ -99,8 +99,11 @@ cdef class Runner:
 
 cdef int _execute(Runner self, uint32_t t) except -1:
     cdef object value
-    cdef frt_task *task = self.client.x.tasks + t
-    cdef uint64_t traced = frt_trace_begin(&self.client.x, FRT_TRACE_TASK, task.id, task.function_index, task.actor)
+    cdef frt_ctx *x = &self.client.x
+    cdef frt_task *task = x.tasks + t
+    cdef uint64_t path = x.path
+    cdef uint64_t traced = frt_trace_begin(x, FRT_TRACE_TASK, task.id, task.function_index, task.actor)
+    x.path = task.path * FRT_PATH_STEP
     self.stack.append(t)
     try:
         value = _call(self, t)
@@ -113,8 +116,9 @@ cdef int _execute(Runner self, uint32_t t) except -1:
             self.leave(exc)
         self.fail(t, exc)
     finally:
+        x.path = path
         self.stack.pop()
-        frt_trace_end(&self.client.x, traced)
+        frt_trace_end(x, traced)
     return 0
 
 

@@ -31,6 +31,7 @@ cdef enum:
 
 RETRY_ERRORS = FRT_TASK_RETRY_ERRORS
 NO_TASK = FRT_NOT_FOUND
+PATH_STEP = FRT_PATH_STEP
 
 
 # ---- submit ----
@@ -142,7 +143,7 @@ def promise(Client client):
     task = x.tasks + t
     task.id = client_new_objref(x)
     task.function, task.function_index, task.job = 0, 0, x.clients[x.me].job
-    task.cancelled, task.kind, task.retries, task.attempts = 0, 0, 0, 1
+    task.cancelled, task.path, task.kind, task.retries, task.attempts = 0, 0, 0, 0, 1
     i = task_slots(x, t)[0].index
     task_announce(x, t)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(x.task_words[t])))  # commit
@@ -384,7 +385,7 @@ def info(Client client, uint32_t t):
     cdef frt_ctx *x = &client.x
     cdef frt_task *task = x.tasks + t
     cdef uint64_t word = a64_load_acq(x.task_words + t)
-    return {"task": t, "id": task.id, "state": frt_word_state(word), "client": frt_word_client(word),
+    return {"task": t, "id": task.id, "path": task.path, "state": frt_word_state(word), "client": frt_word_client(word),
             "function": (task.function, task.function_index), "job": task.job, "attempts": task.attempts,
             "retries": task.retries, "signal": task.signal, "returns": task.nreturns, "refs": task.nrefs,
             "deps": task.ndeps - (task.flags & FRT_TASK_DEMAND != 0), "flags": task.flags, "kind": task.kind,
@@ -437,6 +438,12 @@ def cancel(Client client, Ref ref):
                 return "running", t, pid
         else:
             return "done", 0, 0
+
+
+def begin_path(Client client, uint64_t parent):
+    """Let the paths of the tasks that this client submits from now on count up from those of a parent's."""
+    client.ensure()
+    client.x.path = parent * FRT_PATH_STEP
 
 
 def must_stop(Client client, uint32_t t):

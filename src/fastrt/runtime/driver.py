@@ -10,13 +10,17 @@ from typing import Any
 
 from fastrt.config import Config, read_resources
 from fastrt.errors import ConfigError, FastrtError, NotInitializedError
+from fastrt.runtime.foreign import kind_of, start_foreign
 from fastrt.runtime.nodefile import find_node
 from fastrt.runtime.session import Attached, Runtime, start
 from fastrt.store import client as store_client
+from fastrt.store import engine as engines
 from fastrt.store import watch
 from fastrt.store.client import Store
 
 _STORE_BYTES_ANY = 64 << 20  # so that a machine with no room for another store can still use the one it has
+# What programs give to `ray.init` that has no meaning here and changes no result.
+_RAY_ONLY = ("include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "namespace")
 
 _runtime: Runtime | None = None
 _lock = threading.RLock()
@@ -31,6 +35,8 @@ def init(
     num_gpus: float | None = None,
     resources: Mapping[str, float] | None = None,
     ignore_reinit_error: bool = False,
+    engine: str | None = None,
+    local_mode: bool = False,
     **settings: Any,
 ) -> Runtime:
     """Start the embedded runtime: a node daemon, an object store, and workers; or use a node that runs already.
@@ -44,6 +50,8 @@ def init(
         num_cpus: another name for num_workers.
         num_gpus, resources: what else tasks may ask for, and how much of it there is: {"license": 2}.
         ignore_reinit_error: return the running runtime instead of raising.
+        engine: what runs the program: "fastrt", "local" (as local_mode=True), or "ray": the Ray cluster at `address`.
+        local_mode: run everything in this process, in order and at once, for a debugger.
         **settings: any field of `fastrt.config.Config`; each also has a variable FASTRT_<NAME>.
     Returns:
         The `Runtime`; a `with` statement shuts it down at its end.
@@ -63,17 +71,14 @@ def init(
         if num_workers is not None and num_cpus is not None and num_workers != num_cpus:
             raise FastrtError(f"num_workers={num_workers} and num_cpus={num_cpus} are two names for one setting")
         num_workers = num_cpus if num_workers is None else num_workers
-        if address is not None:
-            about = {"num_workers": num_workers, "object_store_memory": object_store_memory}
-            _runtime = _attach(address, {**about, "resources": resources, "num_gpus": num_gpus}, settings)
+        about: dict[str, Any] = {"num_workers": num_workers, "object_store_memory": object_store_memory}
+        about |= {"resources": resources, "num_gpus": num_gpus}
+        which = kind_of(engine, local_mode)
+        if which is not None:
+            _runtime = start_foreign(which, address, about, settings)
         else:
-            if num_gpus is not None:
-                resources = {**read_resources("resources", resources or {}), "GPU": num_gpus}
-            settings |= {"object_store_memory": object_store_memory, "resources": resources}
-            config = Config.load(num_workers=num_workers, **settings)
-            if config.num_workers == 0:
-                raise ConfigError("num_workers=0: nothing would run; only nodes of a cluster may have no workers")
-            _runtime = start(config)
+            settings = {name: value for name, value in settings.items() if name not in _RAY_ONLY}
+            _runtime = _start_own(about, settings) if address is None else _attach(address, about, settings)
         _runtime.on_exit = shutdown
         store_client.set_store(_runtime._store)
         return _runtime
@@ -94,7 +99,20 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Whether a session runs that this process uses; always true inside a task."""
-    return store_client.current() is not None and not (_runtime is not None and _runtime._died)
+    if store_client.current() is None:
+        return engines.current() is not None
+    return not (_runtime is not None and _runtime._died)
+
+
+def _start_own(about: dict[str, Any], settings: dict[str, Any]) -> Runtime:
+    """Start a node for this process alone."""
+    num_gpus = about.pop("num_gpus")
+    if num_gpus is not None:
+        about["resources"] = {**read_resources("resources", about["resources"] or {}), "GPU": num_gpus}
+    config = Config.load(**about, **settings)
+    if config.num_workers == 0:
+        raise ConfigError("num_workers=0: nothing would run; only nodes of a cluster may have no workers")
+    return start(config)
 
 
 def _attach(address: str, about: dict[str, Any], settings: dict[str, Any]) -> Runtime:

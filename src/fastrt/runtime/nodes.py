@@ -8,6 +8,7 @@ from typing import Any
 from fastrt.config import RESOURCE_PARTS
 from fastrt.store import attach
 from fastrt.store import client as store_client
+from fastrt.store import engine as engines
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -21,7 +22,8 @@ def nodes() -> list[dict[str, Any]]:
     Source:
         The semantics of `ray.nodes`.
     """
-    return nodes_at(store_client.require().socket_path)
+    other = engines.current()
+    return other.nodes() if other is not None else nodes_at(store_client.require().socket_path)
 
 
 def nodes_at(socket_path: str) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from fastrt.errors import (
     for_users,
 )
 from fastrt.store import advice
+from fastrt.store import engine as engines
 from fastrt.store import ref as ref_module
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, serialize
@@ -69,6 +70,10 @@ class Store:
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None
         self._lone_gets = advice.LoneGets()
+        # The index of the task that runs on this thread, the name of a task, and the actor that this process is.
+        self.task_here: Callable[[], int | None] = _nothing
+        self.task_name: Callable[[int], str] = str
+        self.actor_here: int | None = None
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
         self.watcher: Any = None  # the thread that waits for many, see `store.watch`
 
@@ -344,6 +349,10 @@ class Store:
             on_block(False)
 
 
+def _nothing() -> None:
+    """No task runs in a driver."""
+
+
 def mib(n: int) -> str:
     """Write a number of bytes for people."""
     return f"{n / (1 << 20):.1f} MiB" if n >= 1 << 17 else f"{n} bytes"
@@ -378,6 +387,7 @@ def require() -> Store:
 
     Raises:
         NotInitializedError: there is none and nobody said how to start one.
+        UnsupportedError: this process uses another engine.
     """
     global _store
     store = _store
@@ -389,6 +399,9 @@ def require() -> Store:
                 raise NotInitializedError("this process was forked from one that used fastrt; call fastrt.init() here")
             _store = _store.rejoin()
         if _store is None:
+            other = engines.current()
+            if other is not None:
+                engines.refuse(other)
             if _start is None:
                 raise NotInitializedError("fastrt is not initialised; call fastrt.init()")
             _store = _start()
@@ -428,8 +441,14 @@ def put(value: object) -> ObjectRef:
     """
     if isinstance(value, ObjectRef):
         raise TypeError("the value is an ObjectRef already; pass it on as it is, or put it inside a list")
+    store = _store
+    if store is None:
+        other = engines.current()
+        if other is not None:
+            return other.put(value)
+        store = require()
     try:
-        return require().put(value)
+        return store.put(value)
     except ForkedHandle:
         return require().put(value)
 
@@ -454,6 +473,9 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     """
     _check_timeout(timeout)
     if _store is None:
+        other = engines.current()
+        if other is not None:
+            return other.get(refs, timeout)
         refuse_stale(refs)
     try:
         return require().get(refs, timeout)
@@ -464,7 +486,7 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
 
 
 def wait(
-    refs: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None
+    refs: Sequence[ObjectRef], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """Wait until some of several references are ready.
 
@@ -472,6 +494,8 @@ def wait(
         refs: a list or tuple of ObjectRefs; one that stands there twice counts twice.
         num_returns: how many to wait for, from 1 to len(refs).
         timeout: seconds to wait at most; None waits for ever, 0 only looks.
+        fetch_local: accepted for programs written for Ray; a value that is ready is in this node's memory, or comes
+            when it is read.
     Returns:
         (ready, not_ready): at most `num_returns` ready ones, and all others, both in the order of `refs`.
     Raises:
@@ -486,10 +510,15 @@ def wait(
         if not isinstance(refs, (list, tuple)):
             raise TypeError(f"wait takes a list of ObjectRefs, not {type(refs).__name__}")
         refs = list(refs)
+    other = None
     if _store is None:
-        refuse_stale(refs)
+        other = engines.current()
+        if other is None:
+            refuse_stale(refs)
     if type(num_returns) is not int or not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns is {num_returns!r}; it must be from 1 to the {len(refs)} references given")
+    if other is not None:
+        return other.wait(refs, num_returns, timeout)
     try:
         return require().wait(refs, num_returns, timeout)
     except ForkedHandle:

@@ -197,7 +197,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         kind = type(obj)
         if kind is ObjectRef:
             self._refs.append(obj)
-            return _contained_ref, (len(self._refs) - 1,)
+            return contained_ref, (len(self._refs) - 1,)
         module = kind.__module__
         if type(module) is not str:  # a class may call itself anything
             return super().reducer_override(obj)
@@ -300,7 +300,12 @@ def _first_unpicklable(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def _contained_ref(position: int) -> ObjectRef:
+def contained_ref(position: int) -> ObjectRef:
+    """What stands in a pickled value for the reference of that number among those that it contains.
+
+    Raises:
+        SerializationError: it is read outside of `deserialize`.
+    """
     refs: Sequence[ObjectRef] | None = getattr(_reading, "refs", None)
     if refs is None or position >= len(refs):
         raise SerializationError("a pickled ObjectRef was read outside of the object store that counts it")

@@ -14,6 +14,7 @@ from fastrt._core import actors
 from fastrt._core.clients import ForkedHandle
 from fastrt.errors import ActorNotFoundError, ConfigError, NameTakenError
 from fastrt.store import client as store_client
+from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
@@ -91,6 +92,11 @@ class ActorClass:
             ObjectStoreFullError: there is no room for it.
         """
         self._constructor.check(args, kwargs)
+        other = engines.current()
+        if other is not None:
+            changed = {name: value for name, value in self._options.items() if value != _DEFAULTS[name]}
+            handle: ActorHandle = other.create(self, changed, args, kwargs)
+            return handle
         if self._options["get_if_exists"]:
             try:
                 return get_actor(self._options["name"])

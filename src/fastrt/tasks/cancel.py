@@ -10,6 +10,7 @@ from fastrt._core import tasks as core
 from fastrt._core.clients import KIND_WORKER, table
 from fastrt.errors import TaskCancelledError
 from fastrt.store import client as store_client
+from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 
@@ -34,6 +35,10 @@ def cancel(ref: ObjectRef, *, force: bool = False) -> None:
     """
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"cancel takes an ObjectRef, not {type(ref).__name__}")
+    other = engines.current()
+    if other is not None:
+        other.cancel(ref, force=force)
+        return
     store_client.refuse_stale(ref)
     cancel_in(store_client.require(), ref, force)
 

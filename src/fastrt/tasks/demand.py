@@ -24,7 +24,7 @@ SPREAD = "spread"
 PACK = "pack"
 OPTIONS = ("num_cpus", "num_gpus", "resources", "scheduling", "scheduling_strategy")
 Amounts = tuple[tuple[str, int], ...]  # in parts, see `fastrt.config.RESOURCE_PARTS`; in order of name
-_ONE_CPU: Amounts = ((CPU, RESOURCE_PARTS),)
+ONE_CPU: Amounts = ((CPU, RESOURCE_PARTS),)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
         raise TypeError("scheduling and scheduling_strategy are two names for one option: give one of them")
     name = "scheduling" if "scheduling" in given else "scheduling_strategy"
     demand = Demand(parts_of(amounts), *_strategy(name, given.get(name, "default")))
-    return None if demand == Demand(_ONE_CPU) else demand
+    return None if demand == Demand(ONE_CPU) else demand
 
 
 def export(store: Store, demand: Demand) -> ObjectRef:

@@ -17,6 +17,7 @@ from fastrt._core.clients import ForkedHandle, table
 from fastrt._core.functions import function_name
 from fastrt.errors import ActorDiedError, ActorNotFoundError, FastrtError, ObjectStoreFullError
 from fastrt.store import client as store_client
+from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments
@@ -252,6 +253,10 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     """
     if not isinstance(actor, ActorHandle):
         raise TypeError(f"kill takes the handle of an actor, not {type(actor).__name__}; tasks are ended by cancel")
+    other = engines.current()
+    if other is not None:
+        other.kill(actor, no_restart)
+        return
     plan, ref = plan_of(actor), actor._actor_ref
     store = store_client.require()
     check_home(store, plan, ref)
@@ -296,6 +301,10 @@ def get_actor(name: str) -> ActorHandle:
     """
     if not isinstance(name, str):
         raise TypeError(f"name is {name!r}; it must be text")
+    other = engines.current()
+    if other is not None:
+        found: ActorHandle = other.get_actor(name)
+        return found
     store = store_client.require()
     ref = actors.find(store.client, name)
     if ref is None:
@@ -310,7 +319,8 @@ def list_named_actors() -> list[str]:
     Source:
         The semantics of `ray.util.list_named_actors`.
     """
-    return sorted(actors.names(store_client.require().client))
+    other = engines.current()
+    return other.list_named_actors() if other is not None else sorted(actors.names(store_client.require().client))
 
 
 def class_name(store: Store, index: int) -> str:

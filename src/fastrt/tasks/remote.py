@@ -12,6 +12,7 @@ from fastrt._core import tasks as core
 from fastrt._core.clients import ForkedHandle
 from fastrt.errors import ObjectStoreFullError
 from fastrt.store import client as store_client
+from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments, functions
@@ -97,6 +98,9 @@ class RemoteFunction:
         """
         bound = self._bound
         if bound is None or bound[0] is not store_client.current():
+            other = engines.current()
+            if other is not None:
+                return self._submit_to(other, args, kwargs)
             bound = self._bind()
         store, function_ref = bound
         if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
@@ -125,6 +129,15 @@ class RemoteFunction:
             kind, data, named, ndeps = arguments.pack(store, args, kwargs)
             refs = core.submit(store.client, function_ref, kind, data, named, ndeps, *settings)
         return refs if self._num_returns else None
+
+    def _submit_to(self, engine: engines.Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Submit to an engine other than fastrt's own."""
+        if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
+            inspect.signature(self._function).bind(*args, **kwargs)
+        settings = self._settings()
+        default = RemoteFunction(self._function)._settings()
+        changed = {name: value for name, value in settings.items() if name not in default or value != default[name]}
+        return engine.submit(self, settings, changed, args, kwargs)
 
     def _bind(self) -> tuple[Store, ObjectRef]:
         """Ship the function to this process's current session."""
@@ -165,6 +178,9 @@ class DemandingFunction(RemoteFunction):
         """Submit a task that calls the function, once what it demands is free; see `RemoteFunction.remote`."""
         bound = self._bound
         if bound is None or bound[0] is not store_client.current():
+            other = engines.current()
+            if other is not None:
+                return self._submit_to(other, args, kwargs)
             bound = self._bind()
         store, function_ref = bound
         if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:

@@ -43,7 +43,7 @@ class ActorWorker(Worker):
         super().__init__(store, lambda word: None, told_to_stop, lambda: True, outputs)
         store.on_block = store.help_with = None  # an actor has no place among the workers to give away
         self.store = store
-        self.actor = actor
+        self.actor = store.actor_here = actor
         self.told_to_stop = told_to_stop
         self.plan: ActorPlan
         self._methods: list[Any] = []
@@ -63,7 +63,9 @@ class ActorWorker(Worker):
         self._serve()
 
     def _build(self) -> None:
-        ref = handles.acquire(self._client, *actors.info(self._client, self.actor)["object"])
+        about = actors.info(self._client, self.actor)
+        ref = handles.acquire(self._client, *about["object"])
+        core.begin_path(self._client, about["object"][0])  # of what it submits outside of a call that runs alone
         self.plan = self._store.load(ref)
         _, cls = self._store.load(self.plan.cls)
         args, kwargs = self._store.load(self.plan.init)

@@ -48,6 +48,8 @@ class Threads:
         self._pools = {
             name: ThreadPoolExecutor(most, f"fastrt-{name or 'calls'}") for name, most in limits_of(worker).items()
         }
+        self._running: dict[int, int] = {}  # task index by thread
+        worker.store.task_here = lambda: self._running.get(threading.get_ident())
 
     def serve(self) -> None:
         """Run calls until the actor is over, or told to stop."""
@@ -66,6 +68,7 @@ class Threads:
             return
         client = self._worker.store.client
         traced = trace.begin_task(client, task)
+        self._running[threading.get_ident()] = task
         try:
             function, args, kwargs = self._worker.prepare(task)
             self._worker.seal(task, function(*args, **kwargs))
@@ -103,6 +106,7 @@ class Coroutines:
         self._running: dict[int, asyncio.Task[None]] = {}  # by task index
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
+        worker.store.task_here = self._task_here
 
     def serve(self) -> None:
         """Run calls until the actor is over, or told to stop."""
@@ -156,6 +160,12 @@ class Coroutines:
             del self._running[task]
             group.running -= 1
             self._fill(group)
+
+    def _task_here(self) -> int | None:
+        import asyncio
+
+        here = asyncio.current_task(self._loop) if threading.current_thread() is threading.main_thread() else None
+        return next((task for task, coroutine in self._running.items() if coroutine is here), None)
 
     def _on_cancel(self) -> None:
         """SIGINT: somebody cancels a call that runs here."""

@@ -60,6 +60,7 @@ class Worker:
         self._sleepers_lock = threading.Lock()
         store.on_block = self._on_block
         store.help_with = self._help_with
+        store.task_here, store.task_name = self.task_here, self._name
 
     def run(self) -> None:
         """Loop until the daemon says to stop."""
@@ -68,6 +69,10 @@ class Worker:
             self._runner.run(_IDLE_S, self._store.spin_s)
             if self._told_to_stop():
                 return
+
+    def task_here(self) -> int | None:
+        """The task that runs on this thread, for `fastrt.runtime_context()`."""
+        return self._runner.stack[-1] if self._runner.stack and threading.get_ident() == self._thread else None
 
     def _prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Load a task's function and arguments."""

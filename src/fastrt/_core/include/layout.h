@@ -108,7 +108,8 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #define FRT_BINS 32              /* free runs by the logarithm of their length */
 #define FRT_OWNER_TASK 0x80000000u /* owner words: entry index + 1, or this | task index + 1 */
 #define FRT_INLINE_BYTES 72      /* values up to here live in the entry itself */
-#define FRT_TASK_INLINE_BYTES 176
+#define FRT_PATH_STEP 0x9E3779B97F4A7C15ULL /* odd: sums of its powers with small factors all differ */
+#define FRT_TASK_INLINE_BYTES 168
 #ifdef FRT_FAILPOINTS /* small steps, so that the small workloads of a kill test take many of them */
 #define FRT_COMMIT_RECORDS 64
 #define FRT_COMMIT_BYTES (1u << 18)
@@ -277,6 +278,8 @@ typedef struct {
     uint64_t cancelled; /* * its own id once somebody wants it to end; any other value says nothing. Not a flag:
                          * a canceller that comes too late must not hit the record's next tenant */
     uint64_t offset;   /* of the body; 0: inlined */
+    uint64_t path;     /* what the program knows it by: FRT_PATH_STEP times its parent's, 0 for a driver, and its number
+                        * among those that the parent submitted. The same in every run of the same program */
     uint32_t function_index;
     uint32_t bytes; /* of the arguments */
     uint32_t nreturns, nrefs, ndeps;
@@ -427,6 +430,7 @@ typedef struct {
     uint64_t next_objref, end_objref;
     uint32_t trace_ready; /* 1: there is memory for this process's ring; 2: there was none */
     uint32_t objects_kept, tasks_kept;
+    uint64_t path; /* of the last task that was submitted; where none was yet, what theirs count up from */
     uint32_t objects[FRT_MAGAZINE], tasks_free[FRT_MAGAZINE];
     uint32_t *refs_held, *pins_held; /* per entry: this process's own counts behind its bits */
 } frt_ctx;

@@ -1,0 +1,107 @@
+"""Handles of actors that another engine runs: they look like fastrt's own, and check calls in the same way."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
+
+from fastrt.store import engine as engines
+from fastrt.tasks.handle import ActorHandle, ActorMethod
+from fastrt.tasks.method import RETURNS_MAX, MethodPlan, whole
+
+STREAMING = ("streaming", "dynamic")
+
+
+class CallingEngine(engines.Engine, Protocol):
+    """An engine whose actors are called through these handles."""
+
+    def call(self, handle: Any, which: MethodPlan, settings: dict[str, Any], args: Any, kwargs: Any) -> Any:
+        """Call a method; `settings` are its num_returns and what `.options` was given."""
+
+
+class EngineMethod:
+    """A method of an actor as its handle gives it: call `.remote(...)`."""
+
+    __slots__ = ("_handle", "_plan", "_settings")
+
+    def __init__(self, handle: EngineHandle, plan: MethodPlan, settings: dict[str, Any]) -> None:
+        self._handle = handle
+        self._plan = plan
+        self._settings = settings
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        name = f"{self._handle._class_name}.{self._plan.name}"
+        raise TypeError(f"{name} is a method of an actor: call .{self._plan.name}.remote(...)")
+
+    def __repr__(self) -> str:
+        return f"ActorMethod({self._handle._class_name}.{self._plan.name})"
+
+    def options(self, **options: Any) -> EngineMethod:
+        """Return the same method with other settings; see `ActorMethod.options`.
+
+        Raises:
+            TypeError, ValueError: a setting is unknown or wrong.
+        """
+        inspect.signature(ActorMethod.options).bind(None, **options)
+        options = {name: value for name, value in options.items() if value is not None}
+        if options.get("num_returns", 1) not in STREAMING:
+            whole("num_returns", options.get("num_returns", 1), 0, RETURNS_MAX)
+        if "max_task_retries" in options:
+            whole("max_task_retries", options["max_task_retries"], -1, 250)
+        return EngineMethod(self._handle, self._plan, {**self._settings, **options})
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method; see `ActorMethod.remote`.
+
+        Raises:
+            TypeError: the arguments do not fit the method's signature.
+            StaleReferenceError: the handle belongs to a session that has ended.
+        """
+        engine = self._handle._engine
+        if engine is not engines.current():
+            raise engines.stale(self._handle)
+        self._plan.check(args, kwargs)
+        return engine.call(self._handle, self._plan, self._settings, args, kwargs)
+
+
+class EngineHandle(ActorHandle):
+    """A handle of an actor that another engine runs.
+
+    Args:
+        engine: that one.
+        actor: what the engine knows the actor by; it hashes and compares.
+        class_name: of the actor.
+        methods: what can be called.
+    """
+
+    def __init__(self, engine: CallingEngine, actor: Any, class_name: str, methods: Sequence[MethodPlan]) -> None:
+        self._engine = engine
+        self._actor = actor
+        self._class_name = class_name
+        self._methods = tuple(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            found = [which for which in self.__dict__.get("_methods", ()) if which.name == name]
+        else:
+            found = [which for which in self._methods if which.name == name]
+        if found:
+            return EngineMethod(self, found[0], {"num_returns": found[0].num_returns})
+        if name.startswith("__"):
+            raise AttributeError(name)
+        there = ", ".join(which.name for which in self._methods if not which.name.startswith("_")) or "none"
+        raise AttributeError(f"actor class {self._class_name} has no method {name!r}; it has {there}")
+
+    @property
+    def _actor_plan(self) -> NoReturn:  # type: ignore[override]  # for fastrt's own engine: it knows no such actor
+        raise engines.stale(self)
+
+    def __repr__(self) -> str:
+        return f"ActorHandle({self._class_name})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EngineHandle) and bool(self._actor == other._actor)
+
+    def __hash__(self) -> int:
+        return hash(self._actor)

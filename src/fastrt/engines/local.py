@@ -1,0 +1,445 @@
+"""`fastrt.init(local_mode=True)`: the whole program in one process and one thread, in order, for a debugger.
+
+A task runs inside its `.remote(...)`, an actor's method inside its call, so `breakpoint()` works in either and the
+stack shows who called. Values are what they are among processes: arguments and results are serialized and built anew,
+so that what cannot be sent, or changes what it was given, is found here too. Functions and classes run as they are,
+not as copies: breakpoints, coverage and patches see them, and what they do to global variables everybody sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bdb
+import concurrent.futures
+import contextvars
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from fastrt._core.tasks import PATH_STEP
+from fastrt.engines.handle import EngineHandle
+from fastrt.engines.local_actor import LocalActor
+from fastrt.errors import (
+    ActorNotFoundError,
+    FastrtError,
+    GetTimeoutError,
+    NameTakenError,
+    ObjectStoreFullError,
+    SerializationError,
+    TaskCancelledError,
+    TaskError,
+    format_user_traceback,
+)
+from fastrt.store import engine as engines
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import contained_ref, deserialize, serialize
+from fastrt.tasks.method import MethodPlan, methods_of
+
+_PAUSE_S = 0.0005
+_PASSES = 100  # of event loops, before anybody sleeps between two
+_AS_THEY_ARE = (TaskCancelledError, SerializationError, ObjectStoreFullError)
+_END_THE_PROGRAM = (KeyboardInterrupt, bdb.BdbQuit)  # the user's, not a result
+_writing = threading.local()
+
+
+class Stored:
+    """A value as it lies in a store: its bytes, and what it contains by reference.
+
+    Args:
+        value: what to store.
+        error: whether `get` raises it.
+        cause: the exception that it was made of, with the frames where it was raised.
+    """
+
+    def __init__(self, value: object, error: bool = False, cause: BaseException | None = None) -> None:
+        outer = getattr(_writing, "inner", None)
+        self.inner: list[Any] = []
+        _writing.inner = self.inner
+        try:
+            parts = serialize(value)
+            self._kind, self._data = parts.kind, parts.to_bytes()
+        finally:
+            _writing.inner = outer
+        self._error = error
+        self._cause = cause
+
+    def load(self) -> Any:
+        """The value, built anew.
+
+        Raises:
+            Exception: the value, where it is an error.
+        """
+        value = deserialize(self._kind, self._data, self.inner)
+        if not self._error:
+            return value
+        if self._cause is not None:
+            value.__cause__ = self._cause
+        try:
+            raise value
+        finally:
+            del value  # with its traceback it would be garbage that only the cycle collector finds
+
+
+class LocalRef(ObjectRef):
+    """A reference of a session in one process. It has the value itself.
+
+    Args:
+        engine: the session.
+    """
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+        self._number = next(engine.numbers)
+        self.stored: Stored | None = None  # nothing: a coroutine that has not come to its end will make it
+        self.abort: Callable[[], object] | None = None  # ends that coroutine
+
+    def hex(self) -> str:
+        """Return the reference's number as 16 hex digits."""
+        return f"{self._number:016x}"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return contained_ref, (keep_inner(self),)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the value without blocking the event loop; raise what `fastrt.get` would raise."""
+        while self.stored is None:
+            self._engine.pass_on()
+            yield from asyncio.sleep(_PAUSE_S).__await__()
+        return self.stored.load()
+
+    def future(self) -> concurrent.futures.Future[Any]:
+        """Return a `concurrent.futures.Future` that has the value: in this mode, waiting for it is done here."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(self._engine.get(self, None))
+        except BaseException as exc:  # whatever the task raised belongs to the future
+            future.set_exception(exc)
+        return future
+
+
+def keep_inner(what: Any) -> int:
+    """Count a reference or handle among what the value contains that is being pickled; its number there.
+
+    Raises:
+        SerializationError: nothing of this session pickles it.
+        StaleReferenceError: it belongs to a session that has ended.
+    """
+    inner: list[Any] | None = getattr(_writing, "inner", None)
+    if inner is None:
+        raise SerializationError(f"{what!r} lives in this process, and only inside of its session (local_mode=True)")
+    if what._engine is not engines.current():
+        raise engines.stale(what)
+    inner.append(what)
+    return len(inner) - 1
+
+
+class LocalHandle(EngineHandle):
+    """A handle of an actor in this process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return contained_ref, (keep_inner(self),)
+
+
+class Running:
+    """A task or call that runs, for `fastrt.runtime_context()`."""
+
+    def __init__(self, name: str, path: int, actor: LocalActor | None = None) -> None:
+        self.name = name
+        self.path = path
+        self.actor = actor
+        self.submitted = itertools.count(path * PATH_STEP + 1)  # as the core counts
+
+
+class LocalEngine:
+    """A session in one process.
+
+    Args:
+        num_workers: as how many CPUs it counts; one thing runs at a time all the same.
+        resources: what else there is.
+    """
+
+    name = "local"
+
+    def __init__(self, num_workers: int, resources: Mapping[str, float]) -> None:
+        self.numbers = itertools.count(1)
+        self._resources = {"CPU": float(num_workers), **resources}
+        self._root = Running("", 0)
+        self.running: contextvars.ContextVar[Running] = contextvars.ContextVar("running", default=self._root)
+        self._names: dict[str, Callable[[], LocalActor | None]] = {}  # the actor, if anybody has it still
+        self._actors: weakref.WeakSet[LocalActor] = weakref.WeakSet()
+        self.busy: set[LocalActor] = set()  # coroutines run to their end although nobody has a handle any more
+        self._lock = threading.RLock()
+
+    def close(self) -> None:
+        """End the session: its coroutines are cancelled."""
+        for actor in list(self._actors):
+            actor.close()
+        self.busy.clear()
+        self._names.clear()
+
+    # ---- values ----
+
+    def put(self, value: object) -> ObjectRef:
+        """Serialize a value and keep it."""
+        ref = LocalRef(self)
+        ref.stored = Stored(value)
+        return ref
+
+    def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Any:
+        """Build a value or several.
+
+        Raises:
+            GetTimeoutError: a coroutine has not come to its end in time.
+            TypeError: something is no reference.
+        """
+        if isinstance(refs, ObjectRef):
+            return self.get([refs], timeout)[0]
+        if not isinstance(refs, (list, tuple)):
+            raise TypeError(f"get takes an ObjectRef or a list of them, not {type(refs).__name__}")
+        listed = [self._mine(ref) for ref in refs]
+        if not self._drive(lambda: all(ref.stored is not None for ref in listed), timeout):
+            late = [ref for ref in listed if ref.stored is None]
+            raise GetTimeoutError(
+                f"{len(late)} of {len(listed)} objects were not ready after {timeout} s, the first is {late[0]}; "
+                "wait again, or cancel the task"
+            )
+        return [ref.stored.load() for ref in listed if ref.stored is not None]
+
+    def wait(
+        self, refs: list[ObjectRef], num_returns: int, timeout: float | None
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        """Split references into those that are ready and the others."""
+        listed = [self._mine(ref) for ref in refs]
+        self._drive(lambda: sum(ref.stored is not None for ref in listed) >= num_returns, timeout)
+        ready: list[ObjectRef] = []
+        others: list[ObjectRef] = []
+        for ref in listed:
+            (ready if ref.stored is not None and len(ready) < num_returns else others).append(ref)
+        return ready, others
+
+    def _mine(self, ref: object) -> LocalRef:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"this takes ObjectRefs, not {type(ref).__name__}")
+        if not isinstance(ref, LocalRef) or ref._engine is not self:
+            raise engines.stale(ref)
+        return ref
+
+    # ---- tasks ----
+
+    def submit(
+        self, function: Any, settings: Mapping[str, Any], changed: Mapping[str, Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Run a task at once, again after errors that it may be retried after."""
+        refs, given = self._begin(settings["num_returns"], args, kwargs)
+        tries, wanted = 1 + settings["max_retries"], settings["retry_exceptions"]
+        running = self._new_running(settings["name"])
+        self.run(running, function.function, given, refs, tries if wanted else 1, wanted)
+        return _as_returned(settings["num_returns"], refs)
+
+    def _begin(self, count: int, args: Any, kwargs: Any) -> tuple[list[LocalRef], Stored]:
+        """The references of a call's results, and its arguments on their way."""
+        for arg in (*args, *kwargs.values()):
+            if isinstance(arg, ObjectRef):
+                self._mine(arg)
+        return [LocalRef(self) for _ in range(count)], Stored((args, kwargs))
+
+    def _new_running(self, name: str, actor: LocalActor | None = None) -> Running:
+        return Running(name, next(self.running.get().submitted) & (1 << 64) - 1, actor)
+
+    def of_constructor(self, actor: LocalActor) -> Running:
+        """What runs while an actor is built: no task, but what it submits has it for a parent."""
+        running = Running("", 0, actor)
+        running.submitted = itertools.count(actor.number * PATH_STEP + 1)
+        return running
+
+    def run(
+        self,
+        running: Running,
+        function: Callable[..., Any],
+        given: Stored,
+        refs: list[LocalRef],
+        tries: int = 1,
+        wanted: Any = False,
+    ) -> None:
+        """Call a function and keep what it returns, or raises."""
+        token = self.running.set(running)
+        try:
+            for attempt in range(tries):
+                try:
+                    args, kwargs = self.arguments(given)
+                    self.seal(refs, function(*args, **kwargs))
+                    return
+                except _END_THE_PROGRAM:
+                    raise
+                except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
+                    if attempt + 1 < tries and _may_retry(exc, wanted):
+                        continue
+                    self.fail(refs, exc, running.name)
+                    return
+        finally:
+            self.running.reset(token)
+
+    def arguments(self, given: Stored) -> tuple[list[Any], dict[str, Any]]:
+        """What the function is called with: values in the places of references."""
+        args, kwargs = given.load()
+        values = [self.get(arg, None) if isinstance(arg, ObjectRef) else arg for arg in args]
+        return values, {name: self.get(a, None) if isinstance(a, ObjectRef) else a for name, a in kwargs.items()}
+
+    def seal(self, refs: list[LocalRef], value: Any) -> None:
+        """Keep the results of a call.
+
+        Raises:
+            ValueError: they are not as many as they should be.
+        """
+        if len(refs) == 1:
+            refs[0].stored = Stored(value)
+        elif refs:
+            if not isinstance(value, (tuple, list)) or len(value) != len(refs):
+                what = f"{len(value)}" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
+                raise ValueError(f"the task has num_returns={len(refs)}, its function returned {what}")
+            for ref, item in zip(refs, value, strict=True):
+                ref.stored = Stored(item)
+
+    def fail(self, refs: list[LocalRef], exc: BaseException, name: str) -> None:
+        """Keep an error as every result that is not there yet; as the task's of that name, unless that is empty."""
+        cause: BaseException | None = None
+        if name and type(exc) not in _AS_THEY_ARE:
+            cause = exc
+            if exc.__traceback__ is not None:
+                exc.__traceback__ = exc.__traceback__.tb_next  # begins in user code
+            exc = TaskError.wrap(exc, task_name=name, traceback_text=format_user_traceback(exc))
+        stored = Stored(exc, True, cause)
+        for ref in refs:
+            if ref.stored is None:
+                ref.stored = stored
+
+    def cancel(self, ref: ObjectRef, **options: Any) -> None:
+        """End a coroutine that has not come to its end; anything else has."""
+        mine = self._mine(ref)
+        if mine.stored is None and mine.abort is not None:
+            mine.abort()
+
+    # ---- event loops of actors with coroutines ----
+
+    def pass_on(self) -> None:
+        """Let every coroutine that can go on do so, up to its next wait."""
+        with self._lock:
+            for actor in list(self.busy):
+                actor.step()
+
+    def _drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        """Run coroutines until `done()`, or the timeout has passed."""
+        until = None if timeout is None else time.monotonic() + timeout
+        passes = 0
+        while not done():
+            self.pass_on()
+            passes += 1
+            if not done():
+                if until is not None and time.monotonic() >= until:
+                    return False
+                if passes > _PASSES:
+                    time.sleep(_PAUSE_S)
+        return True
+
+    # ---- actors ----
+
+    def create(self, actor_class: Any, changed: Mapping[str, Any], args: Any, kwargs: Any) -> LocalHandle:
+        """Build an actor's instance here.
+
+        Raises:
+            NameTakenError: another one has the name.
+        """
+        name = changed.get("name")
+        there = self._names.get(name, lambda: None)() if name else None
+        if there is not None and there.dead is None:
+            if changed.get("get_if_exists"):
+                return self._handle(there)
+            raise NameTakenError(f"an actor with the name {name!r} lives in this session already; choose another name")
+        methods = methods_of(actor_class.cls, dict(changed.get("concurrency_groups") or {}))
+        actor = LocalActor(self, actor_class.cls, methods, changed, Stored((args, kwargs)), next(self.numbers))
+        actor.build()
+        if name:
+            self._names[name] = (lambda: actor) if changed.get("lifetime") == "detached" else weakref.ref(actor)
+        self._actors.add(actor)
+        return self._handle(actor)
+
+    def _handle(self, actor: LocalActor) -> LocalHandle:
+        return LocalHandle(self, actor, actor.cls.__name__, actor.methods)
+
+    def call(self, handle: LocalHandle, which: MethodPlan, settings: dict[str, Any], args: Any, kwargs: Any) -> Any:
+        """Call an actor's method."""
+        actor: LocalActor = handle._actor
+        refs, given = self._begin(settings["num_returns"], args, kwargs)
+        running = self._new_running(f"{actor.cls.__name__}.{which.name}", actor)
+        actor.call(running, which, given, refs)
+        return _as_returned(settings["num_returns"], refs)
+
+    def get_actor(self, name: str) -> LocalHandle:
+        """A handle of a named actor.
+
+        Raises:
+            ActorNotFoundError: there is none.
+        """
+        actor = self._names.get(name, lambda: None)()
+        if actor is None or actor.dead is not None:
+            there = ", ".join(self.list_named_actors()) or "none"
+            raise ActorNotFoundError(f"no actor has the name {name!r} in this session; there are: {there}")
+        return self._handle(actor)
+
+    def list_named_actors(self) -> list[str]:
+        """The names of all actors that have one and live."""
+        there = ((name, find()) for name, find in self._names.items())
+        return sorted(name for name, actor in there if actor is not None and actor.dead is None)
+
+    def kill(self, actor: Any, no_restart: bool) -> None:
+        """End an actor, or build its instance again where that is allowed.
+
+        Raises:
+            StaleReferenceError: the handle belongs to a session that has ended.
+        """
+        if not isinstance(actor, LocalHandle) or actor._engine is not self:
+            raise engines.stale(actor)
+        actor._actor.kill(no_restart)
+
+    # ---- what there is ----
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """This process."""
+        about = {"NodeID": "local", "NodeName": "local", "Alive": True, "IsHere": True}
+        return [{**about, "Resources": dict(self._resources), "Available": dict(self._resources)}]
+
+    def facts(self) -> dict[str, Any]:
+        """For `fastrt.runtime_context()`."""
+        running = self.running.get()
+        actor = running.actor
+        return {
+            "job_id": f"local-{os.getpid()}",
+            "node_id": "local",
+            "worker_id": f"local-{os.getpid()}",
+            "task_id": f"{running.path:016x}" if running.path else None,
+            "task_name": running.name or None,
+            "actor_id": None if actor is None else f"{actor.number:016x}",
+            "actor_name": None if actor is None else actor.name,
+            "restarts": 0 if actor is None else actor.restarts,
+        }
+
+
+def _as_returned(count: int, refs: list[LocalRef]) -> Any:
+    return refs[0] if count == 1 else refs if count else None
+
+
+def _may_retry(exc: BaseException, wanted: Any) -> bool:
+    if not isinstance(exc, Exception) or isinstance(exc, FastrtError):
+        return False
+    return wanted is True or (isinstance(wanted, (list, tuple)) and isinstance(exc, tuple(wanted)))

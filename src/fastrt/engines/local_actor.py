@@ -1,0 +1,159 @@
+"""An actor of `local_mode=True`: an instance in this process, and an event loop of its own if it has coroutines.
+
+A call of a plain method runs at once. A coroutine begins at its call and goes on whenever the program waits: its loop
+is run for a pass at a time, inside of whatever loop runs already, so that coroutines of several actors can wait for
+each other as they do in processes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from asyncio import events
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastrt.errors import ActorDiedError, TaskCancelledError, format_user_traceback
+
+if TYPE_CHECKING:
+    from fastrt.engines.local import LocalEngine, LocalRef, Running, Stored
+    from fastrt.tasks.method import MethodPlan
+
+_ASYNC_CONCURRENCY = 1000
+_PASSES_TO_END = 1000  # of a loop whose coroutines have been cancelled: some catch that, and go on
+
+
+class LocalActor:
+    """An instance and its life.
+
+    Args:
+        engine: the session that it belongs to.
+        cls: its class.
+        methods: what can be called.
+        options: of the class that are not the default.
+        given: arguments of the constructor.
+        number: of the actor.
+
+    Attributes:
+        dead: why it is; None while it lives.
+        restarts: how often its instance was built again.
+        loop: where its coroutines run; None when it has none.
+    """
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        cls: type,
+        methods: tuple[MethodPlan, ...],
+        options: Mapping[str, Any],
+        given: Stored,
+        number: int,
+    ) -> None:
+        self._engine = engine
+        self.cls = cls
+        self.methods = methods
+        self.name: str | None = options.get("name")
+        self.number = number
+        self.dead: str | None = None
+        self.restarts = 0
+        self._restarts_max: int = options.get("max_restarts", 0)
+        self._given = given
+        self._instance: Any = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        if any(which.is_async for which in methods):
+            self.loop = asyncio.new_event_loop()
+            weakref.finalize(self, self.loop.close)
+        self._limits = {"": options.get("max_concurrency", _ASYNC_CONCURRENCY), **options.get("concurrency_groups", {})}
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._coroutines: set[asyncio.Task[None]] = set()
+
+    def build(self) -> None:
+        """Make the instance; what its constructor raises is what all calls say."""
+        token = self._engine.running.set(self._engine.of_constructor(self))
+        try:
+            args, kwargs = self._engine.arguments(self._given)
+            self._instance = self.cls(*args, **kwargs)
+        except Exception as exc:
+            self.dead = f"its constructor raised\n{format_user_traceback(exc)}"
+        finally:
+            self._engine.running.reset(token)
+
+    def call(self, running: Running, which: MethodPlan, given: Stored, refs: list[LocalRef]) -> None:
+        """Run a method, or begin it where it is a coroutine function."""
+        if self.dead is not None:
+            self._engine.fail(refs, self._death(), "")
+        elif not which.is_async or self.loop is None:
+            self._engine.run(running, getattr(self._instance, which.name), given, refs)
+        else:
+            token = self._engine.running.set(running)
+            try:
+                task = self.loop.create_task(self._run(running, which, given, refs))
+            finally:
+                self._engine.running.reset(token)
+            self._coroutines.add(task)
+            task.add_done_callback(self._done)
+            self._engine.busy.add(self)
+            for ref in refs:
+                ref.abort = task.cancel
+            self.step()
+
+    async def _run(self, running: Running, which: MethodPlan, given: Stored, refs: list[LocalRef]) -> None:
+        turn = self._turns.setdefault(which.group, asyncio.Semaphore(self._limits[which.group]))
+        try:
+            async with turn:
+                args, kwargs = self._engine.arguments(given)
+                self._engine.seal(refs, await getattr(self._instance, which.name)(*args, **kwargs))
+        except asyncio.CancelledError:
+            if self.dead is not None:
+                self._engine.fail(refs, self._death(), "")
+            else:
+                self._engine.fail(refs, TaskCancelledError("the call was cancelled"), "")
+        except Exception as exc:
+            self._engine.fail(refs, exc, running.name)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._coroutines.discard(task)
+        if not self._coroutines:
+            self._engine.busy.discard(self)
+
+    def step(self) -> None:
+        """Let its coroutines go on, each up to its next wait."""
+        loop = self.loop
+        if loop is None or not self._coroutines or loop.is_running() or loop.is_closed():
+            return
+        outer = events._get_running_loop()
+        events._set_running_loop(None)
+        try:
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+        finally:
+            events._set_running_loop(outer)
+
+    def kill(self, no_restart: bool) -> None:
+        """End it, or build it again if it may be."""
+        if self.dead is not None:
+            return
+        if no_restart or 0 <= self._restarts_max <= self.restarts:
+            self.end("it was killed by fastrt.kill")
+            return
+        self.end("its process was killed")
+        self.dead = None
+        self.restarts += 1
+        self.build()
+
+    def end(self, why: str) -> None:
+        """Be dead; coroutines that have not ended say so."""
+        self.dead = why
+        for task in list(self._coroutines):
+            task.cancel()
+        for _ in range(_PASSES_TO_END if self._coroutines else 0):
+            self.step()
+
+    def close(self) -> None:
+        """End with the session."""
+        self.end("its session has ended")
+        if self.loop is not None and not self.loop.is_running():
+            self.loop.close()
+
+    def _death(self) -> ActorDiedError:
+        return ActorDiedError(f"actor {self.cls.__name__} is dead: {self.dead}")

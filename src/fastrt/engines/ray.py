@@ -1,0 +1,391 @@
+"""`fastrt.init(engine="ray")`: the same program on a Ray cluster, through Ray's public functions.
+
+A reference is Ray's with this class around it, and inside tasks and actors the calls of fastrt arrive here again, so a
+program that runs on one runs on the other. Options that Ray has are passed on under its names; others are refused where
+they are given. The machines of the cluster need fastrt as they need every module that tasks use.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import inspect
+import time
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from fastrt.engines import ray_errors
+from fastrt.engines.handle import EngineHandle
+from fastrt.errors import ActorNotFoundError, ConfigError, FastrtError, NameTakenError, UnsupportedError
+from fastrt.store import client as store_client
+from fastrt.store import engine as engines
+from fastrt.store.ref import ObjectRef
+from fastrt.tasks.method import MethodPlan, methods_of
+
+_TASK_OPTIONS = (
+    "num_returns", "max_retries", "retry_exceptions", "name", "num_cpus", "num_gpus", "memory", "resources",
+    "runtime_env", "scheduling", "scheduling_strategy",
+)  # fmt: skip
+_ACTOR_OPTIONS = (
+    "name", "get_if_exists", "lifetime", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups",
+    "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling", "scheduling_strategy",
+)  # fmt: skip
+_CALL_OPTIONS = ("num_returns", "max_task_retries")
+_PLACES = {"spread": "SPREAD", "pack": "DEFAULT", "default": "DEFAULT"}
+
+
+class RayRef(ObjectRef):
+    """A reference of Ray's that is one of fastrt's.
+
+    Args:
+        engine: of this process.
+        inner: Ray's.
+    """
+
+    def __init__(self, engine: RayEngine, inner: Any) -> None:
+        self.engine = engine
+        self.inner = inner
+
+    def hex(self) -> str:
+        """Return Ray's name of the object."""
+        return str(self.inner.hex())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RayRef) and bool(self.inner == other.inner)
+
+    def __hash__(self) -> int:
+        return hash(self.inner)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ref_again, (self.inner,)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the value without blocking the event loop; raise what `fastrt.get` would raise."""
+        try:
+            return (yield from self.inner.__await__())
+        except ray.exceptions.RayError as exc:
+            raise ray_errors.translated(exc) from None
+
+    def future(self) -> concurrent.futures.Future[Any]:
+        """Return a `concurrent.futures.Future` that gets the value, or the error that `fastrt.get` would raise."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+
+        def settle(done: concurrent.futures.Future[Any]) -> None:
+            exc = done.exception()
+            if exc is None:
+                future.set_result(done.result())
+            else:
+                future.set_exception(ray_errors.translated(exc) if isinstance(exc, ray.exceptions.RayError) else exc)
+
+        self.inner.future().add_done_callback(settle)
+        return future
+
+
+class RayHandle(EngineHandle):
+    """A handle of an actor that Ray runs; one that was found by its name asks the actor for its methods."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _handle_again, (self._actor, self._class_name, self._methods)
+
+
+class RayEngine:
+    """A process's part in a Ray cluster.
+
+    Args:
+        owner: whether this process called `ray.init`, and so is to call `ray.shutdown`.
+    """
+
+    name = "ray"
+
+    def __init__(self, owner: bool) -> None:
+        self._owner = owner
+        self.session: str = ray.get_runtime_context().get_job_id()
+        self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._classes: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
+
+    @property
+    def num_cpus(self) -> int:
+        """CPUs of the cluster."""
+        return int(ray.cluster_resources().get("CPU", 0))
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        if self._owner:
+            ray.shutdown()
+
+    # ---- values ----
+
+    def put(self, value: object) -> ObjectRef:
+        """`ray.put`."""
+        return RayRef(self, ray.put(value))
+
+    def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Any:
+        """`ray.get`.
+
+        Raises:
+            TypeError: something is no reference.
+        """
+        try:
+            if isinstance(refs, ObjectRef):
+                return ray.get(self._inner(refs), timeout=timeout)
+            if not isinstance(refs, (list, tuple)):
+                raise TypeError(f"get takes an ObjectRef or a list of them, not {type(refs).__name__}")
+            return ray.get([self._inner(ref) for ref in refs], timeout=timeout)
+        except ray.exceptions.RayError as exc:
+            raise ray_errors.translated(exc) from None
+
+    def wait(
+        self, refs: list[ObjectRef], num_returns: int, timeout: float | None
+    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        """`ray.wait`; a reference that stands there twice, which Ray refuses, counts twice."""
+        inner = [self._inner(ref) for ref in refs]
+        unique = list(dict.fromkeys(inner))
+        until = None if timeout is None else time.monotonic() + timeout
+        most = min(num_returns, len(unique))
+        for wanted in range(most if len(unique) == len(inner) else 1, most + 1):
+            left = None if until is None else max(0.0, until - time.monotonic())
+            done = set(ray.wait(unique, num_returns=wanted, timeout=left)[0])
+            if sum(ref in done for ref in inner) >= num_returns:
+                break
+        ready: list[ObjectRef] = []
+        others: list[ObjectRef] = []
+        for ref, of_ray in zip(refs, inner, strict=True):
+            (ready if of_ray in done and len(ready) < num_returns else others).append(ref)
+        return ready, others
+
+    def _inner(self, ref: object) -> Any:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"this takes ObjectRefs, not {type(ref).__name__}")
+        if not isinstance(ref, RayRef) or ref.engine is not self:
+            raise engines.stale(ref)
+        return ref.inner
+
+    # ---- tasks ----
+
+    def submit(
+        self, function: Any, settings: Mapping[str, Any], changed: Mapping[str, Any], args: Any, kwargs: Any
+    ) -> Any:
+        """`.remote` of a remote function."""
+        options = _options("remote functions", _TASK_OPTIONS, changed)
+        remote = self._functions.get(function.function)
+        if remote is None:
+            remote = self._functions[function.function] = ray.remote(_entering(function.function))
+        remote = remote.options(**options) if options else remote
+        return self._wrapped(remote.remote(*self._unwrapped(args), **self._unwrapped_named(kwargs)))
+
+    def cancel(self, ref: ObjectRef, **options: Any) -> None:
+        """`ray.cancel`."""
+        ray.cancel(self._inner(ref), **options)
+
+    def _unwrapped(self, args: Sequence[Any]) -> list[Any]:
+        return [self._inner(arg) if isinstance(arg, ObjectRef) else arg for arg in args]
+
+    def _unwrapped_named(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._inner(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
+
+    def _wrapped(self, refs: Any) -> Any:
+        if isinstance(refs, list):
+            return [RayRef(self, inner) for inner in refs]
+        return None if refs is None else RayRef(self, refs)
+
+    # ---- actors ----
+
+    def create(self, actor_class: Any, changed: Mapping[str, Any], args: Any, kwargs: Any) -> RayHandle:
+        """`.remote` of a remote class.
+
+        Raises:
+            NameTakenError: another actor has the name.
+        """
+        cls = actor_class.cls
+        methods = methods_of(cls, dict(changed.get("concurrency_groups") or {}))
+        remote = self._classes.get(cls)
+        if remote is None:
+            remote = self._classes[cls] = _entering_class(cls, methods)
+        options = _options("remote classes", _ACTOR_OPTIONS, changed)
+        inner = ray.remote(**options)(remote) if options else ray.remote(remote)
+        try:
+            actor = inner.remote(*self._unwrapped(args), **self._unwrapped_named(kwargs))
+        except ValueError as exc:
+            if changed.get("name") and "name" in str(exc):
+                raise NameTakenError(f"an actor with the name {changed['name']!r} lives there already") from exc
+            raise
+        return RayHandle(self, actor, cls.__name__, methods)
+
+    def call(self, handle: RayHandle, which: MethodPlan, settings: dict[str, Any], args: Any, kwargs: Any) -> Any:
+        """`.remote` of an actor's method."""
+        options = _options("methods", _CALL_OPTIONS, settings)
+        if which.group:
+            options["concurrency_group"] = which.group
+        method = getattr(handle._actor, which.name).options(**options)
+        return self._wrapped(method.remote(*self._unwrapped(args), **self._unwrapped_named(kwargs)))
+
+    def get_actor(self, name: str) -> RayHandle:
+        """`ray.get_actor`.
+
+        Raises:
+            ActorNotFoundError: there is none.
+        """
+        try:
+            actor = ray.get_actor(name)
+        except ValueError:
+            there = ", ".join(self.list_named_actors()) or "none"
+            raise ActorNotFoundError(f"no actor has the name {name!r} in this cluster; there are: {there}") from None
+        if not hasattr(actor, "_fastrt_methods"):
+            raise UnsupportedError(f"actor {name!r} was made by a program that uses Ray itself; call it through Ray")
+        try:
+            class_name, methods = ray.get(actor._fastrt_methods.remote())
+        except ray.exceptions.RayError as exc:
+            raise ray_errors.translated(exc) from None
+        return RayHandle(self, actor, class_name, methods)
+
+    def list_named_actors(self) -> list[str]:
+        """`ray.util.list_named_actors`."""
+        return sorted(ray.util.list_named_actors())
+
+    def kill(self, actor: Any, no_restart: bool) -> None:
+        """`ray.kill`.
+
+        Raises:
+            StaleReferenceError: the handle belongs to a session that has ended.
+        """
+        if not isinstance(actor, RayHandle) or actor._engine is not self:
+            raise engines.stale(actor)
+        ray.kill(actor._actor, no_restart=no_restart)
+
+    # ---- what there is ----
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """`ray.nodes`, of those that live; what is free is told of the cluster as a whole, by its first node."""
+        here = ray.get_runtime_context().get_node_id()
+        alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != here)
+        free = ray.available_resources()
+        return [
+            {
+                "NodeID": node["NodeID"],
+                "NodeName": node["NodeManagerHostname"],
+                "Alive": True,
+                "IsHere": node["NodeID"] == here,
+                "Resources": dict(node["Resources"]),
+                "Available": dict(free) if k == 0 else {},
+            }
+            for k, node in enumerate(alive)
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        """For `fastrt.runtime_context()`."""
+        context = ray.get_runtime_context()
+        return {
+            "job_id": context.get_job_id(),
+            "node_id": context.get_node_id(),
+            "worker_id": context.get_worker_id(),
+            "task_id": context.get_task_id(),
+            "task_name": context.get_task_name(),
+            "actor_id": context.get_actor_id(),
+            "actor_name": context.get_actor_name() or None,
+            "restarts": int(context.was_current_actor_reconstructed) if context.get_actor_id() else 0,
+            "namespace": context.namespace,
+        }
+
+
+def connect(address: str | None, settings: Mapping[str, Any]) -> RayEngine:
+    """Join a cluster, or start one on this machine.
+
+    Args:
+        address: as `ray.init` takes it.
+        settings: the others that it takes.
+    Raises:
+        ConfigError: Ray takes no such setting, or there is no cluster.
+    """
+    if ray.is_initialized():  # by the program itself: it stays that program's to end
+        return RayEngine(owner=False)
+    try:
+        ray.init(address=address, **{"include_dashboard": False, **settings} if address is None else settings)
+    except (ConnectionError, ValueError, RuntimeError) as exc:
+        raise ConfigError(f"Ray cannot be used: {exc}") from exc
+    return RayEngine(owner=True)
+
+
+def enter() -> RayEngine:
+    """The engine of this process, which Ray has started to run tasks or an actor.
+
+    Raises:
+        FastrtError: the process uses another one.
+    """
+    engine = engines.current()
+    if isinstance(engine, RayEngine):
+        return engine
+    if engine is not None or store_client.current() is not None:
+        raise FastrtError("a reference or task of engine 'ray' came to a process that uses another engine")
+    engine = RayEngine(owner=False)
+    engines.set_engine(engine)
+    return engine
+
+
+def _ref_again(inner: Any) -> RayRef:
+    return RayRef(enter(), inner)
+
+
+def _handle_again(actor: Any, class_name: str, methods: tuple[MethodPlan, ...]) -> RayHandle:
+    return RayHandle(enter(), actor, class_name, methods)
+
+
+def _entering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a worker of Ray's runs it: it uses this engine."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        enter()
+        return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def generate(*args: Any, **kwargs: Any) -> Generator[Any, None, None]:
+        enter()
+        yield from function(*args, **kwargs)
+
+    return generate if inspect.isgeneratorfunction(function) else call
+
+
+def _entering_class(cls: Any, methods: tuple[MethodPlan, ...]) -> type:
+    """The class as an actor of Ray's builds it: it uses this engine, and can say what it has."""
+    described = cls.__name__, methods
+
+    class Entering(cls):  # type: ignore[misc]  # whatever class it is
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            enter()
+            super().__init__(*args, **kwargs)
+
+        def _fastrt_methods(self) -> tuple[str, tuple[MethodPlan, ...]]:
+            return described
+
+    Entering.__name__, Entering.__qualname__ = cls.__name__, cls.__qualname__
+    return Entering
+
+
+def _options(what: str, known: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as Ray spells them.
+
+    Raises:
+        UnsupportedError: Ray has none like it.
+    """
+    options = {name: value for name, value in given.items() if value is not None}
+    for name in options:
+        if name not in known:
+            _refuse(f"option {name!r} of {what}")
+    place = options.pop("scheduling", options.pop("scheduling_strategy", None))
+    if isinstance(place, str):
+        options["scheduling_strategy"] = _PLACES.get(place.lower()) or NodeAffinitySchedulingStrategy(place, soft=False)
+    elif place is not None and type(place).__module__.startswith("fastrt"):
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node_id, soft=place.soft)
+    elif place is not None:
+        options["scheduling_strategy"] = place
+    return options
+
+
+def _refuse(what: str) -> NoReturn:
+    raise UnsupportedError(f"{what} has no counterpart in Ray; leave it out, or use fastrt's own engine")

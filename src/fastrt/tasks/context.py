@@ -1,0 +1,128 @@
+"""`fastrt.runtime_context()`: where a program runs, and as what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastrt._core import actors, demands
+from fastrt._core import tasks as core
+from fastrt.config import RESOURCE_PARTS
+from fastrt.store import attach
+from fastrt.store import client as store_client
+from fastrt.store import engine as engines
+from fastrt.store.client import Store
+from fastrt.tasks.demand import ONE_CPU, Demand
+
+
+@dataclass(frozen=True)
+class RuntimeContext:
+    """What is true of the code that asked for it. Its methods are those of Ray's context.
+
+    Attributes:
+        job_id: of the driver that the work is for.
+        node_id: as `fastrt.nodes()` has it.
+        worker_id: of this process in its session.
+        task_id: of the task or call that runs here; None in a driver.
+        task_name: its name; None in a driver.
+        actor_id: of the actor that this is; None elsewhere.
+        actor_name: as it was given; None where it was not.
+        restarts: how often the actor's instance was built again.
+        attempt: runs of the task before this one.
+        assigned_resources: what the task takes while it runs, by name.
+        namespace: always empty: names of actors belong to a session.
+    """
+
+    job_id: str
+    node_id: str
+    worker_id: str
+    task_id: str | None
+    task_name: str | None
+    actor_id: str | None
+    actor_name: str | None
+    restarts: int = 0
+    attempt: int = 0
+    assigned_resources: dict[str, float] = field(default_factory=dict)
+    namespace: str = ""
+
+    def get_job_id(self) -> str:
+        """Return `job_id`."""
+        return self.job_id
+
+    def get_node_id(self) -> str:
+        """Return `node_id`."""
+        return self.node_id
+
+    def get_worker_id(self) -> str:
+        """Return `worker_id`."""
+        return self.worker_id
+
+    def get_task_id(self) -> str | None:
+        """Return `task_id`."""
+        return self.task_id
+
+    def get_task_name(self) -> str | None:
+        """Return `task_name`."""
+        return self.task_name
+
+    def get_actor_id(self) -> str | None:
+        """Return `actor_id`."""
+        return self.actor_id
+
+    def get_actor_name(self) -> str | None:
+        """Return `actor_name`."""
+        return self.actor_name
+
+    def get_assigned_resources(self) -> dict[str, float]:
+        """Return `assigned_resources`."""
+        return self.assigned_resources
+
+    @property
+    def was_current_actor_reconstructed(self) -> bool:
+        """Whether the actor's instance is not its first."""
+        return self.restarts > 0
+
+
+def runtime_context() -> RuntimeContext:
+    """Say where this code runs: session, process, task and actor.
+
+    Returns:
+        What is true now; it does not change when the task ends.
+    Raises:
+        AttachError: the node daemon does not answer.
+    Source:
+        The semantics of `ray.get_runtime_context`.
+    """
+    other = engines.current()
+    return RuntimeContext(**other.facts() if other is not None else _facts(store_client.require()))
+
+
+def _facts(store: Store) -> dict[str, Any]:
+    client = store.client
+    task, actor = store.task_here(), store.actor_here
+    facts: dict[str, Any] = {
+        "job_id": f"{client.job:016x}",
+        "node_id": str(attach.inquire(store.socket_path, "nodes")["here"][0]),
+        "worker_id": f"{client.segment.session}{client.index:04x}{client.gen:08x}",
+        "task_id": None,
+        "task_name": None,
+        "actor_id": None,
+        "actor_name": None,
+    }
+    if actor is not None:
+        about = actors.info(client, actor)
+        facts |= {"actor_id": f"{about['object'][0]:016x}", "actor_name": about["name"] or None}
+        facts["restarts"] = about["restarts"]
+    if task is not None:
+        info = core.info(client, task)
+        facts |= {"task_id": f"{info['path']:016x}", "attempt": info["attempts"] - 1, "job_id": f"{info['job']:016x}"}
+        facts["task_name"] = store.task_name(task)
+        if actor is None:
+            facts["assigned_resources"] = _resources(store, task, info)
+    return facts
+
+
+def _resources(store: Store, task: int, info: dict[str, Any]) -> dict[str, float]:
+    ref = demands.demand_of(store.client, task, info["id"])
+    amounts = ONE_CPU if ref is None else Demand.from_bytes(store.get(ref)).amounts
+    return {name: parts / RESOURCE_PARTS for name, parts in amounts}
