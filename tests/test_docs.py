@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     "README.md", "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
-    "docs/observing.md", "docs/engines.md",
+    "docs/observing.md", "docs/engines.md", "docs/migrating.md",
 ]  # fmt: skip
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.
@@ -28,6 +28,7 @@ INSTEAD = {
     "python bench/compare_transfer.py": [sys.executable, str(ROOT / "bench/compare_transfer.py"), "--help"],
     "python bench/compare_two_nodes.py": [sys.executable, str(ROOT / "bench/compare_two_nodes.py"), "--help"],
     "python bench/compare_tables.py": [sys.executable, str(ROOT / "bench/compare_tables.py"), "--help"],
+    "python bench/compare_programs.py": [sys.executable, str(ROOT / "bench/compare_programs.py"), "--help"],
     "python bench/compare_collective.py": [sys.executable, str(ROOT / "bench/compare_collective.py"), "--help"],
     "fastrt coordinator": ["fastrt", "coordinator", "--help"],
     "fastrt ps": ["fastrt", "ps", "scheduler", "--help"],

@@ -1,7 +1,8 @@
-"""A Ray cluster on this machine, for a program that wants one.
+"""A Ray cluster on this machine, for programs that want one.
 
-Run, by a Python that has Ray: python on_ray.py PROGRAM [ARGUMENTS]
-The program's arguments may say ADDRESS for the cluster's.
+Run, by a Python that has Ray: python on_ray.py PROGRAM [ARGUMENTS] [+ PROGRAM [ARGUMENTS] ...]
+
+A program's arguments may say ADDRESS for the cluster's.
 """
 
 import os
@@ -15,7 +16,7 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # or Ray warns
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(sys.argv[1]).parent), *sys.path[1:]])
 
 
-def main(program, *arguments):
+def main(*words):
     import ray
     from ray.cluster_utils import Cluster
 
@@ -23,9 +24,14 @@ def main(program, *arguments):
     try:
         cluster.add_node(num_cpus=2, include_dashboard=False, object_store_memory=200 << 20)
         cluster.wait_for_nodes()
-        sys.argv = [program, *(cluster.address if word == "ADDRESS" else word for word in arguments)]
-        sys.path[0] = str(Path(program).parent)
-        runpy.run_path(program, run_name="__main__")
+        for program in " ".join(words).replace("ADDRESS", cluster.address).split(" + "):
+            sys.argv = program.split()
+            sys.path[0] = str(Path(sys.argv[0]).parent)
+            try:
+                runpy.run_path(sys.argv[0], run_name="__main__")
+            except SystemExit as exc:
+                if exc.code:
+                    raise
     finally:
         ray.shutdown()
         cluster.shutdown()

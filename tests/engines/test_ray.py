@@ -18,7 +18,7 @@ needs_ray = pytest.mark.skipif(python_with_ray() is None, reason="needs Ray: pyt
 def on_ray(program, *arguments):
     """Run a program beside a Ray cluster of two CPUs; what it wrote."""
     path = [str(Path(fastrt.__file__).parents[1]), *[p for p in sys.path if p.endswith("site-packages")]]
-    command = [python_with_ray(), HERE / "on_ray.py", program, *arguments]
+    command = [python_with_ray(), HERE / "on_ray.py", program, *arguments]  # words: nothing here has a space
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     result = subprocess.run(command, capture_output=True, text=True, timeout=170, env=env)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import inspect
+import socket
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -36,6 +37,7 @@ _ACTOR_OPTIONS = (
     "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling", "scheduling_strategy",
 )  # fmt: skip
 _CALL_OPTIONS = ("num_returns", "max_task_retries")
+_KNOCK_S = 10.0
 _PLACES = {"spread": "SPREAD", "pack": "DEFAULT", "default": "DEFAULT"}
 
 
@@ -305,10 +307,22 @@ def connect(address: str | None, settings: Mapping[str, Any]) -> RayEngine:
     if ray.is_initialized():  # by the program itself: it stays that program's to end
         return RayEngine(owner=False)
     try:
+        _knock(address)
         ray.init(address=address, **{"include_dashboard": False, **settings} if address is None else settings)
-    except (ConnectionError, ValueError, RuntimeError) as exc:
+    except (OSError, ValueError, RuntimeError) as exc:
         raise ConfigError(f"Ray cannot be used: {exc}") from exc
     return RayEngine(owner=True)
+
+
+def _knock(address: str | None) -> None:
+    """See to it that somebody listens there: Ray itself would wait for minutes.
+
+    Raises:
+        OSError: nobody does.
+    """
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
 
 
 def enter() -> RayEngine:
