@@ -296,6 +296,20 @@ def coroutine_is_cancelled():
         get(ref)
 
 
+def generators_give_references_one_by_one():
+    def count(n):
+        yield from range(n)
+
+    counting = fastrt.remote(count)
+    assert [get(ref) for ref in counting.remote(3)] == [0, 1, 2]
+    assert get(get(counting.options(num_returns="dynamic").remote(3))) == [0, 1, 2]
+    assert get(counting.options(num_returns=2).remote(2)) == [0, 1]
+
+
+if hasattr(fastrt, "ObjectRefGenerator"):
+    check(generators_give_references_one_by_one)
+
+
 @check
 def context_tells_where_the_code_runs():
     here, there = fastrt.runtime_context(), get(context.remote())

@@ -12,6 +12,7 @@ import asyncio
 import bdb
 import concurrent.futures
 import contextvars
+import inspect
 import itertools
 import os
 import threading
@@ -21,6 +22,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from fastrt._core.tasks import PATH_STEP
+from fastrt.engines.generator import DYNAMIC, STREAMING, LocalGenerator
 from fastrt.engines.handle import EngineHandle
 from fastrt.engines.local_actor import LocalActor
 from fastrt.errors import (
@@ -64,7 +66,7 @@ class Stored:
             self._kind, self._data = parts.kind, parts.to_bytes()
         finally:
             _writing.inner = outer
-        self._error = error
+        self.error = error
         self._cause = cause
 
     def load(self) -> Any:
@@ -74,7 +76,7 @@ class Stored:
             Exception: the value, where it is an error.
         """
         value = deserialize(self._kind, self._data, self.inner)
-        if not self._error:
+        if not self.error:
             return value
         if self._cause is not None:
             value.__cause__ = self._cause
@@ -241,11 +243,52 @@ class LocalEngine:
         self, function: Any, settings: Mapping[str, Any], changed: Mapping[str, Any], args: Any, kwargs: Any
     ) -> Any:
         """Run a task at once, again after errors that it may be retried after."""
-        refs, given = self._begin(settings["num_returns"], args, kwargs)
+        count = settings["num_returns"]
+        if count in (STREAMING, DYNAMIC):
+            running = self._new_running(settings["name"])
+            return self._generate(running, function.function, count, self._begin(0, args, kwargs)[1])
+        refs, given = self._begin(count, args, kwargs)
         tries, wanted = 1 + settings["max_retries"], settings["retry_exceptions"]
         running = self._new_running(settings["name"])
         self.run(running, function.function, given, refs, tries if wanted else 1, wanted)
-        return _as_returned(settings["num_returns"], refs)
+        return _as_returned(count, refs)
+
+    def _generate(self, running: Running, function: Callable[..., Any], kind: str, given: Stored) -> Any:
+        """A generator's items: each when it is asked for, or all at once as a list of references."""
+        end = LocalRef(self)
+        steps = self._steps(running, function, given, end)
+        stream = LocalGenerator(lambda: next(steps, None), lambda: end)
+        if kind == STREAMING:
+            return stream
+        refs: list[ObjectRef] = list(stream)
+        whole = LocalRef(self)
+        whole.stored = end.stored if end.stored is not None and end.stored.error else Stored(refs)
+        return whole
+
+    def _steps(
+        self, running: Running, function: Callable[..., Any], given: Stored, end: LocalRef
+    ) -> Generator[ObjectRef, None, None]:
+        """References to a generator's items. Between them the context is the caller's."""
+        items: Any = None
+        while end.stored is None:
+            token = self.running.set(running)
+            ref = LocalRef(self)
+            try:
+                if items is None:
+                    args, kwargs = self.arguments(given)
+                    items = function(*args, **kwargs)
+                    items = _one_by_one(items) if inspect.isasyncgen(items) else iter(items)
+                ref.stored = Stored(next(items))
+            except StopIteration:
+                end.stored = Stored(None)
+                return
+            except _END_THE_PROGRAM:
+                raise
+            except BaseException as exc:  # whatever user code raises belongs to whoever gets the item
+                self.fail([ref, end], exc, running.name)
+            finally:
+                self.running.reset(token)
+            yield ref
 
     def _begin(self, count: int, args: Any, kwargs: Any) -> tuple[list[LocalRef], Stored]:
         """The references of a call's results, and its arguments on their way."""
@@ -302,6 +345,8 @@ class LocalEngine:
         Raises:
             ValueError: they are not as many as they should be.
         """
+        if inspect.isgenerator(value) and len(refs) != 1:
+            value = list(value)
         if len(refs) == 1:
             refs[0].stored = Stored(value)
         elif refs:
@@ -380,6 +425,10 @@ class LocalEngine:
     def call(self, handle: LocalHandle, which: MethodPlan, settings: dict[str, Any], args: Any, kwargs: Any) -> Any:
         """Call an actor's method."""
         actor: LocalActor = handle._actor
+        if settings["num_returns"] in (STREAMING, DYNAMIC):
+            given = self._begin(0, args, kwargs)[1]
+            running = self._new_running(f"{actor.cls.__name__}.{which.name}", actor)
+            return self._generate(running, actor.method(which), settings["num_returns"], given)
         refs, given = self._begin(settings["num_returns"], args, kwargs)
         running = self._new_running(f"{actor.cls.__name__}.{which.name}", actor)
         actor.call(running, which, given, refs)
@@ -433,6 +482,24 @@ class LocalEngine:
             "actor_name": None if actor is None else actor.name,
             "restarts": 0 if actor is None else actor.restarts,
         }
+
+
+def _one_by_one(items: Any) -> Generator[Any, None, None]:
+    """The items of an asynchronous generator, each on an event loop of its own, which nothing else shares."""
+    loop = asyncio.new_event_loop()
+    outer = asyncio.events._get_running_loop()
+    try:
+        while True:
+            asyncio.events._set_running_loop(None)
+            try:
+                item = loop.run_until_complete(anext(items))
+            except StopAsyncIteration:
+                return
+            finally:
+                asyncio.events._set_running_loop(outer)
+            yield item
+    finally:
+        loop.close()
 
 
 def _as_returned(count: int, refs: list[LocalRef]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from asyncio import events
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ActorDiedError, TaskCancelledError, format_user_traceback
@@ -96,6 +96,17 @@ class LocalActor:
             for ref in refs:
                 ref.abort = task.cancel
             self.step()
+
+    def method(self, which: MethodPlan) -> Callable[..., Any]:
+        """The instance's method; of a dead one, what raises that it is."""
+        if self.dead is None:
+            found: Callable[..., Any] = getattr(self._instance, which.name)
+            return found
+
+        def raise_death(*args: Any, **kwargs: Any) -> None:
+            raise self._death()
+
+        return raise_death
 
     async def _run(self, running: Running, which: MethodPlan, given: Stored, refs: list[LocalRef]) -> None:
         turn = self._turns.setdefault(which.group, asyncio.Semaphore(self._limits[which.group]))

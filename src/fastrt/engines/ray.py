@@ -21,6 +21,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fastrt.engines import ray_errors
+from fastrt.engines.generator import DYNAMIC, RayGenerator
 from fastrt.engines.handle import EngineHandle
 from fastrt.errors import ActorNotFoundError, ConfigError, FastrtError, NameTakenError, UnsupportedError
 from fastrt.store import client as store_client
@@ -30,13 +31,14 @@ from fastrt.tasks.method import MethodPlan, methods_of
 
 _TASK_OPTIONS = (
     "num_returns", "max_retries", "retry_exceptions", "name", "num_cpus", "num_gpus", "memory", "resources",
-    "runtime_env", "scheduling", "scheduling_strategy",
+    "runtime_env", "scheduling", "scheduling_strategy", "_generator_backpressure_num_objects",
 )  # fmt: skip
 _ACTOR_OPTIONS = (
     "name", "get_if_exists", "lifetime", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups",
     "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling", "scheduling_strategy",
 )  # fmt: skip
 _CALL_OPTIONS = ("num_returns", "max_task_retries")
+_AS_RAY_SAYS = {"generator_backpressure": "_generator_backpressure_num_objects"}
 _KNOCK_S = 10.0
 _PLACES = {"spread": "SPREAD", "pack": "DEFAULT", "default": "DEFAULT"}
 
@@ -109,6 +111,7 @@ class RayEngine:
         self._owner = owner
         self.session: str = ray.get_runtime_context().get_job_id()
         self._functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._collecting: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # "dynamic" ones
         self._classes: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
 
     @property
@@ -175,9 +178,14 @@ class RayEngine:
     ) -> Any:
         """`.remote` of a remote function."""
         options = _options("remote functions", _TASK_OPTIONS, changed)
-        remote = self._functions.get(function.function)
+        collecting = options.get("num_returns") == DYNAMIC
+        if collecting:
+            del options["num_returns"]
+        functions = self._collecting if collecting else self._functions
+        remote = functions.get(function.function)
         if remote is None:
-            remote = self._functions[function.function] = ray.remote(_entering(function.function))
+            entering = _collecting(function.function) if collecting else _entering(function.function)
+            remote = functions[function.function] = ray.remote(entering)
         remote = remote.options(**options) if options else remote
         return self._wrapped(remote.remote(*self._unwrapped(args), **self._unwrapped_named(kwargs)))
 
@@ -194,6 +202,8 @@ class RayEngine:
     def _wrapped(self, refs: Any) -> Any:
         if isinstance(refs, list):
             return [RayRef(self, inner) for inner in refs]
+        if isinstance(refs, ray.ObjectRefGenerator):
+            return RayGenerator(refs, functools.partial(RayRef, self), ray.wait)
         return None if refs is None else RayRef(self, refs)
 
     # ---- actors ----
@@ -222,6 +232,8 @@ class RayEngine:
     def call(self, handle: RayHandle, which: MethodPlan, settings: dict[str, Any], args: Any, kwargs: Any) -> Any:
         """`.remote` of an actor's method."""
         options = _options("methods", _CALL_OPTIONS, settings)
+        if options.get("num_returns") == DYNAMIC:
+            _refuse("num_returns='dynamic' of a method")
         if which.group:
             options["concurrency_group"] = which.group
         method = getattr(handle._actor, which.name).options(**options)
@@ -365,6 +377,17 @@ def _entering(function: Callable[..., Any]) -> Callable[..., Any]:
     return generate if inspect.isgeneratorfunction(function) else call
 
 
+def _collecting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A generator function as one that returns references to all that it yields."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> list[ObjectRef]:
+        engine = enter()
+        return [engine.put(item) for item in function(*args, **kwargs)]
+
+    return call
+
+
 def _entering_class(cls: Any, methods: tuple[MethodPlan, ...]) -> type:
     """The class as an actor of Ray's builds it: it uses this engine, and can say what it has."""
     described = cls.__name__, methods
@@ -387,7 +410,7 @@ def _options(what: str, known: Sequence[str], given: Mapping[str, Any]) -> dict[
     Raises:
         UnsupportedError: Ray has none like it.
     """
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {_AS_RAY_SAYS.get(name, name): value for name, value in given.items() if value is not None}
     for name in options:
         if name not in known:
             _refuse(f"option {name!r} of {what}")
