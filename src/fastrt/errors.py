@@ -92,7 +92,12 @@ class ActorDiedError(FastrtError):
     """The actor is dead, or its process ended while it ran the call; the message says which actor, how and why.
 
     Make another actor, or give it `max_restarts`, and `max_task_retries` if its calls may run more than once.
+
+    Attributes:
+        ran: whether the call had begun.
     """
+
+    ran: bool = False
 
 
 class ActorNotFoundError(NotFoundError, ValueError):

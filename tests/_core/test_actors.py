@@ -3,7 +3,7 @@
 import pytest
 
 from fastrt._core import actors, calls, fsck, handles, tasks
-from fastrt._core.inbox import Inbox
+from fastrt._core.inbox import Inbox, wait_any
 from fastrt.errors import FastrtError, ObjectStoreFullError
 
 NO_TASK = tasks.NO_TASK
@@ -158,3 +158,63 @@ def test_table_of_actors_may_be_full(node, client, function):
         end(client, index)
     refs.clear()
     assert fsck.usage(client)["actors"] == 0
+
+
+def test_client_that_stands_for_a_process_passes_calls_on_and_leaves_the_rest_to_the_next(client, made, function):
+    ref, index = made
+    results = [call(client, ref, k) for k in range(3)]
+    gen = actors.info(client, index)["gen"]
+    assert not actors.carry(client, index, gen + 1)
+    assert actors.carry(client, index, gen)
+    assert not actors.carry(client, index, gen)
+    assert not actors.enter(client, index)
+    actors.carried(client, index)
+    assert actors.of_client(client, client.index) == [index]
+    inbox = Inbox(client, index, True)
+    wait_any(client, [inbox], 0.0)
+    first, second, third = [inbox.claim(cell) for cell in inbox.look()]
+    assert actors.has_calls(client, index)
+    tasks.finish_scalar(client, first, "there")
+    assert not calls.put_back(client, second, True), "it has run, and may not again"
+    handles.result(client, second, 0, 0, 20, 0, True).seal([])
+    tasks.finish(client, second)
+    assert calls.put_back(client, third, False)
+    assert fsck.fsck(client) == []
+    actors.drop(client, index)
+    assert actors.info(client, index)["state"] == actors.DOWN
+    assert actors.start_again(client, index)
+    assert drain(client, serve(client, index)) == [2]
+    assert handles.read_scalar(client, results[0], None, 0.0) == "there"
+    with pytest.raises(FastrtError, match="not this client's"):
+        calls.put_back(client, third, False)
+
+
+def test_order_wakes_who_stands_for_an_actor_of_another_node(client, function, node):
+    ref = node.put(61)
+    index = actors.stand_in(client, ref, function.objref)
+    assert actors.is_actor(client, ref)
+    assert not actors.is_actor(client, function)
+    inbox = Inbox(client, index, True)
+    assert inbox.look() == []
+    actors.order(client, index, actors.ORDER_KILL)
+    wait_any(client, [inbox], 60.0)
+    assert [actors.take_order(client, index) for _ in range(2)] == [actors.ORDER_KILL, actors.ORDER_NONE]
+    assert actors.demanding(client) == []
+    del ref
+    wait_any(client, [inbox], 60.0)
+    assert actors.info(client, index)["released"]
+    actors.drop(client, index)
+    end(client, index)
+    assert actors.info(client, index)["state"] == actors.EMPTY
+
+
+def test_demand_of_an_actor_is_found_with_it(client, function, node):
+    ref, demand = node.put(60), node.put(8)
+    index = actors.create(client, ref, function.objref, "", 0, False, demand)
+    about = actors.info(client, index)
+    assert about["demand"] == (demand.objref, handles.describe(client, demand)["index"])
+    assert actors.demanding(client) == [(index, about["gen"])]
+    assert fsck.fsck(client) == []
+    del ref
+    end(client, index)
+    assert actors.demanding(client) == []

@@ -8,7 +8,7 @@ from fastrt._core import actors, calls, handles, tasks
 from fastrt._core.calls import CallOfDead
 from fastrt._core.clients import Client
 from fastrt._core.handles import Ref
-from fastrt._core.inbox import Inbox
+from fastrt._core.inbox import Inbox, wait_any
 
 
 def make(client: Client, function: Ref, name: str = "", detached: bool = False) -> tuple[Ref, int | None]:
@@ -82,6 +82,7 @@ def play(client: Client, function: Ref, shared: Ref) -> list[list[Ref]]:
     made.append(call(client, doomed, work.INT, 9100))
     end(client, late)
     made.append(call(client, doomed, work.INT, 9110))
+    made += stand_for(client, function)
     found = actors.find(client, "own True")
     if found is not None:
         made.append(call(client, found, work.INT, 9120))
@@ -109,4 +110,36 @@ def live(client: Client, function: Ref, own: Ref, mine: int) -> list[list[Ref]]:
     handles.wait_all(client, [refs[0] for refs in made], 0.0, 0.0)
     actors.end_for_good(client, mine, actors.KILLED, "enough")
     actors.is_over(client, mine)
+    return made
+
+
+def stand_for(client: Client, function: Ref) -> list[list[Ref]]:
+    """Be what stands for the processes of two actors elsewhere, and leave some of the calls of one to its next process.
+
+    One is of this node, the other is known by a handle.
+    """
+    own, mine = make(client, function)
+    assert mine is not None
+    made = [call(client, own, work.INT, 9300 + k) for k in range(3)]
+    if not actors.carry(client, mine, actors.info(client, mine)["gen"]):
+        return made
+    actors.carried(client, mine)
+    actors.order(client, mine, actors.ORDER_KILL)
+    theirs = work.put(client, 9, 61)
+    other = actors.stand_in(client, theirs, function.objref)
+    made.append(call(client, theirs, work.INT, 9310))
+    inboxes = [Inbox(client, index, True) for index in (mine, other)]
+    wait_any(client, inboxes, 0.0)
+    assert actors.take_order(client, mine) == actors.ORDER_KILL
+    first, *rest = [task for inbox in inboxes for cell in inbox.look() if (task := inbox.claim(cell)) != tasks.NO_TASK]
+    work.perform(client, function, rest.pop())
+    for task in rest:
+        if not calls.put_back(client, task, task == rest[0]):
+            work.fail(client, task)
+    work.perform(client, function, first)
+    actors.has_calls(client, mine)
+    for index in (other, mine):
+        actors.drop(client, index)
+    if actors.start_again(client, mine) and become(client, mine):
+        serve(client, mine, function)
     return made

@@ -259,3 +259,16 @@ def test_demand_travels_as_text():
     for bad in (b"", b"1", b"[1]", b'[[["CPU", -1]], "", "", false]', b'[[["CPU"]], "", "", false]'):
         with pytest.raises(ValueError, match="is no demand"):
             Demand.from_bytes(bad)
+
+
+def test_node_that_is_gone_is_remembered_as_long_as_something_without_amounts_is_there():
+    placing = Placing("here", {"CPU": 10_000}, True)
+    placing.has_uplink = True
+    placing.see([View("there", "two", {"CPU": 10_000}, {"CPU": 10_000})])
+    actor, demand = (-1, 7), Demand((), "", "two", True)
+    placing.wait(actor, demand, 0.0)
+    assert [order.what for order in placing.decide(0.0)] == ["lend"]
+    placing.moved(actor, ELSEWHERE, 0.1)
+    placing.see([])
+    placing.wait(actor, demand, 0.2)
+    assert [order.what for order in placing.decide(0.2)] == ["admit"]

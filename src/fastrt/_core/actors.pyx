@@ -2,6 +2,7 @@
 """The table of actors: made, started, found by name, ended.
 
     WANTED -> STARTING -> LIVE -> DOWN -> WANTED again, or DEAD        WANTED | STARTING -> DOWN | DEAD
+    WANTED -> AWAY -> DOWN: by the client that stands for its process, which is on another node
 
 The word says it all, and each change commits by one store or swap of it. A creator makes it WANTED, the actor's own
 process STARTING and LIVE, recovery DOWN, and everything else is the daemon's: it alone decides whether an actor is
@@ -17,15 +18,17 @@ from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_count, links_recount, links_uncount
-from fastrt._core.mailbox cimport mailbox_forget
+from fastrt._core.mailbox cimport mailbox_forget, mailbox_wake
 from fastrt._core.objects cimport object_acquire, object_maybe_delete, object_release
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
 
-WANTED, STARTING, LIVE, DOWN, DEAD = (
-    FRT_ACTOR_WANTED, FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_DOWN, FRT_ACTOR_DEAD)
+EMPTY, WANTED, STARTING, LIVE, DOWN, DEAD, AWAY = (
+    FRT_ACTOR_EMPTY, FRT_ACTOR_WANTED, FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_DOWN, FRT_ACTOR_DEAD,
+    FRT_ACTOR_AWAY)
 KILLED, FAILED, EXITED = FRT_END_KILLED, FRT_END_FAILED, FRT_END_EXITED
+ORDER_NONE, ORDER_KILL = FRT_ORDER_NONE, FRT_ORDER_KILL
 NAME_BYTES_MAX = 63
 
 
@@ -60,6 +63,11 @@ cdef frt_refslot _object(frt_actor *actor) noexcept nogil:
     return slot
 
 
+cdef bint _has_client(uint64_t word) noexcept nogil:
+    """Whether a client is its process, or stands for it."""
+    return frt_word_state(word) in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_AWAY)
+
+
 cdef bint _answers(frt_actor *actor, const char *name) noexcept nogil:
     """Whether it is there to stay and has that name."""
     cdef int state = frt_word_state(a64_load_sc(&actor.word))
@@ -67,7 +75,7 @@ cdef bint _answers(frt_actor *actor, const char *name) noexcept nogil:
         a32_load_sc(&actor.released) == 0 and strncmp(actor.name, name, sizeof(actor.name)) == 0
 
 
-def create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, bint detached):
+def create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, bint detached, Ref demand=None):
     """Make the actor that lives as long as an object, and have it started.
 
     Args:
@@ -76,11 +84,30 @@ def create(Client client, Ref ref, uint64_t function, str name, int32_t max_rest
         name: under which others find it; at most 63 bytes; "": none.
         max_restarts: how often it gets another process; -1: any number.
         detached: it also lives without any handle, to the end of the session.
+        demand: what it takes while it lives, an object among the functions; None: nothing.
     Returns:
         The actor's index; None when another actor has that name.
     Raises:
         ObjectStoreFullError: the table of actors is full.
     """
+    return _create(client, ref, function, name, max_restarts, FRT_ACTOR_DETACHED if detached else 0, demand, False)
+
+
+def stand_in(Client client, Ref ref, uint64_t function):
+    """Make an object stand for an actor of another node: calls of it come to this client, which passes them on.
+
+    Args:
+        ref, function: as for `create`; the object may still be without its value.
+    Returns:
+        The actor's index.
+    Raises:
+        ObjectStoreFullError: the table of actors is full.
+    """
+    return _create(client, ref, function, "", 0, 0, None, True)
+
+
+cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, uint8_t flags,
+                    Ref demand, bint away):
     cdef frt_ctx *x = &client.x
     cdef bytes text = name.encode() + b"\0"
     cdef const char *chars = text
@@ -106,13 +133,19 @@ def create(Client client, Ref ref, uint64_t function, str name, int32_t max_rest
         memset(&actor.mailbox, 0, sizeof(frt_actor) - sizeof(uint64_t))
         memcpy(actor.name, chars, len(text))
         actor.function, actor.objref, actor.index, actor.max_restarts = function, ref.objref, ref.index, max_restarts
+        if demand is not None:
+            actor.demand, actor.demand_index = demand.objref, demand.index
         slot = _object(actor)
-        actor.flags = FRT_ACTOR_DETACHED if detached else 0
-        rc = links_count(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
+        actor.flags = flags
+        if not away:
+            rc = links_count(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
         if rc == FRT_OK:
             x.entries[ref.index].actor = <uint32_t>(actor - x.actors) + 1
             x.entries[ref.index].flags |= FRT_ENTRY_ACTOR
-            a64_store_sc(&actor.word, frt_word(FRT_ACTOR_WANTED, 0, frt_word_gen(actor.word)))  # commit
+            if away:
+                a64_store_sc(&actor.word, frt_word(FRT_ACTOR_AWAY, x.me, frt_word_gen(actor.word)))  # commit
+            else:
+                a64_store_sc(&actor.word, frt_word(FRT_ACTOR_WANTED, 0, frt_word_gen(actor.word)))  # commit
     frt_lock_give(x.locks + FRT_LOCK_ACTORS)
     check(rc)
     if taken:
@@ -161,16 +194,25 @@ def index_of(Client client, Ref ref):
     return <uint32_t>(actor_of(client, ref) - client.x.actors)
 
 
+def is_actor(Client client, Ref ref):
+    """Whether an object is an actor's."""
+    client.ensure()
+    ref_use(client, ref)
+    return client.x.entries[ref.index].flags & FRT_ENTRY_ACTOR != 0
+
+
 def info(Client client, uint32_t a):
     """What an actor's record says: a dict for people, the daemon and error messages."""
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_acq(&actor.word)
     cdef uint32_t w = frt_word_client(word)
-    cdef bint there = frt_word_state(word) in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE) and w < client.x.clients_max
+    cdef bint there = _has_client(word) and w < client.x.clients_max
     return {"actor": a, "state": frt_word_state(word), "gen": frt_word_gen(word), "client": w if there else None,
             "pid": client.x.clients[w].pid if there else None, "function": actor.function,
             "object": (actor.objref, actor.index), "max_restarts": actor.max_restarts, "restarts": actor.restarts,
             "released": actor.released != 0, "ended": actor.ended, "detached": actor.flags & FRT_ACTOR_DETACHED != 0,
+            "order": actor.order,
+            "demand": (actor.demand, actor.demand_index) if actor.demand else None,
             "name": actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"),
             "reason": actor.reason[:strnlen(actor.reason, 448)].decode("utf-8", "replace")}
 
@@ -195,6 +237,62 @@ def alive(Client client, uint32_t a):
         a64_store_sc(&actor.word, frt_word(FRT_ACTOR_LIVE, client.x.me, frt_word_gen(word)))
         if not actor.flags & FRT_ACTOR_DETACHED:
             check(_uncount(&client.x, actor))
+
+
+# ---- a client that stands for a process on another node ----
+
+def carry(Client client, uint32_t a, uint32_t gen):
+    """Take an actor that is WANTED in order to have another node run it; False when it is not, or not any more."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    if frt_word_state(word) != FRT_ACTOR_WANTED or frt_word_gen(word) != gen or actor.ended:
+        return False
+    a32_store_sc(&actor.rescan, 1)
+    actor.order = FRT_ORDER_NONE
+    return a64_cas_sc(&actor.word, word, frt_word(FRT_ACTOR_AWAY, client.x.me, gen))
+
+
+def carried(Client client, uint32_t a):
+    """Say that the other node has all that it takes to build an actor that this client stands for."""
+    cdef frt_actor *actor = _at(client, a)
+    if _is_mine(client, actor) and not actor.flags & FRT_ACTOR_DETACHED:
+        check(_uncount(&client.x, actor))
+
+
+def drop(Client client, uint32_t a):
+    """Say that an actor that this client stands for has no process any more: the daemon decides what follows."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    if _is_mine(client, actor):
+        a32_store_sc(&actor.asleep, 0)
+        a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DOWN, 0, frt_word_gen(word)))  # commit
+
+
+def has_calls(Client client, uint32_t a):
+    """Whether there are calls of the actor that have not ended."""
+    _at(client, a)
+    return _has_calls(&client.x, a)
+
+
+def order(Client client, uint32_t a, uint32_t what):
+    """Ask the client that stands for an actor's process for something: ORDER_KILL."""
+    cdef frt_actor *actor = _at(client, a)
+    a32_store_sc(&actor.order, what)
+    mailbox_wake(&client.x, actor)
+
+
+def take_order(Client client, uint32_t a):
+    """What was asked of this client, which stands for the actor's process; ORDER_NONE when nothing was."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint32_t what = a32_load_sc(&actor.order)
+    if what != FRT_ORDER_NONE:
+        a32_store_sc(&actor.order, FRT_ORDER_NONE)
+    return what
+
+
+cdef bint _is_mine(Client client, frt_actor *actor) noexcept:
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    return frt_word_client(word) == client.x.me and frt_word_state(word) == FRT_ACTOR_AWAY
 
 
 cdef int _uncount(frt_ctx *x, frt_actor *actor) noexcept nogil:
@@ -250,16 +348,29 @@ def is_over(Client client, uint32_t a):
 # ---- the daemon ----
 
 def of_client(Client client, uint32_t v):
-    """The actor whose process client v is; None when it is no actor's."""
+    """The actors whose process client v is, or stands for."""
     cdef frt_ctx *x = &client.x
     cdef uint64_t word
     cdef uint32_t a
+    cdef list found = []
     client.ensure()
     for a in range(frt_actors(x)):
         word = a64_load_acq(&x.actors[a].word)
-        if frt_word_client(word) == v and frt_word_state(word) in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE):
-            return a
-    return None
+        if frt_word_client(word) == v and _has_client(word):
+            found.append(a)
+    return found
+
+
+def demanding(Client client):
+    """The actors that take something while they live: a list of (index, generation)."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t a
+    cdef list found = []
+    client.ensure()
+    for a in range(frt_actors(x)):
+        if frt_word_state(a64_load_acq(&x.actors[a].word)) != FRT_ACTOR_EMPTY and x.actors[a].demand:
+            found.append((a, frt_word_gen(a64_load_acq(&x.actors[a].word))))
+    return found
 
 
 def attention(Client client):
@@ -331,13 +442,14 @@ def end(Client client, uint32_t a, str reason):
 
 
 cdef void actors_of_dead(frt_ctx *x, uint32_t v) noexcept nogil:
-    """Make the actor whose process client v was DOWN."""
+    """Make the actors whose process client v was, or stood for, DOWN."""
     cdef frt_actor *actor
     cdef uint64_t word
     cdef uint32_t a
     for a in range(frt_actors(x)):
         actor = x.actors + a
         word = a64_load_acq(&actor.word)
-        if frt_word_client(word) == v and frt_word_state(word) in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE):
+        if frt_word_client(word) == v and _has_client(word):
             a32_store_sc(&actor.asleep, 0)
             a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DOWN, 0, frt_word_gen(word)))  # commit
+        mailbox_forget(actor)  # if the dead one saw last that nobody needs the record, and did not come to freeing it

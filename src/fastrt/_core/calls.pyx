@@ -12,10 +12,10 @@ from fastrt._core.clients cimport Client
 from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport links_count
+from fastrt._core.links cimport links_count, task_is_mine
 from fastrt._core.mailbox cimport mailbox_push, mailbox_wake
 from fastrt._core.objects cimport object_is_sealed
-from fastrt._core.records cimport task_announce, task_fill, task_forget, task_slots
+from fastrt._core.records cimport task_announce, task_fill, task_forget, task_is_cancelled, task_slots
 from fastrt._core.scalar cimport args_write
 from fastrt._core.tasks cimport ARGS_SCALARS
 from fastrt.errors import FastrtError
@@ -135,6 +135,37 @@ def call(Client client, Ref actor, uint32_t method, uint16_t kind, bytes args, l
     if len(args) >= 1 << 32:
         raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
     return _call(client, actor, method, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries)
+
+
+def put_back(Client client, uint32_t t, bint ran):
+    """Leave a call that this client had claimed to the next process of its actor.
+
+    Args:
+        ran: whether it was begun; one that was not is no attempt.
+    Returns:
+        False when its attempts are used up or it was cancelled: it is this client's to end.
+    Raises:
+        FastrtError: it is not this client's.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task
+    cdef uint32_t a
+    client.ensure()
+    if not task_is_mine(x, t):
+        raise FastrtError(f"task {t} is not this client's to run or to end")
+    task = x.tasks + t
+    a = task.actor - 1
+    if a >= frt_actors(x):
+        raise FastrtError(f"task {t} is no call of an actor")
+    if task_is_cancelled(x, t) or ran and task.attempts > task.retries:
+        return False
+    if not ran and task.attempts:
+        task.attempts -= 1
+    if x.clients[x.me].task == t + 1:
+        x.clients[x.me].task = 0
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))  # commit
+    a32_store_sc(&x.actors[a].rescan, 1)
+    return True
 
 
 def is_call(Client client, Ref ref):

@@ -174,15 +174,18 @@ cdef list _check_actors(frt_ctx *x, bint quiet):
     for a in range(frt_actors(x)):
         actor = x.actors + a
         state = frt_word_state(actor.word)
-        if state > FRT_ACTOR_DEAD:
+        if state > FRT_ACTOR_AWAY:
             bad.append(f"actor {a} is in state {state}, which does not exist")
-        if state in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE) and not _stamped_by_living(x, actor.word):
+        if state in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_AWAY) and not _stamped_by_living(x, actor.word):
             bad.append(f"actor {a} in state {state} is stamped by client {frt_word_client(actor.word)}, "
                        "which is not there")
         if quiet and state != FRT_ACTOR_EMPTY and not actor.released and (
                 actor.index >= x.objects_max or x.entries[actor.index].objref != actor.objref
                 or x.entries[actor.index].actor != a + 1 or not x.entries[actor.index].flags & FRT_ENTRY_ACTOR):
             bad.append(f"actor {a} is not released, and its object {actor.objref:#x} is not there")
+        if state != FRT_ACTOR_EMPTY and actor.demand and (
+                actor.demand_index >= x.objects_max or x.entries[actor.demand_index].objref != actor.demand):
+            bad.append(f"actor {a} demands what object {actor.demand:#x} says, which is not there")
         if <uint32_t>actor.mailbox > x.tasks_max:
             bad.append(f"the mailbox of actor {a} names task {<int><uint32_t>actor.mailbox - 1}, which cannot be")
     return bad

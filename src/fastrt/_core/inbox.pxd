@@ -15,5 +15,6 @@ cdef class Inbox:
     cdef uint32_t nheld, held_room
     cdef uint64_t blocked[4]  # callers of whom something is held back
     cdef uint32_t found
+    cdef uint32_t released  # as of the last look
 
 cdef int inbox_next(Inbox self, double timeout_s, double spin_s) except -100

@@ -17,7 +17,9 @@ cdef extern from "layout.h" nogil:
     int FRT_TASK_EMPTY, FRT_TASK_RESERVED, FRT_TASK_WAITING, FRT_TASK_READY, FRT_TASK_CLAIMED, FRT_TASK_RUNNING
     int FRT_TASK_BLOCKED, FRT_TASK_ENDING
     int FRT_ACTOR_EMPTY, FRT_ACTOR_WANTED, FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_DOWN, FRT_ACTOR_DEAD
+    int FRT_ACTOR_AWAY
     uint8_t FRT_ACTOR_COUNTED, FRT_ACTOR_DETACHED
+    uint32_t FRT_ORDER_NONE, FRT_ORDER_KILL
     uint32_t FRT_END_KILLED, FRT_END_FAILED, FRT_END_EXITED
     int FRT_CLIENT_FREE, FRT_CLIENT_JOINING, FRT_CLIENT_LIVE, FRT_CLIENT_DYING
     int FRT_KIND_DAEMON, FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_TOOL, FRT_KIND_ACTOR
@@ -121,6 +123,8 @@ cdef extern from "layout.h" nogil:
         int32_t max_restarts
         uint32_t restarts
         uint8_t flags
+        uint64_t demand
+        uint32_t demand_index, order
         char name[64]
         char reason[448]
 

@@ -24,12 +24,20 @@ class Actors:
     Args:
         store: the daemon's attachment.
         fork: orders a process for the actor with that index.
+        may_start: whether what an actor demands is there for it, here and now; told whether it starts again.
+        ended: tells whoever keeps count that an actor has ended.
     """
 
-    def __init__(self, store: Store, fork: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        fork: Callable[[int], None],
+        may_start: Callable[[int, dict[str, Any], bool], bool],
+        ended: Callable[[], None],
+    ) -> None:
         self._store = store
         self._client = store.client
-        self._fork = fork
+        self._fork, self._may_start, self._tell_end = fork, may_start, ended
         self._processes: dict[int, int] = {}  # by actor: the pid of the process ordered for it; 0 until it is known
         self._failed: dict[int, int] = {}
         self._how: dict[int, str] = {}  # by actor: how its last process ended
@@ -52,10 +60,14 @@ class Actors:
 
     def fell(self, client: int, pid: int, how: str) -> None:
         """A client is about to be buried; if it is an actor's process, remember how it ended."""
-        actor = actors.of_client(self._client, client)
-        if actor is not None:
-            self._how[actor] = f"its process {pid} {how}"
+        for actor in actors.of_client(self._client, client):
+            away = actors.info(self._client, actor)["state"] == actors.AWAY
+            self._how[actor] = f"{'the process that passed its calls on,' if away else 'its process'} {pid} {how}"
             self._failed.pop(actor, None)  # it had begun
+
+    def note(self, actor: int, how: str) -> None:
+        """The process of an actor, on another node, has ended."""
+        self._how[actor] = how
 
     def tend(self) -> None:
         """Do what there is to do."""
@@ -68,12 +80,12 @@ class Actors:
             else:  # a daemon that is dead declared it dead, and came no further
                 self._end(actor, "")
 
-    def _start(self, actor: int, info: dict[str, Any]) -> None:
+    def _start(self, actor: int, info: dict[str, Any], again: bool = False) -> None:
         if info["ended"]:
             self._end(actor, "")
         elif self._failed.get(actor, 0) >= _STARTS_MAX:
             self._end(actor, f"{_STARTS_MAX} processes in a row could not start it; the last one {self._how[actor]}")
-        elif actor not in self._processes and self._has_slot():
+        elif actor not in self._processes and self._may_start(actor, info, again) and self._has_slot():
             self._processes[actor] = 0
             self._fork(actor)
 
@@ -88,7 +100,7 @@ class Actors:
         how = self._how.get(actor, "its process ended")
         most = info["max_restarts"]
         if not info["ended"] and (most < 0 or info["restarts"] < most) and actors.start_again(self._client, actor):
-            self._start(actor, info)
+            self._start(actor, info, True)
             return
         if info["restarts"]:
             how += f"; it had been started again {info['restarts']} times (max_restarts={most})"
@@ -102,3 +114,4 @@ class Actors:
         for task in actors.end(self._client, actor, reason):
             self._store.put_error(task, error)
             core.finish(self._client, task)
+        self._tell_end()

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastrt._core import demands
+from fastrt._core import actors, demands, handles
 from fastrt._core import tasks as core
 from fastrt._core.clients import KIND_WORKER, Client, table
 from fastrt._core.functions import function_name
 from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import FastrtError, InfeasibleTaskError
-from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, WAITING, Order, Placing, Task, View
+from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing, Task, View
 from fastrt.store.attach import Link
 from fastrt.store.client import Store
 from fastrt.tasks.demand import CPU, Demand, parts_of
@@ -38,6 +38,7 @@ class Admission:
         cluster: whether an uplink is there, or will be.
         runs_here: whether the client of that number runs what it has claimed: a worker does, an uplink lends it.
         is_blocked: whether a worker, by its client's number, sleeps in a get.
+        start_actors: has the actors looked at again, soon.
         say: tells the drivers something.
     """
 
@@ -49,11 +50,14 @@ class Admission:
         cluster: bool,
         runs_here: Callable[[int], bool],
         is_blocked: Callable[[int], bool],
+        start_actors: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
         self._store = store
         self._client = store.client
         self._runs_here, self._is_blocked, self._say = runs_here, is_blocked, say
+        self._start_actors = start_actors
+        self._finding: dict[int, Link] = {}  # who asks for an actor of the cluster
         total = dict(parts_of({CPU: cpus, **resources}))
         self.placing = Placing(self._client.segment.session, total, cluster)
         self._known: dict[int, Demand] = {}  # by the number of the object that says it
@@ -71,6 +75,29 @@ class Admission:
             demand = self._demand(task)
             if demand is not None:
                 self.placing.found(task, demand)
+        for actor, gen in actors.demanding(self._client):
+            info = actors.info(self._client, actor)
+            if info["state"] in (actors.STARTING, actors.LIVE, actors.DOWN, actors.AWAY):
+                self.placing.found((-1 - actor, gen), self._demand_of_actor(info))
+
+    def may_start(self, actor: int, info: Mapping[str, Any], again: bool = False) -> bool:
+        """Whether an actor that wants a process may have it here now; if not, it may have it later, or elsewhere.
+
+        Args:
+            actor: its index.
+            info: what its record says.
+            again: whether it had one, which has just ended: what was ordered for it has been carried out.
+        """
+        if info["demand"] is None and self.placing.total.get(CPU):
+            return True
+        task = (-1 - actor, info["gen"])
+        place = self.placing.place_of(task)
+        if place == HERE:
+            return True
+        if place != WAITING and (place != ORDERED or again):
+            self.placing.wait(task, self._demand_of_actor(info), time.monotonic())
+            self.refresh()
+        return self.placing.place_of(task) == HERE
 
     def close(self) -> None:
         """End the thread."""
@@ -100,8 +127,26 @@ class Admission:
 
     def on_hang_up(self, link: Link) -> None:
         """A connection has ended: perhaps the uplink's."""
+        self._finding = {ticket: one for ticket, one in self._finding.items() if one is not link}
         if link is self._uplink:
             self._uplink, self.placing.has_uplink, self._told = None, False, None
+            for ticket in list(self._finding):
+                self.on_found({"ticket": ticket, "names": [], "objref": 0, "index": 0})
+
+    def on_find(self, link: Link, name: str) -> None:
+        """Somebody asks which node has the actor of that name."""
+        if self._uplink is None:
+            link.send(names=[], objref=0)
+            return
+        ticket = link.fileno()
+        self._finding[ticket] = link
+        self._uplink.post(op="find_actor", ticket=ticket, name=name)
+
+    def on_found(self, message: Mapping[str, Any]) -> None:
+        """The uplink answers."""
+        link = self._finding.pop(message["ticket"], None)
+        if link is not None:
+            link.send(names=message["names"], objref=message["objref"], index=message["index"])
 
     def further_workers(self) -> int:
         """How many workers should be there beyond the CPUs; below 0: how many fewer."""
@@ -123,8 +168,12 @@ class Admission:
         now = time.monotonic()
         placing = self.placing
         placed = placing.placed()
-        for task, (state, client) in zip(placed, demands.states(self._client, placed), strict=True):
+        tasks = [task for task in placed if task[0] >= 0]
+        for task, (state, client) in zip(tasks, demands.states(self._client, tasks), strict=True):
             placing.moved(task, self._place_of(state, client), now)
+        for task in placed:
+            if task[0] < 0:
+                placing.moved(task, self._place_of_actor(task), now)
         for task in demands.take_held(self._client):
             demand = self._demand(task)
             if demand is not None:
@@ -145,6 +194,8 @@ class Admission:
                 lend.append((*order.task, order.node))
             elif order.what != "admit":
                 self._cannot(order)
+            elif order.task[0] < 0:
+                self._start_actors()
             elif not demands.admit(self._client, *order.task):
                 self.placing.moved(order.task, GONE, now)
                 done = False
@@ -152,6 +203,10 @@ class Admission:
 
     def _sweep(self, now: float) -> None:
         waiting = self.placing.waiting()
+        for task in [task for task in waiting if task[0] < 0]:
+            if self._place_of_actor(task) == GONE:
+                self.placing.moved(task, GONE, now)
+        waiting = [task for task in waiting if task[0] >= 0]
         for task, (state, _) in zip(waiting, demands.states(self._client, waiting), strict=True):
             if state == demands.GONE:
                 self.placing.moved(task, GONE, now)
@@ -164,6 +219,26 @@ class Admission:
         if state != demands.QUEUED and not self._runs_here(client):
             return ELSEWHERE
         return BLOCKED if state != demands.QUEUED and self._is_blocked(client) else HERE
+
+    def _place_of_actor(self, task: Task) -> int:
+        info = actors.info(self._client, -1 - task[0])
+        if info["gen"] != task[1] or info["state"] in (actors.DEAD, actors.EMPTY):
+            return GONE
+        if info["state"] in (actors.STARTING, actors.LIVE):
+            return HERE
+        return ELSEWHERE if info["state"] == actors.AWAY else WAITING
+
+    def _demand_of_actor(self, info: Mapping[str, Any]) -> Demand:
+        """What an actor takes: nothing but a node where somebody works, unless it says so."""
+        if info["demand"] is None:
+            return Demand(())
+        objref, index = info["demand"]
+        found = self._known.get(objref)
+        if found is None:
+            found = self._known[objref] = Demand.from_bytes(
+                self._store.load(handles.acquire(self._client, objref, index))
+            )
+        return found
 
     def _demand(self, task: Task) -> Demand | None:
         """What a task demands; None when it has ended meanwhile."""
@@ -183,12 +258,20 @@ class Admission:
         return found
 
     def _cannot(self, order: Order) -> None:
-        name = function_name(self._client, core.info(self._client, order.task[0])["function"][0])
-        shortage = self.placing.shortage(order.demand)
-        if order.what == "warn":
-            self._say(f"fastrt: task {name!r} demands {shortage}; it waits until a node joins that has\n")
+        index, shortage = order.task[0], self.placing.shortage(order.demand)
+        what = "task" if index >= 0 else "actor"
+        about = core.info(self._client, index)["function"][0] if index >= 0 else self._class_of(index)
+        name = function_name(self._client, about)
+        if order.what != "warn" and index < 0:
+            actors.end_for_good(self._client, -1 - index, actors.FAILED, f"it demands {shortage}")
+            self._start_actors()
+        elif order.what == "warn":
+            self._say(f"fastrt: {what} {name!r} demands {shortage}; it waits until a node joins that has\n")
         else:
             self._refuse(order.task, InfeasibleTaskError(f"task {name!r} demands {shortage}"))
+
+    def _class_of(self, index: int) -> int:
+        return int(actors.info(self._client, -1 - index)["function"])
 
     def _refuse(self, task: Task, error: FastrtError) -> None:
         if demands.refuse(self._client, *task):

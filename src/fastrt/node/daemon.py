@@ -86,16 +86,17 @@ class Daemon:
         self._client = Client(self._segment, index, gen)
         self._spiller = Spiller(self._client, config.spill_dir / self._segment.session)
         self._janitor = Janitor(Store(self._client, 0.0))
-        self._actors = Actors(Store(self._client, 0.0), self._fork)
         self._oom_kills = KillCounters(time.monotonic())
         self._members: dict[int, Member] = {}  # by pid
         self._admission = Admission(
             Store(self._client, 0.0), config.num_workers, config.resources if config.num_workers else {}, cluster,
-            self._runs_tasks, self._is_blocked, lambda text: self._log(text, True),
+            self._runs_tasks, self._is_blocked, self._want_actors, lambda text: self._log(text, True),
         )  # fmt: skip
         self._advisor = (
             Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
         )
+        self._actors = Actors(Store(self._client, 0.0), self._fork, self._admission.may_start, self._want_refresh)
+        self._actors_wanted = self._refresh_wanted = False
         self._refreshed_at = 0.0
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
@@ -240,7 +241,13 @@ class Daemon:
         elif op == "restore":
             self._spiller.restore(_whole(message.get("index")), _whole(message.get("objref")))
         elif op == "actor":
+            if "how" in message:
+                self._actors.note(_whole(message["actor"]), str(message["how"]))
             self._tend_actors()
+        elif op == "find_actor":
+            self._admission.on_find(link, str(message.get("name", "")))
+        elif op == "found_actor":
+            self._admission.on_found(message)
         elif op == "may_wait":
             link.send(answer=self._pool.may_grow())
         else:
@@ -348,7 +355,8 @@ class Daemon:
     def _staff(self) -> None:
         if self._config.num_workers:
             most = max(self._config.num_workers, self._config.clients_max // 2)  # the rest is for others who join
-            self._pool.size = max(0, min(self._config.num_workers + self._admission.further_workers(), most))
+            # One is there however much actors have: what asks for nothing must not wait for these to end.
+            self._pool.size = max(1, min(self._config.num_workers + self._admission.further_workers(), most))
         if self._stillborn >= _STILLBORN_MAX:
             self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
             return
@@ -361,8 +369,21 @@ class Daemon:
         self._unclaimed += [LogPipe(out, False, self._log), LogPipe(err, True, self._log)]
 
     def _tend_actors(self) -> None:
-        if not self._pool.counting:  # a dead daemon may have ordered their processes
+        if self._pool.counting:  # a dead daemon may have ordered their processes
+            return
+        self._actors_wanted = True
+        while self._actors_wanted or self._refresh_wanted:
+            if self._refresh_wanted:
+                self._refresh_wanted = False
+                self._admission.refresh()
+            self._actors_wanted = False
             self._actors.tend()
+
+    def _want_actors(self) -> None:
+        self._actors_wanted = True
+
+    def _want_refresh(self) -> None:
+        self._refresh_wanted = True
 
     def _on_log(self, pipe: LogPipe) -> None:
         if self._drivers_lag():

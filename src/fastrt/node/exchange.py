@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastrt._core import demands, functions, handles
+from fastrt._core import actors, demands, functions, handles
 from fastrt._core import tasks as core
 from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
+from fastrt.node.away import Away, Line
+from fastrt.node.guests import Guest, Guests
 from fastrt.node.lineage import Lineage, Origin, Record
+from fastrt.node.mailboxes import Mailboxes
 from fastrt.node.outgoing import Outgoing
 from fastrt.node.readiness import Readiness
 from fastrt.node.references import PeerError, References
@@ -35,7 +38,6 @@ _Frame, _Value, _Ref, _Task, _Function, _Release = (
     _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Function", "Release")
 )
 _SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
-_RESULTS_MAX = 10_000
 
 
 @dataclass
@@ -43,6 +45,7 @@ class _Lent:
     task: int  # of this node's table
     done: bool = False  # sealed and given back already
     record: Record | None = None  # how to run it again, if it has made what is missing here
+    line: Line | None = None  # the actor whose call it is
 
 
 @dataclass
@@ -51,6 +54,7 @@ class _Borrowed:
 
     results: list[ObjectRef]
     left: int
+    guest: Guest | None = None  # the other node's actor whose call it is
 
 
 @dataclass
@@ -80,10 +84,18 @@ class Exchange:
         readiness: watches references for this process.
         native: this node's native stream for large values; None: they go in pieces between the tasks.
         lineage: makes again what a lost node has made; None: nothing is.
+        mailboxes: of actors on other nodes; None: this stream has its own.
     """
 
+    RESULTS_MAX = 10_000  # of a task or call
+
     def __init__(
-        self, store: Store, readiness: Readiness, native: Native | None = None, lineage: Lineage | None = None
+        self,
+        store: Store,
+        readiness: Readiness,
+        native: Native | None = None,
+        lineage: Lineage | None = None,
+        mailboxes: Mailboxes | None = None,
     ) -> None:
         self.node = ""
         self.name = ""
@@ -102,11 +114,14 @@ class Exchange:
         self._digests: dict[int, bytes] = {}
         self._numbers = 0
         self.closed = False
+        self._own_mailboxes = Mailboxes(self._client, readiness.loop) if mailboxes is None else None
+        self.away = Away(self, store, mailboxes or self._own_mailboxes)  # type: ignore[arg-type]  # one is there
+        self.guests = Guests(self, store)
 
     @property
     def lent(self) -> int:
         """How many of our tasks the other node has."""
-        return len(self._lent)
+        return sum(lent.line is None for lent in self._lent.values())
 
     # ---- the side that lends ----
 
@@ -119,7 +134,7 @@ class Exchange:
         info = core.info(self._client, task)
         kind, data, refs = core.arguments(self._client, task, True)
         message = _Task(
-            function=self._function(*info["function"]),
+            function=self.function(*info["function"]),
             kind=kind,
             argument=data,
             ref=[self.references.name(ref) for ref in refs],
@@ -130,12 +145,16 @@ class Exchange:
         )
         if info["flags"] & demands.DEMAND:
             message.demand = self._store.load(demands.demand_of(self._client, task, info["id"]))
-        self._numbers += 1
-        message.task = self._numbers
-        self._lent[self._numbers] = _Lent(task)
+        message.task = self.number(task)
         self.out.add("task", message, len(data) + 128)
 
-    def _function(self, objref: int, index: int) -> bytes:
+    def number(self, task: int, line: Line | None = None) -> int:
+        """The number by which the other node knows a task of ours, or a call of the actor of a line."""
+        self._numbers += 1
+        self._lent[self._numbers] = _Lent(task, line=line)
+        return self._numbers
+
+    def function(self, objref: int, index: int) -> bytes:
         """The digest of a function that the other node has been sent."""
         digest = self._digests.get(objref)
         if digest is None:
@@ -155,7 +174,9 @@ class Exchange:
                 del self._lent[number]
                 self._drop_arriving(lent.task)
                 self.out.add("cancel", number)
-                self._end(lent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
+                self.end(lent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
+                if lent.line is not None:
+                    self.away.ended(lent.line, number)
 
     def _on_ended(self, number: int) -> None:
         lent = self._lent.pop(number, None)
@@ -166,8 +187,17 @@ class Exchange:
                 core.finish(self._client, lent.task)
             except RuntimeError as exc:
                 raise PeerError(f"node {self.name} says that a task has ended, but not all results came") from exc
+        if lent.line is not None:
+            self.away.ended(lent.line, number)
 
-    def _end(self, task: int, error: FastrtError) -> None:
+    def _on_fallen(self, message: Any) -> None:
+        lent = self._lent.pop(message.task, None)
+        if lent is not None and lent.line is not None:
+            self._drop_arriving(lent.task)
+            self.away.fell(lent.line, message.task, lent.task, message.ran)
+
+    def end(self, task: int, error: FastrtError) -> None:
+        """Make an error the result of a task of this process."""
         self._store.put_error(task, error)
         core.finish(self._client, task)
 
@@ -183,7 +213,7 @@ class Exchange:
 
     def _on_task(self, message: Any) -> None:
         refs = [self.references.resolve(one) for one in message.ref]
-        if message.results > _RESULTS_MAX or message.dependencies > len(refs) or message.task in self._borrowed:
+        if message.results > self.RESULTS_MAX or message.dependencies > len(refs) or message.task in self._borrowed:
             raise PeerError(f"node {self.name} sends a task with impossible counts, or twice the same")
         function = functions.find_function(self._client, message.function) if message.function in self._told else None
         if function is None:
@@ -193,17 +223,24 @@ class Exchange:
             self._client, function, message.kind, message.argument, refs, message.dependencies, message.results,
             min(message.retries, 250), flags,
         )  # fmt: skip
-        results = demands.submit(*about, self._demand(message.demand)) if message.demand else core.submit(*about)
-        listed = [results] if message.results == 1 else results
-        if not listed:
-            self.out.add("ended", message.task)  # nobody will ever ask for more
-            return
-        self._borrowed[message.task] = _Borrowed(listed, len(listed))
-        for k, ref in enumerate(listed):
-            self._readiness.watch(ref, partial(self._send_result, message.task, k))
+        results = demands.submit(*about, self.demand(message.demand)) if message.demand else core.submit(*about)
+        self.borrow(message.task, [results] if message.results == 1 else results)
 
-    def _demand(self, data: bytes) -> ObjectRef:
-        """What a task demands that the other node has placed here: it stays."""
+    def borrow(self, number: int, results: list[ObjectRef], guest: Guest | None = None) -> None:
+        """Send the results of a task of the other node's, or of a call of its actor, as they come."""
+        if not results:
+            self.out.add("ended", number)  # nobody will ever ask for more
+            return
+        self._borrowed[number] = _Borrowed(results, len(results), guest)
+        for k, ref in enumerate(results):
+            self._readiness.watch(ref, partial(self._send_result, number, k))
+
+    def demand(self, data: bytes) -> ObjectRef:
+        """What a task or an actor demands that the other node has placed here: it stays.
+
+        Raises:
+            PeerError: it is no demand.
+        """
         try:
             demand = Demand.from_bytes(data)._replace(strategy="", node=self._client.segment.session, soft=False)
         except ValueError as exc:
@@ -216,7 +253,11 @@ class Exchange:
         return sum(handles.describe(self._client, ref)["bytes"] for ref in there)
 
     def _send_result(self, number: int, k: int, ref: ObjectRef) -> None:
-        if self.closed or number not in self._borrowed:
+        borrowed = None if self.closed else self._borrowed.get(number)
+        if borrowed is None:
+            return
+        if borrowed.guest is not None and self.guests.fell(borrowed.guest, number, ref):
+            del self._borrowed[number]
             return
         self._send_value(ref, partial(self._result_sent, number), task=number, result=k)
 
@@ -240,7 +281,11 @@ class Exchange:
         self._readiness.watch(ref, self._send_export)
 
     def _send_export(self, ref: ObjectRef) -> None:
-        if not self.closed:
+        if self.closed:
+            return
+        if actors.is_actor(self._client, ref):
+            self.away.send_plan(ref)
+        else:
             self._send_value(ref, lambda: None, objref=ref.objref)
 
     def _send_value(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
@@ -336,6 +381,8 @@ class Exchange:
             origin = self.references.imported(message.objref).origin
         else:
             lent = self._lent[message.task]
+            if lent.line is not None:
+                return  # what an actor has made cannot be made again
             lent.record = lent.record or self._lineage.remember(lent.task)
             origin = Origin(lent.record, message.result)
         for k, standin in missing:
@@ -413,9 +460,18 @@ class Exchange:
         self.idle, self.queued = frame.idle, frame.queued
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
             (frame.function, self._on_function),
+            (frame.actor, self.guests.on_actor),
             (frame.task, self._on_task),
+            (frame.kill, self.guests.on_kill),
+            (frame.call, self.guests.on_call),
+            (frame.ask, self.away.on_ask),
+            (frame.answer, self.away.on_answer),
+            (frame.plan, self.away.on_plan),
             (frame.value, self._on_value),
             (frame.ended, self._on_ended),
+            (frame.fallen, self._on_fallen),
+            (frame.gone, self.away.on_gone),
+            (frame.unhost, self.guests.on_unhost),
             (frame.cancel, self._on_cancel),
             (frame.taken, partial(self._on_answer, again=False)),
             (frame.again, partial(self._on_answer, again=True)),
@@ -428,10 +484,11 @@ class Exchange:
     def tidy(self, needed: set[int]) -> None:
         """Give up objects of the other node's that nobody here uses; not those with a stand-in in `needed`."""
         arriving = {ref.objref for one in self._arriving.values() for ref in one.contains}
-        for objref, standin in self.references.given_up(needed | arriving):
+        for objref, standin in self.references.given_up(needed | arriving, self.away.is_used):
+            self.away.given_up(standin.ref.objref)
             if standin.task is not None:
                 self._drop_arriving(standin.task)
-                self._end(standin.task, TaskCancelledError("nobody holds this object any more"))
+                self.end(standin.task, TaskCancelledError("nobody holds this object any more"))
             self.out.add("release", _Release(objref=objref, named=standin.named))
 
     def close(self, why: str) -> None:
@@ -444,14 +501,18 @@ class Exchange:
             self._values.close()
         self._arriving.clear()
         lost = f"node {self.name or 'that had it'} was lost: {why}"
+        self.away.close(self._take_back, lost)
+        self.guests.close()
+        if self._own_mailboxes is not None:
+            self._own_mailboxes.close()
         for lent in self._lent.values():
             if lent.done:
                 continue
             if core.cancelled(self._client, lent.task):
-                self._end(lent.task, TaskCancelledError("the task was cancelled"))
+                self.end(lent.task, TaskCancelledError("the task was cancelled"))
             elif not core.retry(self._client, lent.task):
                 attempts = core.info(self._client, lent.task)["attempts"]
-                self._end(lent.task, WorkerCrashedError(f"a task was given up after {attempts} attempts: {lost}"))
+                self.end(lent.task, WorkerCrashedError(f"a task was given up after {attempts} attempts: {lost}"))
         for standin in self.references.unfinished():
             assert standin.task is not None
             self._lineage.rebuild(standin.task, standin.ref, standin.origin, lost)
@@ -460,3 +521,8 @@ class Exchange:
         self._lent.clear()
         self._borrowed.clear()
         self.references.clear()
+
+    def _take_back(self, number: int) -> int | None:
+        """The task behind a number, if it has not ended yet."""
+        lent = self._lent.pop(number, None)
+        return None if lent is None or lent.done else lent.task

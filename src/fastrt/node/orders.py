@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fastrt._core import demands
+from fastrt._core import actors, demands
 from fastrt._core.clients import Client
 from fastrt.node.admission import free_of
 from fastrt.store.attach import Lasting
@@ -25,16 +25,20 @@ class Orders:
         client: the uplink's attachment.
         daemon: the connection; what is sent on it elsewhere is no concern of this one.
         news: called on the loop's thread when there are orders, or when what is free here has changed.
+        find: called there with a question for an actor of another node.
 
     Attributes:
         ready: set once the daemon has said what this node has.
         total, free: parts of this node's resources by name, as the daemon says.
     """
 
-    def __init__(self, client: Client, daemon: Lasting, news: Callable[[], None]) -> None:
+    def __init__(
+        self, client: Client, daemon: Lasting, news: Callable[[], None], find: Callable[[dict[str, Any]], None]
+    ) -> None:
         self._client = client
         self._daemon = daemon
         self._news = news
+        self._find = find
         self._loop = asyncio.get_running_loop()
         self._rows: list[Any] = []
         self._pending: dict[str, list[Task]] = {}
@@ -57,8 +61,13 @@ class Orders:
         return list(self._pending)
 
     def take(self, node: str) -> list[int]:
-        """Claim what one node should be lent: those tasks that are still to be had."""
-        return [task for task, id_ in self._pending.pop(node, []) if demands.claim(self._client, task, id_)]
+        """Claim what one node should be lent: those tasks, and as -1 - index actors, that are still to be had."""
+        return [task for task, id_ in self._pending.pop(node, []) if self._claim(task, id_)]
+
+    def _claim(self, task: int, id_: int) -> bool:
+        if task < 0:
+            return actors.carry(self._client, -1 - task, id_)
+        return demands.claim(self._client, task, id_)
 
     def drop(self, node: str) -> None:
         """A node is not there any more: the daemon finds another."""
@@ -88,4 +97,7 @@ class Orders:
         elif message.get("op") == "resources":
             self.total, self.free, self._admitted = message["total"], message["free"], message["admitted"]
             self.ready.set()
+        elif message.get("op") == "find_actor":
+            self._find(message)
+            return
         self._news()

@@ -11,7 +11,7 @@ works off quickly what it gets is given a little more than it has room for, so t
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from fastrt.config import RESOURCE_PARTS
 from fastrt.tasks.demand import CPU, PACK, SPREAD, Demand, in_words
 
-Task = tuple[int, int]  # a record's index, and the task's id
+Task = tuple[int, int]  # a record's index, and the task's id; of an actor: -1 - its index, and its generation
 _PATIENCE = 256
 _ORDER_S = 3.0  # in which the uplink lends what it was told to
 _GRACE_S = 1.0  # before anybody is told that a task cannot run: its node may just be joining
@@ -27,7 +27,7 @@ _RECENT_S = 0.5  # tasks that have ended within this time show how quickly a nod
 _AHEAD = 25  # one of so many is what it works off while the next order is on its way
 # Where a task is, as `moved` is told.
 GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
-_ORDERED = 5  # told to the uplink
+ORDERED = 5  # told to the uplink
 
 
 @dataclass
@@ -68,6 +68,11 @@ class _Entry:
     node: str = ""
     since: float = 0.0
     listed: bool = False
+
+    @property
+    def workers(self) -> int:
+        """How many workers of the pool it occupies: an actor has a process of its own."""
+        return int(self.task[0] >= 0)
 
 
 @dataclass
@@ -133,6 +138,7 @@ class Placing:
         self._placed: dict[Task, _Entry] = {}  # those that do not wait
         self._lines: dict[Demand, _Line] = {}
         self._turn = 0
+        self._spread_to: Counter[str] = Counter()  # tasks and actors that are spread, by where they are
 
     # ---- facts ----
 
@@ -164,13 +170,13 @@ class Placing:
                 self._elsewhere[entry.node].ended.append(now)
             self._leave(entry, GONE)
             del self._entries[task]
-        elif entry.place == _ORDERED and place == WAITING:
+        elif entry.place == ORDERED and place == WAITING:
             if now - entry.since > _ORDER_S:
                 self.wait(task, entry.demand, now)
         elif place == WAITING:
             return  # it comes by `wait`
         elif place == ELSEWHERE:
-            if entry.place == _ORDERED:
+            if entry.place == ORDERED:
                 entry.place = ELSEWHERE
             else:
                 self._leave(entry, WAITING)  # the uplink took it from the queue; it gives it back
@@ -183,12 +189,12 @@ class Placing:
         self.views = {view.node: view for view in views}
         for view in self.views.values():
             self._elsewhere.setdefault(view.node, _Elsewhere()).see(view)
-        for entry in [entry for entry in self._placed.values() if entry.place == _ORDERED]:
+        for entry in [entry for entry in self._placed.values() if entry.place == ORDERED]:
             if entry.node not in self.views:
                 self.wait(entry.task, entry.demand, entry.since)
-        for node, one in list(self._elsewhere.items()):
-            if node not in self.views and not any(one.mine.values()):
-                del self._elsewhere[node]
+        used = {entry.node for entry in self._placed.values()}  # also by what takes nothing there
+        for node in [node for node in self._elsewhere if node not in self.views and node not in used]:
+            del self._elsewhere[node]
 
     def placed(self) -> list[Task]:
         """Tasks of which `moved` should be told."""
@@ -200,7 +206,12 @@ class Placing:
 
     def here(self) -> int:
         """How many tasks are admitted here."""
-        return sum(entry.place in (HERE, BLOCKED) for entry in self._placed.values())
+        return sum(entry.place in (HERE, BLOCKED) and entry.workers for entry in self._placed.values())
+
+    def place_of(self, task: Task) -> int:
+        """Where a task or an actor is, as far as this is known."""
+        entry = self._entries.get(task)
+        return GONE if entry is None else entry.place
 
     # ---- decisions ----
 
@@ -273,7 +284,8 @@ class Placing:
         if not able:
             return None
         self._turn += 1
-        return min(able, key=lambda node: (self._busy(node), (sum(node.encode()) + self._turn) % 7))
+        turn = self._turn
+        return min(able, key=lambda node: (self._busy(node), self._spread_to[node], (sum(node.encode()) + turn) % 7))
 
     def _busy(self, node: str) -> float:
         """How much of a node's CPUs is in use."""
@@ -337,20 +349,24 @@ class Placing:
         if node == self.node:
             self._enter(entry, HERE)
             return Order(entry.task, "admit", entry.demand)
-        entry.place, entry.node, entry.since = _ORDERED, node, now
+        entry.place, entry.node, entry.since = ORDERED, node, now
         self._placed[entry.task] = entry
+        self._spread_to[node] += entry.demand.strategy == SPREAD
         mine = self._elsewhere[node].mine
         for name, parts in entry.demand.amounts:
             mine[name] = mine.get(name, 0) + parts
         return Order(entry.task, "lend", entry.demand, node)
 
     def _enter(self, entry: _Entry, place: int) -> None:
-        entry.place = place
+        entry.place, entry.node = place, self.node
         self._placed[entry.task] = entry
+        self._spread_to[self.node] += entry.demand.strategy == SPREAD
         self._count(entry, 1)
 
     def _leave(self, entry: _Entry, place: int) -> None:
-        if entry.place in (_ORDERED, ELSEWHERE):
+        if entry.place != WAITING:
+            self._spread_to[entry.node] -= entry.demand.strategy == SPREAD
+        if entry.place in (ORDERED, ELSEWHERE):
             mine = self._elsewhere[entry.node].mine
             for name, parts in entry.demand.amounts:
                 mine[name] -= parts
@@ -370,7 +386,7 @@ class Placing:
             if name != CPU or entry.place == HERE:
                 self.used[name] = self.used.get(name, 0) + sign * parts
         if entry.place == HERE:
-            self.relief += sign * (RESOURCE_PARTS - cpu)
+            self.relief += sign * (RESOURCE_PARTS * entry.workers - cpu)
 
 
 def _age(item: tuple[Demand, _Line]) -> float:

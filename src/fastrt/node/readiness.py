@@ -21,12 +21,12 @@ class Readiness:
 
     Args:
         client: the process's attachment.
-        loop: where callbacks run.
+        loop: where callbacks run; an attribute, too.
     """
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
-        self._loop = loop
+        self.loop = loop
         self._added = threading.Condition()
         self._pending: list[tuple[ObjectRef, Then]] = []
         self._closed = False
@@ -62,7 +62,7 @@ class Readiness:
                 done = [item for item in pending if item[0] in ready]
                 with self._added:
                     self._pending = [item for item in self._pending if item[0] not in ready]
-                self._loop.call_soon_threadsafe(_tell, done)
+                self.loop.call_soon_threadsafe(_tell, done)
                 del done
             del pending, ready  # a sleep must not keep what was let go of
 

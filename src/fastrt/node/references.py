@@ -123,16 +123,34 @@ class References:
         """Whether the other node holds an object of this node."""
         return objref in self._exports
 
-    def given_up(self, needed: set[int]) -> Iterator[tuple[int, StandIn]]:
+    def exported_ref(self, objref: int) -> ObjectRef | None:
+        """An object of this node that the other one holds; None when it does not."""
+        export = self._exports.get(objref)
+        return None if export is None else export.ref
+
+    def adopt(self, message: Any, ref: ObjectRef) -> None:
+        """Let an object here be what stands for one of the other node's, which has named it."""
+        found = self._imports.get(message.objref)
+        if found is None:
+            self._imports[message.objref] = StandIn(ref, None, named=1)
+            self._standing[ref.objref] = message.objref
+        else:
+            found.named += 1  # whoever has that one goes on using it
+
+    def given_up(self, needed: set[int], is_used: Callable[[int], bool]) -> Iterator[tuple[int, StandIn]]:
         """Take out the imports that nobody here uses any more, and whose stand-ins are not `needed` either.
 
+        Args:
+            needed: numbers of stand-ins.
+            is_used: whether one of them is, as nobody can see who looks at references alone; asked last.
         Returns:
             (the other node's object, its stand-in) of each.
         """
         mine = [self._store.client.index]
         for objref, one in list(self._imports.items()):
             about = handles.describe(self._store.client, one.ref)
-            if about["refs"] == mine and not about["counted"] and one.ref.objref not in needed:
+            held = about["refs"] != mine or about["counted"] or one.ref.objref in needed
+            if not held and not is_used(one.ref.objref):
                 del self._imports[objref], self._standing[one.ref.objref]
                 yield objref, one
 

@@ -26,7 +26,9 @@ from fastrt._core import tasks as core
 from fastrt._core.clients import KIND_WORKER, Client, table
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.node.exchange import Exchange
+from fastrt.node.finder import Finder
 from fastrt.node.lineage import Lineage
+from fastrt.node.mailboxes import Mailboxes
 from fastrt.node.orders import Orders
 from fastrt.node.pressure import Pressure
 from fastrt.node.readiness import Readiness
@@ -110,7 +112,9 @@ class Uplink:
         self._claimable = 0
         self._announce: Callable[[], None] | None = None
         self._kept: list[int] = []  # claimed, and not lent yet
-        self._orders = Orders(self._client, daemon, self._on_orders)
+        self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
+        self._orders = Orders(self._client, daemon, self._on_orders, self._on_find)
+        self._finder = Finder(self._client, daemon, self._connected)
 
     async def run(self) -> None:
         """Serve until told to stop."""
@@ -147,6 +151,7 @@ class Uplink:
             if claimer.ident:
                 claimer.join()
             self._readiness.close()
+            self._mailboxes.close()
             if self._native is not None:
                 self._native.close()
 
@@ -213,7 +218,7 @@ class Uplink:
                 await channel.close()
 
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
-        exchange = Exchange(self._store, self._readiness, self._native, self._lineage)
+        exchange = Exchange(self._store, self._readiness, self._native, self._lineage, self._mailboxes)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
         why = "the stream to it was closed"
@@ -274,9 +279,26 @@ class Uplink:
                 self._orders.drop(node)
             elif peer.exchange is not None and peer.exchange.node:
                 for task in self._orders.take(node):
-                    self._lend(peer, task)
+                    if task < 0:
+                        peer.exchange.away.host(-1 - task)
+                    else:
+                        self._lend(peer, task)
             elif peer.report is not None:
                 self._call_soon(peer)
+
+    def _on_find(self, message: dict[str, Any]) -> None:
+        for peer in self._peers.values():
+            if peer.report is not None:
+                self._call_soon(peer)
+        asyncio.get_running_loop().create_task(self._finder.find(int(message["ticket"]), str(message["name"])))
+
+    def _connected(self) -> tuple[list[Exchange], bool]:
+        """The streams to other nodes, one for each, and whether that is all nodes that are there."""
+        there = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.node]
+        known = [peer for peer in self._peers.values() if peer.report is not None]
+        return [peer.exchange for peer in there if peer.exchange is not None], all(
+            p.exchange is not None for p in known
+        )
 
     # ---- lending ----
 
@@ -284,6 +306,8 @@ class Uplink:
         """Look after the queue, as often as there is something to see."""
         tidy_at = 0.0
         while True:
+            for exchange in self._exchanges:
+                exchange.guests.tend()
             excess = self._look()
             if excess:
                 self._lend_claimed(excess)
@@ -292,6 +316,7 @@ class Uplink:
                 tidy_at = now + _TIDY_S
                 self._report_free()
                 self._carry_out()
+                self._finder.tidy()
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
                     exchange.tidy(needed | set(self._lineage.wanted))

@@ -160,17 +160,18 @@ def rejoin(path: str, timeout_s: float = 30.0, logs: bool = False) -> Link:
     return _ask(path, timeout_s, op="rejoin", logs=logs)[0]
 
 
-def inquire(path: str, op: str, timeout_s: float = 10.0) -> dict[str, Any]:
+def inquire(path: str, op: str, timeout_s: float = 10.0, **about: Any) -> dict[str, Any]:
     """Ask a node's daemon something, without joining its session.
 
     Args:
         path: of the daemon's socket.
-        op: what: "nodes".
+        op: what: "nodes", "find_actor".
         timeout_s: how long to wait for the answer.
+        **about: what belongs to it.
     Raises:
         AttachError: nobody listens there, or it does not answer.
     """
-    link, answer = _ask(path, timeout_s, op=op)
+    link, answer = _ask(path, timeout_s, op=op, **about)
     link.close()
     return answer
 

@@ -19,7 +19,8 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import functions
-from fastrt.tasks.handle import ActorHandle, ActorPlan, get_actor, retries_of
+from fastrt.tasks.demand import demand_of_actor, export
+from fastrt.tasks.handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, retries_of
 from fastrt.tasks.method import constructor_of, methods_of, whole
 
 CONCURRENCY_MAX = 100_000
@@ -37,6 +38,8 @@ _DEFAULTS: dict[str, Any] = {
     "num_gpus": None,
     "memory": None,
     "resources": None,
+    "scheduling": None,
+    "scheduling_strategy": None,
 }
 
 
@@ -51,6 +54,7 @@ class ActorClass:
             )
         self.cls = cls
         self._options = {**_DEFAULTS, **_checked(options)}
+        self._demand = demand_of_actor(self._options)
         self._constructor = constructor_of(cls)
         self._bound: tuple[Store, ObjectRef] | None = None  # the session and the class's object in it
         functools.update_wrapper(self, cls, updated=())
@@ -132,8 +136,12 @@ class ActorClass:
         )
         ref = store.put_serialized(serialize(plan))
         name, detached = options["name"] or "", options["lifetime"] == "detached"
-        index = actors.create(store.client, ref, cls_ref.objref, name, options["max_restarts"], detached)
-        if index is None:
+        wanted = None if self._demand is None else export(store, self._demand)
+        taken = bool(name) and find_elsewhere(store, name) is not None
+        if not taken:
+            restarts = options["max_restarts"]
+            taken = actors.create(store.client, ref, cls_ref.objref, name, restarts, detached, wanted) is None
+        if taken:
             raise NameTakenError(f"an actor with the name {name!r} lives in this session already; choose another name")
         if store.tell is not None:
             store.tell(op="actor")
@@ -192,10 +200,7 @@ def _check_option(name: str, value: Any) -> None:
             raise ConfigError(f"concurrency_groups is {value!r}; it must be like {{'io': 2}}")
         for group, count in value.items():
             whole(f"concurrency_groups[{group!r}]", count, 1, CONCURRENCY_MAX)
-    elif name == "resources":
-        for what, count in dict(value).items():
-            _amount(f"resources[{what!r}]", count)
-    else:
+    elif name == "memory":
         _amount(name, value)
 
 

@@ -26,8 +26,10 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         max_concurrency: of a class: how many calls run at once, in threads, or as coroutines on one event loop when
             there are `async def` methods; default 1, with coroutines 1000.
         concurrency_groups: of a class: limits like {"io": 2} for the methods that name such a group.
-        num_cpus, num_gpus, memory, resources: of a class: accepted and checked; an actor has a process of its own
-            beside the workers and takes none of their places.
+        num_cpus, num_gpus, resources, scheduling, scheduling_strategy: of a function: what a call takes while it runs,
+            and where it runs; default: one CPU here, or elsewhere when there is none. Of a class: what an actor takes
+            as long as it lives; default: nothing.
+        memory: of a class: accepted and checked.
     Returns:
         A `RemoteFunction` or an `ActorClass`, or a decorator that makes one.
     Raises:

@@ -106,6 +106,23 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
     return None if demand == Demand(ONE_CPU) else demand
 
 
+def demand_of_actor(options: Mapping[str, Any]) -> Demand | None:
+    """Read what an actor takes while it lives: no CPU unless it says so, as it has a process of its own.
+
+    Args:
+        options: as for `demand_of`, among others.
+    Returns:
+        The demand; None for nothing, anywhere.
+    Raises:
+        TypeError, ValueError: as `demand_of`.
+    """
+    given = {name: options[name] for name in OPTIONS if options.get(name) is not None}
+    demand = demand_of({"num_cpus": 0, **given})
+    if demand is None:
+        return Demand(_ONE_CPU)
+    return None if demand == Demand(()) else demand
+
+
 def export(store: Store, demand: Demand) -> ObjectRef:
     """The object that says what a task demands: one for each demand, among the functions, and for as long as these."""
     data = demand.to_bytes()

@@ -6,6 +6,7 @@ other actors count as references inside of them do. A call goes from here into t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass, field
@@ -15,13 +16,16 @@ from fastrt._core import actors, calls, handles
 from fastrt._core import tasks as core
 from fastrt._core.clients import ForkedHandle, table
 from fastrt._core.functions import function_name
-from fastrt.errors import ActorDiedError, ActorNotFoundError, FastrtError, ObjectStoreFullError
+from fastrt.errors import ActorDiedError, ActorNotFoundError, AttachError, ObjectStoreFullError, StaleReferenceError
+from fastrt.store import attach
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments
 from fastrt.tasks.method import CALL, RETURNS_MAX, MethodPlan, whole
+
+_FIND_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class ActorPlan:
         name: of the class.
         session: where the actor lives.
         methods: what can be called, by number.
-        cls: reference to the class's object.
-        init: reference to (args, kwargs) of the constructor.
+        cls: reference to the class's object; None on nodes where the actor does not run.
+        init: reference to (args, kwargs) of the constructor; None as well.
         retries: runs of a call allowed beyond the first; 255: any number.
         concurrency: calls of the default group that may run at once.
         groups: the same for the others.
@@ -42,8 +46,8 @@ class ActorPlan:
     name: str
     session: str
     methods: tuple[MethodPlan, ...]
-    cls: ObjectRef
-    init: ObjectRef
+    cls: ObjectRef | None
+    init: ObjectRef | None
     retries: int
     concurrency: int
     groups: dict[str, int] = field(default_factory=dict)
@@ -100,7 +104,6 @@ class ActorMethod:
             SerializationError: an argument cannot be pickled.
             ObjectStoreFullError: there is no room for the arguments or for another call.
             StaleReferenceError: the handle belongs to a session that has ended.
-            FastrtError: the actor lives on another node.
         """
         store = self._store
         if store is None or store is not store_client.current():
@@ -138,15 +141,14 @@ class ActorMethod:
 
     def _give_up(self, store: Store, task: int, refs: Any) -> Any:
         """End a call of a dead actor."""
-        reason = actors.info(store.client, actors.index_of(store.client, self._ref))["reason"]
-        store.put_error(task, ActorDiedError(f"actor {self._whose.name} is dead: {reason}"))
+        store.put_error(task, dead_actor(store, self._ref, self._whose.name))
         core.finish(store.client, task)
         return refs if self._num_returns else None
 
     def _bind(self) -> Store:
         store_client.refuse_stale(self._ref)
         store = store_client.require()
-        check_home(store, self._whose, self._ref)
+        check_session(store, self._ref)
         self._store = store
         store.users.add(self)
         return store
@@ -211,23 +213,26 @@ def plan_of(handle: ActorHandle) -> ActorPlan:
     return handle._actor_plan
 
 
-def check_home(store: Store, plan: ActorPlan, ref: ObjectRef) -> None:
-    """See to it that the actor lives in this process's session.
+def check_session(store: Store, ref: ObjectRef) -> None:
+    """See to it that a handle is of this process's session.
 
     Raises:
         StaleReferenceError: its session has ended.
-        FastrtError: it lives on another node.
     """
-    try:
+    with contextlib.suppress(ForkedHandle):  # the call itself attaches anew
         handles.use(store.client, ref)
-    except ForkedHandle:
-        return  # the call itself attaches anew
-    if plan.session != store.client.segment.session:
-        raise FastrtError(
-            f"actor {plan.name} lives on another node (session {plan.session[:8]}, this is "
-            f"{store.client.segment.session[:8]}); calls of actors across nodes are not supported by this version: "
-            "call it from its own node"
-        )
+
+
+def dead_actor(store: Store, ref: ObjectRef, name: str = "") -> ActorDiedError:
+    """Return the error that a call of a dead actor gets.
+
+    Args:
+        ref: the actor's object.
+        name: of its class; default: as it is known here.
+    """
+    actor = actors.index_of(store.client, ref)
+    name = name or class_name(store, actor)
+    return ActorDiedError(f"actor {name} is dead: {actors.info(store.client, actor)['reason']}")
 
 
 def retries_of(value: Any) -> int:
@@ -257,13 +262,25 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     if other is not None:
         other.kill(actor, no_restart)
         return
-    plan, ref = plan_of(actor), actor._actor_ref
+    plan_of(actor)
     store = store_client.require()
-    check_home(store, plan, ref)
-    index = actors.index_of(store.client, ref)
-    if no_restart:
-        actors.end_for_good(store.client, index, actors.KILLED, "it was killed by fastrt.kill")
+    check_session(store, actor._actor_ref)
+    index = actors.index_of(store.client, actor._actor_ref)
+    kill_in(store, index, "it was killed by fastrt.kill" if no_restart else "")
+
+
+def kill_in(store: Store, index: int, reason: str) -> None:
+    """`kill`, of the actor with that index.
+
+    Args:
+        reason: why it is never started again; empty: it may be.
+    """
+    if reason:
+        actors.end_for_good(store.client, index, actors.KILLED, reason)
     info = actors.info(store.client, index)
+    if info["state"] == actors.AWAY:
+        actors.order(store.client, index, actors.ORDER_KILL)
+        return
     if info["pid"] is None:
         if store.tell is not None:
             store.tell(op="actor")
@@ -280,7 +297,7 @@ def _end_process(store: Store, index: int, info: dict[str, Any]) -> None:
         # The number was the actor's after the descriptor was there, so it is the descriptor's.
         known = {row["client"]: row["pid"] for row in table(store.client.segment)}
         now = actors.info(store.client, index)
-        if now["client"] == info["client"] and known.get(info["client"]) == info["pid"]:
+        if now["state"] != actors.AWAY and now["client"] == info["client"] and known.get(info["client"]) == info["pid"]:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
         pass
@@ -308,19 +325,45 @@ def get_actor(name: str) -> ActorHandle:
     store = store_client.require()
     ref = actors.find(store.client, name)
     if ref is None:
-        there = ", ".join(actors.names(store.client)) or "none"
+        ref = find_elsewhere(store, name)
+    if ref is None:
+        there = ", ".join(list_named_actors()) or "none"
         raise ActorNotFoundError(f"no actor has the name {name!r} in this session; there are: {there}")
     return ActorHandle(ref)
 
 
+def find_elsewhere(store: Store, name: str) -> ObjectRef | None:
+    """The object that stands here for the actor of that name on another node of the cluster; None: there is none."""
+    for _ in range(_FIND_TRIES):
+        answer = _ask_cluster(store, name)
+        if not answer["objref"]:
+            return None
+        with contextlib.suppress(StaleReferenceError):  # the uplink died, or kept it for too short a time
+            ref: ObjectRef = handles.acquire(store.client, answer["objref"], answer["index"])
+            return ref
+    return None
+
+
+def _ask_cluster(store: Store, name: str) -> dict[str, Any]:
+    try:
+        if store.socket_path:
+            return attach.inquire(store.socket_path, "find_actor", name=name)
+    except AttachError:  # its uplink has just died, and does not answer
+        pass
+    return {"names": [], "objref": 0}
+
+
 def list_named_actors() -> list[str]:
-    """Return the names of all actors of this session that have one and live, in the order of the alphabet.
+    """Return the names of all actors of this cluster that have one and live, in the order of the alphabet.
 
     Source:
         The semantics of `ray.util.list_named_actors`.
     """
     other = engines.current()
-    return other.list_named_actors() if other is not None else sorted(actors.names(store_client.require().client))
+    if other is not None:
+        return other.list_named_actors()
+    store = store_client.require()
+    return sorted({*actors.names(store.client), *_ask_cluster(store, "")["names"]})
 
 
 def class_name(store: Store, index: int) -> str:

@@ -67,8 +67,10 @@ class ActorWorker(Worker):
         ref = handles.acquire(self._client, *about["object"])
         core.begin_path(self._client, about["object"][0])  # of what it submits outside of a call that runs alone
         self.plan = self._store.load(ref)
+        assert self.plan.cls is not None
+        assert self.plan.init is not None
         _, cls = self._store.load(self.plan.cls)
-        args, kwargs = self._store.load(self.plan.init)
+        args, kwargs = self._store.get(self.plan.init)  # waits, where it comes from another node
         values = [self._store.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args]
         named = {name: self._store.get(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
         instance = cls(*values, **named)

@@ -70,7 +70,8 @@ enum { /* actors */
     FRT_ACTOR_STARTING = 2, /* client: its process builds the instance */
     FRT_ACTOR_LIVE = 3,     /* client: its process takes calls */
     FRT_ACTOR_DOWN = 4,     /* its process has died; the daemon decides whether it gets another */
-    FRT_ACTOR_DEAD = 5      /* for good: whoever makes a call ends it, see frt_actor */
+    FRT_ACTOR_DEAD = 5,     /* for good: whoever makes a call ends it, see frt_actor */
+    FRT_ACTOR_AWAY = 6      /* client: stands here for its process, which is on another node, and passes its calls on */
 };
 enum { /* clients */
     FRT_CLIENT_FREE = 0,
@@ -342,12 +343,17 @@ typedef struct {
     int32_t max_restarts; /* -1: any number */
     uint32_t restarts;
     uint8_t flags;
-    uint8_t pad1[31];
+    uint8_t pad1[3];
+    uint64_t demand;       /* objref of what it takes while it lives, among the functions; 0: nothing */
+    uint32_t demand_index;
+    uint32_t order;        /* of one that is AWAY: FRT_ORDER_*, for the client that stands for its process */
+    uint8_t pad2[12];
     char name[64];
     char reason[448]; /* why it is DEAD, or will be */
 } frt_actor;
 
 enum { FRT_ACTOR_COUNTED = 1, FRT_ACTOR_DETACHED = 2 };
+enum { FRT_ORDER_NONE = 0, FRT_ORDER_KILL = 1 };
 enum { FRT_END_KILLED = 1, FRT_END_FAILED = 2, FRT_END_EXITED = 3 }; /* frt_actor.ended */
 
 /* Per page, derived, under the lock of whoever owns the page: neighbours in a bin or slab list. */

@@ -1,0 +1,273 @@
+"""Actors on two nodes: where they are placed, calls from one node to the other, names, and what deaths leave."""
+
+import os
+import signal
+import threading
+
+import pytest
+from cluster import RunningNode
+
+import fastrt
+from fastrt.errors import ActorDiedError, ActorNotFoundError, NameTakenError
+from fastrt.node.daemon import sweep_sessions
+
+
+@pytest.fixture(scope="module")
+def nodes(runtime_dir):
+    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one")
+    more = ("--num-workers", "2", "--name", "two", "--resources", '{"seat": 2}')
+    other = RunningNode(runtime_dir, "--address", head.head, *more)
+    yield head, other
+    if other.process.returncode is None:
+        other.stop()
+    out, err = head.stop()
+    assert head.process.returncode == 0, out + err
+    sweep_sessions(runtime_dir, runtime_dir.parent / "spill")  # of the node that was killed
+
+
+@pytest.fixture(scope="module")
+def runtime(runtime_dir, nodes):
+    with fastrt.init(address=nodes[0].head, runtime_dir=runtime_dir) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def rt(runtime):
+    """For the one test that looks whether everything was given back: that takes seconds."""
+    return runtime
+
+
+@pytest.fixture
+def two(runtime, wait_until):
+    wait_until(lambda: len(fastrt.nodes()) == 2, "the other node to be known")
+    return fastrt.nodes()[1]["NodeID"]
+
+
+def free_seats():
+    return fastrt.available_resources().get("seat", 0)
+
+
+def get(refs):
+    return fastrt.get(refs, timeout=30)
+
+
+@fastrt.remote
+class Counter:
+    def __init__(self, start=0):
+        self.value = start
+        self.seen = []
+
+    def add(self, by=1):
+        self.value += by
+        return self.value
+
+    def see(self, what):
+        self.seen.append(what)
+        return self.seen
+
+    def where(self):
+        from fastrt.store import client
+
+        return client.require().client.segment.session, os.getpid()
+
+    def fail(self, what):
+        raise KeyError(what)
+
+    def split(self, big):
+        return big[:2], big.nbytes
+
+    def wait(self, path):
+        while not os.path.exists(path):
+            threading.Event().wait(0.005)
+        return "waited"
+
+
+@fastrt.remote
+def use(counter, by):
+    return get_there(counter, by)
+
+
+def get_there(counter, by):
+    return [fastrt.get(counter.add.remote(by)) for _ in range(3)], fastrt.get(counter.where.remote())
+
+
+def test_actor_goes_where_its_resources_are_and_holds_them_while_it_lives(runtime, two, wait_until):
+    actor = Counter.options(resources={"seat": 1.5}).remote(5)
+    assert get(actor.add.remote()) == 6
+    assert get(actor.where.remote())[0] == two
+    wait_until(lambda: free_seats() == 0.5, "what it takes to be told")
+    here = Counter.remote()
+    assert get(here.where.remote())[0] == runtime.session
+    waits = Counter.options(resources={"seat": 1}).remote(100)
+    late = waits.add.remote()
+    assert fastrt.wait([late], timeout=0)[0] == []
+    del actor
+    assert get(late) == 101
+    del waits, here
+    wait_until(lambda: free_seats() == 2, "everything to be free")
+
+
+def test_calls_to_the_other_node_keep_order_and_bring_results_errors_and_arrays(two, tmp_path):
+    np = pytest.importorskip("numpy")
+    actor = Counter.options(scheduling="two").remote()
+    for k in range(500):
+        actor.see.options(num_returns=0).remote(k)
+    late = actor.see.remote(use_later.remote(str(tmp_path / "go"), "late"))
+    early = actor.see.remote("early")
+    assert fastrt.wait([late, early], timeout=0.05)[0] == []
+    (tmp_path / "go").touch()
+    assert get(early) == [*range(500), "late", "early"]
+    with pytest.raises(KeyError, match="lost") as caught:
+        get(actor.fail.remote("lost"))
+    assert caught.value.task_name == "Counter.fail"
+    big = np.arange(1 << 18)
+    first, size = get(actor.split.options(num_returns=2).remote(fastrt.put(big)))
+    assert list(first) == [0, 1]
+    assert size == big.nbytes
+
+
+@fastrt.remote
+def use_later(path, value):
+    while not os.path.exists(path):
+        threading.Event().wait(0.005)
+    return value
+
+
+def test_handles_work_in_tasks_and_actors_of_other_nodes(runtime, two):
+    @fastrt.remote
+    class Relay:
+        def __init__(self, target):
+            self.target = target["counter"]
+
+        def pass_on(self, by):
+            return fastrt.get(self.target.add.remote(by))
+
+        def target_back(self):
+            return self.target
+
+    here = Counter.remote()
+    there = Counter.options(scheduling="two").remote(10)
+    assert get(use.options(scheduling="two").remote(here, 1)) == ([1, 2, 3], get(here.where.remote()))
+    assert get(use.options(scheduling="two").remote(there, 1)) == ([11, 12, 13], get(there.where.remote()))
+    assert get(use.options(scheduling="one").remote(there, 1))[0] == [14, 15, 16]
+    relays = [Relay.options(scheduling="two").remote({"counter": target}) for target in (here, there)]
+    assert get([relay.pass_on.remote(1) for relay in relays]) == [4, 17]
+    assert get(relays[0].target_back.remote()) == here
+    assert get(relays[1].target_back.remote()) == there
+
+    @fastrt.remote(scheduling="two")
+    def make():
+        return Counter.remote(7)
+
+    made = get(make.remote())
+    assert get(made.add.remote()) == 8
+    assert get(made.where.remote())[0] == two
+    assert get(use.options(scheduling="two").remote(made, 1))[0] == [9, 10, 11]
+
+
+def test_names_are_found_and_actors_killed_on_other_nodes(runtime, two, wait_until):
+    @fastrt.remote(scheduling="two")
+    def make():
+        Counter.options(name="keeper", lifetime="detached").remote(40)
+        return fastrt.get_actor("here").add.options().remote(1)
+
+    mine = Counter.options(name="here").remote(1)
+    assert get(get(make.remote())) == 2
+    keeper = fastrt.get_actor("keeper")
+    assert get(keeper.add.remote(2)) == 42
+    assert get(keeper.where.remote())[0] == two
+    assert fastrt.list_named_actors() == ["here", "keeper"]
+    with pytest.raises(NameTakenError, match="'keeper' lives in this session already"):
+        Counter.options(name="keeper").remote()
+    assert Counter.options(name="keeper", get_if_exists=True).remote(100) == keeper
+    fastrt.kill(keeper)
+    with pytest.raises(ActorDiedError, match=r"it was killed by fastrt\.kill"):
+        get([keeper.add.remote() for _ in range(2)])
+    wait_until(lambda: fastrt.list_named_actors() == ["here"], "the name to be free")
+    with pytest.raises(ActorNotFoundError, match="no actor has the name 'keeper' in this session; there are: here"):
+        fastrt.get_actor("keeper")
+    away = Counter.options(scheduling="two", name="away").remote()
+    get(away.add.remote())
+    fastrt.kill(away)
+    with pytest.raises(ActorDiedError, match=r"it was killed by fastrt\.kill"):
+        get(away.add.remote())
+    del mine
+
+
+def test_death_of_the_process_over_there_is_told_and_restarts_are_made_here(two, tmp_path, wait_until):
+    once = Counter.options(scheduling="two").remote()
+    _, pid = get(once.where.remote())
+    running = once.wait.remote(str(tmp_path / "never"))
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDiedError, match=f"(?s)its process {pid} was killed by signal 9"):
+        get(running)
+    with pytest.raises(ActorDiedError, match=r"Counter is dead: .* on node two"):
+        get(once.add.remote())
+    more = Counter.options(scheduling="two", max_restarts=1, max_task_retries=1).remote(3)
+    _, pid = get(more.where.remote())
+    running = more.wait.remote(str(tmp_path / "go"))
+    behind = more.add.remote()
+    os.kill(pid, signal.SIGKILL)
+    (tmp_path / "go").touch()
+    assert get([running, behind]) == ["waited", 4], "a new instance, built from the same arguments"
+    broken = Broken.options(scheduling="two", max_restarts=5).remote()
+    with pytest.raises(ActorDiedError, match=r"(?s)its constructor raised.*RuntimeError: no luck.*on node two"):
+        get(broken.hello.remote())
+
+
+@fastrt.remote
+class Broken:
+    def __init__(self):
+        raise RuntimeError("no luck")
+
+    def hello(self):
+        return 1
+
+
+@fastrt.remote
+def hand_over():
+    return Counter.remote()
+
+
+@pytest.mark.long
+def test_killed_uplinks_are_dead_processes(nodes, two, wait_until):
+    for victim in nodes:
+        more = Counter.options(scheduling="two", max_restarts=-1, max_task_retries=-1).remote(5)
+        assert get(more.add.remote()) == 6
+        dead = victim.kill_child("fastrt.node.uplink")
+        wait_until(lambda victim=victim, dead=dead: victim.child("fastrt.node.uplink") not in (None, dead), "another")
+        wait_until(lambda: len(fastrt.nodes()) == 2, "both nodes")
+        assert get(more.add.remote()) in (6, 7)
+        assert get(more.where.remote())[0] == two
+
+
+@pytest.mark.long
+def test_calls_from_node_to_node_by_a_third_that_is_then_lost(nodes, runtime, two, runtime_dir, wait_until):
+    third = RunningNode(runtime_dir, "--address", nodes[0].head, "--num-workers", "1", "--name", "three")
+    wait_until(lambda: len(fastrt.nodes()) == 3, "the third node")
+    there = Counter.options(scheduling="three").remote()
+    theirs = get(hand_over.options(scheduling="three").remote())
+    assert len({get(one.where.remote())[0] for one in (there, theirs)} - {two, runtime.session}) == 1
+    for one in (there, theirs):
+        assert get(use.options(scheduling="two").remote(one, 1))[0] == [1, 2, 3]
+    third.kill()
+    with pytest.raises(ActorDiedError, match=r"Counter .* node three was lost"):
+        get(theirs.add.remote())
+
+
+def test_everything_is_given_back(rt, wait_until):
+    wait_until(lambda: free_seats() == 2, "everything to be free")
+
+
+def test_lost_node_is_a_dead_process(nodes, runtime, two):
+    soft = fastrt.NodeAffinity("two", soft=True)
+    once = Counter.options(scheduling_strategy=soft).remote()
+    more = Counter.options(scheduling_strategy=soft, max_restarts=1, max_task_retries=-1).remote(5)
+    theirs = get(hand_over.options(scheduling="two").remote())
+    assert {get(one.where.remote())[0] for one in (once, more, theirs)} == {two}
+    nodes[1].kill()
+    for actor in (once, theirs):
+        with pytest.raises(ActorDiedError, match=r"Counter .* node two was lost"):
+            get(actor.add.remote())
+    assert get(more.add.remote()) == 6
+    assert get(more.where.remote())[0] == runtime.session
