@@ -148,9 +148,11 @@ class Away:
 
     def _drop(self, actor: int, how: str) -> None:
         """Leave it to the daemon what becomes of an actor."""
+        if self._store.tell is not None:
+            self._store.tell(op="actor", actor=actor, how=how)  # before: it may look at any moment
         actors.drop(self._client, actor)
         if self._store.tell is not None:
-            self._store.tell(op="actor", actor=actor, how=how)
+            self._store.tell(op="actor")
 
     def _look_for_end(self, line: Line) -> None:
         """Nobody can call an actor of ours any more, and all its calls have ended: the other node may end it, too."""
