@@ -95,6 +95,14 @@ ROWS = (
         required=(("ray", 20),),
         round_s=1.0,
     ),
+    Row(
+        "generator",
+        f"generator, items of a stream of {MANY:,}, each read",
+        "generator",
+        MANY,
+        ops=MANY,
+        required=(("ray", 50),),
+    ),
     Row("put_small", "put a small value", "put_small", SMALL, ops=SMALL, required=(("ray", 200),), round_s=0.2),
     Row("get_small", "get a small value", "get_small", SMALL, ops=SMALL, required=(("ray", 100),), round_s=0.2),
     _put("1 MiB", 1 << 20),
@@ -142,6 +150,12 @@ class AsyncStamper:
     async def stamp(self, x: int) -> int:
         """Return `x` and the id of the actor's process."""
         return stamp(x)
+
+
+def stamps(x: int, count: int) -> Any:
+    """Yield `stamp` of x, x + 1, ..."""
+    for k in range(x, x + count):
+        yield stamp(k)
 
 
 def next_stamp(x: int) -> int:

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from peers.base import Peer, now
-from workloads import AsyncStamper, Stamper, blocks_for, check, check_many, look_at, next_stamp, stamp
+from workloads import AsyncStamper, Stamper, blocks_for, check, check_many, look_at, next_stamp, stamp, stamps
 
 import fastrt
 
@@ -21,6 +21,7 @@ class Fastrt(Peer):
         self._stamp = fastrt.remote(stamp)
         self._next = fastrt.remote(next_stamp)
         self._look = fastrt.remote(look_at)
+        self._stamps = fastrt.remote(stamps)
 
     def first(self) -> None:
         x = self.fresh()
@@ -97,6 +98,14 @@ class Fastrt(Peer):
 
     def actor_async(self, count: int) -> int:
         return self._calls(self.kept["actor_async"][0], count)
+
+    def generator(self, count: int) -> int:
+        get, x = fastrt.get, self.fresh(count)
+        start = now()
+        values = [get(ref) for ref in self._stamps.remote(x, count)]
+        took = now() - start
+        check_many(values, x)
+        return took
 
     def _calls(self, actor: Any, count: int) -> int:
         get, remote, x = fastrt.get, actor.stamp.remote, self.fresh(count)

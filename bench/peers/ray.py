@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 from peers.base import Peer, now
-from workloads import AsyncStamper, Stamper, blocks_for, check, check_many, look_at, next_stamp, stamp
+from workloads import AsyncStamper, Stamper, blocks_for, check, check_many, look_at, next_stamp, stamp, stamps
 
 
 class Ray(Peer):
@@ -28,6 +28,7 @@ class Ray(Peer):
         self._stamp = ray.remote(stamp)
         self._next = ray.remote(next_stamp)
         self._look = ray.remote(look_at)
+        self._stamps = ray.remote(stamps)
 
     def first(self) -> None:
         x = self.fresh()
@@ -103,6 +104,14 @@ class Ray(Peer):
 
     def actor_async(self, count: int) -> int:
         return self._calls(self.kept["actor_async"][0], count)
+
+    def generator(self, count: int) -> int:
+        get, x = ray.get, self.fresh(count)
+        start = now()
+        values = [get(ref) for ref in self._stamps.remote(x, count)]
+        took = now() - start
+        check_many(values, x)
+        return took
 
     def _calls(self, actor: Any, count: int) -> int:
         get, remote, x = ray.get, actor.stamp.remote, self.fresh(count)

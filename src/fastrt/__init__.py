@@ -37,6 +37,7 @@ from fastrt.runtime.nodes import available_resources, cluster_resources, nodes
 from fastrt.runtime.session import Runtime
 from fastrt.store.client import get, put, wait
 from fastrt.store.completed import as_completed
+from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.actor import ActorClass
 from fastrt.tasks.cancel import cancel
@@ -77,6 +78,7 @@ __all__ = [
     "NotInitializedError",
     "ObjectLostError",
     "ObjectRef",
+    "ObjectRefGenerator",
     "ObjectStoreFullError",
     "PerformanceWarning",
     "RemoteFunction",

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from fastrt._core import fsck, handles, tasks
+from fastrt._core import fsck, generators, handles, special, tasks
 from fastrt.errors import ArenaCorrupt
 
 # Offsets of the superblock's fields, from include/layout.h (regions begin after six sizes and the locks' offset).
@@ -103,6 +103,26 @@ def test_damaged_task_words_are_found(node, client, function, raw):
     assert "waits for task" in damaged(client, raw, word + 7, "B", 1)[0]
     assert "which is not its own" in damaged(client, raw, raw.at(TASKS, 256 * task + 32), "Q", raw.at(PAYLOAD, 8192))[0]
     node.end([task])
+
+
+def test_damaged_streams_are_found(node, client, function, raw):
+    stream = generators.create(client, 0)
+    end = special.submit_scalars(client, function, (), 1, 0, 0, None, None, stream)
+    task = tasks.next_task(client, 0.0, 0.0)
+    producer = generators.Producer(client, task)
+    items = [handles.put_scalar(client, k) for k in range(3)]
+    for item in items:
+        producer.add_ref(item)
+    entry = raw.at(ENTRIES, stream.index * ENTRY_BYTES)
+    head, produced, last = (entry + ENTRY_BYTES - 72 + k for k in (0, 8, 16))
+    after = raw.at(ENTRIES, items[1].index * ENTRY_BYTES + 48)
+    assert "4 items produced, 0 taken, 3 unread" in damaged(client, raw, produced, "Q", 4)[0]
+    assert "3 items produced, 1 taken, 3 unread" in damaged(client, raw, head + 4, "I", 1)[0]
+    assert any("end with" in line for line in damaged(client, raw, last, "I", items[0].index + 1))
+    assert any("go on with" in line for line in damaged(client, raw, after, "I", items[0].index + 1))
+    assert any("is in state" in line for line in damaged(client, raw, after, "I", 5000))
+    assert tasks.finish_scalar(client, task, None)
+    del end, producer
 
 
 # ---- what the calls themselves make of it; tests/fuzz tries everything else ----

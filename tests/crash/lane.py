@@ -130,6 +130,7 @@ class Lane:
         scene.leave_one_dead()
         scene.submit_all()
         scene.call_all()
+        scene.stream_all()
         return scene
 
     def finish(self, scene: Scene, dead: list[Child]) -> None:

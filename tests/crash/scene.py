@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import acting
+import streaming
 import work
 from victim import Victim, is_there
 from work import Expected, Wrong
@@ -82,6 +83,7 @@ class Scene:
         self.actor, index = acting.make(self.client, self.function)
         assert index is not None
         self.actor_index = index
+        self.streams: list[streaming.Stream] = []
         self.expected: list[Expected] = []
         self.dead: list[tuple[int, int]] = []
         self.stall_s = 0.0  # the longest recovery
@@ -98,6 +100,7 @@ class Scene:
 
         return {"function": name(self.function), "shared": [(s, name(ref)) for s, ref in self.shared],
                 "box": name(self.box), "actor": name(self.actor), "dead": list(self.dead),
+                "stream": [(name(stream), name(end), seed) for stream, end, seed in self.streams[:1]],
                 "sleepers": [self.client.index], "make": make,
                 "spills": spills}  # fmt: skip
 
@@ -120,6 +123,12 @@ class Scene:
         third = self.submit(work.SUM, 400, both, work.answer(first.seed) + second.seed)
         total = work.answer(third.seed) + third.addends
         self.submit(work.SUM, 420, [third.refs[0], third.refs[0]], 2 * total, big=200)
+
+    def stream_all(self) -> None:
+        """Generators: one that others read, too, and some that only this process reads."""
+        for k in range(3):
+            self.client.adopt_job(self.client.job)
+            self.streams.append(streaming.submit(self.client, self.function, 500 + 20 * k, big=k // 2 * 200))
 
     def call_all(self) -> None:
         """Calls of the actor: of each kind that one can run, and one that waits for another's result."""
@@ -189,6 +198,9 @@ class Scene:
         acting.serve(self.client, self.actor_index, self.function)
         for expected in self.expected:
             expected.check(self.client)
+        for k, stream in enumerate(self.streams):
+            streaming.check(self.client, stream, alone=k > 0)
+        self.streams.clear()
         for seed, ref in self.shared:
             work.read(self.client, ref, seed)
         for ref in handles.contained(self.client, self.box):
@@ -204,6 +216,7 @@ class Scene:
         self._use_everything()
         self.expected.clear()
         self.shared.clear()
+        self.streams.clear()
         del self.box, self.function, self.actor
         tool = self.attach(clients.KIND_TOOL)
         index = self.client.index

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import acting
+import streaming
 import work
 from work import BOX, BYTES, FAIL, INT, MANY, NEST, PROMISE, RETRY, SIZES, SUM
 
@@ -23,8 +24,8 @@ class Victim:
     Args:
         name: the segment's.
         kind: of client.
-        known: what it is told by the survivor: names of objects {"function", "shared", "box", "actor"} as
-            (objref, index); "dead", slots with generations of dead clients that it recovers; "spills", whether it is
+        known: what it is told by the survivor: names of objects {"function", "shared", "box", "actor", "stream"}
+            as (objref, index); "dead", slots with generations of dead clients that it recovers; "spills", whether it is
             the one that moves values to files; "make", whether it makes a segment of its own, too.
     """
 
@@ -49,7 +50,8 @@ class Victim:
 
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
-                self.demand, self.work_for_others, self.cancel, self.wait, self.act, self.spill, self.bury,
+                self.demand, self.work_for_others, self.cancel, self.wait, self.act, self.stream, self.spill,
+                self.bury,
                 self.make_segment]  # fmt: skip
 
     def read_shared(self) -> None:
@@ -181,6 +183,12 @@ class Victim:
         shared = handles.acquire(c, *self.known["actor"])
         self.kept += acting.play(c, self.function, shared)[::2]
         acting.look_after(c, actors.index_of(c, shared))
+
+    def stream(self) -> None:
+        c = self.client
+        for stream, end, seed in self.known["stream"]:
+            shared = handles.acquire(c, *stream), handles.acquire(c, *end), seed
+            self.kept += [shared, streaming.play(c, self.function, shared)]
 
     def spill(self) -> None:
         """What only one process of a session does at a time: the daemon."""

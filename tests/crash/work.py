@@ -21,6 +21,7 @@ PATIENCE_S = 20.0
 FOLDER = [""]  # where the files of spilled values are: one for each process that makes scenes
 INT, BYTES, BOX, MANY, SUM, RETRY, FAIL, NEST, PROMISE = range(9)
 KINDS = 9
+YIELD = 9  # see streaming
 
 
 class Wrong(AssertionError):
@@ -150,6 +151,10 @@ def _perform(client: Client, function: Ref, task: int) -> None:
         return
     if op == FAIL:
         fail(client, task)
+    elif op == YIELD:
+        import streaming  # there is no other way round
+
+        streaming.produce(client, task, seed)
     elif op == BYTES:
         _result(client, task, 0, seed, SIZES[seed % len(SIZES)])
         tasks.finish(client, task)

@@ -171,7 +171,7 @@ class Tasks(Model):
                     continue
                 yield "user code", run
                 if self.scenario == "retry" and attempt == me == 1:
-                    where = at(T + "retry: a64_store_sc(x.task_words")
+                    where = at(T + "task_requeue: a64_store_sc(x.task_words")
                     yield from self.to_ready(me, 0, where, "retry announces the push")
                 else:
                     yield from self.end(me, "SEALED")

@@ -19,11 +19,12 @@ from .objects import Objects
 from .pool import Pool
 from .ring import Ring
 from .spilling import Spilling
+from .streams import Streams
 from .tasks import Tasks
 from .waiting import Waiting
 from .wakes import Wakes
 
-MODELS = [Objects, Tasks, Mailbox, Ring, Waiting, Wakes, Allocator, Pool, Spilling, Janitor]
+MODELS = [Objects, Tasks, Mailbox, Ring, Waiting, Wakes, Allocator, Pool, Spilling, Streams, Janitor]
 SCENARIOS = [(model, scenario) for model in MODELS for scenario in model.SCENARIOS]
 DEPTH = int(os.environ.get("FASTRT_MODEL_DEPTH", "0"))
 DETECTED: dict[str, Result] = {}  # with the shortest trace of each

@@ -325,7 +325,7 @@ def test_wrong_class_is_told_when_it_is_made():
 
     with pytest.raises(ConfigError, match=r"load is of concurrency group 'net'; there are \['io'\]"):
         Grouped.remote()
-    with pytest.raises(TypeError, match="num_returns is 'two'"):
+    with pytest.raises(ValueError, match="num_returns is 'two'"):
         fastrt.method(num_returns="two")
 
 

@@ -296,7 +296,7 @@ OPTIONS = {
     "unknown": ({"num_cpus_of": 1}, TypeError, "'num_cpus_of' is not an option"),
     "returns negative": ({"num_returns": -1}, ValueError, "num_returns is -1; it must be from 0"),
     "returns huge": ({"num_returns": 1 << 40}, ValueError, "num_returns is"),
-    "returns text": ({"num_returns": "2"}, TypeError, "num_returns is '2'"),
+    "returns text": ({"num_returns": "2"}, ValueError, "num_returns is '2'"),
     "returns float": ({"num_returns": 2.0}, TypeError, "num_returns is 2.0"),
     "returns bool": ({"num_returns": True}, TypeError, "num_returns is True"),
     "returns None": ({"num_returns": None}, TypeError, "num_returns is None"),
@@ -322,13 +322,13 @@ async def coroutine():
     pass
 
 
-def generator():
+async def generator():
     yield
 
 
 FUNCTIONS = {
     "int": (5, "not int"), "text": ("x", "not str"), "remote": (echo, "remote already"),
-    "coroutine": (coroutine, "coroutine"), "generator": (generator, "generator"),
+    "coroutine": (coroutine, "coroutine"), "generator": (generator, "coroutine"),
 }  # fmt: skip
 
 

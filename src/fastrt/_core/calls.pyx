@@ -62,8 +62,8 @@ cdef int _commit(frt_ctx *x, frt_actor *actor, uint32_t t, uint32_t ndeps) noexc
     return FRT_OK
 
 
-cdef object _call(Client client, Ref ref, uint32_t method, uint16_t kind, const char *args, uint32_t nbytes, list refs,
-                  uint32_t ndeps, uint32_t nreturns, uint8_t retries):
+cdef object call_make(Client client, Ref ref, uint32_t method, uint16_t kind, const char *args, uint32_t nbytes,
+                      list refs, uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags):
     cdef frt_ctx *x = &client.x
     cdef frt_actor *actor
     cdef frt_refslot *slots
@@ -72,7 +72,7 @@ cdef object _call(Client client, Ref ref, uint32_t method, uint16_t kind, const 
     cdef object made
     client.ensure()
     actor = actor_of(client, ref)
-    t = task_fill(client, actor.function, method, kind, args, nbytes, refs, nreturns, retries, 0)
+    t = task_fill(client, actor.function, method, kind, args, nbytes, refs, nreturns, retries, flags)
     x.tasks[t].caller = <uint8_t>x.me
     a32_store_rel(&x.tasks[t].actor, <uint32_t>(actor - x.actors) + 1)
     slots = task_slots(x, t)
@@ -115,7 +115,8 @@ def call_scalars(Client client, Ref actor, uint32_t method, tuple args, uint32_t
     cdef Py_ssize_t n = args_write(args, Ref, room, SCALAR_ROOM, refs)
     if n < 0:
         return None
-    return _call(client, actor, method, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns, retries)
+    return call_make(client, actor, method, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns,
+                     retries, 0)
 
 
 def call(Client client, Ref actor, uint32_t method, uint16_t kind, bytes args, list refs, uint32_t ndeps,
@@ -134,7 +135,7 @@ def call(Client client, Ref actor, uint32_t method, uint16_t kind, bytes args, l
         raise ValueError(f"{ndeps} dependencies among {len(refs)} references")
     if len(args) >= 1 << 32:
         raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
-    return _call(client, actor, method, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries)
+    return call_make(client, actor, method, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries, 0)
 
 
 def put_back(Client client, uint32_t t, bint ran):

@@ -74,6 +74,8 @@ cdef void _recount(frt_ctx *x, uint32_t *counted) noexcept:
         if x.entries[i].flags & FRT_ENTRY_COUNTED and frt_word_state(frt_state(x, i)[0]) != FRT_OBJ_EMPTY:
             slots = frt_entry_refs(x, i, &n)
             _count(x, counted, slots, n)
+        if x.entries[i].flags & FRT_ENTRY_STREAM and frt_word_state(frt_state(x, i)[0]) != FRT_OBJ_EMPTY:
+            _count_items(x, counted, i)
     for i in range(frt_tasks(x)):
         if x.tasks[i].flags & FRT_TASK_COUNTED and frt_word_state(x.task_words[i]) != FRT_TASK_EMPTY:
             frt_task_body(x, i, &body)
@@ -96,6 +98,40 @@ cdef void _count(frt_ctx *x, uint32_t *counted, const frt_refslot *slots, uint32
         i = slots[k].index
         if i < x.objects_max:
             counted[i] += 1
+
+
+cdef void _count_items(frt_ctx *x, uint32_t *counted, uint32_t s) noexcept:
+    """Count what is in a stream's list, as far as that can be followed."""
+    cdef uint32_t item = <uint32_t>frt_stream_of(x, s).head
+    cdef uint32_t left = x.objects_max
+    while 0 < item <= x.objects_max and left:
+        left -= 1
+        counted[item - 1] += 1
+        item = x.entries[item - 1].next
+
+
+cdef list _check_streams(frt_ctx *x):
+    """Lists of items that end, hold what has a value, and agree with what is derived from them."""
+    cdef list bad = []
+    cdef uint32_t s, item, last, there
+    cdef frt_stream *stream
+    for s in range(frt_objects(x)):
+        if not x.entries[s].flags & FRT_ENTRY_STREAM or frt_word_state(frt_state(x, s)[0]) != FRT_OBJ_SEALED:
+            continue
+        stream = frt_stream_of(x, s)
+        item, last, there = <uint32_t>stream.head, 0, 0
+        while 0 < item <= x.objects_max and there < x.objects_max:
+            if frt_word_state(frt_state(x, item - 1)[0]) not in (FRT_OBJ_SEALED, FRT_OBJ_SPILLED):
+                bad.append(f"item {item - 1} of stream {s} is in state {frt_word_state(frt_state(x, item - 1)[0])}")
+            there, last = there + 1, item
+            item = x.entries[item - 1].next
+        if item:
+            bad.append(f"the items of stream {s} go on with {item - 1} after {there} of them")
+        elif last != stream.last:
+            bad.append(f"the items of stream {s} end with {<int>last - 1}, not with {<int>stream.last - 1}")
+        if <uint32_t>stream.produced != <uint32_t>(<uint32_t>(stream.head >> 32) + there):
+            bad.append(f"stream {s}: {stream.produced} items produced, {stream.head >> 32} taken, {there} unread")
+    return bad
 
 
 cdef list _check_bodies(frt_ctx *x):
@@ -284,6 +320,7 @@ def fsck(Client client, bint quiet=False):
         if quiet:
             bad += _check_bodies(x)
             bad += _check_held(x)
+            bad += _check_streams(x)
         bad += _check_tasks(x, quiet)
         bad += _check_actors(x, quiet)
         bad += _check_pages(x, quiet)

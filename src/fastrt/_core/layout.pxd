@@ -27,9 +27,10 @@ cdef extern from "layout.h" nogil:
     int FRT_PAGE_INNER, FRT_PAGE_FREE, FRT_PAGE_RUN, FRT_PAGE_SLAB
     int FRT_LOCK_JANITOR, FRT_LOCK_SLOTS, FRT_LOCK_ACTORS, FRT_LOCK_FUNCTIONS, FRT_LOCK_LINKS, FRT_LOCK_QUEUE
     int FRT_LOCK_OBJECTS, FRT_LOCK_TASKS, FRT_LOCK_CLASS0, FRT_LOCK_EXTENT, FRT_LOCK_GROW, FRT_LOCKS
-    uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR, FRT_ENTRY_FILE, FRT_ENTRY_ACTOR
+    uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR, FRT_ENTRY_FILE, FRT_ENTRY_ACTOR, FRT_ENTRY_STREAM
     uint32_t FRT_SPILL_BYTES_MIN
-    uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED, FRT_TASK_DEMAND
+    uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED, FRT_TASK_DEMAND, FRT_TASK_STREAM
+    uint8_t FRT_TASK_POLICY
 
     uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
     int frt_word_state(uint64_t word) noexcept
@@ -95,8 +96,12 @@ cdef extern from "layout.h" nogil:
         uint32_t counted, task, waiter, nrefs
         uint16_t kind
         uint8_t flags
-        uint32_t actor, site, used
+        uint32_t actor, next, site, used
         char inlined[72]
+
+    ctypedef struct frt_stream:
+        uint64_t head, produced
+        uint32_t last, limit
 
     ctypedef struct frt_refslot:
         uint64_t objref
@@ -191,12 +196,14 @@ cdef extern from "layout.h" nogil:
     uint32_t frt_actors(const frt_ctx *x) noexcept
     char *frt_inside(const frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept
     bint frt_task_body(const frt_ctx *x, uint32_t t, frt_body *body) noexcept
+    uint32_t frt_task_extras(uint8_t flags) noexcept
     frt_refslot *frt_entry_refs(const frt_ctx *x, uint32_t i, uint32_t *n) noexcept
 
     uint64_t *frt_state(const frt_ctx *x, uint32_t i) noexcept
     uint64_t *frt_refs(const frt_ctx *x, uint32_t i) noexcept
     uint64_t *frt_pins(const frt_ctx *x, uint32_t i) noexcept
     uint64_t *frt_waits(const frt_ctx *x, uint32_t i) noexcept
+    frt_stream *frt_stream_of(const frt_ctx *x, uint32_t i) noexcept
     int frt_lowest(uint64_t) noexcept
     bint frt_any(const uint64_t *bits, uint32_t words) noexcept
 

@@ -18,3 +18,5 @@ cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state) noex
 cdef void links_relist(frt_ctx *x) noexcept nogil
 cdef int links_touch(frt_ctx *x) noexcept nogil
 cdef void links_recount(frt_ctx *x) noexcept nogil
+cdef int links_add_item(frt_ctx *x, uint32_t s, uint32_t i) noexcept nogil
+cdef int links_take_item(frt_ctx *x, uint32_t s, uint64_t head) noexcept nogil

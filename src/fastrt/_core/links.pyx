@@ -16,6 +16,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from fastrt._core.layout cimport *
 from fastrt._core.queue cimport queue_push
+from fastrt._core.items cimport stream_pop, stream_push, stream_rebuild
 
 cdef enum:
     BIAS = 0x80000000  # on every count while they are rebuilt: deleters look without the lock
@@ -120,6 +121,24 @@ cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil:
     cdef int rc = _lock(x)
     if rc == FRT_OK:
         a32_add_sc(&x.entries[i].counted, 1)
+        _unlock(x)
+    return rc
+
+
+cdef int links_add_item(frt_ctx *x, uint32_t s, uint32_t i) noexcept nogil:
+    """Add entry i to stream s; see stream_push."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        rc = stream_push(x, s, i)
+        _unlock(x)
+    return rc
+
+
+cdef int links_take_item(frt_ctx *x, uint32_t s, uint64_t head) noexcept nogil:
+    """Take the first item off stream s; see stream_pop."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        rc = stream_pop(x, s, head)
         _unlock(x)
     return rc
 
@@ -330,6 +349,9 @@ cdef void _rebuild(frt_ctx *x) noexcept nogil:
                 frt_word_state(a64_load_acq(frt_state(x, i))) != FRT_OBJ_EMPTY:
             slots = frt_entry_refs(x, i, &n)
             _count(x, slots, n)
+        if x.entries[i].flags & FRT_ENTRY_STREAM and \
+                frt_word_state(a64_load_acq(frt_state(x, i))) != FRT_OBJ_EMPTY and stream_rebuild(x, i) != FRT_OK:
+            break
     for k in range(FRT_FUNCTIONS):
         i = x.functions[k].index
         if x.functions[k].objref and i < objects and x.entries[i].objref == x.functions[k].objref:

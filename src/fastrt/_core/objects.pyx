@@ -12,7 +12,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from fastrt._core.arena cimport arena_alloc, arena_free
 from fastrt._core.clients cimport client_new_objref, client_wake
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport links_count, links_names, links_sealed, links_uncount
+from fastrt._core.links cimport links_count, links_names, links_sealed, links_take_item, links_uncount
 from fastrt._core.mailbox cimport mailbox_release
 from fastrt._core.pool cimport pool_keep_object, pool_take_object
 from fastrt._core.segment cimport spill_remove
@@ -240,6 +240,21 @@ cdef int _let_go(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
     return FRT_OK
 
 
+cdef int _let_go_items(frt_ctx *x, uint32_t s, uint32_t *condemned) noexcept nogil:
+    """Let go of a stream's unread items; those that nobody else holds are condemned and listed, as in _let_go."""
+    cdef uint64_t head = a64_load_acq(&frt_stream_of(x, s).head)
+    cdef uint32_t item = <uint32_t>head
+    cdef int rc = FRT_OK
+    while item and rc == FRT_OK:
+        rc = links_take_item(x, s, head)
+        if rc == FRT_OK and _condemn(x, item - 1):
+            a32_store_rlx(&x.entries[item - 1].task, condemned[0])
+            condemned[0] = item
+        head = a64_load_acq(&frt_stream_of(x, s).head)
+        item = <uint32_t>head
+    return rc
+
+
 cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
     """Free an entry that is FREEING(me), and all that only it kept alive."""
     cdef uint32_t condemned = i + 1
@@ -256,6 +271,8 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
         condemned = a32_load_rlx(&entry.task)
         if entry.nrefs and _let_go(x, i, &condemned) != FRT_OK:
             return  # a stuck lock; the entry stays FREEING(me), recovery finds it
+        if entry.flags & FRT_ENTRY_STREAM and _let_go_items(x, i, &condemned) != FRT_OK:
+            return
         entry.nrefs = 0  # before the slots go: recovery would look at as many, harmlessly (names are checked)
         if entry.offset and arena_free(x, i + 1, &entry.offset) != FRT_OK:
             return
@@ -276,3 +293,5 @@ cdef void object_maybe_delete(frt_ctx *x, uint32_t i) noexcept nogil:
     """Delete a sealed entry if nobody holds it."""
     if _condemn(x, i):
         object_free(x, i)
+    elif x.entries[i].flags & FRT_ENTRY_STREAM:
+        object_tell(x, i)  # its task may wait for a reader that there will never be

@@ -216,10 +216,10 @@ def arguments(Client client, uint32_t t, bint raw=False):
     cdef frt_body body
     cdef frt_refslot slot
     cdef list refs = []
-    cdef uint32_t k
-    if not frt_task_body(x, t, &body):
+    cdef uint32_t k, extras = frt_task_extras(x.tasks[t].flags)
+    if not frt_task_body(x, t, &body) or body.nrefs < extras:
         check(FRT_CORRUPT)
-    for k in range(body.nrefs):
+    for k in range(body.nrefs - extras):
         if k + 1 == body.ndeps and x.tasks[t].flags & FRT_TASK_DEMAND:
             continue
         slot = body.refs[k]
@@ -305,14 +305,20 @@ def retry(Client client, uint32_t t):
     _check_mine(client, t)
     if task.attempts > task.retries or task_is_cancelled(x, t):
         return False
-    if task.flags & FRT_TASK_DEMAND:
-        return links_hold(x, t)
+    task_requeue(x, t)
+    return True
+
+
+cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Have a task that this client has claimed run by whoever comes next."""
+    if x.tasks[t].flags & FRT_TASK_DEMAND:
+        links_hold(x, t)
+        return
     x.clients[x.me].task = 0
     a32_store_rel(&x.clients[x.me].pushing, t + 1)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
     queue_push(x, t)
     a32_store_rel(&x.clients[x.me].pushing, 0)
-    return True
 
 
 def set_blocked(Client client, uint32_t t, bint blocked):
@@ -328,7 +334,7 @@ def claim_for(Client client, Ref ref):
     """Claim the task that `ref` waits for, or one that it in turn waits for, if nobody has started it.
 
     For a worker that must wait while no other worker can be had: running just these tasks cannot deadlock,
-    because the waiting task cannot go on without them.
+    because the waiting task cannot go on without them. A generator may wait for whoever reads it: never one of those.
 
     Returns:
         The task's index, now RUNNING here; NO_TASK when others run what is needed.
@@ -354,7 +360,8 @@ def claim_for(Client client, Ref ref):
         if frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING or \
                 a64_load_rlx(&x.entries[i].objref) != objref or a32_load_rlx(&x.entries[i].task) != task:
             break
-        if frt_word_state(word) == FRT_TASK_READY and x.tasks[t].actor == 0:
+        if frt_word_state(word) == FRT_TASK_READY and x.tasks[t].actor == 0 and \
+                not x.tasks[t].flags & FRT_TASK_STREAM:
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word))):
                 return task_start(x, t)
         elif frt_word_state(word) == FRT_TASK_WAITING and frt_task_body(x, t, &body):

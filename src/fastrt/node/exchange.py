@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastrt._core import actors, demands, functions, handles
+from fastrt._core import actors, demands, functions, generators, handles, special
 from fastrt._core import tasks as core
 from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
 from fastrt.node.away import Away, Line
@@ -129,9 +129,13 @@ class Exchange:
         """Have the other node run a task that this process has claimed.
 
         Raises:
-            FastrtError: the function cannot be read here.
+            FastrtError: the function cannot be read here, or it is a generator.
         """
         info = core.info(self._client, task)
+        if info["flags"] & generators.STREAM:
+            raise FastrtError(
+                "a generator runs on the node where it is called, which cannot run this one; use num_returns='dynamic'"
+            )
         kind, data, refs = core.arguments(self._client, task, True)
         message = _Task(
             function=self.function(*info["function"]),
@@ -145,6 +149,9 @@ class Exchange:
         )
         if info["flags"] & demands.DEMAND:
             message.demand = self._store.load(demands.demand_of(self._client, task, info["id"]))
+        policy = special.policy_of(self._client, task)
+        if policy is not None:
+            message.policy = bytes(self._store.read(policy)[2])  # as it is: its types may be unknown here
         message.task = self.number(task)
         self.out.add("task", message, len(data) + 128)
 
@@ -223,7 +230,8 @@ class Exchange:
             self._client, function, message.kind, message.argument, refs, message.dependencies, message.results,
             min(message.retries, 250), flags,
         )  # fmt: skip
-        results = demands.submit(*about, self.demand(message.demand)) if message.demand else core.submit(*about)
+        demand = self.demand(message.demand) if message.demand else None
+        results = special.submit(*about, demand, self._policy(message.policy) if message.policy else None)
         self.borrow(message.task, [results] if message.results == 1 else results)
 
     def borrow(self, number: int, results: list[ObjectRef], guest: Guest | None = None) -> None:
@@ -246,6 +254,13 @@ class Exchange:
         except ValueError as exc:
             raise PeerError(f"node {self.name} sends a task that demands {exc}") from None
         return export(self._store, demand)
+
+    def _policy(self, data: bytes) -> ObjectRef:
+        """How a task is run, for whoever runs it here."""
+        writer = self._store.create(len(data), PICKLE, 0)
+        writer.copy(0, data)
+        ref: ObjectRef = writer.seal(())
+        return ref
 
     def holds(self, refs: list[ObjectRef]) -> int:
         """How many bytes of these objects the other node has been sent."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from fastrt._core import demands, handles
+from fastrt._core import demands, handles, special
 from fastrt._core import tasks as core
 from fastrt._core.functions import function_name
 from fastrt.errors import FastrtError, ObjectLostError
@@ -90,13 +90,14 @@ class Lineage:
         kind, data, refs = core.arguments(self._client, task, True)
         function = handles.acquire(self._client, *info["function"])
         demand = demands.demand_of(self._client, task, info["id"])
+        policy = special.policy_of(self._client, task)
         left = max(0, info["retries"] - info["attempts"] + 1)
         flags = info["flags"] & core.RETRY_ERRORS
 
         def run() -> list[ObjectRef]:
             self._client.adopt_job(info["job"])
             about = (self._client, function, kind, data, refs, info["deps"], info["returns"], left - 1, flags)
-            submitted = core.submit(*about) if demand is None else demands.submit(*about, demand)
+            submitted = special.submit(*about, demand, policy)
             return [submitted] if info["returns"] == 1 else list(submitted)
 
         nbytes = _RECORD_BYTES + len(data) + sum(handles.describe(self._client, ref)["bytes"] for ref in refs)

@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fastrt._core import demands
+from fastrt._core import demands, generators, special
 from fastrt._core import tasks as core
 from fastrt._core.clients import KIND_WORKER, Client, table
 from fastrt.errors import FastrtError, TaskCancelledError
@@ -370,6 +370,9 @@ class Uplink:
             most -= 1
             if demands.is_demanding(self._client, task):  # admitted here, and waiting for a worker: decide again
                 demands.give_back(self._client, task)
+                continue
+            if special.flags_of(self._client, task) & generators.STREAM:
+                special.put_back(self._client, task)  # it runs here, however long it waits
                 continue
             peer = nearest(self._client, helpers, task)
             self._lend(peer, task)

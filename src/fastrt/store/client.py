@@ -471,7 +471,7 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     Source:
         The semantics of `ray.get`.
     """
-    _check_timeout(timeout)
+    check_timeout(timeout)
     if _store is None:
         other = engines.current()
         if other is not None:
@@ -505,7 +505,7 @@ def wait(
     Source:
         The semantics of `ray.wait`.
     """
-    _check_timeout(timeout)
+    check_timeout(timeout)
     if type(refs) is not list:
         if not isinstance(refs, (list, tuple)):
             raise TypeError(f"wait takes a list of ObjectRefs, not {type(refs).__name__}")
@@ -525,7 +525,12 @@ def wait(
         return require().wait(refs, num_returns, timeout)
 
 
-def _check_timeout(timeout: float | None) -> None:
+def check_timeout(timeout: float | None) -> None:
+    """Refuse what is no number of seconds to wait.
+
+    Raises:
+        ValueError: it is none.
+    """
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:

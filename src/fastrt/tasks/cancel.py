@@ -12,10 +12,11 @@ from fastrt.errors import TaskCancelledError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.client import Store
+from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
 
 
-def cancel(ref: ObjectRef, *, force: bool = False) -> None:
+def cancel(ref: ObjectRef | ObjectRefGenerator, *, force: bool = False) -> None:
     """Cancel the task that makes `ref`; nothing happens when the value is there already.
 
     A task that has not started never runs. One that runs gets a KeyboardInterrupt; with `force` its worker is
@@ -24,7 +25,8 @@ def cancel(ref: ObjectRef, *, force: bool = False) -> None:
     at a time; with `asyncio.CancelledError` where it is a coroutine. One that runs in a thread goes on to its end.
 
     Args:
-        ref: a result of the task. A reference made by `put` has no task and is left alone.
+        ref: a result of the task, or what a generator's call gave. A reference made by `put` has no task and is left
+            alone.
         force: kill the worker process instead of interrupting it.
     Raises:
         TypeError: `ref` is not an ObjectRef.
@@ -33,6 +35,8 @@ def cancel(ref: ObjectRef, *, force: bool = False) -> None:
     Source:
         The semantics of `ray.cancel`.
     """
+    if isinstance(ref, ObjectRefGenerator):
+        ref = ref.completed()
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"cancel takes an ObjectRef, not {type(ref).__name__}")
     other = engines.current()

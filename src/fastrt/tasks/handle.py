@@ -12,7 +12,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastrt._core import actors, calls, handles
+from fastrt._core import actors, calls, generators, handles
+from fastrt._core import special as special_core
 from fastrt._core import tasks as core
 from fastrt._core.clients import ForkedHandle, table
 from fastrt._core.functions import function_name
@@ -21,9 +22,11 @@ from fastrt.store import attach
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.client import Store
+from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks import arguments
-from fastrt.tasks.method import CALL, RETURNS_MAX, MethodPlan, whole
+from fastrt.tasks import arguments, special
+from fastrt.tasks.method import CALL, RETURNS_MAX, MethodPlan, check_options, whole
+from fastrt.tasks.special import Special
 
 _FIND_TRIES = 3
 
@@ -57,6 +60,7 @@ class ActorMethod:
     """A method of an actor as its handle gives it: call `.remote(...)`."""
 
     __slots__ = ("__weakref__", "_num_returns", "_number", "_plan", "_ref", "_retries", "_store", "_whose")
+    _special: Special | None = None
 
     def __init__(self, ref: ObjectRef, plan: ActorPlan, which: MethodPlan, num_returns: int, retries: int) -> None:
         self._ref = ref
@@ -77,18 +81,27 @@ class ActorMethod:
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorMethod, (self._ref, self._whose, self._plan, self._num_returns, self._retries)
 
-    def options(self, *, num_returns: int | None = None, max_task_retries: int | None = None) -> ActorMethod:
+    def options(
+        self, *, num_returns: int | str | None = None, max_task_retries: int | None = None, **options: Any
+    ) -> ActorMethod:
         """Return the same method with other settings.
 
         Args:
-            num_returns: how many results a call has.
+            num_returns: how many results a call has; "streaming" or "dynamic" of generators.
             max_task_retries: how often a call runs again after the actor's process died; -1: any number.
+            **options: generator_backpressure, as for `fastrt.remote`.
         Raises:
             TypeError, ValueError: a setting is wrong.
         """
-        count = self._num_returns if num_returns is None else whole("num_returns", num_returns, 0, RETURNS_MAX)
+        check_options(options)
         retries = self._retries if max_task_retries is None else retries_of(max_task_retries)
-        return ActorMethod(self._ref, self._whose, self._plan, count, retries)
+        if not isinstance(num_returns, str):
+            count = self._num_returns if num_returns is None else whole("num_returns", num_returns, 0, RETURNS_MAX)
+            num_returns = count if self._special is None or num_returns is not None else None
+        settings = {**(dict(self._special.given) if self._special is not None else {}), **options}
+        settings["num_returns"] = settings.get("num_returns") if num_returns is None else num_returns
+        unlike = special.take(settings, None)
+        return method_of(self._ref, self._whose, self._plan, settings["num_returns"], retries, unlike)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method in the actor's process, after all earlier calls by this process.
@@ -158,6 +171,76 @@ class ActorMethod:
         self._store = None
 
 
+class SpecialMethod(ActorMethod):
+    """A method whose calls are special: see `fastrt.tasks.special`."""
+
+    __slots__ = ("_policy_ref", "_special")
+
+    def __init__(
+        self, ref: ObjectRef, plan: ActorPlan, which: MethodPlan, num_returns: int, retries: int, unlike: Special
+    ) -> None:
+        super().__init__(ref, plan, which, num_returns, retries)
+        self._special: Special = unlike
+        self._policy_ref: ObjectRef | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SpecialMethod, (self._ref, self._whose, self._plan, self._num_returns, self._retries, self._special)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method; see `ActorMethod.remote`.
+
+        Returns:
+            An ObjectRefGenerator when its num_returns is "streaming".
+        """
+        store = self._store
+        if store is None or store is not store_client.current():
+            store = self._bind()
+        self._plan.check(args, kwargs)
+        try:
+            return self._call(store, args, kwargs)
+        except ForkedHandle:
+            self._store = None
+            return self.remote(*args, **kwargs)
+        except ObjectStoreFullError:
+            return store.with_room(0, lambda: self._call(store, args, kwargs))
+
+    def _call(self, store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = arguments.put_large_arrays(store, args)
+        stream = generators.create(store.client, self._special.limit) if self._special.streaming else None
+        settings = (self._num_returns, self._retries, 0, self._policy_ref, stream)
+        refs = None
+        try:
+            if not kwargs:
+                refs = special_core.call_scalars(store.client, self._ref, self._number, args, *settings)
+            if refs is None:
+                kind, data, named, ndeps = arguments.pack(store, args, kwargs)
+                refs = special_core.call(store.client, self._ref, self._number, kind, data, named, ndeps, *settings)
+        except calls.CallOfDead as dead:
+            refs = self._give_up(store, *dead.args)
+        if stream is not None:
+            return ObjectRefGenerator(stream, refs)
+        return refs if self._num_returns else None
+
+    def _bind(self) -> Store:
+        store = super()._bind()
+        self._policy_ref = special.export(store, self._special.policy)
+        return store
+
+    def forget(self) -> None:
+        """Let go of the session that has ended, or its segment would stay mapped."""
+        super().forget()
+        self._policy_ref = None
+
+
+def method_of(
+    ref: ObjectRef, plan: ActorPlan, which: MethodPlan, num_returns: int, retries: int, unlike: Special | None
+) -> ActorMethod:
+    """A method of the kind that its settings call for."""
+    if unlike is None:
+        return ActorMethod(ref, plan, which, num_returns, retries)
+    return SpecialMethod(ref, plan, which, num_returns, retries, unlike)
+
+
 class ActorHandle:
     """A handle of an actor: `handle.method.remote(...)`. Made by `Class.remote(...)` and `fastrt.get_actor`.
 
@@ -178,7 +261,7 @@ class ActorHandle:
         plan = plan_of(self)
         for which in plan.methods:
             if which.name == name:
-                method = ActorMethod(self._actor_ref, plan, which, which.num_returns, plan.retries)
+                method = method_of(self._actor_ref, plan, which, which.num_returns, plan.retries, which.special)
                 self.__dict__[name] = method  # the next time nobody asks for it
                 return method
         raise AttributeError(

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastrt.errors import ConfigError
+from fastrt.tasks import special
+from fastrt.tasks.special import Special
 
 _SETTINGS = "__fastrt_method__"
 CALL = "__fastrt_call__"  # what every actor has: calls a function with the instance before the other arguments
 _CALL_SIGNATURE = inspect.signature(lambda function, /, *args, **kwargs: None)
+_OPTIONS = ("num_returns", "concurrency_group", *special.OPTIONS)
 RETURNS_MAX = 10_000
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -28,10 +31,11 @@ class MethodPlan:
         name: of the method.
         number: what calls name it by.
         num_returns: results of a call.
+        special: what is special about its calls; None when nothing is.
         group: its concurrency group; "": the default one.
         least, most: positional arguments that a call without keywords may have; most -1: any number.
         signature: without `self`, its annotations and defaults that are not plain; None where there is none.
-        is_async: whether it is a coroutine function.
+        is_async: whether it is a coroutine function, or an asynchronous generator's.
     """
 
     name: str
@@ -42,6 +46,7 @@ class MethodPlan:
     most: int
     signature: inspect.Signature | None
     is_async: bool
+    special: Special | None = None
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare arguments with the signature.
@@ -57,12 +62,16 @@ class MethodPlan:
             raise TypeError(f"{self.name}() {exc}; its signature is {self.name}{self.signature}") from None
 
 
-def method(*, num_returns: int | None = None, concurrency_group: str | None = None) -> Callable[[_F], _F]:
+def method(
+    *, num_returns: int | str | None = None, concurrency_group: str | None = None, **options: Any
+) -> Callable[[_F], _F]:
     """Give a method of a remote class settings of its own: `@fastrt.method(num_returns=2)`.
 
     Args:
-        num_returns: how many results a call has; the method returns a tuple or list of that many. Default: 1.
+        num_returns: how many results a call has; the method returns a tuple or list of that many. Default: 1, of
+            generators "streaming"; "dynamic" as for `fastrt.remote`.
         concurrency_group: the group that its calls run in, one of those that `fastrt.remote` was given.
+        **options: generator_backpressure, as for `fastrt.remote`.
     Returns:
         A decorator.
     Raises:
@@ -70,14 +79,18 @@ def method(*, num_returns: int | None = None, concurrency_group: str | None = No
     Source:
         The semantics of `ray.method`.
     """
-    if num_returns is not None:
+    check_options(options)
+    if isinstance(num_returns, str):
+        special.check_count(num_returns)
+    elif num_returns is not None:
         whole("num_returns", num_returns, 0, RETURNS_MAX)
     if concurrency_group is not None and not isinstance(concurrency_group, str):
         raise TypeError(f"concurrency_group is {concurrency_group!r}; it must be text")
-    settings = (1 if num_returns is None else num_returns, concurrency_group or "")
 
     def mark(function: _F) -> _F:
-        setattr(function, _SETTINGS, settings)
+        settings = {"num_returns": num_returns, **options}
+        special.take(dict(settings), function)
+        setattr(function, _SETTINGS, (settings, concurrency_group or ""))
         return function
 
     return mark
@@ -97,11 +110,14 @@ def methods_of(cls: type, groups: dict[str, int]) -> tuple[MethodPlan, ...]:
     plans: list[MethodPlan] = []
     for name in sorted(dir(cls)):
         kind = inspect.getattr_static(cls, name, None)
-        special = name.startswith("__") and name.endswith("__") and name != "__call__"
+        own = name.startswith("__") and name.endswith("__") and name != "__call__"
         function = kind.__func__ if isinstance(kind, (staticmethod, classmethod)) else kind
-        if special or not callable(function) or inspect.isclass(function):
+        if own or not callable(function) or inspect.isclass(function):
             continue
-        num_returns, group = getattr(function, _SETTINGS, (1, ""))
+        given, group = getattr(function, _SETTINGS, ({}, ""))
+        settings = dict(given)
+        unlike = special.take(settings, function)
+        num_returns = settings.get("num_returns")
         if group and group not in groups:
             raise ConfigError(
                 f"{cls.__qualname__}.{name} is of concurrency group {group!r}; there are {sorted(groups)}: "
@@ -109,11 +125,9 @@ def methods_of(cls: type, groups: dict[str, int]) -> tuple[MethodPlan, ...]:
             )
         signature = _signature_of(function, 0 if isinstance(kind, staticmethod) else 1)
         least, most = _arity(signature)
-        plans.append(
-            MethodPlan(
-                name, len(plans), num_returns, group, least, most, signature, inspect.iscoroutinefunction(function)
-            )
-        )
+        is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        count = 1 if num_returns is None else num_returns
+        plans.append(MethodPlan(name, len(plans), count, group, least, most, signature, is_async, unlike))
     plans.append(MethodPlan(CALL, len(plans), 1, "", 1, -1, _CALL_SIGNATURE, False))
     return tuple(plans)
 
@@ -124,6 +138,17 @@ def bound_method(instance: Any, name: str) -> Callable[..., Any]:
         return lambda function, *args, **kwargs: function(instance, *args, **kwargs)
     found: Callable[..., Any] = getattr(instance, name)
     return found
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse what is no option of a method.
+
+    Raises:
+        TypeError: one is none.
+    """
+    for name in options:
+        if name not in special.OPTIONS:
+            raise TypeError(f"{name!r} is not an option of methods; there are: {', '.join(_OPTIONS)}")
 
 
 def constructor_of(cls: type) -> MethodPlan:

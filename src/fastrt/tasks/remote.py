@@ -7,17 +7,20 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
-from fastrt._core import demands
+from fastrt._core import demands, generators
+from fastrt._core import special as special_core
 from fastrt._core import tasks as core
 from fastrt._core.clients import ForkedHandle
 from fastrt.errors import ObjectStoreFullError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.client import Store
+from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks import arguments, functions
+from fastrt.tasks import arguments, functions, special
 from fastrt.tasks.demand import OPTIONS as DEMAND_OPTIONS
 from fastrt.tasks.demand import Demand, demand_of, export
+from fastrt.tasks.special import Special
 
 _RETURNS_MAX = 10_000
 _RETRIES_MAX = 250  # attempts are counted in one byte of the task's record
@@ -40,8 +43,8 @@ class RemoteFunction:
             raise TypeError(f"remote takes a function, not {type(function).__name__}")
         if inspect.isclass(function):
             raise TypeError("remote classes (actors) are not supported by this version; use remote functions")
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            raise TypeError(f"{_name_of(function)} is a generator or coroutine function; use a plain function")
+        if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
+            raise TypeError(f"{_name_of(function)} is a coroutine function; use a plain function, or an actor's method")
         self._function = function
         self._num_returns = _checked_int("num_returns", num_returns, 0, _RETURNS_MAX)
         self._max_retries = _checked_int("max_retries", max_retries, 0, _RETRIES_MAX)
@@ -90,7 +93,8 @@ class RemoteFunction:
             *args, **kwargs: its arguments. ObjectRefs among them are replaced by their values before it runs;
                 references inside containers are passed on as they are.
         Returns:
-            An ObjectRef to the result; a list of them when num_returns is not 1; None when it is 0.
+            An ObjectRef to the result; a list of them when num_returns is not 1; None when it is 0. An
+            ObjectRefGenerator when it is "streaming".
         Raises:
             TypeError: the arguments do not fit the function's signature.
             SerializationError: an argument cannot be pickled.
@@ -165,7 +169,7 @@ class RemoteFunction:
 class DemandingFunction(RemoteFunction):
     """A remote function whose tasks demand more than a worker: see `fastrt.tasks.demand`."""
 
-    def __init__(self, demand: Demand, given: dict[str, Any], **settings: Any) -> None:
+    def __init__(self, demand: Demand | None, given: dict[str, Any], **settings: Any) -> None:
         super().__init__(**settings)
         self._demand = demand
         self._given = given
@@ -207,7 +211,7 @@ class DemandingFunction(RemoteFunction):
 
     def _bind(self) -> tuple[Store, ObjectRef]:
         store, function_ref = super()._bind()
-        self._demand_ref = export(store, self._demand)
+        self._demand_ref = None if self._demand is None else export(store, self._demand)
         return store, function_ref
 
     def forget(self) -> None:
@@ -219,11 +223,60 @@ class DemandingFunction(RemoteFunction):
         return {**super()._settings(), **self._given}
 
 
+class SpecialFunction(DemandingFunction):
+    """A remote function whose tasks are special: see `fastrt.tasks.special`; they may demand something, too."""
+
+    def __init__(self, special: Special, demand: Demand | None, given: dict[str, Any], **settings: Any) -> None:
+        super().__init__(demand, {**given, **dict(special.given)}, **settings)
+        self._special = special
+        self._policy_ref: ObjectRef | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _empty, (SpecialFunction,), self._settings(), None, None, _fill
+
+    def _submit(self, store: Store, function_ref: ObjectRef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        refs = None
+        args = arguments.put_large_arrays(store, args)
+        stream = generators.create(store.client, self._special.limit) if self._special.streaming else None
+        settings = (self._num_returns, self._max_retries, self._flags)
+        more = (self._demand_ref, self._policy_ref, stream)
+        if not kwargs:
+            refs = special_core.submit_scalars(store.client, function_ref, args, *settings, *more)
+        if refs is None:
+            kind, data, named, ndeps = arguments.pack(store, args, kwargs)
+            refs = special_core.submit(store.client, function_ref, kind, data, named, ndeps, *settings, *more)
+        if stream is not None:
+            return ObjectRefGenerator(stream, refs)
+        return refs if self._num_returns else None
+
+    def _bind(self) -> tuple[Store, ObjectRef]:
+        store, function_ref = super()._bind()
+        self._policy_ref = special.export(store, self._special.policy)
+        return store, function_ref
+
+    def forget(self) -> None:
+        """Let go of the session that has ended, or its segment would stay mapped."""
+        super().forget()
+        self._policy_ref = None
+
+
 def make(**settings: Any) -> RemoteFunction:
-    """A remote function with these settings, of the kind that its demands call for."""
+    """A remote function with these settings, of the kind that they call for."""
+    kind, settings = _kind_of(settings)
+    return kind(**settings)
+
+
+def _kind_of(settings: dict[str, Any]) -> tuple[type[RemoteFunction], dict[str, Any]]:
+    """The class that functions with these settings are of, and what it is made from."""
+    settings = dict(settings)
     given = {name: settings.pop(name) for name in DEMAND_OPTIONS if name in settings}
     demand = demand_of(given)
-    return RemoteFunction(**settings) if demand is None else DemandingFunction(demand, given, **settings)
+    unlike = special.take(settings, settings.get("function"))
+    if unlike is not None:
+        return SpecialFunction, {"special": unlike, "demand": demand, "given": given, **settings}
+    if demand is not None:
+        return DemandingFunction, {"demand": demand, "given": given, **settings}
+    return RemoteFunction, settings
 
 
 @overload
@@ -235,7 +288,11 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
 
     Args:
         function: the function, when used without options.
-        num_returns: how many results a call has; the function returns a tuple or list of that many.
+        num_returns: how many results a call has; the function returns a tuple or list of that many, or yields them.
+            "streaming", the default of generator functions: a call gives an `ObjectRefGenerator`, through which items
+            come while the task runs. "dynamic": its result is a list of references to all that it yields.
+        generator_backpressure: how many unread items make a generator wait; default: it never does. Ray's name for
+            it, `_generator_backpressure_num_objects`, is taken, too.
         max_retries: how often the task runs again after its worker died; default 3.
         retry_exceptions: whether it also runs again after an exception of its own; default False.
         name: for error messages and listings; default: the function's qualified name.
@@ -257,10 +314,10 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
         return lambda function: make(function=function, **options)
     if options:
         raise TypeError("use @remote or @remote(option=...), not both at once")
-    return RemoteFunction(function)
+    return make(function=function)
 
 
-_OPTIONS = ("num_returns", "max_retries", "retry_exceptions", "name", *DEMAND_OPTIONS)
+_OPTIONS = ("num_returns", "max_retries", "retry_exceptions", "name", *DEMAND_OPTIONS, *special.OPTIONS)
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -299,6 +356,8 @@ def _empty(kind: type[RemoteFunction]) -> RemoteFunction:
 
 
 def _fill(remote_function: RemoteFunction, settings: dict[str, Any]) -> None:
-    if isinstance(remote_function, DemandingFunction):
+    if isinstance(remote_function, SpecialFunction):
+        _, settings = _kind_of(settings)
+    elif isinstance(remote_function, DemandingFunction):
         settings["given"] = {name: settings.pop(name) for name in DEMAND_OPTIONS if name in settings}
     remote_function.__init__(**settings)  # type: ignore[misc]  # deferred on purpose, see __reduce__

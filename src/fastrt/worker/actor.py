@@ -22,6 +22,7 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.handle import ActorPlan
 from fastrt.tasks.method import bound_method
+from fastrt.worker import special
 from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.main import Worker, end_child
 
@@ -42,7 +43,6 @@ class ActorWorker(Worker):
     def __init__(self, store: Store, actor: int, told_to_stop: Callable[[], bool], outputs: Sequence[Any] = ()) -> None:
         super().__init__(store, lambda word: None, told_to_stop, lambda: True, outputs)
         store.on_block = store.help_with = None  # an actor has no place among the workers to give away
-        self.store = store
         self.actor = store.actor_here = actor
         self.told_to_stop = told_to_stop
         self.plan: ActorPlan
@@ -105,12 +105,21 @@ class ActorWorker(Worker):
                 return
 
     def prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Find what to call for a call, and load its arguments."""
+        method, args, kwargs = self.prepare_method(task)
+        return special.wrap(self, task, method), args, kwargs
+
+    def prepare_method(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Find a call's method and load its arguments."""
         return self._methods[core.function_of(self._client, task)[1]], *self._arguments(task)
 
     def is_async(self, task: int) -> bool:
         """Whether a call's method is a coroutine function."""
         return self.plan.methods[core.function_of(self._client, task)[1]].is_async
+
+    def is_generator(self, task: int) -> bool:
+        """Whether a call yields its items, one by one or all into one list."""
+        return special.is_stream(self, task) or self.policy_of(task).dynamic
 
     def seal(self, task: int, value: Any) -> None:
         """Seal what a method returned, and end the call."""
@@ -128,6 +137,6 @@ class ActorWorker(Worker):
                 with contextlib.suppress(OSError, ValueError):
                     output.flush()
 
-    def _name(self, task: int) -> str:
+    def name_of(self, task: int) -> str:
         """What the call is called in messages."""
         return f"{self.plan.name}.{self.plan.methods[core.function_of(self._client, task)[1]].name}"

@@ -15,6 +15,7 @@ from fastrt._core import actors, trace
 from fastrt._core import tasks as core
 from fastrt._core.inbox import Inbox
 from fastrt.errors import FastrtError
+from fastrt.worker import special
 
 if TYPE_CHECKING:
     import asyncio
@@ -148,10 +149,13 @@ class Coroutines:
         worker = self._worker
         traced = trace.begin_task(self._client, task)
         try:
-            function, args, kwargs = worker.prepare(task)
-            value = function(*args, **kwargs)
-            if worker.is_async(task):
-                value = await value
+            function, args, kwargs = worker.prepare_method(task)
+            if worker.is_generator(task):
+                value = await special.run_async(worker, task, function, args, kwargs)
+            else:
+                value = function(*args, **kwargs)
+                if worker.is_async(task):
+                    value = await value
             worker.seal(task, value)
         except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
             worker.fail(task, exc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from fastrt._core import special as core_special
 from fastrt._core import tasks as core
 from fastrt._core.run import Runner
 from fastrt.errors import FastrtError, ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
@@ -20,6 +22,8 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import arguments
 from fastrt.tasks.functions import FunctionCache
+from fastrt.tasks.special import Policy
+from fastrt.worker import special
 
 _SCALARS = 1  # the kind of arguments that the core reads by itself
 _IDLE_S = 1.0
@@ -45,8 +49,8 @@ class Worker:
         may_wait: Callable[[], bool],
         outputs: Sequence[Any] = (),
     ) -> None:
-        self._store = store
-        self._client = store.client
+        self._store = self.store = store
+        self._client = self.client = store.client
         self._say = say
         self._told_to_stop = told_to_stop
         self._may_wait = may_wait
@@ -55,6 +59,7 @@ class Worker:
         self._runner = Runner(
             store.client, self._functions.loaded, self._prepare, self._seal, self._fail, end_child, outputs
         )
+        self._policies: dict[int, Policy] = {}  # by objref
         self._thread = threading.get_ident()  # the one that runs tasks
         self._sleepers: set[int] = set()  # threads that sleep in a get or wait
         self._sleepers_lock = threading.Lock()
@@ -77,7 +82,7 @@ class Worker:
     def _prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Load a task's function and arguments."""
         _, function = self._functions.get(task)
-        return function, *self._arguments(task)
+        return special.wrap(self, task, function), *self._arguments(task)
 
     def _arguments(self, task: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         kind, args, refs = core.arguments(self._client, task)
@@ -88,7 +93,26 @@ class Worker:
             args = tuple([self._store.load(arg) if isinstance(arg, ObjectRef) else arg for arg in args])
         return args, kwargs
 
-    def _name(self, task: int) -> str:
+    def policy_of(self, task: int) -> Policy:
+        """How a task that has a policy is run."""
+        ref = core_special.policy_of(self._client, task)
+        if ref is None:
+            return Policy()
+        found = self._policies.get(ref.objref)
+        if found is None:
+            found = self._policies[ref.objref] = self._store.load(ref)
+        return found
+
+    def may_retry(self, task: int, exc: BaseException) -> bool:
+        """Whether a task runs again after an exception of its own."""
+        return (
+            issubclass(type(exc), Exception)  # isinstance would ask the exception, which may say anything
+            and not issubclass(type(exc), FastrtError)
+            and bool(core.info(self._client, task)["flags"] & core.RETRY_ERRORS)
+            and special.attempts_left(self, task)
+        )
+
+    def name_of(self, task: int) -> str:
         """What the task is called in messages."""
         return self._functions.name(task)
 
@@ -97,6 +121,8 @@ class Worker:
         if self._store.with_room(0, lambda: core.finish_scalar(self._client, task, value)):
             return
         count = core.info(self._client, task)["returns"]
+        if count and inspect.isgenerator(value):
+            value = self._drain(value, count)
         if count == 1:
             self._store.put_result(task, 0, serialize(value))
         elif count:
@@ -107,24 +133,32 @@ class Worker:
                 self._store.put_result(task, k, serialize(item))
         core.finish(self._client, task)
 
+    def _drain(self, generator: Any, count: int) -> Any:
+        """What a generator yields, where a number of results was announced."""
+        self._runner.interruptible = True  # user code again
+        try:
+            items = tuple(generator)
+        finally:
+            self._runner.interruptible = False
+        if count > 1:
+            return items
+        if len(items) != 1:
+            raise ValueError(f"the task has num_returns=1, its generator has yielded {len(items)} items")
+        return items[0]
+
     def _fail(self, task: int, exc: BaseException) -> None:
         """Seal the error as every result that is not sealed yet, or run the task again."""
         if core.cancelled(self._client, task):
             exc = TaskCancelledError(f"the task was cancelled while it ran in process {os.getpid()}")
-        elif (
-            issubclass(type(exc), Exception)  # isinstance would ask the exception, which may say anything
-            and not issubclass(type(exc), FastrtError)
-            and core.info(self._client, task)["flags"] & core.RETRY_ERRORS
-            and core.retry(self._client, task)
-        ):
+        elif self.may_retry(task, exc) and core.retry(self._client, task):
             return
         try:
             if type(exc) not in (TaskCancelledError, SerializationError, ObjectStoreFullError):
-                exc = TaskError.wrap(exc, task_name=self._name(task))
+                exc = TaskError.wrap(exc, task_name=self.name_of(task))
             self._store.put_error(task, exc)
         except BaseException as why:  # user code again: the exception's own methods, and they may raise anything
             text = f"{type(exc).__name__}, which cannot be reported: {type(why).__name__}"
-            self._store.put_error(task, TaskError(self._name(task), os.getpid(), text))
+            self._store.put_error(task, TaskError(self.name_of(task), os.getpid(), text))
         core.finish(self._client, task)
 
     # ---- waiting inside a task ----

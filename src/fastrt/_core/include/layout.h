@@ -244,7 +244,10 @@ typedef struct {
     uint16_t kind;    /* how the value is written; the store's business */
     uint8_t flags;
     uint8_t pad0;
-    uint32_t actor; /* with FRT_ENTRY_ACTOR: index + 1 of the actor that lives as long as this object */
+    union { /* an actor's own object is never an item */
+        uint32_t actor; /* with FRT_ENTRY_ACTOR: index + 1 of the actor that lives as long as this object */
+        uint32_t next;  /* of an unread item of a stream: the one after it, index + 1; under the links lock */
+    };
     uint32_t site;  /* the line of code that made it, by a number for people who look; 0: nobody wrote it down */
     uint32_t used; /* the superblock's clock when it was last read: what has not been used for long is spilled first */
     char inlined[FRT_INLINE_BYTES];
@@ -254,8 +257,26 @@ enum {
     FRT_ENTRY_COUNTED = 1, /* its contained refs are in their `counted` words */
     FRT_ENTRY_ERROR = 2,   /* get raises the value */
     FRT_ENTRY_FILE = 4,    /* there may be a file of its bytes */
-    FRT_ENTRY_ACTOR = 8    /* an actor ends with it */
+    FRT_ENTRY_ACTOR = 8,   /* an actor ends with it */
+    FRT_ENTRY_STREAM = 16  /* its value is a frt_stream */
 };
+
+/* A stream: what a generator has produced and nobody has read. It is the value of an object of its own, in the entry;
+ * readers have references to that object, and the generator's task names it as the last of its refs.
+ *
+ * The items are sealed objects, in a list from `head` through their entries' `next`. Under the links lock they are
+ * added at the end by the task and taken from the front by any reader, each by one store: of `next` (or of `head`, when
+ * there was no item) and of `head`. The list counts its items, like a container, and the rest is derived from it. How
+ * many were ever produced is therefore what was taken and what is in the list: an attempt that runs the task again
+ * from its beginning leaves out so many. The end of the stream is that of the task: its only result is sealed, with an
+ * error if that ended it; whoever sees this and then no item has read everything.
+ * Whoever waits, readers for items or the task for room, is among the waiters of the stream's object. */
+typedef struct {
+    uint64_t head;     /* {items taken:32 | first item, index + 1:32}; read without the lock, too */
+    uint64_t produced; /* items ever added; derived */
+    uint32_t last;     /* newest item, index + 1; derived */
+    uint32_t limit;    /* unread items from which on the task waits; 0: it never does */
+} frt_stream;
 
 typedef struct {
     uint64_t objref;
@@ -305,7 +326,9 @@ enum {
     FRT_TASK_COUNTED = 1,
     FRT_TASK_RETRY_ERRORS = 2,
     FRT_TASK_LINKED = 4, /* in a waiter list */
-    FRT_TASK_DEMAND = 8
+    FRT_TASK_DEMAND = 8,
+    FRT_TASK_STREAM = 16, /* the last of its refs is the stream of what it yields */
+    FRT_TASK_POLICY = 32  /* the last of its refs but that names the object that says how it is run */
 };
 
 typedef struct {
@@ -386,6 +409,7 @@ _Static_assert(sizeof(frt_trace_record) == 32, "frt_trace_record");
 _Static_assert(sizeof(frt_client) == 256, "frt_client");
 _Static_assert(sizeof(frt_entry) == 128, "frt_entry");
 _Static_assert(offsetof(frt_entry, inlined) == 56, "an entry and its small value are two cache lines");
+_Static_assert(sizeof(frt_stream) <= FRT_INLINE_BYTES, "a stream lies in its entry");
 _Static_assert(sizeof(frt_task) == 256, "frt_task");
 _Static_assert(sizeof(frt_function) == 96, "frt_function");
 _Static_assert(sizeof(frt_actor) == 640, "frt_actor");
@@ -483,6 +507,11 @@ static inline char *frt_inside(const frt_ctx *x, uint64_t offset, uint64_t nbyte
     return x->base + offset;
 }
 
+/* How many of a task's refs, the last ones, are no argument's. */
+static inline uint32_t frt_task_extras(uint8_t flags) {
+    return (flags & FRT_TASK_STREAM ? 1 : 0) + (flags & FRT_TASK_POLICY ? 1 : 0);
+}
+
 /* A task's body as one reader sees it; see frt_task. */
 typedef struct {
     frt_refslot *results, *refs;
@@ -527,6 +556,9 @@ static inline frt_refslot *frt_entry_refs(const frt_ctx *x, uint32_t i, uint32_t
 
 /* The number of the lowest bit that is set; there is one. */
 static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }
+
+/* The stream that lies in entry i, which says so. */
+static inline frt_stream *frt_stream_of(const frt_ctx *x, uint32_t i) { return (frt_stream *)x->entries[i].inlined; }
 
 static inline int frt_any(const uint64_t *bits, uint32_t words) {
     for (uint32_t w = 0; w < words; w++)

@@ -1,0 +1,13 @@
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastrt._core.clients cimport Client
+from fastrt._core.layout cimport frt_stream
+
+
+cdef class Producer:
+    cdef readonly uint64_t skip
+    cdef Client client
+    cdef uint32_t task, index
+    cdef frt_stream *stream
+
+    cdef int _check(self) except -1

@@ -1,0 +1,201 @@
+"""What a generator's call gives: its items' references, one after the other, while it still runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from fastrt._core import generators, handles
+from fastrt._core.clients import ForkedHandle
+from fastrt.errors import FastrtError, GetTimeoutError
+from fastrt.store import client as store_client
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+
+_NAP_S = 0.05
+
+
+class ObjectRefGenerator:
+    """References to what a generator task yields, in order: `for ref in f.remote(): fastrt.get(ref)`.
+
+    `next` and `async for` wait for the next item; the task runs meanwhile. An exception of the task stands where it
+    was raised: as a last reference, whose `get` raises it. Handles can be passed to tasks and actors and put into
+    values; several readers share the items, each gets some. When the last handle is gone, unread items are freed and
+    the generator is closed at its next `yield`, unless somebody still has `completed()`.
+    Made by `.remote(...)` of a generator function or method.
+
+    Source:
+        The semantics of `ray.ObjectRefGenerator`.
+    """
+
+    __slots__ = ("__weakref__", "_end", "_over", "_stream")
+
+    def __init__(self, stream: ObjectRef, end: ObjectRef) -> None:
+        self._stream = stream
+        self._end = end
+        self._over = False
+
+    def __iter__(self) -> Iterator[ObjectRef]:
+        return self
+
+    def __next__(self) -> ObjectRef:
+        store = store_client.current()
+        if store is None or self._over:
+            return self.next()
+        try:  # what `next` does, in as few steps as it takes
+            found = generators.take(store.client, self._stream, self._end, 0, store.spin_s)
+        except ForkedHandle:
+            return self.next()
+        if found is False:
+            return self.next()
+        if found is None or found is self._end:
+            self._over = True
+            if found is None:
+                raise StopIteration
+        return found  # type: ignore[no-any-return]
+
+    def next(self, timeout: float | None = None) -> ObjectRef:
+        """Wait for the next item.
+
+        Args:
+            timeout: seconds to wait at most; None waits for ever, 0 only looks.
+        Returns:
+            A reference to it; its value is there.
+        Raises:
+            StopIteration: there are no more.
+            GetTimeoutError: the timeout passed.
+            StaleReferenceError: its session has ended.
+        """
+        if timeout is not None:
+            store_client.check_timeout(timeout)
+        try:
+            found = self._take(timeout)
+        except ForkedHandle:
+            found = self._take(timeout)
+        if found is False:
+            raise GetTimeoutError(f"{self!r} had no further item after {timeout} s; wait again, or cancel it")
+        if found is None:
+            raise StopIteration
+        return found  # type: ignore[return-value]
+
+    def completed(self) -> ObjectRef:
+        """Return a reference that is ready when the task has ended: None, or the error that ended it."""
+        return self._end
+
+    def is_finished(self) -> bool:
+        """Whether all items have been read."""
+        if not self._over:
+            store = self._store()
+            ended = handles.is_ready(store.client, self._end)
+            unread = generators.info(store.client, self._stream)["unread"]
+            self._over = ended and not unread and not handles.describe(store.client, self._end)["error"]
+        return self._over
+
+    def __aiter__(self) -> AsyncIterator[ObjectRef]:
+        return self
+
+    async def __anext__(self) -> ObjectRef:
+        while True:
+            found = self._look()
+            if found is None:
+                raise StopAsyncIteration
+            if found is not False:
+                return found  # type: ignore[return-value]
+            await _readers.wait(self)
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self._stream.hex()})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectRefGenerator, (self._stream, self._end)
+
+    def _store(self) -> Store:
+        if store_client.current() is None:
+            store_client.refuse_stale(self._stream)
+        return store_client.require()
+
+    def _take(self, timeout: float | None) -> ObjectRef | bool | None:
+        store = self._store()
+        found = self._look(store.spin_s)
+        if found is False and timeout != 0:
+            with store.blocked():
+                found = self._taken(generators.take(store.client, self._stream, self._end, timeout, 0.0))
+        return found
+
+    def _look(self, spin_s: float = 0.0) -> ObjectRef | bool | None:
+        """The next item; None at the end, False when it is not there yet."""
+        if self._over:
+            return None
+        return self._taken(generators.take(self._store().client, self._stream, self._end, 0, spin_s))
+
+    def _taken(self, found: ObjectRef | bool | None) -> ObjectRef | bool | None:
+        self._over = found is None or found is self._end
+        return found
+
+
+class _Readers:
+    """One thread that waits for items on behalf of event loops; it ends when there is nothing to wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[ObjectRefGenerator, asyncio.Future[None]]] = []
+        self._running = False
+
+    async def wait(self, reader: ObjectRefGenerator) -> None:
+        """Wait until `reader` need not wait."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._waiting.append((reader, future))
+            start, self._running = not self._running, True
+        if start:
+            threading.Thread(target=self._run, name="fastrt-readers", daemon=True).start()
+        else:
+            client = store_client.require().client
+            client.wake(client.index)  # the thread sleeps, and does not know of this one
+        await future
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._waiting = [one for one in self._waiting if not one[1].done()]
+                waiting = list(self._waiting)
+                if not waiting:
+                    self._running = False
+                    return
+            try:
+                client = store_client.require().client
+                pairs = [(reader._stream, reader._end) for reader, _ in waiting]
+                generators.wait_any(client, pairs, _NAP_S)
+                ready = [one for one, pair in zip(waiting, pairs, strict=True) if generators.is_ready(client, *pair)]
+            except FastrtError:
+                ready = waiting  # the session is gone: each reader finds out by itself
+            for one in ready:
+                _settle(one[1])
+            if ready:
+                with self._lock:
+                    self._waiting = [one for one in self._waiting if one not in ready]
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    def settle() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    try:
+        future.get_loop().call_soon_threadsafe(settle)
+    except RuntimeError:
+        pass  # its loop is closed: nobody waits any more
+
+
+_readers = _Readers()
+
+
+def _forget_after_fork() -> None:
+    global _readers
+    _readers = _Readers()  # the parent's thread does not exist here, and its lock may be held
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

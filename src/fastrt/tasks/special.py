@@ -1,0 +1,129 @@
+"""What makes a task or a call more than the common one: its items come one by one, or it is run by a policy.
+
+A policy is what whoever runs the task must know and the core need not: it travels as an object of its own, one for
+each policy, which the task's record names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from fastrt._core import functions
+from fastrt.errors import ObjectStoreFullError
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
+
+STREAMING = "streaming"
+DYNAMIC = "dynamic"
+LIMIT_MAX = (1 << 31) - 1
+_LIMITS = ("generator_backpressure", "_generator_backpressure_num_objects")  # ours, and as Ray spells it
+OPTIONS = _LIMITS
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a task is run.
+
+    Attributes:
+        dynamic: what it yields are its items, and a list of references to them is its result.
+    """
+
+    dynamic: bool = False
+
+
+@dataclass(frozen=True)
+class Special:
+    """What is special about the tasks of a function, or the calls of a method.
+
+    Attributes:
+        streaming: whether each call gives an `ObjectRefGenerator`.
+        limit: unread items from which on the generator waits; 0: it never does.
+        policy: how it is run; None: as any other.
+        given: the options that said so.
+    """
+
+    streaming: bool = False
+    limit: int = 0
+    policy: Policy | None = None
+    given: tuple[tuple[str, Any], ...] = ()
+
+
+def take(settings: dict[str, Any], function: Any) -> Special | None:
+    """Take what is special out of a function's settings; what is left is a common one's.
+
+    Args:
+        settings: options by name; changed.
+        function: whose: a generator function's items come one by one unless it is said otherwise.
+    Returns:
+        What is special; None when nothing is.
+    Raises:
+        TypeError, ValueError: an option is wrong, or does not fit the others.
+    """
+    given = {name: settings.pop(name) for name in OPTIONS if settings.get(name) is not None}
+    for name in OPTIONS:
+        settings.pop(name, None)
+    count = settings.get("num_returns")
+    if count is None and is_generator(function):
+        count = STREAMING
+    if isinstance(count, str):
+        check_count(count)
+        given["num_returns"] = count
+        settings["num_returns"] = 1
+    limit = _limit_of(given)
+    if limit and count != STREAMING:
+        raise ValueError(
+            f"a limit of unread items ({_LIMITS[0]}) is for generators with num_returns={STREAMING!r}, "
+            f"this one has num_returns={1 if count is None else count!r}"
+        )
+    policy = Policy(count == DYNAMIC)
+    special = Special(count == STREAMING, limit, None if policy == Policy() else policy, tuple(given.items()))
+    return None if not special.streaming and special.policy is None else special
+
+
+def check_count(count: str) -> None:
+    """Refuse what says no number of results.
+
+    Raises:
+        ValueError: it is neither "streaming" nor "dynamic".
+    """
+    if count not in (STREAMING, DYNAMIC):
+        raise ValueError(f"num_returns is {count!r}; it must be a number, {STREAMING!r} or {DYNAMIC!r}")
+
+
+def is_generator(function: Any) -> bool:
+    """Whether calling it gives a generator, of the asynchronous kind or not."""
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def export(store: Store, policy: Policy | None) -> ObjectRef | None:
+    """The object that says how a task is run: one for each policy, among the functions, and for as long as these."""
+    if policy is None:
+        return None
+    parts = serialize(policy)
+    digest = hashlib.blake2b(parts.to_bytes(), digest_size=16, person=b"policy").digest()
+    found: ObjectRef | None = functions.find_function(store.client, digest)
+    if found is None:
+        made = store.put_serialized(parts)
+        try:
+            found = functions.add_function(store.client, digest, made, "a policy")
+        except ObjectStoreFullError:  # of different ones there are too many to keep: this one lives with its tasks
+            found = made
+    return found
+
+
+def _limit_of(given: dict[str, Any]) -> int:
+    names = [name for name in _LIMITS if name in given]
+    if len(names) > 1:
+        raise TypeError(f"{names[0]} and {names[1]} are two names for one option: give one of them")
+    if not names:
+        return 0
+    value = given[names[0]]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{names[0]} is {value!r}; it must be a whole number")
+    if value != -1 and not 1 <= value <= LIMIT_MAX:
+        raise ValueError(f"{names[0]} is {value}; it must be from 1 to {LIMIT_MAX}, or -1 for no limit")
+    return max(0, value)

@@ -1,0 +1,117 @@
+"""What the processes of a kill test do with generators: streams whose right items follow from the seed.
+
+Whoever claims a stream's task produces, all over again from the beginning where another one has died, and everybody
+may read; so items must be neither lost nor doubled nor out of order for a stream that one process alone reads.
+"""
+
+import struct
+from collections.abc import Iterator
+
+import work
+from work import Wrong
+
+from fastrt._core import generators, handles, special, tasks
+from fastrt._core.clients import Client
+from fastrt._core.generators import Producer
+from fastrt._core.handles import Ref
+
+ITEMS = 7
+Stream = tuple[Ref, Ref, int]  # the stream, its end, its seed
+
+
+def submit(client: Client, function: Ref, seed: int, limit: int = 0, big: int = 0) -> Stream:
+    """Submit a task that yields ITEMS items; with `big` its arguments are serialized bytes, and it has a policy."""
+    stream = generators.create(client, limit)
+    if big:
+        args = struct.pack("<QQ", work.YIELD, seed) + bytes(big)
+        end = special.submit(
+            client, function, work.KIND, args, [function], 0, 1, work.RETRIES, 0, None, function, stream
+        )
+    else:
+        end = special.submit_scalars(client, function, (work.YIELD, seed), 1, work.RETRIES, 0, None, None, stream)
+    return stream, end, seed
+
+
+def items(client: Client, seed: int) -> Iterator[int | Ref]:
+    """Scalars, and values of several sizes."""
+    for k in range(ITEMS):
+        yield work.put(client, seed + k, (300, 20000)[k % 2]) if k % 3 == 2 else work.answer(seed + k)
+
+
+def produce(client: Client, task: int, seed: int) -> None:
+    """Run a stream's task to its end."""
+    producer = Producer(client, task)
+    if seed % 2:
+        producer.run(items(client, seed), producer.add_ref, lambda: producer.wait(0.0003, 0.0001))
+    else:
+        for item in items(client, seed):
+            if producer.wanted == generators.NOTHING:
+                break
+            if not producer.skips() and not producer.add(item):
+                producer.add_ref(item)
+            if producer.full:
+                producer.wait(0.0, 0.0)
+    if not tasks.finish_scalar(client, task, None):
+        raise Wrong(f"task {task} has its result already, but its word says it runs here")
+
+
+def read(client: Client, stream: Stream, most: int = ITEMS) -> list[int]:
+    """Take items without waiting for long, and say which they are."""
+    found = []
+    while len(found) < most:
+        item = generators.take(client, *stream[:2], 0.0003, 0.0001)
+        if item is False or item is None or item is stream[1]:
+            break
+        value = work.value_of(client, item)
+        for k in range(ITEMS):
+            if value == (stream[2] + k if k % 3 == 2 else work.answer(stream[2] + k)):
+                found.append(k)
+                break
+        else:
+            raise Wrong(f"an item of stream {stream[2]} is {value}")
+    return found
+
+
+def check(client: Client, stream: Stream, alone: bool) -> None:
+    """Read a stream to its end; whether all is there if nobody else reads it, and no item comes twice."""
+    found = read(client, stream)
+    if alone and found != list(range(ITEMS)):
+        raise Wrong(f"lost: of stream {stream[2]} there are the items {found}")
+    if sorted(set(found)) != found:
+        raise Wrong(f"torn: the items of stream {stream[2]} come as {found}")
+    if generators.take(client, *stream[:2], 0, 0.0) is not None:
+        raise Wrong(f"stream {stream[2]} does not end: {generators.info(client, stream[0])}")
+
+
+def play(client: Client, function: Ref, shared: Stream) -> list[Stream]:
+    """Everything that can be done with streams, once; what is to be kept."""
+    mine = [submit(client, function, 10_000 + k, k % 3, 200 * (k % 2)) for k in range(6)]
+    generators.take(client, *mine[0][:2], 0.0003, 0.0)  # sleeps: nobody has begun
+    generators.wait_any(client, [stream[:2] for stream in mine], 0.0003)
+    dropped = submit(client, function, 10_100)
+    del dropped  # before it begins
+    work.run_all(client, function, 9)
+    read(client, mine[0])
+    read(client, mine[1], 3)
+    read(client, shared, 2)
+    task = _begin(client, submit(client, function, 10_200, 1))
+    if task is not None:
+        work.perform(client, function, task)
+    for stream in mine[3:5]:
+        generators.is_ready(client, *stream[:2])
+    box = work.put(client, 10_300, 100, list(mine[2][:2]))  # whoever reads it can read the stream
+    del mine[2:4]
+    handles.contained(client, box)
+    return mine
+
+
+def _begin(client: Client, stream: Stream) -> int | None:
+    """Claim a stream's task, produce one item, and have the last reader leave."""
+    task = tasks.next_task(client, 0.0, 0.0)
+    if task == tasks.NO_TASK:
+        return None
+    if work.seed_of(client, task) == stream[2]:
+        producer = Producer(client, task)
+        producer.skips()
+        producer.add(work.answer(stream[2]))
+    return task
