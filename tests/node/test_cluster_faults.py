@@ -145,6 +145,7 @@ def test_mistakes_are_told_in_words(runtime_dir, tmp_path):
         (("--head", "--port", "99999"), "99999"),
     ):
         assert words in refusal(runtime_dir, *options), options
+    assert "Give either --head, or --address" in refusal(runtime_dir, "--address", "127.0.0.1:1", FASTRT_HEAD="1")
 
 
 def test_a_driver_without_a_node_is_told_what_to_start(runtime_dir):

@@ -31,7 +31,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 
 
 @click.command(short_help="Run a node of a cluster.")
-@click.option("--head", is_flag=True, help="This node is the head: the others are told its address.")
+@_option("--head", is_flag=True, help="This node is the head: the others are told its address.")
 @_option("--address", help="HOST:PORT of the head to join.")
 @_option("--host", default="127.0.0.1", show_default=True, help="Where this node serves others.")
 @_option("--port", type=_port, default=_DEFAULT_PORT, show_default=True, help="Of the head; 0 takes any free one.")
@@ -51,7 +51,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the coordinator's job has.")
 @job_options("Coordinator: ")
 @_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where both keep their state.")
-@click.option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
+@_option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
 @click.pass_context
 def start(context: click.Context, /, **given: Any) -> None:
     """Run a node of a cluster, until SIGTERM or Ctrl-C.
@@ -165,6 +165,7 @@ def _detach() -> None:
     log = _runtime_dir() / "node.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     words = [word for word in sys.argv if word != "--detach"]
+    inherited = {name: value for name, value in os.environ.items() if name != "FASTRT_DETACH"}
     with log.open("ab") as output, log.open("rb") as lines:
         lines.seek(0, os.SEEK_END)
         child = subprocess.Popen(
@@ -174,7 +175,7 @@ def _detach() -> None:
             stderr=output,
             start_new_session=True,
             pass_fds=[down],
-            env={**os.environ, _DETACHED: str(down)},
+            env={**inherited, _DETACHED: str(down)},
         )
         os.close(down)
         with os.fdopen(up, "rb") as pipe:
