@@ -32,7 +32,7 @@ CALLS = 10_000
 ONE_BY_ONE = 1000
 MESSAGES = 50_000
 MESSAGE = bytes(1024)
-CHUNK_COUNT = 20  # a Dask array of 20 x 20 chunks: 2,000 tasks and more
+CHUNK_COUNT = 10  # a Dask array of 10 x 10 chunks
 SHARED = np.ones(10_000_000)  # 80 MB, an argument of every call
 SHARED_CALLS = 200
 RAY = """
@@ -175,6 +175,9 @@ def queues() -> Iterator[Row]:
     )  # fmt: skip
 
 
+PARTS = {part.__name__: part for part in (executors, pools, parallels, graphs, queues)}
+
+
 def timed(work: Work) -> float:
     start = time.perf_counter()
     work()
@@ -201,11 +204,12 @@ def measured(row: Row, rounds: int) -> tuple[float, dict[str, tuple[float, float
 @click.command()
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--ray-python", help="a Python that has Ray, for its queue")
-def main(rounds: int, ray_python: str | None) -> None:
+@click.option("--only", type=click.Choice(sorted(PARTS)), multiple=True, help="measure some of it")
+def main(rounds: int, ray_python: str | None, only: tuple[str, ...]) -> None:
     """Measure fastrt's interfaces of other libraries beside these."""
     table = Table("workload, two workers", "fastrt", "peers", "required", box=box.MARKDOWN)
     with fastrt.init(num_workers=2, object_store_memory="1GiB"):
-        for part in (executors, pools, parallels, graphs, queues):
+        for part in (part for name, part in PARTS.items() if not only or name in only):
             try:
                 for row in part():
                     rate, peers = measured(row, rounds)

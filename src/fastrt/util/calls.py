@@ -227,3 +227,8 @@ def _call_after(key: bytes, kept: list[ObjectRef], fn: Callable[..., Any], /, *a
 def run_chunk(fn: Callable[..., Any], rows: list[tuple[Any, ...]]) -> list[Any]:
     """Call `fn` with each tuple of arguments; the results in order."""
     return [fn(*row) for row in rows]
+
+
+def run_each(fn: Callable[..., Any], items: list[Any]) -> list[Any]:
+    """Call `fn` with each item; the results in order."""
+    return list(map(fn, items))

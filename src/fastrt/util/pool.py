@@ -20,7 +20,7 @@ from typing import Any
 
 from fastrt.runtime.nodes import cluster_resources
 from fastrt.util.batch import chunks_of
-from fastrt.util.calls import Kept, run_chunk
+from fastrt.util.calls import Kept, run_chunk, run_each
 from fastrt.util.executor import Executor
 from fastrt.util.futures import TaskFuture
 
@@ -275,7 +275,7 @@ class Pool:
         error_callback: Callback | None = None,
     ) -> AsyncResult:
         """As `map`, without waiting; callbacks as for `apply_async`."""
-        return self._map(func, [(item,) for item in iterable], chunksize, callback, error_callback)
+        return self._map(functools.partial(run_each, func), list(iterable), chunksize, callback, error_callback)
 
     def starmap(
         self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
@@ -292,7 +292,8 @@ class Pool:
         error_callback: Callback | None = None,
     ) -> AsyncResult:
         """As `starmap`, without waiting; callbacks as for `apply_async`."""
-        return self._map(func, [tuple(item) for item in iterable], chunksize, callback, error_callback)
+        rows = [tuple(item) for item in iterable]
+        return self._map(functools.partial(run_chunk, func), rows, chunksize, callback, error_callback)
 
     def imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> ImapIterator:
         """As `map`, as an iterator that reads `iterable` some way ahead of its results."""
@@ -327,8 +328,8 @@ class Pool:
 
     def _map(
         self,
-        func: Callable[..., Any],
-        rows: list[tuple[Any, ...]],
+        run_some: Callable[[list[Any]], list[Any]],
+        items: list[Any],
         chunksize: int | None,
         callback: Callback | None,
         error_callback: Callback | None,
@@ -336,10 +337,10 @@ class Pool:
         self._check_running()
         if chunksize is None:
             workers = self._processes or int(cluster_resources().get("CPU", 1)) or 1
-            chunksize = max(1, -(-len(rows) // (workers * _CHUNKS_PER_WORKER)))
+            chunksize = max(1, -(-len(items) // (workers * _CHUNKS_PER_WORKER)))
         _check_chunksize(chunksize)
-        run: Any = Kept(functools.partial(run_chunk, func))
-        futures = [self._executor.submit(run, chunk) for chunk in chunks_of(rows, chunksize)]
+        run: Any = Kept(run_some)
+        futures = [self._executor.submit(run, items[at : at + chunksize]) for at in range(0, len(items), chunksize)]
         return AsyncResult(futures, lambda values: list(itertools.chain(*values)), callback, error_callback)
 
     def _imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, in_order: bool) -> ImapIterator:
