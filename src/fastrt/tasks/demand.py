@@ -119,7 +119,7 @@ def demand_of_actor(options: Mapping[str, Any]) -> Demand | None:
     given = {name: options[name] for name in OPTIONS if options.get(name) is not None}
     demand = demand_of({"num_cpus": 0, **given})
     if demand is None:
-        return Demand(_ONE_CPU)
+        return Demand(ONE_CPU)
     return None if demand == Demand(()) else demand
 
 

@@ -23,7 +23,7 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import deserialize, serialize
 from fastrt.tasks.actor import ActorClass
-from fastrt.tasks.handle import ActorHandle, check_home, kill, plan_of
+from fastrt.tasks.handle import ActorHandle, check_session, kill, plan_of
 
 Empty, Full = queue.Empty, queue.Full
 
@@ -331,7 +331,9 @@ class Queue:
     def _bind(self) -> tuple[Store, Fifo]:
         store_client.refuse_stale(self._root)
         store = store_client.require()
-        check_home(store, plan_of(self._keeper), self._keeper._actor_ref)
+        check_session(store, self._keeper._actor_ref)
+        if plan_of(self._keeper).session != store.client.segment.session:
+            raise FastrtError(f"{self!r} lives in the memory of another node; use it there, or an actor between nodes")
         bound = self._bound = (store, Fifo(store.client, store.read(self._root, raw=True)[2]))
         store.users.add(self)
         return bound

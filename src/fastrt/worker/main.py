@@ -65,7 +65,7 @@ class Worker:
         self._sleepers_lock = threading.Lock()
         store.on_block = self._on_block
         store.help_with = self._help_with
-        store.task_here, store.task_name = self.task_here, self._name
+        store.task_here, store.task_name = self.task_here, self.name_of
 
     def run(self) -> None:
         """Loop until the daemon says to stop."""
