@@ -29,10 +29,7 @@ from fastrt.errors import (
     UnsupportedError,
     WorkerCrashedError,
 )
-from fastrt.observe.progress import progress
-from fastrt.observe.timeline import timeline
 from fastrt.runtime.driver import init, is_initialized, shutdown
-from fastrt.runtime.look import list_actors, list_objects, list_tasks, list_workers
 from fastrt.runtime.nodes import available_resources, cluster_resources, nodes
 from fastrt.runtime.session import Runtime
 from fastrt.store.client import get, put, wait
@@ -50,6 +47,9 @@ from fastrt.tasks.remote import RemoteFunction
 
 if TYPE_CHECKING:
     from fastrt import util
+    from fastrt.observe.progress import progress
+    from fastrt.observe.timeline import timeline
+    from fastrt.runtime.look import list_actors, list_objects, list_tasks, list_workers
     from fastrt.util.executor import Executor
 
 get_runtime_context = runtime_context  # as Ray spells it
@@ -123,6 +123,12 @@ _LAZY = {
     "Executor": ("fastrt.util.executor", "Executor"),
     "dask": ("fastrt.dask", ""),
     "joblib": ("fastrt.joblib", ""),
+    "list_actors": ("fastrt.runtime.look", "list_actors"),
+    "list_objects": ("fastrt.runtime.look", "list_objects"),
+    "list_tasks": ("fastrt.runtime.look", "list_tasks"),
+    "list_workers": ("fastrt.runtime.look", "list_workers"),
+    "progress": ("fastrt.observe.progress", "progress"),
+    "timeline": ("fastrt.observe.timeline", "timeline"),
     "util": ("fastrt.util", ""),
 }
 

@@ -115,7 +115,7 @@ def test_damaged_streams_are_found(node, client, function, raw):
         producer.add_ref(item)
     entry = raw.at(ENTRIES, stream.index * ENTRY_BYTES)
     head, produced, last = (entry + ENTRY_BYTES - 72 + k for k in (0, 8, 16))
-    after = raw.at(ENTRIES, items[1].index * ENTRY_BYTES + 48)
+    after = raw.at(ENTRIES, items[1].index * ENTRY_BYTES + 44)
     assert "4 items produced, 0 taken, 3 unread" in damaged(client, raw, produced, "Q", 4)[0]
     assert "3 items produced, 1 taken, 3 unread" in damaged(client, raw, head + 4, "I", 1)[0]
     assert any("end with" in line for line in damaged(client, raw, last, "I", items[0].index + 1))
@@ -172,7 +172,7 @@ def test_number_of_another_length_is_not_read(client, raw, value):
 
 
 @pytest.mark.parametrize(
-    ("place", "form", "value"), [(44, "I", 1 << 31), (48, "I", 1 << 20), (52, "I", 9), (32, "Q", 64)]
+    ("place", "form", "value"), [(52, "I", 1 << 31), (56, "I", 1 << 20), (60, "I", 9), (32, "Q", 64)]
 )
 def test_body_outside_of_its_task_is_not_read(node, client, function, raw, place, form, value):
     ref = tasks.submit_scalars(client, function, (1, "two"), 1, 0, 0)

@@ -12,7 +12,7 @@ import streaming
 import work
 from work import BOX, BYTES, FAIL, INT, MANY, NEST, PROMISE, RETRY, SIZES, SUM
 
-from fastrt._core import actors, clients, demands, functions, handles, recovery, spill, tasks
+from fastrt._core import actors, clients, demands, functions, handles, pending, recovery, spill, tasks, trace
 from fastrt._core.clients import Client
 from fastrt._core.segment import Segment
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
@@ -50,9 +50,8 @@ class Victim:
 
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
-                self.demand, self.work_for_others, self.cancel, self.wait, self.act, self.stream, self.spill,
-                self.bury,
-                self.make_segment]  # fmt: skip
+                self.demand, self.work_for_others, self.cancel, self.wait, self.watch, self.act, self.stream,
+                self.spill, self.record, self.bury, self.make_segment]  # fmt: skip
 
     def read_shared(self) -> None:
         try:  # a name that has another tenant by now
@@ -67,6 +66,28 @@ class Victim:
         for ref in handles.contained(self.client, box):
             work.read(self.client, ref)
         self.kept.append(box)
+
+    def watch(self) -> None:
+        """What waits for many at once, and takes a task back that nobody has begun."""
+        c, f = self.client, self.function
+        refs = [work.submit(c, f, INT, 5900 + k)[0] for k in range(2)]
+        watch = pending.Watch(c)
+        for ref in refs:
+            watch.add(ref, None)
+        watch.wait(0.0005)  # sleeps, unless somebody else runs them
+        task = pending.withdraw(c, refs[1])
+        if task >= 0:
+            work.fail(c, task)
+        work.run_all(c, f)
+        watch.poke()
+        watch.wait(0.0)
+
+    def record(self) -> None:
+        """A few records of what happens, while the session records."""
+        trace.switch(self.client, True)
+        trace.end(self.client, trace.begin(self.client, trace.GET, 1))
+        trace.record(self.client, trace.PUT, 2)
+        trace.switch(self.client, False)
 
     def put_and_drop(self) -> None:
         for k, size in enumerate(SIZES):

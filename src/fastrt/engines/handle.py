@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from fastrt.store import engine as engines
-from fastrt.tasks.handle import ActorHandle, ActorMethod
-from fastrt.tasks.method import RETURNS_MAX, MethodPlan, whole
+from fastrt.tasks.handle import ActorHandle
+from fastrt.tasks.method import RETURNS_MAX, MethodPlan, check_options, whole
 
 STREAMING = ("streaming", "dynamic")
 
@@ -43,7 +42,7 @@ class EngineMethod:
         Raises:
             TypeError, ValueError: a setting is unknown or wrong.
         """
-        inspect.signature(ActorMethod.options).bind(None, **options)
+        check_options({name: options[name] for name in options.keys() - {"num_returns", "max_task_retries"}})
         options = {name: value for name, value in options.items() if value is not None}
         if options.get("num_returns", 1) not in STREAMING:
             whole("num_returns", options.get("num_returns", 1), 0, RETURNS_MAX)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastrt._core import generators, handles
 from fastrt._core.clients import ForkedHandle
@@ -14,6 +13,9 @@ from fastrt.errors import FastrtError, GetTimeoutError
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
+
+if TYPE_CHECKING:
+    import asyncio
 
 _NAP_S = 0.05
 
@@ -146,6 +148,8 @@ class _Readers:
 
     async def wait(self, reader: ObjectRefGenerator) -> None:
         """Wait until `reader` need not wait."""
+        import asyncio  # here: a program without an event loop need not load it
+
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock:
             self._waiting.append((reader, future))

@@ -5,7 +5,6 @@ What is special wraps the function: to the frame that calls it (`_core.run`) it 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +110,8 @@ async def run_async(worker: Worker, task: int, function: Callable[..., Any], arg
             if not producer.skips() and producer.wanted == generators.ITEMS:
                 _add(store, producer, item)
                 while producer.full and producer.wanted == generators.ITEMS:
+                    import asyncio  # here: workers that need no event loop start sooner without it
+
                     await asyncio.get_running_loop().run_in_executor(None, producer.wait, _LOOK_S, 0.0)
         return None
     finally:
