@@ -167,4 +167,4 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTable = pytest.mark.timeout(300)(TableMachine.TestCase)  # a failure takes its time to be made small
-TestTable.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestTable.settings = settings(max_examples=75, stateful_step_count=60, deadline=None)

@@ -10,6 +10,7 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
+@pytest.mark.long
 def test_comparison_measures_this_library_alone_where_there_is_no_other(tmp_path):
     target = tmp_path / "figures.json"
     words = ["--rounds", "1", "--sizes", "0,4096", "--peers", "", "--json", target]

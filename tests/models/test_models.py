@@ -50,6 +50,7 @@ def test_protocol_has_no_bad_state(model: type[Model], scenario: str) -> None:
     assert result.violation is None, str(result)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_rules_taken_out_are_noticed(model: type[Model]) -> None:

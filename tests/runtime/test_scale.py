@@ -31,6 +31,7 @@ def successor(x):
     return x + 1
 
 
+@pytest.mark.long
 def test_a_million_objects_alive_and_a_million_tasks_queued(runtime_dir, tmp_path):
     with fastrt.init(2, "2GiB", runtime_dir=runtime_dir, spill_dir=runtime_dir.parent / "spill"):
         client = store_client.require().client
