@@ -12,7 +12,7 @@ import streaming
 import work
 from work import BOX, BYTES, FAIL, INT, MANY, NEST, PROMISE, RETRY, SIZES, SUM
 
-from fastrt._core import actors, clients, demands, functions, handles, pending, recovery, spill, tasks, trace
+from fastrt._core import actors, arena, clients, demands, functions, handles, pending, recovery, spill, tasks, trace
 from fastrt._core.clients import Client
 from fastrt._core.segment import Segment
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
@@ -51,7 +51,7 @@ class Victim:
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
                 self.demand, self.work_for_others, self.cancel, self.wait, self.watch, self.act, self.stream,
-                self.spill, self.record, self.bury, self.make_segment]  # fmt: skip
+                self.spill, self.record, self.bury, self.make_segment, self.grow_payload]  # fmt: skip
 
     def read_shared(self) -> None:
         try:  # a name that has another tenant by now
@@ -117,6 +117,10 @@ class Victim:
                 work.read(self.client, work.put(self.client, 3100, nbytes), 3100)
             except ObjectStoreFullError:
                 continue
+
+    def grow_payload(self) -> None:
+        """Nothing but that."""
+        arena.grow(self.client)
 
     def name_functions(self) -> None:
         for k in range(2):
