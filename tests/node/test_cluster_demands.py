@@ -67,6 +67,29 @@ def test_nodes_and_resources_are_listed(one, two, wait_until):
     }  # fmt: skip
 
 
+@fastrt.remote(num_gpus=1)
+def variable():
+    return os.environ.get("FASTRT_TEST_VARIABLE"), where.function(), fastrt.get(variable_below.remote())
+
+
+@fastrt.remote(resources={"seat": 1})
+def variable_below():
+    return os.environ.get("FASTRT_TEST_VARIABLE")
+
+
+@fastrt.remote(resources={"seat": 1})
+class Variable:
+    def read(self):
+        return variable_below.function(), where.function()
+
+
+def test_environments_go_with_tasks_and_actors_to_other_nodes(two):
+    env = {"env_vars": {"FASTRT_TEST_VARIABLE": "there"}}
+    assert fastrt.get(variable.options(runtime_env=env).remote(), timeout=60) == ("there", two, "there")
+    assert fastrt.get(variable.remote(), timeout=60) == (None, two, None)
+    assert fastrt.get(Variable.options(runtime_env=env).remote().read.remote(), timeout=60) == ("there", two)
+
+
 def test_what_is_in_use_elsewhere_is_told(two, tmp_path, wait_until):
     @fastrt.remote(num_gpus=1, resources={"seat": 1.5})
     def hold(path):

@@ -34,11 +34,13 @@ from fastrt.errors import (
     SerializationError,
     TaskCancelledError,
     TaskError,
+    UnsupportedError,
     format_user_traceback,
 )
 from fastrt.store import engine as engines
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import contained_ref, deserialize, serialize
+from fastrt.tasks.environment import OPTION as ENVIRONMENT
 from fastrt.tasks.method import MethodPlan, methods_of
 
 _PAUSE_S = 0.0005
@@ -242,7 +244,12 @@ class LocalEngine:
     def submit(
         self, function: Any, settings: Mapping[str, Any], changed: Mapping[str, Any], args: Any, kwargs: Any
     ) -> Any:
-        """Run a task at once, again after errors that it may be retried after."""
+        """Run a task at once, again after errors that it may be retried after.
+
+        Raises:
+            UnsupportedError: it wants an environment of its own.
+        """
+        refuse_environment(changed)
         count = settings["num_returns"]
         if count in (STREAMING, DYNAMIC):
             running = self._new_running(settings["name"])
@@ -404,7 +411,9 @@ class LocalEngine:
 
         Raises:
             NameTakenError: another one has the name.
+            UnsupportedError: it wants an environment of its own.
         """
+        refuse_environment(changed)
         name = changed.get("name")
         there = self._names.get(name, lambda: None)() if name else None
         if there is not None and there.dead is None:
@@ -500,6 +509,19 @@ def _one_by_one(items: Any) -> Generator[Any, None, None]:
             yield item
     finally:
         loop.close()
+
+
+def refuse_environment(given: Mapping[str, Any]) -> None:
+    """See to it that nothing wants an environment of its own.
+
+    Raises:
+        UnsupportedError: it does.
+    """
+    if given.get(ENVIRONMENT) is not None:
+        raise UnsupportedError(
+            "runtime_env has no counterpart in local mode, where this process's environment is that of all: set "
+            "variables, folder and sys.path before, and leave it out"
+        )
 
 
 def _as_returned(count: int, refs: list[LocalRef]) -> Any:

@@ -27,6 +27,7 @@ from fastrt.errors import ActorNotFoundError, ConfigError, FastrtError, NameTake
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks.environment import Environment
 from fastrt.tasks.method import MethodPlan, methods_of
 
 _TASK_OPTIONS = (
@@ -414,6 +415,8 @@ def _options(what: str, known: Sequence[str], given: Mapping[str, Any]) -> dict[
     for name in options:
         if name not in known:
             _refuse(f"option {name!r} of {what}")
+    if isinstance(options.get("runtime_env"), Environment):
+        options["runtime_env"] = options["runtime_env"].for_ray()
     place = options.pop("scheduling", options.pop("scheduling_strategy", None))
     if isinstance(place, str):
         options["scheduling_strategy"] = _PLACES.get(place.lower()) or NodeAffinitySchedulingStrategy(place, soft=False)

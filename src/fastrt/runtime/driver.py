@@ -17,6 +17,7 @@ from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import watch
 from fastrt.store.client import Store
+from fastrt.tasks.environment import environment_of, set_current
 
 _STORE_BYTES_ANY = 64 << 20  # so that a machine with no room for another store can still use the one it has
 # What programs give to `ray.init` that has no meaning here and changes no result.
@@ -37,6 +38,7 @@ def init(
     ignore_reinit_error: bool = False,
     engine: str | None = None,
     local_mode: bool = False,
+    runtime_env: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Runtime:
     """Start the embedded runtime: a node daemon, an object store, and workers; or use a node that runs already.
@@ -52,6 +54,8 @@ def init(
         ignore_reinit_error: return the running runtime instead of raising.
         engine: what runs the program: "fastrt", "local" (as local_mode=True), or "ray": the Ray cluster at `address`.
         local_mode: run everything in this process, in order and at once, for a debugger.
+        runtime_env: the environment of every task and actor that is given none, or not all of it: see
+            `docs/environments.md`. Not of this process.
         **settings: any field of `fastrt.config.Config`; each also has a variable FASTRT_<NAME>.
     Returns:
         The `Runtime`; a `with` statement shuts it down at its end.
@@ -75,10 +79,14 @@ def init(
         about |= {"resources": resources, "num_gpus": num_gpus}
         which = kind_of(engine, local_mode)
         if which is not None:
+            if runtime_env is not None:
+                settings["runtime_env"] = runtime_env
             _runtime = start_foreign(which, address, about, settings)
         else:
+            job = environment_of(runtime_env)
             settings = {name: value for name, value in settings.items() if name not in _RAY_ONLY}
             _runtime = _start_own(about, settings) if address is None else _attach(address, about, settings)
+            set_current(job)
         _runtime.on_exit = shutdown
         store_client.set_store(_runtime._store)
         return _runtime
@@ -94,6 +102,7 @@ def shutdown() -> None:
         runtime, _runtime = _runtime, None
         if runtime is not None:
             store_client.set_store(None)
+            set_current(None)
             runtime.close()
 
 

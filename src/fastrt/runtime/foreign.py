@@ -64,8 +64,9 @@ def start_foreign(which: str, address: str | None, about: dict[str, Any], settin
 
 def _start_local(address: str | None, given: dict[str, Any], settings: dict[str, Any]) -> Foreign:
     """In this process alone. What describes a store or processes is checked, and has no effect."""
-    from fastrt.engines.local import LocalEngine
+    from fastrt.engines.local import LocalEngine, refuse_environment
 
+    refuse_environment(settings)
     if address is not None:
         raise ConfigError(f"address={address!r}: there is none in local mode, where everything is in this process")
     resources = read_resources("resources", given.pop("resources", {}))

@@ -18,7 +18,7 @@ from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
-from fastrt.tasks import functions
+from fastrt.tasks import environment, functions
 from fastrt.tasks.demand import demand_of_actor, export
 from fastrt.tasks.handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, retries_of
 from fastrt.tasks.method import constructor_of, methods_of, whole
@@ -40,6 +40,7 @@ _DEFAULTS: dict[str, Any] = {
     "resources": None,
     "scheduling": None,
     "scheduling_strategy": None,
+    environment.OPTION: None,
 }
 
 
@@ -54,6 +55,7 @@ class ActorClass:
             )
         self.cls = cls
         self._options = {**_DEFAULTS, **_checked(options)}
+        self._options[environment.OPTION] = environment.environment_of(self._options[environment.OPTION])
         self._demand = demand_of_actor(self._options)
         self._constructor = constructor_of(cls)
         self._bound: tuple[Store, ObjectRef] | None = None  # the session and the class's object in it
@@ -133,6 +135,7 @@ class ActorClass:
             retries_of(options["max_task_retries"]),
             concurrency,
             groups,
+            environment.inherited(options[environment.OPTION]),
         )
         ref = store.put_serialized(serialize(plan))
         name, detached = options["name"] or "", options["lifetime"] == "detached"

@@ -30,6 +30,8 @@ def remote(target: Any = None, /, **options: Any) -> Any:
             and where it runs; default: one CPU here, or elsewhere when there is none. Of a class: what an actor takes
             as long as it lives; default: nothing.
         memory: of a class: accepted and checked.
+        runtime_env: variables, folder and modules that a call, or an actor, finds around it, over those that it
+            inherits: {"env_vars": {...}, "working_dir": path, "py_modules": [paths], "import_paths": [paths]}.
     Returns:
         A `RemoteFunction` or an `ActorClass`, or a decorator that makes one.
     Raises:

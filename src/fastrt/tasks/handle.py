@@ -25,6 +25,7 @@ from fastrt.store.client import Store
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments, special
+from fastrt.tasks.environment import Environment
 from fastrt.tasks.method import CALL, RETURNS_MAX, MethodPlan, check_options, whole
 from fastrt.tasks.special import Special
 
@@ -44,6 +45,7 @@ class ActorPlan:
         retries: runs of a call allowed beyond the first; 255: any number.
         concurrency: calls of the default group that may run at once.
         groups: the same for the others.
+        environment: what its process is given; None: nothing.
     """
 
     name: str
@@ -54,6 +56,7 @@ class ActorPlan:
     retries: int
     concurrency: int
     groups: dict[str, int] = field(default_factory=dict)
+    environment: Environment | None = None
 
 
 class ActorMethod:

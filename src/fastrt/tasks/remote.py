@@ -17,9 +17,10 @@ from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks import arguments, functions, special
+from fastrt.tasks import arguments, environment, functions, special
 from fastrt.tasks.demand import OPTIONS as DEMAND_OPTIONS
 from fastrt.tasks.demand import Demand, demand_of, export
+from fastrt.tasks.environment import Environment
 from fastrt.tasks.special import Special
 
 _RETURNS_MAX = 10_000
@@ -28,6 +29,8 @@ _RETRIES_MAX = 250  # attempts are counted in one byte of the task's record
 
 class RemoteFunction:
     """A function that runs in a worker process when called as `f.remote(...)`. Made by `fastrt.remote`."""
+
+    _inherits: tuple[Environment, RemoteFunction] | None = None  # an environment, and this as it runs there
 
     def __init__(
         self,
@@ -105,6 +108,9 @@ class RemoteFunction:
             other = engines.current()
             if other is not None:
                 return self._submit_to(other, args, kwargs)
+            heir = self._heir()
+            if heir is not self:
+                return heir.remote(*args, **kwargs)
             bound = self._bind()
         store, function_ref = bound
         if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
@@ -150,7 +156,23 @@ class RemoteFunction:
         if bound is None or bound[0] is not store:
             bound = self._bound = (store, functions.export(store, self._name, self._function))
             store.users.add(self)
+            environment.bind(self)
         return bound
+
+    def _heir(self) -> RemoteFunction:
+        """This function as it is submitted here: it inherits the environment that this process is in."""
+        here = environment.current()
+        if here is None:
+            return self
+        if self._inherits is None or self._inherits[0] is not here:
+            own = self._environment()
+            wanted = here.extended_by(own)
+            heir = self if wanted == own else make(**{**self._settings(), environment.OPTION: wanted})
+            self._inherits = (here, heir)
+        return self._inherits[1]
+
+    def _environment(self) -> Environment | None:
+        return None
 
     def forget(self) -> None:
         """Let go of the session that has ended, or its segment would stay mapped."""
@@ -185,6 +207,9 @@ class DemandingFunction(RemoteFunction):
             other = engines.current()
             if other is not None:
                 return self._submit_to(other, args, kwargs)
+            heir = self._heir()
+            if heir is not self:
+                return heir.remote(*args, **kwargs)
             bound = self._bind()
         store, function_ref = bound
         if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
@@ -230,6 +255,9 @@ class SpecialFunction(DemandingFunction):
         super().__init__(demand, {**given, **dict(special.given)}, **settings)
         self._special = special
         self._policy_ref: ObjectRef | None = None
+
+    def _environment(self) -> Environment | None:
+        return None if self._special.policy is None else self._special.policy.environment
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _empty, (SpecialFunction,), self._settings(), None, None, _fill
@@ -301,6 +329,8 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
         scheduling: "spread" over the nodes, "pack" onto as few as will do, or the name or id of the only node that
             will do; default: here if there is room, else elsewhere.
         scheduling_strategy: the same as Ray spells it: "SPREAD", "DEFAULT", or a `NodeAffinity`.
+        runtime_env: variables, folder and modules that a call finds around it, over those that it inherits:
+            {"env_vars": {...}, "working_dir": path, "py_modules": [paths], "import_paths": [paths]}.
     Returns:
         A `RemoteFunction`, or a decorator that makes one.
     Raises:
@@ -317,7 +347,8 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
     return make(function=function)
 
 
-_OPTIONS = ("num_returns", "max_retries", "retry_exceptions", "name", *DEMAND_OPTIONS, *special.OPTIONS)
+_COMMON = ("num_returns", "max_retries", "retry_exceptions", "name")
+_OPTIONS = (*_COMMON, *DEMAND_OPTIONS, *special.OPTIONS, environment.OPTION)
 
 
 def _check_options(options: dict[str, Any]) -> None:

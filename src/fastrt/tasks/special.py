@@ -16,6 +16,8 @@ from fastrt.errors import ObjectStoreFullError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
+from fastrt.tasks.environment import OPTION as ENVIRONMENT
+from fastrt.tasks.environment import Environment, environment_of
 
 STREAMING = "streaming"
 DYNAMIC = "dynamic"
@@ -30,9 +32,11 @@ class Policy:
 
     Attributes:
         dynamic: what it yields are its items, and a list of references to them is its result.
+        environment: what it finds around it; None: what its worker has.
     """
 
     dynamic: bool = False
+    environment: Environment | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,10 @@ def take(settings: dict[str, Any], function: Any) -> Special | None:
             f"a limit of unread items ({_LIMITS[0]}) is for generators with num_returns={STREAMING!r}, "
             f"this one has num_returns={1 if count is None else count!r}"
         )
-    policy = Policy(count == DYNAMIC)
+    surroundings = environment_of(settings.pop(ENVIRONMENT, None))
+    if surroundings is not None:
+        given[ENVIRONMENT] = surroundings
+    policy = Policy(count == DYNAMIC, surroundings)
     special = Special(count == STREAMING, limit, None if policy == Policy() else policy, tuple(given.items()))
     return None if not special.streaming and special.policy is None else special
 

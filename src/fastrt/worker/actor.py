@@ -17,12 +17,12 @@ from fastrt._core import actors, handles, trace
 from fastrt._core import tasks as core
 from fastrt._core.inbox import Inbox
 from fastrt._core.run import Runner
-from fastrt.errors import format_user_traceback
+from fastrt.errors import FastrtError, format_user_traceback
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.handle import ActorPlan
 from fastrt.tasks.method import bound_method
-from fastrt.worker import special
+from fastrt.worker import environment, special
 from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.main import Worker, end_child
 
@@ -53,20 +53,34 @@ class ActorWorker(Worker):
         signal.signal(signal.SIGINT, self._on_interrupt)
         if not actors.enter(self._client, self.actor):
             return  # another process was quicker, or it was ended before it began
-        try:
-            self._build()
-        except BaseException as exc:  # whatever the constructor raises ends the actor, and its calls say why
-            text = f"its constructor raised\n{format_user_traceback(exc)}"
-            actors.end_for_good(self._client, self.actor, actors.FAILED, text)
+        why = self._begin()
+        if why:
+            actors.end_for_good(self._client, self.actor, actors.FAILED, why)
             return
         actors.alive(self._client, self.actor)
         self._serve()
 
-    def _build(self) -> None:
+    def _begin(self) -> str:
+        """Build the instance; why it cannot be."""
+        try:
+            self._load_plan()
+            if self.plan.environment is not None:
+                environment.apply(self.plan.environment)
+        except FastrtError as exc:
+            return str(exc)
+        try:
+            self._build()
+        except BaseException as exc:  # whatever the constructor raises ends the actor, and its calls say why
+            return f"its constructor raised\n{format_user_traceback(exc)}"
+        return ""
+
+    def _load_plan(self) -> None:
         about = actors.info(self._client, self.actor)
         ref = handles.acquire(self._client, *about["object"])
         core.begin_path(self._client, about["object"][0])  # of what it submits outside of a call that runs alone
         self.plan = self._store.load(ref)
+
+    def _build(self) -> None:
         assert self.plan.cls is not None
         assert self.plan.init is not None
         _, cls = self._store.load(self.plan.cls)

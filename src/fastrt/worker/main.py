@@ -24,6 +24,7 @@ from fastrt.tasks import arguments
 from fastrt.tasks.functions import FunctionCache
 from fastrt.tasks.special import Policy
 from fastrt.worker import special
+from fastrt.worker.environment import Rooms
 
 _SCALARS = 1  # the kind of arguments that the core reads by itself
 _IDLE_S = 1.0
@@ -55,10 +56,10 @@ class Worker:
         self._told_to_stop = told_to_stop
         self._may_wait = may_wait
         self._outputs = outputs
-        self._functions = FunctionCache(store)
-        self._runner = Runner(
-            store.client, self._functions.loaded, self._prepare, self._seal, self._fail, end_child, outputs
-        )
+        self.functions = FunctionCache(store)
+        self.rooms = Rooms(store)
+        seal, fail = self.rooms.sealing(self._seal), self.rooms.failing(self._fail)
+        self._runner = Runner(store.client, self.functions.loaded, self._prepare, seal, fail, end_child, outputs)
         self._policies: dict[int, Policy] = {}  # by objref
         self._thread = threading.get_ident()  # the one that runs tasks
         self._sleepers: set[int] = set()  # threads that sleep in a get or wait
@@ -81,8 +82,8 @@ class Worker:
 
     def _prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Load a task's function and arguments."""
-        _, function = self._functions.get(task)
-        return special.wrap(self, task, function), *self._arguments(task)
+        _, function = special.begin(self, task).get(task)
+        return self.rooms.around(special.wrap(self, task, function)), *self._arguments(task)
 
     def _arguments(self, task: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         kind, args, refs = core.arguments(self._client, task)
@@ -114,7 +115,7 @@ class Worker:
 
     def name_of(self, task: int) -> str:
         """What the task is called in messages."""
-        return self._functions.name(task)
+        return self.functions.name(task)
 
     def _seal(self, task: int, value: Any) -> None:
         """Seal what the function returned, and end the task."""
@@ -193,7 +194,8 @@ class Worker:
         if task < 0:
             return False
         interruptible, outer = self._runner.interruptible, self._runner.stack[-1]
-        self._runner.execute(task)
+        with self.rooms.outside():
+            self._runner.execute(task)
         self._runner.interruptible = interruptible
         core.resume(self._client, outer)
         return True

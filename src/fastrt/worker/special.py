@@ -18,10 +18,20 @@ from fastrt.store.serialize import serialize
 if TYPE_CHECKING:
     from fastrt.store.client import Store
     from fastrt.store.ref import ObjectRef
+    from fastrt.tasks.functions import FunctionCache
     from fastrt.worker.main import Worker
 
 _PATIENCE_S = 0.01  # a generator that has to wait for longer gives its place to another worker
 _LOOK_S = 0.05
+
+
+def begin(worker: Worker, task: int) -> FunctionCache:
+    """Enter the environment of a task that this process has claimed, if it has one; return the functions there."""
+    if core_special.flags_of(worker.client, task) & core_special.POLICY:
+        environment = worker.policy_of(task).environment
+        if environment is not None:
+            return worker.rooms.enter(task, environment)
+    return worker.functions
 
 
 def wrap(worker: Worker, task: int, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,190 @@
+"""What a task or an actor finds around it: variables, working folder, modules. `runtime_env={...}` says what.
+
+It is checked where it is given, and travels with what runs in it. What is submitted from inside inherits it; only the
+worker that enters an environment, and an actor's process, change anything of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from fastrt.errors import ConfigError, UnsupportedError
+
+OPTION = "runtime_env"
+_INSTALLERS = ("pip", "conda", "uv", "container", "image_uri")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A checked `runtime_env`. What is None was not given.
+
+    Attributes:
+        env_vars: variables, by name and in its order.
+        working_dir: the current folder, and the first place where modules are looked for.
+        py_modules: packages and modules, each imported by the name of its folder or file.
+        import_paths: folders in which modules are looked for.
+    """
+
+    env_vars: tuple[tuple[str, str], ...] | None = None
+    working_dir: str | None = None
+    py_modules: tuple[str, ...] | None = None
+    import_paths: tuple[str, ...] | None = None
+
+    def extended_by(self, own: Environment | None) -> Environment:
+        """This environment as what is submitted inside of it gets it.
+
+        Args:
+            own: what that was given itself: its variables are added to these, anything else replaces what is here.
+        """
+        if own is None:
+            return self
+        merged = {name: mine if other is None else other for name, mine, other in _pairs(self, own)}
+        if self.env_vars is not None and own.env_vars is not None:
+            merged["env_vars"] = tuple(sorted({**dict(self.env_vars), **dict(own.env_vars)}.items()))
+        return Environment(**merged)
+
+    def folders(self) -> list[str]:
+        """Where its modules are looked for, before anywhere else."""
+        first = [] if self.working_dir is None else [self.working_dir]
+        parents = [os.path.dirname(path) for path in self.py_modules or ()]
+        return list(dict.fromkeys([*first, *parents, *(self.import_paths or ())]))
+
+    def for_ray(self) -> dict[str, Any]:
+        """The same as Ray takes it.
+
+        Raises:
+            UnsupportedError: Ray has nothing like it.
+        """
+        if self.import_paths is not None:
+            raise UnsupportedError("runtime_env's import_paths has no counterpart in Ray; name packages in py_modules")
+        given = {
+            "env_vars": None if self.env_vars is None else dict(self.env_vars),
+            "working_dir": self.working_dir,
+            "py_modules": None if self.py_modules is None else list(self.py_modules),
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class _Bound(Protocol):
+    def forget(self) -> None: ...
+
+
+_KEYS = tuple(field.name for field in fields(Environment))
+_current: Environment | None = None
+_bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
+
+
+def current() -> Environment | None:
+    """What is submitted by this process inherits this: a worker's or an actor's environment, or the job's default."""
+    return _current
+
+
+def inherited(own: Environment | None) -> Environment | None:
+    """What is submitted here runs in this, if `own` was given for it."""
+    return own if _current is None else _current.extended_by(own)
+
+
+def set_current(environment: Environment | None) -> None:
+    """Change what is inherited. Whoever has bound itself to what was is told to let go of it."""
+    global _current
+    if environment != _current:
+        for user in list(_bound):
+            user.forget()
+    _current = environment
+
+
+def bind(user: _Bound) -> None:
+    """Have `user.forget()` called when what is inherited changes: until then it need not look."""
+    _bound.add(user)
+
+
+def environment_of(given: Any) -> Environment | None:
+    """Check a `runtime_env`; relative paths are taken from here.
+
+    Args:
+        given: a dict, None, or an `Environment`, which was checked where it was given.
+    Returns:
+        None when nothing was asked for.
+    Raises:
+        TypeError: it, or a value of it, is of the wrong kind.
+        ConfigError: an unknown key, a variable that cannot be set, or a path that is not there.
+    """
+    if given is None or isinstance(given, Environment):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(f"runtime_env is {given!r}; it must be a dict like {{'env_vars': {{'NAME': 'value'}}}}")
+    for key in given:
+        if key not in _KEYS:
+            raise ConfigError(_unknown(key))
+    about = {key: value for key, value in given.items() if value is not None}
+    found = Environment(
+        _variables(about["env_vars"]) if "env_vars" in about else None,
+        _folder("working_dir", about["working_dir"]) if "working_dir" in about else None,
+        _modules(about["py_modules"]) if "py_modules" in about else None,
+        _folders(about["import_paths"]) if "import_paths" in about else None,
+    )
+    return None if found == Environment() else found
+
+
+def _pairs(one: Environment, other: Environment) -> list[tuple[str, Any, Any]]:
+    return [(key, getattr(one, key), getattr(other, key)) for key in _KEYS]
+
+
+def _unknown(key: object) -> str:
+    there = f"there are: {', '.join(_KEYS)}"
+    if key in _INSTALLERS:
+        return (
+            f"runtime_env has the key {key!r}: nothing is installed for a task; install it on the nodes before they "
+            f"start, or name the folder of what is installed in import_paths; {there}"
+        )
+    return f"runtime_env has the key {key!r}, which is not known; {there}"
+
+
+def _variables(given: Any) -> tuple[tuple[str, str], ...]:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"runtime_env's env_vars is {given!r}; it must be a dict of text by name")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"runtime_env's env_vars has {name!r}: {value!r}; names and values must be text")
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigError(f"runtime_env's env_vars has {name!r}: {value!r}; no variable can be called or be that")
+    return tuple(sorted(given.items()))
+
+
+def _path(key: str, given: Any) -> str:
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str):
+        raise TypeError(f"runtime_env's {key} has {given!r}; it must be the path of something on this machine")
+    return os.path.abspath(os.path.expanduser(os.fspath(given)))
+
+
+def _folder(key: str, given: Any) -> str:
+    path = _path(key, given)
+    if not os.path.isdir(path):
+        raise ConfigError(f"runtime_env's {key} is {os.fspath(given)!r}, and {path} is no folder here: make it first")
+    return path
+
+
+def _listed(key: str, given: Any) -> Sequence[Any]:
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(f"runtime_env's {key} is {given!r}; it must be a list of paths")
+    return given
+
+
+def _folders(given: Any) -> tuple[str, ...]:
+    return tuple(_folder("import_paths", path) for path in _listed("import_paths", given))
+
+
+def _modules(given: Any) -> tuple[str, ...]:
+    paths = tuple(_path("py_modules", path) for path in _listed("py_modules", given))
+    for path in paths:
+        name = os.path.basename(path).removesuffix(".py")
+        if not name.isidentifier() or not (os.path.isdir(path) or (path.endswith(".py") and os.path.isfile(path))):
+            raise ConfigError(
+                f"runtime_env's py_modules has {path!r}; it must be a package's folder or a .py file that is there, "
+                "called as it is imported"
+            )
+    return paths

@@ -1,0 +1,251 @@
+"""The environments of tasks: a worker enters one for a run, and leaves it as if it had never been there.
+
+An environment belongs to the process: variables, current folder, `sys.path`, and the modules found in its folders.
+These stay out of `sys.modules` between two runs and are put back for the next one, so they are imported once in each
+worker; runs of another job import them anew. An actor's process enters one for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from types import ModuleType
+from typing import Any
+
+from fastrt._core import tasks as core
+from fastrt.errors import ConfigError
+from fastrt.store.client import Store
+from fastrt.tasks import environment as environments
+from fastrt.tasks.environment import Environment
+from fastrt.tasks.functions import FunctionCache
+
+_ROOMS_MAX = 16  # environments whose modules and functions a worker keeps
+
+
+def apply(environment: Environment) -> None:
+    """Make it this process's environment.
+
+    Raises:
+        ConfigError: something that it names is not on this machine.
+    """
+    folders = environment.folders()
+    for path in [*folders, *(environment.py_modules or ())]:
+        if not os.path.exists(path):
+            raise ConfigError(
+                f"the runtime_env names {path}, which is not on this node ({socket.gethostname()}); put it there, or "
+                "keep its tasks where it is by scheduling="
+            )
+    os.environ.update(dict(environment.env_vars or ()))
+    if environment.working_dir is not None:
+        try:
+            os.chdir(environment.working_dir)
+        except OSError as exc:
+            raise ConfigError(f"the runtime_env's working_dir cannot be entered: {exc}") from exc
+    sys.path[:0] = folders
+    environments.set_current(environment)
+
+
+class Surroundings:
+    """What an environment changes, but for modules, as it is when this is made."""
+
+    def __init__(self) -> None:
+        self._variables = dict(os.environ)
+        self._path = list(sys.path)
+        self._current = environments.current()
+        try:
+            self._folder = os.getcwd()
+        except FileNotFoundError:  # somebody removed it
+            self._folder = "/"
+
+    def restore(self) -> None:
+        """Make it so again."""
+        for name in os.environ.keys() - self._variables.keys():
+            del os.environ[name]
+        for name, value in self._variables.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        sys.path[:] = self._path
+        try:
+            os.chdir(self._folder)
+        except OSError:
+            os.chdir("/")
+        environments.set_current(self._current)
+
+
+class Room:
+    """What an environment has in this worker.
+
+    Args:
+        environment: that one.
+        store: this process's attachment.
+        fixed: modules that are never replaced by others of their names: all that the worker began with.
+
+    Attributes:
+        functions: those that were loaded there.
+    """
+
+    def __init__(self, environment: Environment, store: Store, fixed: Collection[str]) -> None:
+        self._environment = environment
+        self._folders = environment.folders()
+        self._fixed = fixed
+        self._modules: dict[str, ModuleType] = {}  # its own, while they are not in sys.modules
+        self._hidden: dict[str, ModuleType] = {}  # of the same names, while they are
+        self._outside: Surroundings | None = None
+        self._elsewhere: list[str] = []  # sys.path outside
+        self.functions = FunctionCache(store)
+
+    def enter(self) -> None:
+        """Make it the process's environment.
+
+        Raises:
+            ConfigError: it cannot be.
+        """
+        self._outside = Surroundings()
+        self._elsewhere = [path for path in map(os.path.abspath, sys.path) if path not in self._folders]
+        for name in [name for name in self._top_names() if self._has_other(name)]:
+            for inner in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
+                self._hidden[inner] = sys.modules.pop(inner)
+        sys.modules.update(self._modules)
+        try:
+            apply(self._environment)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Make the process's environment what it was."""
+        assert self._outside is not None
+        self._modules = {name: module for name, module in list(sys.modules.items()) if self._is_own(name, module)}
+        for name in self._modules:
+            del sys.modules[name]
+        sys.modules.update(self._hidden)
+        self._hidden = {}
+        for folder in list(sys.path_importer_cache):
+            if any(_is_below(folder, mine) for mine in self._folders):
+                del sys.path_importer_cache[folder]
+        self._outside.restore()
+
+    def _top_names(self) -> set[str]:
+        return {name for name in sys.modules if "." not in name and name not in self._fixed}
+
+    def _has_other(self, name: str) -> bool:
+        """Whether its folders have another module of that name than the one that was imported."""
+        for folder in self._folders:
+            for path in (f"{folder}/{name}/__init__.py", f"{folder}/{name}.py"):
+                if os.path.exists(path):
+                    return os.path.realpath(path) != os.path.realpath(_file_of(sys.modules[name]))
+        return False
+
+    def _is_own(self, name: str, module: Any) -> bool:
+        """Whether it was found in one of its folders: not in one inside of these where others find modules, too."""
+        file = "" if name in self._fixed else _file_of(module)
+        if not file:
+            return False
+        mine = max((len(folder) for folder in self._folders if _is_below(file, folder)), default=-1)
+        return mine >= 0 and mine > max((len(path) for path in self._elsewhere if _is_below(file, path)), default=-1)
+
+
+class Inside:
+    """A value that a function returned inside an environment, where it is also sealed."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Rooms:
+    """The environments that a worker knows, and the one that it is in.
+
+    Args:
+        store: this process's attachment.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._fixed = frozenset(sys.modules)
+        self._rooms: OrderedDict[tuple[int, Environment], Room] = OrderedDict()
+        self._here: tuple[int, Room] | None = None  # the task that it was entered for, and where it is
+
+    def enter(self, task: int, environment: Environment) -> FunctionCache:
+        """Enter the environment of a task that this process has claimed.
+
+        Returns:
+            The functions that have been loaded in it.
+        Raises:
+            ConfigError: it cannot be entered.
+        """
+        key = core.info(self._store.client, task)["job"], environment
+        room = self._rooms.pop(key, None) or Room(environment, self._store, self._fixed)
+        self._rooms[key] = room
+        if len(self._rooms) > _ROOMS_MAX:
+            self._rooms.popitem(last=False)
+        room.enter()
+        self._here = task, room
+        return room.functions
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What to call instead of a function, in the environment that was entered for it."""
+        return function if self._here is None else lambda *args, **kwargs: Inside(function(*args, **kwargs))
+
+    def sealing(self, seal: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
+        """What seals a value where it was made, and leaves."""
+
+        def seal_inside(task: int, value: Any) -> None:
+            if type(value) is not Inside:
+                seal(task, value)
+                return
+            seal(task, value.value)
+            self._leave(task)
+
+        return seal_inside
+
+    def failing(self, fail: Callable[[int, BaseException], None]) -> Callable[[int, BaseException], None]:
+        """What seals an exception where it was raised, and leaves."""
+
+        def fail_inside(task: int, exc: BaseException) -> None:
+            try:
+                fail(task, exc)
+            finally:
+                self._leave(task)
+
+        return fail_inside
+
+    def _leave(self, task: int) -> None:
+        if self._here is not None and self._here[0] == task:
+            self._here[1].leave()
+            self._here = None
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        """Run something else meanwhile, on top of the task that has entered an environment."""
+        if self._here is None:
+            yield
+            return
+        here, self._here, inside = self._here, None, Surroundings()
+        here[1].leave()
+        try:
+            yield
+        finally:
+            here[1].enter()
+            inside.restore()
+            self._here = here
+
+
+def _file_of(module: Any) -> str:
+    """Where a module is; a namespace package has folders only. Modules may be any objects, also such as raise."""
+    with contextlib.suppress(Exception):
+        spec = module.__spec__
+        file = getattr(module, "__file__", None) or (spec.origin if spec is not None else None)
+        if file is None and spec is not None and spec.submodule_search_locations:
+            file = next(iter(spec.submodule_search_locations))
+        return os.path.abspath(file) if isinstance(file, str) else ""
+    return ""
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
