@@ -119,7 +119,7 @@ def import_for_good(folder):
 def whose():
     import wares
 
-    return getattr(wares, "WHOSE", None), "wares.more" in sys.modules
+    return getattr(wares, "WHOSE", None), "wares.more" in sys.modules, id(wares)
 
 
 def check_other_modules_of_the_same_name(whole, tmp_path):
@@ -127,8 +127,12 @@ def check_other_modules_of_the_same_name(whole, tmp_path):
     for name in ("__init__", "more"):
         (tmp_path / "worker" / "wares" / f"{name}.py").write_text("WHOSE = 'worker'\n")
     assert get(import_for_good.remote(str(tmp_path / "worker"))) == ("worker", "worker")
-    assert get(whose.options(runtime_env=whole).remote()) == (None, False)
-    assert get(whose.remote()) == ("worker", True)
+    before = get(whose.remote())
+    assert before[:2] == ("worker", True)
+    assert get(whose.options(runtime_env=whole).remote())[:2] == (None, False)
+    same = {"import_paths": [tmp_path / "worker"]}  # where the worker has it from
+    assert [get(whose.options(runtime_env=env).remote()) for env in (same, {}, same)] == [before] * 3
+    assert get(whose.remote()) == before
 
 
 def test_job_has_a_default_that_nothing_in_this_process_notices(whole, tmp_path):

@@ -17,7 +17,7 @@ from fastrt._core import actors, handles, trace
 from fastrt._core import tasks as core
 from fastrt._core.inbox import Inbox
 from fastrt._core.run import Runner
-from fastrt.errors import FastrtError, format_user_traceback
+from fastrt.errors import format_user_traceback
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.handle import ActorPlan
@@ -66,8 +66,8 @@ class ActorWorker(Worker):
             self._load_plan()
             if self.plan.environment is not None:
                 environment.apply(self.plan.environment)
-        except FastrtError as exc:
-            return str(exc)
+        except Exception as exc:
+            return f"its process could not be prepared: {exc}"
         try:
             self._build()
         except BaseException as exc:  # whatever the constructor raises ends the actor, and its calls say why

@@ -93,7 +93,7 @@ class Room:
         self._folders = environment.folders()
         self._fixed = fixed
         self._modules: dict[str, ModuleType] = {}  # its own, while they are not in sys.modules
-        self._hidden: dict[str, ModuleType] = {}  # of the same names, while they are
+        self._others: dict[str, ModuleType] = {}  # what was in sys.modules, while they are
         self._outside: Surroundings | None = None
         self._elsewhere: list[str] = []  # sys.path outside
         self.functions = FunctionCache(store)
@@ -106,9 +106,10 @@ class Room:
         """
         self._outside = Surroundings()
         self._elsewhere = [path for path in map(os.path.abspath, sys.path) if path not in self._folders]
+        self._others = dict(sys.modules)
         for name in [name for name in self._top_names() if self._has_other(name)]:
             for inner in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
-                self._hidden[inner] = sys.modules.pop(inner)
+                del sys.modules[inner]
         sys.modules.update(self._modules)
         try:
             apply(self._environment)
@@ -119,11 +120,13 @@ class Room:
     def leave(self) -> None:
         """Make the process's environment what it was."""
         assert self._outside is not None
-        self._modules = {name: module for name, module in list(sys.modules.items()) if self._is_own(name, module)}
+        new = [(name, module) for name, module in sys.modules.items() if self._others.get(name) is not module]
+        self._modules = {name: module for name, module in new if self._is_own(name, module)}
         for name in self._modules:
             del sys.modules[name]
-        sys.modules.update(self._hidden)
-        self._hidden = {}
+        for name, module in self._others.items():
+            sys.modules.setdefault(name, module)
+        self._others = {}
         for folder in list(sys.path_importer_cache):
             if any(_is_below(folder, mine) for mine in self._folders):
                 del sys.path_importer_cache[folder]
