@@ -2,11 +2,12 @@
 
 import os
 import sys
+import threading
 
 import pytest
 
 import fastrt
-from fastrt.errors import ActorDiedError, ConfigError, TaskError
+from fastrt.errors import ActorDiedError, ConfigError, TaskCancelledError, TaskError
 from fastrt.tasks.environment import Environment, environment_of
 
 SOON_S = 30.0
@@ -75,6 +76,20 @@ def spoil_and_fail():
     raise ValueError(os.environ["ONE"])
 
 
+@fastrt.remote(num_returns=0)
+def say(name):
+    with open(name, "w") as file:
+        file.write(os.environ[NAME])
+
+
+@fastrt.remote
+def stay():
+    get_on = threading.Event()
+    open("here", "w").close()
+    while True:
+        get_on.wait(0.002)
+
+
 @fastrt.remote
 def steps(n):
     for _ in range(n):
@@ -124,6 +139,19 @@ def test_environment_is_gone_after_an_exception_and_what_the_task_itself_did_too
     with pytest.raises(TaskError, match="here"):
         get(failing.remote())
     assert get(look.remote()) == before
+
+
+def test_environment_is_gone_after_a_task_that_is_cancelled_or_has_no_result(rt, folder, wait_until):
+    before = get(look.remote())
+    ref = stay.options(runtime_env=whole(folder)).remote()
+    wait_until((folder / "desk" / "here").exists, "the task in its folder", SOON_S)
+    fastrt.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        get(ref)
+    assert get(look.remote()) == before
+    say.options(runtime_env=whole(folder)).remote("said")
+    assert get(look.remote()) == before
+    assert (folder / "desk" / "said").read_text() == "a"
 
 
 def test_generators_run_in_their_environment(rt, folder):
