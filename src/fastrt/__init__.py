@@ -26,6 +26,7 @@ from fastrt.errors import (
     StaleReferenceError,
     TaskCancelledError,
     TaskError,
+    TaskTimeoutError,
     UnsupportedError,
     WorkerCrashedError,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "StaleReferenceError",
     "TaskCancelledError",
     "TaskError",
+    "TaskTimeoutError",
     "UnsupportedError",
     "WorkerCrashedError",
     "as_completed",

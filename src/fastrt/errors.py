@@ -81,6 +81,10 @@ class TaskCancelledError(FastrtError):
     """The task was cancelled before it had a result, by `fastrt.cancel` or because its driver ended."""
 
 
+class TaskTimeoutError(FastrtError, TimeoutError):
+    """An attempt of the task ran for longer than its `timeout`. Raise that, or give the task less to do."""
+
+
 class WorkerCrashedError(FastrtError):
     """The worker process ended (killed, out of memory, crashed in native code) as often as the task may be retried.
 

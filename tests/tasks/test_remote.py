@@ -300,11 +300,11 @@ OPTIONS = {
     "returns float": ({"num_returns": 2.0}, TypeError, "num_returns is 2.0"),
     "returns bool": ({"num_returns": True}, TypeError, "num_returns is True"),
     "returns None": ({"num_returns": None}, TypeError, "num_returns is None"),
-    "retries negative": ({"max_retries": -1}, ValueError, "max_retries is -1"),
+    "retries negative": ({"max_retries": -2}, ValueError, "max_retries is -2"),
     "retries many": ({"max_retries": 1000}, ValueError, "max_retries is 1000"),
     "retries text": ({"max_retries": "x"}, TypeError, "max_retries is 'x'"),
     "exceptions int": ({"retry_exceptions": 1}, TypeError, "retry_exceptions is 1"),
-    "exceptions list": ({"retry_exceptions": [ValueError]}, TypeError, "retry_exceptions is"),
+    "exceptions text": ({"retry_exceptions": ["ValueError"]}, TypeError, "list of exception classes"),
     "name int": ({"name": 5}, TypeError, "name is 5"),
 }
 

@@ -30,7 +30,7 @@ cdef extern from "layout.h" nogil:
     uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR, FRT_ENTRY_FILE, FRT_ENTRY_ACTOR, FRT_ENTRY_STREAM
     uint32_t FRT_SPILL_BYTES_MIN
     uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED, FRT_TASK_DEMAND, FRT_TASK_STREAM
-    uint8_t FRT_TASK_POLICY
+    uint8_t FRT_TASK_POLICY, FRT_TASK_LATE
 
     uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
     int frt_word_state(uint64_t word) noexcept

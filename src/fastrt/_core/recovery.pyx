@@ -138,7 +138,7 @@ cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     if state == FRT_TASK_CLAIMED:
         return _requeue(x, t, word)
     if state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED:
-        if task_results_sealed(x, t) or task.attempts > task.retries:
+        if task_results_sealed(x, t) or task.attempts > task.retries or task.flags & FRT_TASK_LATE:
             return _end_here(x, t, word)
         return _requeue(x, t, word)
     return FRT_OK

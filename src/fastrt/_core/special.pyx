@@ -13,6 +13,7 @@ from fastrt._core.handles cimport Ref, ref_wrap
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport task_is_mine
 from fastrt._core.objects cimport object_acquire
+from fastrt._core.records cimport task_is_cancelled
 from fastrt._core.scalar cimport args_write
 from fastrt._core.tasks cimport ARGS_SCALARS, task_requeue, task_submit
 from fastrt.errors import FastrtError
@@ -112,6 +113,33 @@ def flags_of(Client client, uint32_t t):
     if not task_is_mine(&client.x, t):
         raise FastrtError(f"task {t} is not this client's to run or to end")
     return client.x.tasks[t].flags & (FRT_TASK_POLICY | FRT_TASK_STREAM)
+
+
+def again(Client client, uint32_t t):
+    """Begin another attempt of a task that this client runs, here and now; False if it has none left, or must end."""
+    cdef frt_ctx *x = &client.x
+    client.ensure()
+    if not task_is_mine(x, t):
+        raise FastrtError(f"task {t} is not this client's to run")
+    if x.tasks[t].attempts > x.tasks[t].retries or task_is_cancelled(x, t):
+        return False
+    if x.tasks[t].attempts < 255:
+        x.tasks[t].attempts += 1
+    return True
+
+
+def park(Client client, uint32_t t):
+    """Keep a task whose attempt has failed, until it is queued by `tasks.retry`; if this client dies, it is at once.
+
+    What it demands stays its own meanwhile.
+    """
+    cdef frt_ctx *x = &client.x
+    client.ensure()
+    if not task_is_mine(x, t):
+        raise FastrtError(f"task {t} is not this client's to run")
+    if x.clients[x.me].task == t + 1:
+        x.clients[x.me].task = 0
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(x.task_words[t])))
 
 
 def put_back(Client client, uint32_t t):

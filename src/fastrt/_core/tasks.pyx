@@ -27,6 +27,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     SIGNALS_NS = 1000000000  # a signal that came before the sleep does not end it; 20 looks a second cost 0.15 % CPU
+    CHILDREN_MAX = 1 << 24  # of one task; their paths come after its own, and no other task's are that near
     SCALAR_ROOM = 2048  # larger argument tuples go through the store's serializer
 
 RETRY_ERRORS = FRT_TASK_RETRY_ERRORS
@@ -314,7 +315,8 @@ cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
     if x.tasks[t].flags & FRT_TASK_DEMAND:
         links_hold(x, t)
         return
-    x.clients[x.me].task = 0
+    if x.clients[x.me].task == t + 1:  # not when it was kept for later, and another runs here by now
+        x.clients[x.me].task = 0
     a32_store_rel(&x.clients[x.me].pushing, t + 1)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
     queue_push(x, t)
@@ -420,8 +422,6 @@ def cancel(Client client, Ref ref):
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t t
-    cdef uint64_t word
-    cdef int state, pid
     client.ensure()
     ref_use(client, ref)
     t = a32_load_rlx(&x.entries[ref.index].task)
@@ -429,11 +429,24 @@ def cancel(Client client, Ref ref):
         return "done", 0, 0
     if t > frt_tasks(x):
         check(FRT_CORRUPT)
-    t -= 1
+    return _cancel(x, t - 1, ref.index, 0)
+
+
+def cancel_task(Client client, uint32_t t, uint64_t id):
+    """As `cancel`, for the task of that id, if it is still in record `t`."""
+    client.ensure()
+    return _cancel(&client.x, t, FRT_NONE, id) if t < frt_tasks(&client.x) else ("done", 0, 0)
+
+
+cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id):
+    """Cancel the task that will make entry i, or the one of that id."""
+    cdef uint64_t word
+    cdef int state, pid
     while True:
         word = a64_load_sc(x.task_words + t)
         state = frt_word_state(word)
-        if object_is_sealed(x, ref.index):
+        # After the word was read: it is the task's, or another generation is on it.
+        if object_is_sealed(x, i) if i != FRT_NONE else a64_load_acq(&x.tasks[t].id) != id:
             return "done", 0, 0
         if state == FRT_TASK_WAITING or state == FRT_TASK_READY:
             if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
@@ -448,9 +461,51 @@ def cancel(Client client, Ref ref):
 
 
 def begin_path(Client client, uint64_t parent):
-    """Let the paths of the tasks that this client submits from now on count up from those of a parent's."""
+    """Let the paths of the tasks that this client submits from now on count up from a parent's that is no task."""
     client.ensure()
-    client.x.path = parent * FRT_PATH_STEP
+    client.x.path = (parent ^ <uint64_t>1 << 63) * FRT_PATH_STEP  # its number may be some task's path, too
+
+
+def maker_of(Client client, Ref ref):
+    """(job, path) of the task that will make `ref`, to find its children by; None when its value is there."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t
+    cdef uint64_t job, path
+    client.ensure()
+    ref_use(client, ref)
+    t = a32_load_rlx(&x.entries[ref.index].task)
+    if t == 0 or t > frt_tasks(x):
+        return None
+    job, path = x.tasks[t - 1].job, x.tasks[t - 1].path
+    return None if object_is_sealed(x, ref.index) else (job, path)  # while it is not, the record is its task's
+
+
+def children(Client client, uint64_t job, uint64_t path):
+    """The tasks that are there and that the task of a job with that path has submitted.
+
+    Returns:
+        A list of (index, id, path, whether it is an actor's call).
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task
+    cdef uint32_t t
+    cdef uint64_t word
+    cdef uint64_t first = path * FRT_PATH_STEP
+    cdef list found = []
+    cdef tuple row
+    client.ensure()
+    if path == 0:
+        return found  # not a task: those of every driver, and of whoever else runs none, come after it
+    for t in range(frt_tasks(x)):
+        word = a64_load_acq(x.task_words + t)
+        if frt_word_state(word) <= FRT_TASK_RESERVED:
+            continue
+        task = x.tasks + t
+        if task.job == job and task.path - first - 1 < CHILDREN_MAX:
+            row = (t, task.id, task.path, task.actor != 0)
+            if a64_load_acq(x.task_words + t) == word or frt_word_gen(x.task_words[t]) == frt_word_gen(word):
+                found.append(row)
+    return found
 
 
 def must_stop(Client client, uint32_t t):

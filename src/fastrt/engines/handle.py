@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from fastrt.store import engine as engines
+from fastrt.tasks import special
 from fastrt.tasks.handle import ActorHandle
 from fastrt.tasks.method import RETURNS_MAX, MethodPlan, check_options, whole
 
@@ -42,8 +43,10 @@ class EngineMethod:
         Raises:
             TypeError, ValueError: a setting is unknown or wrong.
         """
-        check_options({name: options[name] for name in options.keys() - {"num_returns", "max_task_retries"}})
         options = {name: value for name, value in options.items() if value is not None}
+        unlike = {name: value for name, value in options.items() if name not in ("num_returns", "max_task_retries")}
+        check_options(unlike)
+        special.take({"num_returns": self._settings["num_returns"], **options}, None, method=True)
         if options.get("num_returns", 1) not in STREAMING:
             whole("num_returns", options.get("num_returns", 1), 0, RETURNS_MAX)
         if "max_task_retries" in options:

@@ -15,6 +15,7 @@ import contextvars
 import inspect
 import itertools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -24,10 +25,9 @@ from typing import Any
 from fastrt._core.tasks import PATH_STEP
 from fastrt.engines.generator import DYNAMIC, STREAMING, LocalGenerator
 from fastrt.engines.handle import EngineHandle
-from fastrt.engines.local_actor import LocalActor
+from fastrt.engines.local_actor import LocalActor, may_retry
 from fastrt.errors import (
     ActorNotFoundError,
-    FastrtError,
     GetTimeoutError,
     NameTakenError,
     ObjectStoreFullError,
@@ -255,7 +255,8 @@ class LocalEngine:
             running = self._new_running(settings["name"])
             return self._generate(running, function.function, count, self._begin(0, args, kwargs)[1])
         refs, given = self._begin(count, args, kwargs)
-        tries, wanted = 1 + settings["max_retries"], settings["retry_exceptions"]
+        wanted = settings["retry_exceptions"]
+        tries = _tries(settings["max_retries"])
         running = self._new_running(settings["name"])
         self.run(running, function.function, given, refs, tries if wanted else 1, wanted)
         return _as_returned(count, refs)
@@ -333,7 +334,7 @@ class LocalEngine:
                 except _END_THE_PROGRAM:
                     raise
                 except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
-                    if attempt + 1 < tries and _may_retry(exc, wanted):
+                    if attempt + 1 < tries and may_retry(exc, wanted):
                         continue
                     self.fail(refs, exc, running.name)
                     return
@@ -440,7 +441,7 @@ class LocalEngine:
             return self._generate(running, actor.method(which), settings["num_returns"], given)
         refs, given = self._begin(settings["num_returns"], args, kwargs)
         running = self._new_running(f"{actor.cls.__name__}.{which.name}", actor)
-        actor.call(running, which, given, refs)
+        actor.call(running, which, given, refs, *_again(actor, which, settings))
         return _as_returned(settings["num_returns"], refs)
 
     def get_actor(self, name: str) -> LocalHandle:
@@ -528,7 +529,12 @@ def _as_returned(count: int, refs: list[LocalRef]) -> Any:
     return refs[0] if count == 1 else refs if count else None
 
 
-def _may_retry(exc: BaseException, wanted: Any) -> bool:
-    if not isinstance(exc, Exception) or isinstance(exc, FastrtError):
-        return False
-    return wanted is True or (isinstance(wanted, (list, tuple)) and isinstance(exc, tuple(wanted)))
+def _tries(retries: int) -> int:
+    return sys.maxsize if retries == -1 else 1 + retries
+
+
+def _again(actor: LocalActor, which: MethodPlan, settings: Mapping[str, Any]) -> tuple[int, Any]:
+    """How often a call runs at most, and after which exceptions again."""
+    given = dict(which.special.given) if which.special is not None else {}
+    wanted = settings.get("retry_exceptions", given.get("retry_exceptions", False))
+    return _tries(settings.get("max_task_retries", actor.task_retries)) if wanted else 1, wanted

@@ -13,7 +13,7 @@ from asyncio import events
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastrt.errors import ActorDiedError, TaskCancelledError, format_user_traceback
+from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError, format_user_traceback
 
 if TYPE_CHECKING:
     from fastrt.engines.local import LocalEngine, LocalRef, Running, Stored
@@ -37,6 +37,7 @@ class LocalActor:
     Attributes:
         dead: why it is; None while it lives.
         restarts: how often its instance was built again.
+        task_retries: how often a call of it may run again, where its method does not say it.
         loop: where its coroutines run; None when it has none.
     """
 
@@ -56,6 +57,7 @@ class LocalActor:
         self.number = number
         self.dead: str | None = None
         self.restarts = 0
+        self.task_retries: int = options.get("max_task_retries", 0)
         self._restarts_max: int = options.get("max_restarts", 0)
         self._given = given
         self._instance: Any = None
@@ -78,16 +80,24 @@ class LocalActor:
         finally:
             self._engine.running.reset(token)
 
-    def call(self, running: Running, which: MethodPlan, given: Stored, refs: list[LocalRef]) -> None:
+    def call(
+        self,
+        running: Running,
+        which: MethodPlan,
+        given: Stored,
+        refs: list[LocalRef],
+        tries: int = 1,
+        wanted: Any = False,
+    ) -> None:
         """Run a method, or begin it where it is a coroutine function."""
         if self.dead is not None:
             self._engine.fail(refs, self._death(), "")
         elif not which.is_async or self.loop is None:
-            self._engine.run(running, getattr(self._instance, which.name), given, refs)
+            self._engine.run(running, getattr(self._instance, which.name), given, refs, tries, wanted)
         else:
             token = self._engine.running.set(running)
             try:
-                task = self.loop.create_task(self._run(running, which, given, refs))
+                task = self.loop.create_task(self._run(running, which, given, refs, tries, wanted))
             finally:
                 self._engine.running.reset(token)
             self._coroutines.add(task)
@@ -108,12 +118,24 @@ class LocalActor:
 
         return raise_death
 
-    async def _run(self, running: Running, which: MethodPlan, given: Stored, refs: list[LocalRef]) -> None:
+    async def _attempts(self, which: MethodPlan, given: Stored, tries: int, wanted: Any) -> Any:
+        """What the method returns, in the end."""
+        for left in range(tries - 1, -1, -1):
+            args, kwargs = self._engine.arguments(given)
+            try:
+                return await getattr(self._instance, which.name)(*args, **kwargs)
+            except Exception as exc:
+                if not left or not may_retry(exc, wanted):
+                    raise
+        return None
+
+    async def _run(
+        self, running: Running, which: MethodPlan, given: Stored, refs: list[LocalRef], tries: int, wanted: Any
+    ) -> None:
         turn = self._turns.setdefault(which.group, asyncio.Semaphore(self._limits[which.group]))
         try:
             async with turn:
-                args, kwargs = self._engine.arguments(given)
-                self._engine.seal(refs, await getattr(self._instance, which.name)(*args, **kwargs))
+                self._engine.seal(refs, await self._attempts(which, given, tries, wanted))
         except asyncio.CancelledError:
             if self.dead is not None:
                 self._engine.fail(refs, self._death(), "")
@@ -168,3 +190,10 @@ class LocalActor:
 
     def _death(self) -> ActorDiedError:
         return ActorDiedError(f"actor {self.cls.__name__} is dead: {self.dead}")
+
+
+def may_retry(exc: BaseException, wanted: Any) -> bool:
+    """Whether what has raised that error runs again, where `wanted` was its retry_exceptions."""
+    if not isinstance(exc, Exception) or isinstance(exc, FastrtError):
+        return False
+    return bool(wanted is True or (isinstance(wanted, (list, tuple)) and isinstance(exc, tuple(wanted))))

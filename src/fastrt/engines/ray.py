@@ -38,7 +38,7 @@ _ACTOR_OPTIONS = (
     "name", "get_if_exists", "lifetime", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups",
     "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling", "scheduling_strategy",
 )  # fmt: skip
-_CALL_OPTIONS = ("num_returns", "max_task_retries")
+_CALL_OPTIONS = ("num_returns", "max_task_retries", "retry_exceptions")
 _AS_RAY_SAYS = {"generator_backpressure": "_generator_backpressure_num_objects"}
 _KNOCK_S = 10.0
 _PLACES = {"spread": "SPREAD", "pack": "DEFAULT", "default": "DEFAULT"}
@@ -232,7 +232,9 @@ class RayEngine:
 
     def call(self, handle: RayHandle, which: MethodPlan, settings: dict[str, Any], args: Any, kwargs: Any) -> Any:
         """`.remote` of an actor's method."""
-        options = _options("methods", _CALL_OPTIONS, settings)
+        given = dict(which.special.given) if which.special is not None else {}
+        given = {name: value for name, value in given.items() if name.startswith("retry_")}
+        options = _options("methods", _CALL_OPTIONS, {**given, **settings})
         if options.get("num_returns") == DYNAMIC:
             _refuse("num_returns='dynamic' of a method")
         if which.group:
@@ -417,6 +419,8 @@ def _options(what: str, known: Sequence[str], given: Mapping[str, Any]) -> dict[
             _refuse(f"option {name!r} of {what}")
     if isinstance(options.get("runtime_env"), Environment):
         options["runtime_env"] = options["runtime_env"].for_ray()
+    if isinstance(options.get("retry_exceptions"), tuple):
+        options["retry_exceptions"] = list(options["retry_exceptions"])  # Ray takes no other
     place = options.pop("scheduling", options.pop("scheduling_strategy", None))
     if isinstance(place, str):
         options["scheduling_strategy"] = _PLACES.get(place.lower()) or NodeAffinitySchedulingStrategy(place, soft=False)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import signal
 
+from fastrt._core import stop
 from fastrt._core import tasks as core
 from fastrt._core.functions import function_name
 from fastrt._core.recovery import recover
-from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, TaskCancelledError, WorkerCrashedError
+from fastrt.errors import (
+    ActorDiedError,
+    FastrtError,
+    ObjectLostError,
+    TaskCancelledError,
+    TaskTimeoutError,
+    WorkerCrashedError,
+)
 from fastrt.store.client import Store
-from fastrt.tasks.cancel import is_worker
+from fastrt.tasks.cancel import interrupt
 
 
 class Janitor:
@@ -33,10 +41,7 @@ class Janitor:
         for other in set(result["running"]):
             # A dead driver's task: nobody wants its result, so its worker is not worth waiting for. One that only
             # lent it to another node is told to ask for its end there.
-            try:
-                os.kill(other, signal.SIGKILL if is_worker(self._store, other) else signal.SIGINT)
-            except ProcessLookupError:
-                continue
+            interrupt(self._store, other, True)
 
     def _end(self, task: int, pid: int, how: str) -> None:
         store = self._store
@@ -50,6 +55,8 @@ class Janitor:
             error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
         elif core.cancelled(store.client, task) or info["attempts"] == 0:
             error = TaskCancelledError(f"task {name!r} was cancelled")
+        elif info["flags"] & stop.LATE:
+            error = TaskTimeoutError(f"task {name!r} ran for longer than its timeout, and did not end when it was told")
         else:
             error = WorkerCrashedError(
                 f"task {name!r} was given up after {info['attempts']} attempts: its worker, process {pid}, "

@@ -92,18 +92,17 @@ class ActorMethod:
         Args:
             num_returns: how many results a call has; "streaming" or "dynamic" of generators.
             max_task_retries: how often a call runs again after the actor's process died; -1: any number.
-            **options: generator_backpressure, as for `fastrt.remote`.
+            **options: as for `fastrt.method`.
         Raises:
             TypeError, ValueError: a setting is wrong.
         """
         check_options(options)
         retries = self._retries if max_task_retries is None else retries_of(max_task_retries)
-        if not isinstance(num_returns, str):
-            count = self._num_returns if num_returns is None else whole("num_returns", num_returns, 0, RETURNS_MAX)
-            num_returns = count if self._special is None or num_returns is not None else None
+        if num_returns is not None and not isinstance(num_returns, str):
+            whole("num_returns", num_returns, 0, RETURNS_MAX)
         settings = {**(dict(self._special.given) if self._special is not None else {}), **options}
-        settings["num_returns"] = settings.get("num_returns") if num_returns is None else num_returns
-        unlike = special.take(settings, None)
+        settings["num_returns"] = settings.get("num_returns", self._num_returns) if num_returns is None else num_returns
+        unlike = special.take(settings, None, method=True)
         return method_of(self._ref, self._whose, self._plan, settings["num_returns"], retries, unlike)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +209,8 @@ class SpecialMethod(ActorMethod):
     def _call(self, store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = arguments.put_large_arrays(store, args)
         stream = generators.create(store.client, self._special.limit) if self._special.streaming else None
-        settings = (self._num_returns, self._retries, 0, self._policy_ref, stream)
+        flags = core.RETRY_ERRORS if self._special.retries else 0
+        settings = (self._num_returns, self._retries, flags, self._policy_ref, stream)
         refs = None
         try:
             if not kwargs:

@@ -18,7 +18,8 @@ from fastrt.tasks.special import Special
 _SETTINGS = "__fastrt_method__"
 CALL = "__fastrt_call__"  # what every actor has: calls a function with the instance before the other arguments
 _CALL_SIGNATURE = inspect.signature(lambda function, /, *args, **kwargs: None)
-_OPTIONS = ("num_returns", "concurrency_group", *special.OPTIONS)
+_SPECIAL = ("retry_exceptions", *(name for name in special.OPTIONS if name != "timeout"))
+_OPTIONS = ("num_returns", "concurrency_group", *_SPECIAL)
 RETURNS_MAX = 10_000
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -71,7 +72,8 @@ def method(
         num_returns: how many results a call has; the method returns a tuple or list of that many. Default: 1, of
             generators "streaming"; "dynamic" as for `fastrt.remote`.
         concurrency_group: the group that its calls run in, one of those that `fastrt.remote` was given.
-        **options: generator_backpressure, as for `fastrt.remote`.
+        **options: generator_backpressure, retry_exceptions (up to `max_task_retries` times), retry_delay,
+            retry_backoff and retry_delay_max, as for `fastrt.remote`.
     Returns:
         A decorator.
     Raises:
@@ -89,7 +91,7 @@ def method(
 
     def mark(function: _F) -> _F:
         settings = {"num_returns": num_returns, **options}
-        special.take(dict(settings), function)
+        special.take(dict(settings), function, method=True)
         setattr(function, _SETTINGS, (settings, concurrency_group or ""))
         return function
 
@@ -116,7 +118,7 @@ def methods_of(cls: type, groups: dict[str, int]) -> tuple[MethodPlan, ...]:
             continue
         given, group = getattr(function, _SETTINGS, ({}, ""))
         settings = dict(given)
-        unlike = special.take(settings, function)
+        unlike = special.take(settings, function, method=True)
         num_returns = settings.get("num_returns")
         if group and group not in groups:
             raise ConfigError(
@@ -147,7 +149,7 @@ def check_options(options: dict[str, Any]) -> None:
         TypeError: one is none.
     """
     for name in options:
-        if name not in special.OPTIONS:
+        if name not in _SPECIAL:
             raise TypeError(f"{name!r} is not an option of methods; there are: {', '.join(_OPTIONS)}")
 
 

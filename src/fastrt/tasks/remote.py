@@ -50,9 +50,8 @@ class RemoteFunction:
             raise TypeError(f"{_name_of(function)} is a coroutine function; use a plain function, or an actor's method")
         self._function = function
         self._num_returns = _checked_int("num_returns", num_returns, 0, _RETURNS_MAX)
-        self._max_retries = _checked_int("max_retries", max_retries, 0, _RETRIES_MAX)
-        if not isinstance(retry_exceptions, bool):
-            raise TypeError(f"retry_exceptions is {retry_exceptions!r}; it must be True or False")
+        retries = _checked_int("max_retries", max_retries, -1, _RETRIES_MAX)
+        self._max_retries = special.RETRIES_FOREVER if retries == -1 else retries
         self._flags = core.RETRY_ERRORS if retry_exceptions else 0
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name is {name!r}; it must be text")
@@ -182,7 +181,7 @@ class RemoteFunction:
         return {
             "function": self._function,
             "num_returns": self._num_returns,
-            "max_retries": self._max_retries,
+            "max_retries": -1 if self._max_retries == special.RETRIES_FOREVER else self._max_retries,
             "retry_exceptions": bool(self._flags & core.RETRY_ERRORS),
             "name": self._name,
         }
@@ -321,8 +320,13 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
             come while the task runs. "dynamic": its result is a list of references to all that it yields.
         generator_backpressure: how many unread items make a generator wait; default: it never does. Ray's name for
             it, `_generator_backpressure_num_objects`, is taken, too.
-        max_retries: how often the task runs again after its worker died; default 3.
-        retry_exceptions: whether it also runs again after an exception of its own; default False.
+        max_retries: how often the task runs again after its worker died; default 3; -1: any number.
+        retry_exceptions: whether it also runs again after an exception of its own, other than fastrt's errors, or
+            after which ones: a list of classes; default False.
+        retry_delay: seconds before it runs again after an exception; default 0. Each further one is `retry_backoff`
+            (default 2) times as long, up to `retry_delay_max` (default 60).
+        timeout: seconds that an attempt may run, from when it begins; then `TaskTimeoutError` is raised in it, and
+            its worker is killed if it does not end.
         name: for error messages and listings; default: the function's qualified name.
         num_cpus, num_gpus, resources: what a call takes while it runs, in amounts that may be fractions, and
             resources by name ({"license": 0.5}); default: one CPU. It waits until that is free.

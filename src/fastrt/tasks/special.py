@@ -22,8 +22,11 @@ from fastrt.tasks.environment import Environment, environment_of
 STREAMING = "streaming"
 DYNAMIC = "dynamic"
 LIMIT_MAX = (1 << 31) - 1
+RETRIES_FOREVER = 255  # in a task's record
 _LIMITS = ("generator_backpressure", "_generator_backpressure_num_objects")  # ours, and as Ray spells it
-OPTIONS = _LIMITS
+_DELAYS = ("retry_delay", "retry_backoff", "retry_delay_max")
+OPTIONS = (*_LIMITS, *_DELAYS, "timeout")
+SECONDS_MAX = 1e9
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,27 @@ class Policy:
 
     Attributes:
         dynamic: what it yields are its items, and a list of references to them is its result.
+        retry_on: exceptions after which it runs again; `Exception`: all but fastrt's own; empty: what its record says.
+        delay_s: how long the first further attempt waits.
+        backoff: how many times as long each one waits as the one before it.
+        delay_max_s: how long one waits at most.
+        timeout_s: how long an attempt may run; 0: for ever.
         environment: what it finds around it; None: what its worker has.
     """
 
     dynamic: bool = False
+    retry_on: tuple[type[BaseException], ...] = ()
+    delay_s: float = 0.0
+    backoff: float = 2.0
+    delay_max_s: float = 60.0
+    timeout_s: float = 0.0
     environment: Environment | None = None
+
+    def delay(self, attempts: int) -> float:
+        """How many seconds the next attempt waits after so many."""
+        if not self.delay_s:
+            return 0.0
+        return min(self.delay_max_s, self.delay_s * self.backoff ** min(attempts - 1, 64))
 
 
 @dataclass(frozen=True)
@@ -47,21 +66,24 @@ class Special:
         streaming: whether each call gives an `ObjectRefGenerator`.
         limit: unread items from which on the generator waits; 0: it never does.
         policy: how it is run; None: as any other.
+        retries: whether it runs again after an exception, of a method (a function's settings say it themselves).
         given: the options that said so.
     """
 
+    retries: bool = False
     streaming: bool = False
     limit: int = 0
     policy: Policy | None = None
     given: tuple[tuple[str, Any], ...] = ()
 
 
-def take(settings: dict[str, Any], function: Any) -> Special | None:
+def take(settings: dict[str, Any], function: Any, method: bool = False) -> Special | None:
     """Take what is special out of a function's settings; what is left is a common one's.
 
     Args:
         settings: options by name; changed.
         function: whose: a generator function's items come one by one unless it is said otherwise.
+        method: whether they are an actor's method's.
     Returns:
         What is special; None when nothing is.
     Raises:
@@ -70,6 +92,8 @@ def take(settings: dict[str, Any], function: Any) -> Special | None:
     given = {name: settings.pop(name) for name in OPTIONS if settings.get(name) is not None}
     for name in OPTIONS:
         settings.pop(name, None)
+    if method and settings.get("retry_exceptions") is True:
+        settings["retry_exceptions"] = (Exception,)  # in words that its policy can carry
     count = settings.get("num_returns")
     if count is None and is_generator(function):
         count = STREAMING
@@ -83,12 +107,50 @@ def take(settings: dict[str, Any], function: Any) -> Special | None:
             f"a limit of unread items ({_LIMITS[0]}) is for generators with num_returns={STREAMING!r}, "
             f"this one has num_returns={1 if count is None else count!r}"
         )
+    named = _retry_on(settings, given)
+    retries = method and bool(settings.pop("retry_exceptions", False))
     surroundings = environment_of(settings.pop(ENVIRONMENT, None))
     if surroundings is not None:
         given[ENVIRONMENT] = surroundings
-    policy = Policy(count == DYNAMIC, surroundings)
-    special = Special(count == STREAMING, limit, None if policy == Policy() else policy, tuple(given.items()))
+    policy = Policy(count == DYNAMIC, named, *_delays_of(given), _timeout_of(given), surroundings)
+    special = Special(retries, count == STREAMING, limit, None if policy == Policy() else policy, tuple(given.items()))
     return None if not special.streaming and special.policy is None else special
+
+
+def _retry_on(settings: dict[str, Any], given: dict[str, Any]) -> tuple[type[BaseException], ...]:
+    """The exceptions that are named; what is left of the option says that there are some."""
+    named = settings.get("retry_exceptions")
+    if named is None or isinstance(named, bool):
+        return ()
+    classes = named if isinstance(named, (list, tuple)) else ()
+    if not classes or not all(isinstance(one, type) and issubclass(one, Exception) for one in classes):
+        raise TypeError(f"retry_exceptions is {named!r}; it must be True, False or a list of exception classes")
+    given["retry_exceptions"] = tuple(classes)
+    settings["retry_exceptions"] = True
+    return tuple(classes)
+
+
+def _delays_of(given: dict[str, Any]) -> tuple[float, float, float]:
+    delay = _seconds(given, "retry_delay", 0.0, 0.0)
+    if not delay and any(name in given for name in _DELAYS[1:]):
+        raise ValueError(f"{' and '.join(_DELAYS[1:])} say how retry_delay grows: give that, too")
+    return delay, _seconds(given, "retry_backoff", 2.0, 1.0), _seconds(given, "retry_delay_max", 60.0, 0.0)
+
+
+def _timeout_of(given: dict[str, Any]) -> float:
+    timeout = _seconds(given, "timeout", 0.0, 0.0)
+    if "timeout" in given and not timeout:
+        raise ValueError("timeout is 0; it must be a number of seconds above 0")
+    return timeout
+
+
+def _seconds(given: dict[str, Any], name: str, default: float, least: float) -> float:
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {value!r}; it must be a number")
+    if not least <= value <= SECONDS_MAX:
+        raise ValueError(f"{name} is {value}; it must be from {least:g} to {SECONDS_MAX:g}")
+    return float(value)
 
 
 def check_count(count: str) -> None:

@@ -43,6 +43,7 @@ class ActorWorker(Worker):
     def __init__(self, store: Store, actor: int, told_to_stop: Callable[[], bool], outputs: Sequence[Any] = ()) -> None:
         super().__init__(store, lambda word: None, told_to_stop, lambda: True, outputs)
         store.on_block = store.help_with = None  # an actor has no place among the workers to give away
+        self.retries_here = True
         self.actor = store.actor_here = actor
         self.told_to_stop = told_to_stop
         self.plan: ActorPlan

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastrt._core import actors, trace
 from fastrt._core import tasks as core
@@ -145,17 +145,26 @@ class Coroutines:
                 group.running += 1
                 self._running[task] = self._loop.create_task(self._run(group, task))
 
+    async def _call(self, task: int) -> Any:
+        """Call the method of a call that has been claimed."""
+        worker = self._worker
+        function, args, kwargs = worker.prepare_method(task)
+        if worker.is_generator(task):
+            return await special.run_async(worker, task, function, args, kwargs)
+        value = function(*args, **kwargs)
+        return await value if worker.is_async(task) else value
+
     async def _run(self, group: Group, task: int) -> None:
         worker = self._worker
         traced = trace.begin_task(self._client, task)
         try:
-            function, args, kwargs = worker.prepare_method(task)
-            if worker.is_generator(task):
-                value = await special.run_async(worker, task, function, args, kwargs)
-            else:
-                value = function(*args, **kwargs)
-                if worker.is_async(task):
-                    value = await value
+            while True:
+                try:
+                    value = await self._call(task)
+                    break
+                except Exception as exc:
+                    if not await special.retry_async(worker, task, exc):
+                        raise
             worker.seal(task, value)
         except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
             worker.fail(task, exc)

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from fastrt._core import special as core_special
+from fastrt._core import stop
 from fastrt._core import tasks as core
 from fastrt._core.run import Runner
 from fastrt.errors import FastrtError, ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
@@ -24,6 +25,7 @@ from fastrt.tasks import arguments
 from fastrt.tasks.functions import FunctionCache
 from fastrt.tasks.special import Policy
 from fastrt.worker import special
+from fastrt.worker.clock import Clock
 from fastrt.worker.environment import Rooms
 
 _SCALARS = 1  # the kind of arguments that the core reads by itself
@@ -61,6 +63,10 @@ class Worker:
         seal, fail = self.rooms.sealing(self._seal), self.rooms.failing(self._fail)
         self._runner = Runner(store.client, self.functions.loaded, self._prepare, seal, fail, end_child, outputs)
         self._policies: dict[int, Policy] = {}  # by objref
+        self.retries_here = False  # an actor runs its calls again itself
+        self.clock = Clock()
+        self.timers: dict[int, special.Timer] = {}  # by task
+        self.leaving = False
         self._thread = threading.get_ident()  # the one that runs tasks
         self._sleepers: set[int] = set()  # threads that sleep in a get or wait
         self._sleepers_lock = threading.Lock()
@@ -71,9 +77,12 @@ class Worker:
     def run(self) -> None:
         """Loop until the daemon says to stop."""
         signal.signal(signal.SIGINT, self._on_interrupt)
+        stop.listen(self._client)
         while True:
             self._runner.run(_IDLE_S, self._store.spin_s)
             if self._told_to_stop():
+                self.leaving = True
+                self.clock.flush()
                 return
 
     def task_here(self) -> int | None:
@@ -106,12 +115,17 @@ class Worker:
 
     def may_retry(self, task: int, exc: BaseException) -> bool:
         """Whether a task runs again after an exception of its own."""
-        return (
-            issubclass(type(exc), Exception)  # isinstance would ask the exception, which may say anything
-            and not issubclass(type(exc), FastrtError)
-            and bool(core.info(self._client, task)["flags"] & core.RETRY_ERRORS)
-            and special.attempts_left(self, task)
-        )
+        kind = type(exc)  # isinstance would ask the exception, which may say anything
+        if not issubclass(kind, Exception) or not core.info(self._client, task)["flags"] & core.RETRY_ERRORS:
+            return False
+        named = self.policy_of(task).retry_on
+        wanted = not issubclass(kind, FastrtError) if named in ((), (Exception,)) else issubclass(kind, named)
+        return wanted and special.attempts_left(self, task)
+
+    def runs(self, task: int) -> bool:
+        """Whether that is the task whose code runs here now, on top of all that wait for it."""
+        stack = self._runner.stack
+        return bool(stack) and stack[-1] == task
 
     def name_of(self, task: int) -> str:
         """What the task is called in messages."""
@@ -151,7 +165,7 @@ class Worker:
         """Seal the error as every result that is not sealed yet, or run the task again."""
         if core.cancelled(self._client, task):
             exc = TaskCancelledError(f"the task was cancelled while it ran in process {os.getpid()}")
-        elif self.may_retry(task, exc) and core.retry(self._client, task):
+        elif self.may_retry(task, exc) and not self.retries_here and special.retry_later(self, task):
             return
         try:
             if type(exc) not in (TaskCancelledError, SerializationError, ObjectStoreFullError):
@@ -198,12 +212,20 @@ class Worker:
             self._runner.execute(task)
         self._runner.interruptible = interruptible
         core.resume(self._client, outer)
+        if interruptible and core.cancelled(self._client, outer):
+            raise KeyboardInterrupt  # the signal came while the other one ran
         return True
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
         """SIGINT: somebody cancels the task that runs here; one that came too late is ignored."""
-        if self._runner.interruptible and self._runner.stack and core.must_stop(self._client, self._runner.stack[-1]):
+        if not self._runner.interruptible or not self._runner.stack:
+            return
+        task = self._runner.stack[-1]
+        if core.must_stop(self._client, task):
             raise KeyboardInterrupt
+        timer = self.timers.get(task)
+        if timer is not None and timer.is_over():
+            raise timer.error()
 
 
 def end_child(exc: BaseException | None) -> None:

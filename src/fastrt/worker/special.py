@@ -5,24 +5,31 @@ What is special wraps the function: to the frame that calls it (`_core.run`) it 
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import generators
+from fastrt._core import generators, stop
 from fastrt._core import special as core_special
 from fastrt._core import tasks as core
 from fastrt._core.generators import Producer
-from fastrt.errors import ObjectStoreFullError, TaskError
+from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, TaskError, TaskTimeoutError
 from fastrt.store.serialize import serialize
 
 if TYPE_CHECKING:
     from fastrt.store.client import Store
     from fastrt.store.ref import ObjectRef
     from fastrt.tasks.functions import FunctionCache
+    from fastrt.tasks.special import Policy
     from fastrt.worker.main import Worker
 
 _PATIENCE_S = 0.01  # a generator that has to wait for longer gives its place to another worker
 _LOOK_S = 0.05
+_GRACE_S = 5.0  # for a task to end after its timeout
+_REMIND_S = 0.1  # it may have been deaf: in another task on top of it, or in native code
 
 
 def begin(worker: Worker, task: int) -> FunctionCache:
@@ -37,10 +44,17 @@ def begin(worker: Worker, task: int) -> FunctionCache:
 def wrap(worker: Worker, task: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what to call instead of the function of a task that this process has claimed."""
     flags = core_special.flags_of(worker.client, task)
-    if flags & core_special.POLICY and worker.policy_of(task).dynamic:
-        return _dynamic(worker, task, function)
-    if flags & generators.STREAM:
-        return _streaming(worker, task, function)
+    if not flags:
+        return function
+    policy = worker.policy_of(task)
+    if policy.dynamic:
+        function = _dynamic(worker, task, function)
+    elif flags & generators.STREAM:
+        function = _streaming(worker, task, function)
+    if policy.timeout_s:
+        function = _timed(worker, task, policy.timeout_s, function)
+    if worker.retries_here:
+        function = _retrying(worker, task, policy, function)
     return function
 
 
@@ -63,6 +77,122 @@ def _streaming(worker: Worker, task: int, function: Callable[..., Any]) -> Calla
         )
 
     return produce
+
+
+def _timed(worker: Worker, task: int, timeout_s: float, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with an end: an exception is raised in it, and if that does not help, the process is killed."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        timer = worker.timers[task] = Timer(worker, task, timeout_s)
+        try:
+            return function(*args, **kwargs)
+        finally:  # not reached if the timeout is now; then the timer finds out by itself
+            timer.stop()
+
+    return call
+
+
+class Timer:
+    """Ends one attempt of a task that takes too long.
+
+    Args:
+        worker: this process.
+        task: which it runs.
+        timeout_s: how long it may.
+    """
+
+    def __init__(self, worker: Worker, task: int, timeout_s: float) -> None:
+        self._worker, self._task, self._timeout_s = worker, task, timeout_s
+        self._name = worker.name_of(task)
+        self._thread = threading.get_ident()
+        self._attempt = self._attempt_now()
+        self._told = 0  # how often it was told, and not some task on top of it
+        self._over = self._stopped = False
+        self._alarm = worker.clock.start(timeout_s, self._tell)
+
+    def stop(self) -> None:
+        """The attempt has ended."""
+        self._stopped = True
+        self._alarm.stop()
+
+    def is_over(self) -> bool:
+        """Whether the attempt still runs, and has no more time."""
+        return self._over and not self._stopped and self._attempt_now() == self._attempt
+
+    def error(self) -> TaskTimeoutError:
+        """What to raise in it."""
+        return TaskTimeoutError(f"task {self._name!r} did not end within its timeout of {self._timeout_s:g} s")
+
+    def _attempt_now(self) -> tuple[int, int]:
+        info = core.info(self._worker.client, self._task)
+        return info["id"], info["attempts"]
+
+    def _tell(self) -> float | None:
+        """In the clock's thread: interrupt it, again and again, and in the end with the process."""
+        self._over = True
+        with contextlib.suppress(FastrtError):  # the session has ended
+            if not self.is_over():
+                return None
+            if self._worker.runs(self._task):
+                self._told += 1
+            if self._told * _REMIND_S > _GRACE_S:
+                again = self._worker.may_retry(self._task, self.error())
+                stop.end_for(self._worker.client, self._task, self._attempt[0], again)
+            signal.pthread_kill(self._thread, signal.SIGINT)
+            return _REMIND_S
+        return None
+
+
+def _retrying(worker: Worker, task: int, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function until it does not fail: of an actor, whose calls do not go elsewhere."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        while True:
+            try:
+                return function(*args, **kwargs)
+            except Exception as exc:
+                if not worker.may_retry(task, exc) or not core_special.again(worker.client, task):
+                    raise
+            threading.Event().wait(policy.delay(core.info(worker.client, task)["attempts"] - 1))
+            if core.cancelled(worker.client, task):
+                raise TaskCancelledError("the call was cancelled while it waited to run again")
+
+    return call
+
+
+async def retry_async(worker: Worker, task: int, exc: BaseException) -> bool:
+    """Whether a call on an event loop that has failed is to run again, after its delay."""
+    if not worker.may_retry(task, exc) or not core_special.again(worker.client, task):
+        return False
+    import asyncio  # here: workers that need no event loop start sooner without it
+
+    await asyncio.sleep(worker.policy_of(task).delay(core.info(worker.client, task)["attempts"] - 1))
+    return True
+
+
+def retry_later(worker: Worker, task: int) -> bool:
+    """Queue a task that has failed for another attempt, now or when its delay is over; False if it has none left."""
+    attempts = core.info(worker.client, task)["attempts"]
+    delay = worker.policy_of(task).delay(attempts)
+    if not delay:
+        return core.retry(worker.client, task)
+    if not attempts_left(worker, task):
+        return False
+    until = time.monotonic() + delay
+    core_special.park(worker.client, task)
+
+    def look() -> float | None:
+        with contextlib.suppress(FastrtError):  # the session has ended, or is broken
+            left = until - time.monotonic()
+            if left > 0 and not core.cancelled(worker.client, task) and not worker.leaving:
+                return min(left, _LOOK_S)
+            if not core.retry(worker.client, task):
+                worker.store.put_error(task, TaskCancelledError("the task was cancelled while it waited to run again"))
+                core.finish(worker.client, task)
+        return None
+
+    worker.clock.start(min(delay, _LOOK_S), look)
+    return True
 
 
 def _put(store: Store, item: Any) -> ObjectRef:
@@ -120,7 +250,7 @@ async def run_async(worker: Worker, task: int, function: Callable[..., Any], arg
             if not producer.skips() and producer.wanted == generators.ITEMS:
                 _add(store, producer, item)
                 while producer.full and producer.wanted == generators.ITEMS:
-                    import asyncio  # here: workers that need no event loop start sooner without it
+                    import asyncio
 
                     await asyncio.get_running_loop().run_in_executor(None, producer.wait, _LOOK_S, 0.0)
         return None

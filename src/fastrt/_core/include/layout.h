@@ -301,7 +301,8 @@ typedef struct {
                          * a canceller that comes too late must not hit the record's next tenant */
     uint64_t offset;   /* of the body; 0: inlined */
     uint64_t path;     /* what the program knows it by: FRT_PATH_STEP times its parent's, 0 for a driver, and its number
-                        * among those that the parent submitted. The same in every run of the same program */
+                        * among those that the parent submitted. The same in every run of the same program. Within
+                        * a job it also says who is whose child */
     uint32_t function_index;
     uint32_t bytes; /* of the arguments */
     uint32_t nreturns, nrefs, ndeps;
@@ -328,7 +329,8 @@ enum {
     FRT_TASK_LINKED = 4, /* in a waiter list */
     FRT_TASK_DEMAND = 8,
     FRT_TASK_STREAM = 16, /* the last of its refs is the stream of what it yields */
-    FRT_TASK_POLICY = 32  /* the last of its refs but that names the object that says how it is run */
+    FRT_TASK_POLICY = 32, /* the last of its refs but that names the object that says how it is run */
+    FRT_TASK_LATE = 64    /* it ran for too long: its worker ends for it, and it is not run again */
 };
 
 typedef struct {

@@ -1,0 +1,74 @@
+"""What a worker does later: end a task that runs for too long, run one again after a while. One thread does it all."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+
+class Alarm:
+    """One thing to do at its time, unless it is stopped before."""
+
+    __slots__ = ("due", "stopped", "what")
+
+    def __init__(self, due: float, what: Callable[[], float | None]) -> None:
+        self.due, self.what, self.stopped = due, what, False
+
+    def stop(self) -> None:
+        """Do not do it."""
+        self.stopped = True
+
+
+class Clock:
+    """Calls what is due, in a thread of its own, which is there while anything is to be done."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._heap: list[tuple[float, int, Alarm]] = []
+        self._numbers = itertools.count()
+        self._running = False
+
+    def start(self, delay_s: float, what: Callable[[], float | None]) -> Alarm:
+        """Call `what` after so many seconds, and again after as many as it returns, until it returns None."""
+        alarm = Alarm(time.monotonic() + delay_s, what)
+        with self._lock:
+            self._push(alarm)
+            self._lock.notify()
+            start, self._running = not self._running, True
+        if start:
+            threading.Thread(target=self._run, name="fastrt-clock", daemon=True).start()
+        return alarm
+
+    def flush(self) -> None:
+        """Call all that is to come now, from here."""
+        with self._lock:
+            alarms = [alarm for _, _, alarm in self._heap]
+            self._heap.clear()
+        for alarm in alarms:
+            if not alarm.stopped:
+                alarm.what()
+
+    def _push(self, alarm: Alarm) -> None:
+        heapq.heappush(self._heap, (alarm.due, next(self._numbers), alarm))
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while self._heap and self._heap[0][2].stopped:
+                    heapq.heappop(self._heap)
+                if not self._heap:
+                    self._running = False
+                    return
+                left = self._heap[0][0] - time.monotonic()
+                if left > 0:
+                    self._lock.wait(min(left, threading.TIMEOUT_MAX))
+                    continue
+                alarm = heapq.heappop(self._heap)[2]
+            again = alarm.what()
+            if again is not None and not alarm.stopped:
+                alarm.due = time.monotonic() + again
+                with self._lock:
+                    self._push(alarm)
