@@ -196,6 +196,48 @@ def test_a_lent_task_is_cancelled_here_and_there(rt, nodes, tmp_path, wait_until
     assert nodes[0].child("fastrt.node.uplink") == uplink
 
 
+def test_a_lent_task_keeps_its_policy_and_ends_with_its_children(rt, tmp_path, wait_until):
+    class Passing(Exception):
+        pass
+
+    @fastrt.remote(retry_exceptions=[Passing], retry_delay=0.01, max_retries=-1)
+    def fails_twice(path):
+        with open(path, "a") as file:
+            file.write("x")
+        if os.path.getsize(path) < 3:
+            raise Passing
+        return os.path.getsize(path)
+
+    assert fastrt.get(fails_twice.remote(str(tmp_path / "runs")), timeout=20) == 3
+
+    @fastrt.remote(timeout=0.1)
+    def stuck():
+        threading.Event().wait(30)
+
+    with pytest.raises(fastrt.TaskTimeoutError):
+        fastrt.get(stuck.remote(), timeout=20)
+
+    @fastrt.remote
+    def child(begun, ended):
+        open(begun, "w").close()
+        try:
+            threading.Event().wait(30)
+        finally:
+            open(ended, "w").close()
+
+    @fastrt.remote
+    def parent(*paths):
+        return fastrt.get(child.remote(*paths))
+
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    ref = parent.remote(str(begun), str(ended))
+    wait_until(begun.exists, "the child's start")
+    fastrt.cancel(ref)
+    with pytest.raises(fastrt.TaskCancelledError):
+        fastrt.get(ref, timeout=10)
+    wait_until(ended.exists, "the child's end there")
+
+
 def test_a_worker_that_dies_there_is_replaced_and_its_task_runs_again(rt, tmp_path):
     @fastrt.remote
     def die_once(path):

@@ -32,6 +32,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
 from fastrt.tasks.cancel import cancel_in
 from fastrt.tasks.demand import Demand, export
+from fastrt.tasks.special import RETRIES_FOREVER, retries_left
 
 _SET = message_set("node")
 _Frame, _Value, _Ref, _Task, _Function, _Release = (
@@ -144,7 +145,7 @@ class Exchange:
             ref=[self.references.name(ref) for ref in refs],
             dependencies=info["deps"],
             results=info["returns"],
-            retries=max(0, info["retries"] - info["attempts"] + 1),
+            retries=retries_left(info),
             retry_errors=bool(info["flags"] & core.RETRY_ERRORS),
         )
         if info["flags"] & demands.DEMAND:
@@ -228,7 +229,7 @@ class Exchange:
         flags = core.RETRY_ERRORS if message.retry_errors else 0
         about = (
             self._client, function, message.kind, message.argument, refs, message.dependencies, message.results,
-            min(message.retries, 250), flags,
+            min(message.retries, RETRIES_FOREVER), flags,
         )  # fmt: skip
         demand = self.demand(message.demand) if message.demand else None
         results = special.submit(*about, demand, self._policy(message.policy) if message.policy else None)

@@ -28,6 +28,7 @@ from fastrt.errors import FastrtError, ObjectLostError
 from fastrt.node.readiness import Readiness
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
+from fastrt.tasks.special import RETRIES_FOREVER, retries_left
 
 _SCALAR_KINDS_END = 16
 _RECORD_BYTES = 512  # what a record takes by itself, about
@@ -91,12 +92,13 @@ class Lineage:
         function = handles.acquire(self._client, *info["function"])
         demand = demands.demand_of(self._client, task, info["id"])
         policy = special.policy_of(self._client, task)
-        left = max(0, info["retries"] - info["attempts"] + 1)
+        left = retries_left(info)
         flags = info["flags"] & core.RETRY_ERRORS
+        again = left if left == RETRIES_FOREVER else left - 1
 
         def run() -> list[ObjectRef]:
             self._client.adopt_job(info["job"])
-            about = (self._client, function, kind, data, refs, info["deps"], info["returns"], left - 1, flags)
+            about = (self._client, function, kind, data, refs, info["deps"], info["returns"], again, flags)
             submitted = special.submit(*about, demand, policy)
             return [submitted] if info["returns"] == 1 else list(submitted)
 

@@ -58,6 +58,13 @@ class Policy:
         return min(self.delay_max_s, self.delay_s * self.backoff ** min(attempts - 1, 64))
 
 
+def retries_left(info: dict[str, Any]) -> int:
+    """How many more attempts a task may have than the one that its record, as `core.info` says it, has counted."""
+    if info["retries"] == RETRIES_FOREVER:
+        return RETRIES_FOREVER
+    return max(0, int(info["retries"]) - int(info["attempts"]) + 1)
+
+
 @dataclass(frozen=True)
 class Special:
     """What is special about the tasks of a function, or the calls of a method.
