@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fastrt._core import fsck, handles, tasks
+from fastrt._core import fsck, handles, special, stop, tasks
 from fastrt.errors import FastrtError, ObjectStoreFullError, StaleReferenceError
 
 WAITING, READY, CLAIMED, RUNNING, BLOCKED, ENDING = 2, 3, 4, 5, 6, 7
@@ -436,3 +436,62 @@ def test_store_full_of_arguments_raises_and_recovers(node, client, function):
     while (task := next_task(client)) >= 0:
         tasks.finish_scalar(client, task, None)
     assert handles.read_scalars(client, held, 1) == [None] * 15
+
+
+# ---- children, and attempts that wait ----
+
+
+def test_children_are_found_by_their_path_and_cancelled_by_their_id(node, client, function):
+    parent = submit(client, function, 1)
+    other = submit(client, function, 2)
+    job, path = tasks.maker_of(client, parent)
+    assert job == client.job
+    inside = 1 << 63  # begin_path takes it back: a path that a task has
+    tasks.begin_path(client, path ^ inside)
+    children = [submit(client, function, k) for k in range(3)]
+    found = sorted(tasks.children(client, job, path), key=lambda row: row[1])
+    assert [tasks.maker_of(client, child) for child in children] == [(job, row[2]) for row in found]
+    assert not any(is_call for _, _, _, is_call in found)
+    assert tasks.children(client, job + 1, path) == tasks.children(client, job, path + 1) == []
+    assert tasks.children(client, job, 0) == []
+    tasks.begin_path(client, path)  # of an actor that has this number
+    stranger = submit(client, function, 4)
+    assert len(tasks.children(client, job, path)) == len(found)
+
+    task, known = found[0][:2]
+    assert tasks.cancel_task(client, task, known + 1) == ("done", 0, 0)
+    assert tasks.cancel_task(client, 1 << 30, known) == ("done", 0, 0)
+    assert tasks.cancel_task(client, task, known) == ("ending", task, 0)
+    node.end([task])
+    assert tasks.maker_of(client, children[0]) is None
+    assert run_all(client) == [1, 2, 1, 2, 4]
+    assert handles.read(client, other)[2] == 2
+    assert handles.read(client, stranger)[2] == 4
+
+
+def test_attempt_that_waits_is_kept_and_hides_no_task_that_runs(client, function):
+    ref, other = submit(client, function, 1, retries=1), submit(client, function, 2)
+    task = next_task(client)
+    special.park(client, task)
+    assert state(client, task) == CLAIMED
+    running = next_task(client)
+    assert tasks.cancel(client, other) == ("running", running, os.getpid())
+    assert tasks.retry(client, task)
+    assert not stop.end_for(client, task, tasks.info(client, task)["id"], True)  # it does not run, so we live
+    assert not stop.end_for(client, running, tasks.info(client, running)["id"] + 1, True)
+    assert tasks.finish_scalar(client, running, 2)
+    assert run_all(client) == [1]
+    assert handles.read(client, ref)[2] == 1
+
+
+def test_another_attempt_begins_where_the_first_has_failed(client, function):
+    ref = submit(client, function, 1, retries=1)
+    task = next_task(client)
+    assert special.again(client, task)
+    assert tasks.info(client, task)["attempts"] == 2
+    assert not special.again(client, task)
+    assert tasks.finish_scalar(client, task, 1)
+    for misused in (special.again, special.park):
+        with pytest.raises(FastrtError, match="not this client's to run"):
+            misused(client, task)
+    assert handles.read(client, ref)[2] == 1

@@ -182,7 +182,8 @@ class Victim:
         if task != tasks.NO_TASK and work.seed_of(c, task) != 6002:
             work.perform(c, f, task)  # somebody else has run ours meanwhile, and the record has another tenant
         elif task != tasks.NO_TASK:
-            tasks.cancel(c, running)
+            tasks.cancel_task(c, task, tasks.info(c, task)["id"] + 1)  # another tenant's
+            tasks.cancel_task(c, task, tasks.info(c, task)["id"])
             tasks.must_stop(c, task)
             work.fail(c, task)
         for k in range(540):  # each leaves a stale cell: the ring is full of them and swept

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fastrt._core import demands, handles, spill, tasks
+from fastrt._core import demands, handles, special, spill, tasks
 from fastrt._core.clients import Client
 from fastrt._core.handles import Ref
 
@@ -147,8 +147,11 @@ def seed_of(client: Client, task: int) -> int:
 def _perform(client: Client, function: Ref, task: int) -> None:
     kind, args, refs = tasks.arguments(client, task)
     op, seed = struct.unpack_from("<QQ", args) if kind == KIND else args[:2]
-    if op == RETRY and tasks.info(client, task)["attempts"] == 1 and tasks.retry(client, task):
-        return
+    if op == RETRY and tasks.info(client, task)["attempts"] == 1:
+        if seed & 1:
+            special.park(client, task)  # as one that waits for its next attempt
+        if tasks.retry(client, task):
+            return
     if op == FAIL:
         fail(client, task)
     elif op == YIELD:
