@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     "README.md", "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
-    "docs/observing.md", "docs/engines.md", "docs/migrating.md", "docs/tasks.md",
-    "docs/environments.md",
+    "docs/observing.md", "docs/engines.md", "docs/migrating.md", "docs/tasks.md", "docs/environments.md",
+    "docs/placement.md",
 ]  # fmt: skip
 NEEDS_A_CLUSTER = 'fastrt.init(address="auto")'
 # Commands that take minutes or change the machine: their first words, and the call that shows they exist.

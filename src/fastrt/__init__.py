@@ -44,6 +44,14 @@ from fastrt.tasks.decorator import remote
 from fastrt.tasks.demand import NodeAffinity
 from fastrt.tasks.handle import ActorHandle, get_actor, kill, list_named_actors
 from fastrt.tasks.method import method
+from fastrt.tasks.placement import (
+    PlacementGroup,
+    PlacementGroupSchedulingStrategy,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from fastrt.tasks.remote import RemoteFunction
 
 if TYPE_CHECKING:
@@ -82,6 +90,8 @@ __all__ = [
     "ObjectRefGenerator",
     "ObjectStoreFullError",
     "PerformanceWarning",
+    "PlacementGroup",
+    "PlacementGroupSchedulingStrategy",
     "RemoteFunction",
     "Runtime",
     "RuntimeContext",
@@ -100,6 +110,7 @@ __all__ = [
     "exceptions",
     "get_actor",
     "get_runtime_context",
+    "get_placement_group",
     "init",
     "is_initialized",
     "kill",
@@ -110,9 +121,12 @@ __all__ = [
     "list_workers",
     "method",
     "nodes",
+    "placement_group",
+    "placement_group_table",
     "progress",
     "put",
     "remote",
+    "remove_placement_group",
     "runtime_context",
     "shutdown",
     "timeline",

@@ -152,6 +152,8 @@ def read_resources(source: str, value: Any) -> dict[str, float]:
     for name, amount in value.items():
         if not isinstance(name, str) or not name or len(name) > _RESOURCE_NAME_MAX:
             raise _refuse(source, name, f"a resource's name must be text of at most {_RESOURCE_NAME_MAX} characters")
+        if "@" in name:
+            raise _refuse(source, name, "a resource's name has no @: that names what placement groups have")
         if name.upper() == "CPU":
             raise _refuse(source, dict(value), "CPUs are not among the resources: say num_cpus")
         checked = read_amount(f"{source}[{name!r}]", amount)

@@ -139,8 +139,15 @@ def test_task_ids_are_those_of_fastrts_own_engine(program):
 
 
 def test_what_needs_a_store_says_that_it_has_no_counterpart(local):
-    with pytest.raises(UnsupportedError, match="engine 'local'"):
-        store_client.require()
+    calls = [
+        store_client.require,
+        lambda: fastrt.placement_group([{"CPU": 1}]),
+        lambda: fastrt.get_placement_group("mine"),
+        fastrt.placement_group_table,
+    ]
+    for call in calls:
+        with pytest.raises(UnsupportedError, match="engine 'local'"):
+            call()
 
 
 def test_references_and_handles_end_with_the_session(local):

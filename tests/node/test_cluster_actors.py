@@ -8,6 +8,7 @@ import pytest
 from cluster import RunningNode
 
 import fastrt
+from fastrt import PlacementGroupSchedulingStrategy as InGroup
 from fastrt.errors import ActorDiedError, ActorNotFoundError, NameTakenError
 from fastrt.node.daemon import sweep_sessions
 
@@ -241,6 +242,55 @@ def test_killed_uplinks_are_dead_processes(nodes, two, wait_until):
         assert get(more.where.remote())[0] == two
 
 
+def test_placement_groups_lie_on_nodes_as_they_say_and_give_back(runtime, two, wait_until):
+    @fastrt.remote
+    def where():
+        return current_session()
+
+    def nodes_of(group):
+        assert group.wait(30)
+        return list(fastrt.placement_group_table(group)["bundles_to_node_id"].values())
+
+    strict = fastrt.placement_group([{"CPU": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
+    assert set(nodes_of(strict)) == {runtime.session, two}
+    tasks = [where.options(scheduling_strategy=InGroup(strict, k)).remote() for k in (0, 1)]
+    assert get(tasks) == nodes_of(strict)
+    packed = fastrt.placement_group([{"CPU": 0.5}, {"CPU": 0.5}], strategy="STRICT_PACK")
+    assert nodes_of(packed) == [two, two]
+    nested = fastrt.remote(make_inside).options(scheduling_strategy=InGroup(packed, 0), num_cpus=0.5).remote(packed)
+    assert get(nested) == (two, two)
+    actor = Counter.options(scheduling_strategy=InGroup(packed, 1), num_cpus=0.5).remote(1)
+    assert get(actor.where.remote())[0] == two
+    late = fastrt.placement_group([{"CPU": 1}, {"seat": 1}], strategy="SPREAD")
+    assert not late.wait(0.3)
+    fastrt.remove_placement_group(strict)
+    assert late.wait(30)
+    fastrt.remove_placement_group(packed)
+
+    def why_it_died():
+        try:
+            get(actor.add.remote())
+        except ActorDiedError as exc:
+            return "its placement group was removed" in str(exc)
+        return False
+
+    wait_until(why_it_died, "the other node to be told")
+    fastrt.remove_placement_group(late)
+    wait_until(lambda: fastrt.available_resources() == {"CPU": 3.0, "seat": 2.0}, "everything to be free")
+
+
+def current_session():
+    from fastrt.store import client
+
+    return client.require().client.segment.session
+
+
+def make_inside(group):
+    """A task of a group starts another one of it, on whatever node it runs."""
+    inner = fastrt.remote(current_session).options(scheduling_strategy=InGroup(group, 1), num_cpus=0.5).remote()
+    return current_session(), fastrt.get(inner)
+
+
 @pytest.mark.long
 def test_calls_from_node_to_node_by_a_third_that_is_then_lost(nodes, runtime, two, runtime_dir, wait_until):
     third = RunningNode(runtime_dir, "--address", nodes[0].head, "--num-workers", "1", "--name", "three")
@@ -264,6 +314,9 @@ def test_lost_node_is_a_dead_process(nodes, runtime, two):
     once = Counter.options(scheduling_strategy=soft).remote()
     more = Counter.options(scheduling_strategy=soft, max_restarts=1, max_task_retries=-1).remote(5)
     theirs = get(hand_over.options(scheduling="two").remote())
+    group = fastrt.placement_group([{"CPU": 0.5}], strategy="PACK")
+    strict = fastrt.placement_group([{"CPU": 0.5}] * 2, strategy="STRICT_SPREAD")
+    assert strict.wait(30)
     assert {get(one.where.remote())[0] for one in (once, more, theirs)} == {two}
     nodes[1].kill()
     for actor in (once, theirs):
@@ -271,3 +324,9 @@ def test_lost_node_is_a_dead_process(nodes, runtime, two):
             get(actor.add.remote())
     assert get(more.add.remote()) == 6
     assert get(more.where.remote())[0] == runtime.session
+    assert group.wait(30)
+    assert fastrt.placement_group_table(group)["bundles_to_node_id"] == {0: runtime.session}
+    assert fastrt.placement_group_table(strict)["state"] == "RESCHEDULING"
+    assert not strict.wait(0)
+    for one in (group, strict):
+        fastrt.remove_placement_group(one)

@@ -75,7 +75,8 @@ cdef bint _answers(frt_actor *actor, const char *name) noexcept nogil:
         a32_load_sc(&actor.released) == 0 and strncmp(actor.name, name, sizeof(actor.name)) == 0
 
 
-def create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, bint detached, Ref demand=None):
+def create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, bint detached, Ref demand=None,
+           bint bare=False):
     """Make the actor that lives as long as an object, and have it started.
 
     Args:
@@ -84,13 +85,15 @@ def create(Client client, Ref ref, uint64_t function, str name, int32_t max_rest
         name: under which others find it; at most 63 bytes; "": none.
         max_restarts: how often it gets another process; -1: any number.
         detached: it also lives without any handle, to the end of the session.
-        demand: what it takes while it lives, an object among the functions; None: nothing.
+        demand: what it takes while it lives, an object that `ref` or the table of functions keeps; None: nothing.
+        bare: it has no process, and only holds what it demands.
     Returns:
         The actor's index; None when another actor has that name.
     Raises:
         ObjectStoreFullError: the table of actors is full.
     """
-    return _create(client, ref, function, name, max_restarts, FRT_ACTOR_DETACHED if detached else 0, demand, False)
+    return _create(client, ref, function, name, max_restarts,
+                   (FRT_ACTOR_DETACHED if detached else 0) | (FRT_ACTOR_BARE if bare else 0), demand, False)
 
 
 def stand_in(Client client, Ref ref, uint64_t function):
@@ -211,7 +214,7 @@ def info(Client client, uint32_t a):
             "pid": client.x.clients[w].pid if there else None, "function": actor.function,
             "object": (actor.objref, actor.index), "max_restarts": actor.max_restarts, "restarts": actor.restarts,
             "released": actor.released != 0, "ended": actor.ended, "detached": actor.flags & FRT_ACTOR_DETACHED != 0,
-            "order": actor.order,
+            "order": actor.order, "bare": actor.flags & FRT_ACTOR_BARE != 0,
             "demand": (actor.demand, actor.demand_index) if actor.demand else None,
             "name": actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"),
             "reason": actor.reason[:strnlen(actor.reason, 448)].decode("utf-8", "replace")}
@@ -239,6 +242,12 @@ def alive(Client client, uint32_t a):
             check(_uncount(&client.x, actor))
 
 
+def hold(Client client, uint32_t a):
+    """Say that a bare actor has what it demands: its client is this one, the daemon."""
+    if enter(client, a):
+        alive(client, a)
+
+
 # ---- a client that stands for a process on another node ----
 
 def carry(Client client, uint32_t a, uint32_t gen):
@@ -260,7 +269,10 @@ def carried(Client client, uint32_t a):
 
 
 def drop(Client client, uint32_t a):
-    """Say that an actor that this client stands for has no process any more: the daemon decides what follows."""
+    """Say that an actor that this client stands for has no process any more: the daemon decides what follows.
+
+    Of a bare one: that it has not any more what it demands.
+    """
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_sc(&actor.word)
     if _is_mine(client, actor):
@@ -292,7 +304,9 @@ def take_order(Client client, uint32_t a):
 
 cdef bint _is_mine(Client client, frt_actor *actor) noexcept:
     cdef uint64_t word = a64_load_sc(&actor.word)
-    return frt_word_client(word) == client.x.me and frt_word_state(word) == FRT_ACTOR_AWAY
+    return frt_word_client(word) == client.x.me and (
+        frt_word_state(word) == FRT_ACTOR_AWAY or
+        frt_word_state(word) == FRT_ACTOR_LIVE and actor.flags & FRT_ACTOR_BARE != 0)
 
 
 cdef int _uncount(frt_ctx *x, frt_actor *actor) noexcept nogil:
@@ -385,7 +399,9 @@ def attention(Client client):
         actor = x.actors + a
         state = frt_word_state(a64_load_sc(&actor.word))
         if state == FRT_ACTOR_WANTED or state == FRT_ACTOR_DOWN or \
-                state == FRT_ACTOR_DEAD and not a32_load_sc(&actor.swept):
+                state == FRT_ACTOR_DEAD and not a32_load_sc(&actor.swept) or \
+                state == FRT_ACTOR_LIVE and actor.flags & FRT_ACTOR_BARE and (
+                    a32_load_sc(&actor.ended) or a32_load_sc(&actor.released)):
             found.append((a, state))
     return found
 

@@ -219,7 +219,7 @@ cdef list _check_actors(frt_ctx *x, bint quiet):
                 actor.index >= x.objects_max or x.entries[actor.index].objref != actor.objref
                 or x.entries[actor.index].actor != a + 1 or not x.entries[actor.index].flags & FRT_ENTRY_ACTOR):
             bad.append(f"actor {a} is not released, and its object {actor.objref:#x} is not there")
-        if state != FRT_ACTOR_EMPTY and actor.demand and (
+        if state != FRT_ACTOR_EMPTY and not actor.released and actor.demand and (
                 actor.demand_index >= x.objects_max or x.entries[actor.demand_index].objref != actor.demand):
             bad.append(f"actor {a} demands what object {actor.demand:#x} says, which is not there")
         if <uint32_t>actor.mailbox > x.tasks_max:

@@ -75,6 +75,9 @@ class Actors:
             info = actors.info(self._client, actor)
             if state == actors.WANTED:
                 self._start(actor, info)
+            elif state == actors.LIVE:  # a bare one that shall end
+                actors.drop(self._client, actor)
+                self._decide(actor, info)
             elif state == actors.DOWN:
                 self._decide(actor, info)
             else:  # a daemon that is dead declared it dead, and came no further
@@ -85,6 +88,9 @@ class Actors:
             self._end(actor, "")
         elif self._failed.get(actor, 0) >= _STARTS_MAX:
             self._end(actor, f"{_STARTS_MAX} processes in a row could not start it; the last one {self._how[actor]}")
+        elif info["bare"]:
+            if self._may_start(actor, info, again):
+                actors.hold(self._client, actor)
         elif actor not in self._processes and self._may_start(actor, info, again) and self._has_slot():
             self._processes[actor] = 0
             self._fork(actor)

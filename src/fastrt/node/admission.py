@@ -18,15 +18,19 @@ from fastrt._core import tasks as core
 from fastrt._core.clients import KIND_WORKER, Client, table
 from fastrt._core.functions import function_name
 from fastrt.config import RESOURCE_PARTS
-from fastrt.errors import FastrtError, InfeasibleTaskError
+from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, StaleReferenceError
+from fastrt.node.groups import Groups
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing, Task, View
 from fastrt.store.attach import Link
 from fastrt.store.client import Store
-from fastrt.tasks.demand import CPU, Demand, parts_of
+from fastrt.store.ref import ObjectRef
+from fastrt.tasks.demand import CPU, Demand, group_of, parts_of
+from fastrt.tasks.handle import kill_in
 
 _NAP_S = 1.0
 _SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled
 _TASKS_A_MESSAGE = 1000
+_KNOWN_S = 2.0  # in which a group that was made is known, also to a daemon that has just taken over
 
 
 class Admission:
@@ -60,7 +64,10 @@ class Admission:
         self._finding: dict[int, Link] = {}  # who asks for an actor of the cluster
         total = dict(parts_of({CPU: cpus, **resources}))
         self.placing = Placing(self._client.segment.session, total, cluster)
+        self.groups = Groups(self.placing)
         self._known: dict[int, Demand] = {}  # by the number of the object that says it
+        self._promised: list[tuple[str, int, ObjectRef, float]] = []  # who waits for a group, and since when
+        self._asked: dict[Link, ObjectRef] = {}  # what they were promised, until they have taken it
         self._uplink: Link | None = None
         self._told: Any = None
         self._swept_at = 0.0
@@ -78,7 +85,10 @@ class Admission:
         for actor, gen in actors.demanding(self._client):
             info = actors.info(self._client, actor)
             if info["state"] in (actors.STARTING, actors.LIVE, actors.DOWN, actors.AWAY):
-                self.placing.found((-1 - actor, gen), self._demand_of_actor(info))
+                demand = self._demand_of_actor(info)
+                self.placing.found((-1 - actor, gen), demand)
+                if demand.bundle and not demand.node:
+                    self.groups.add((-1 - actor, gen), demand, placed=True)
 
     def may_start(self, actor: int, info: Mapping[str, Any], again: bool = False) -> bool:
         """Whether an actor that wants a process may have it here now; if not, it may have it later, or elsewhere.
@@ -95,9 +105,37 @@ class Admission:
         if place == HERE:
             return True
         if place != WAITING and (place != ORDERED or again):
-            self.placing.wait(task, self._demand_of_actor(info), time.monotonic())
+            demand = self._demand_of_actor(info)
+            self.placing.wait(task, demand, time.monotonic())
+            if demand.bundle and demand.node:
+                self._hold_or_refuse(task, demand)
+            elif demand.bundle:
+                self.groups.add(task, demand)
             self.refresh()
         return self.placing.place_of(task) == HERE
+
+    def _hold_or_refuse(self, task: Task, demand: Demand) -> None:
+        """A bundle of another node's group has its place here now, or that node finds another."""
+        room = self.placing.rooms().get(self.placing.node, {})
+        if all(room.get(name, 0) >= parts for name, parts in demand.amounts):
+            self.placing.put(task, self.placing.node, time.monotonic())
+        else:
+            actors.end_for_good(self._client, -1 - task[0], actors.KILLED, "there was no room for it")
+
+    def remove_group(self, name: str) -> None:
+        """Give back what is reserved for a placement group."""
+        for task in self.groups.tasks_of(name):
+            if self._place_of_actor(task) != GONE:
+                kill_in(self._store, -1 - task[0], "its placement group was removed")
+        self._start_actors()
+
+    def end_actors_of(self, name: str) -> None:
+        """End the actors here that have something of a placement group, a bundle of which is gone."""
+        for actor, _ in actors.demanding(self._client):
+            info = actors.info(self._client, actor)
+            if not info["ended"] and info["state"] != actors.DEAD and group_of(self._demand_of_actor(info)) == name:
+                kill_in(self._store, actor, "its placement group was removed")
+        self._start_actors()
 
     def close(self) -> None:
         """End the thread."""
@@ -128,6 +166,7 @@ class Admission:
     def on_hang_up(self, link: Link) -> None:
         """A connection has ended: perhaps the uplink's."""
         self._finding = {ticket: one for ticket, one in self._finding.items() if one is not link}
+        self._asked.pop(link, None)
         if link is self._uplink:
             self._uplink, self.placing.has_uplink, self._told = None, False, None
             for ticket in list(self._finding):
@@ -174,6 +213,7 @@ class Admission:
         for task in placed:
             if task[0] < 0:
                 placing.moved(task, self._place_of_actor(task), now)
+        self._drop_gone(self.groups.waiting(), now)
         for task in demands.take_held(self._client):
             demand = self._demand(task)
             if demand is not None:
@@ -182,8 +222,11 @@ class Admission:
             self._swept_at = now
             self._sweep(now)
         lend: list[tuple[int, int, str]] = []
-        while not self._carry_out(placing.decide(now), lend, now):
+        while not self._carry_out(self.groups.decide(now) + placing.decide(now), lend, now):
             continue
+        for name in placing.take_gone_groups():
+            self.end_actors_of(name)
+        self._answer_waiting()
         self._tell_uplink(lend)
 
     def _carry_out(self, orders: list[Order], lend: list[tuple[int, int, str]], now: float) -> bool:
@@ -192,6 +235,10 @@ class Admission:
         for order in orders:
             if order.what == "lend":
                 lend.append((*order.task, order.node))
+            elif order.task[0] < 0 and self._place_of_actor(order.task) == GONE:
+                self.placing.moved(order.task, GONE, now)  # its record may be another's by now
+            elif order.what == "release":
+                self._release(order.task)
             elif order.what != "admit":
                 self._cannot(order)
             elif order.task[0] < 0:
@@ -201,14 +248,52 @@ class Admission:
                 done = False
         return done
 
+    def _release(self, task: Task) -> None:
+        """Have a bundle give up what it has: it waits again."""
+        actor = -1 - task[0]
+        if self.placing.place_of(task) == HERE:
+            self.placing.leave(task)
+            actors.drop(self._client, actor)
+            self._start_actors()
+        elif actors.info(self._client, actor)["state"] == actors.AWAY:
+            actors.order(self._client, actor, actors.ORDER_KILL)
+
+    def on_group_ready(self, link: Link, name: str) -> None:
+        """Somebody wants to know when everything is reserved for a group."""
+        task, ref = core.promise(self._client)
+        self._promised.append((name, task, ref, time.monotonic()))
+        self._asked[link] = ref
+        link.send(objref=ref.objref, index=handles.describe(self._client, ref)["index"])
+        self._answer_waiting()
+
+    def _answer_waiting(self) -> None:
+        now = time.monotonic()
+        for item in list(self._promised):
+            name, task, _, since = item
+            ready, why = self.groups.is_ready(name), self.groups.why_gone(name)
+            if ready is None and why is None and now - since < _KNOWN_S:
+                continue
+            if ready is None:
+                never = InfeasibleTaskError(f"placement group {name} has {why}")
+                gone = NotFoundError(f"placement group {name} is not there any more, or was made on another node")
+                self._store.put_error(task, never if why else gone)
+                core.finish(self._client, task)
+            elif not ready or not core.finish_scalar(self._client, task, True):
+                continue
+            self._promised.remove(item)
+
     def _sweep(self, now: float) -> None:
         waiting = self.placing.waiting()
-        for task in [task for task in waiting if task[0] < 0]:
-            if self._place_of_actor(task) == GONE:
-                self.placing.moved(task, GONE, now)
+        self._drop_gone([task for task in waiting if task[0] < 0], now)
         waiting = [task for task in waiting if task[0] >= 0]
         for task, (state, _) in zip(waiting, demands.states(self._client, waiting), strict=True):
             if state == demands.GONE:
+                self.placing.moved(task, GONE, now)
+
+    def _drop_gone(self, waiting: list[Task], now: float) -> None:
+        """Forget those of some waiting actors that have ended."""
+        for task in waiting:
+            if self._place_of_actor(task) == GONE:
                 self.placing.moved(task, GONE, now)
 
     def _place_of(self, state: int, client: int) -> int:
@@ -235,9 +320,11 @@ class Admission:
         objref, index = info["demand"]
         found = self._known.get(objref)
         if found is None:
-            found = self._known[objref] = Demand.from_bytes(
-                self._store.load(handles.acquire(self._client, objref, index))
-            )
+            try:
+                found = Demand.from_bytes(self._store.load(handles.acquire(self._client, objref, index)))
+            except StaleReferenceError:  # it went with the last handle: the actor ends
+                return Demand(())
+            self._known[objref] = found
         return found
 
     def _demand(self, task: Task) -> Demand | None:
@@ -258,7 +345,10 @@ class Admission:
         return found
 
     def _cannot(self, order: Order) -> None:
-        index, shortage = order.task[0], self.placing.shortage(order.demand)
+        if order.demand.bundle:
+            self._cannot_reserve(order)
+            return
+        index, shortage = order.task[0], self._shortage(order.demand)
         what = "task" if index >= 0 else "actor"
         about = core.info(self._client, index)["function"][0] if index >= 0 else self._class_of(index)
         name = function_name(self._client, about)
@@ -269,6 +359,24 @@ class Admission:
             self._say(f"fastrt: {what} {name!r} demands {shortage}; it waits until a node joins that has\n")
         else:
             self._refuse(order.task, InfeasibleTaskError(f"task {name!r} demands {shortage}"))
+
+    def _shortage(self, demand: Demand) -> str:
+        group = group_of(demand)
+        if not group:
+            return self.placing.shortage(demand)
+        why = self.groups.why_gone(group)
+        if why is None:
+            return f"resources of placement group {group}, which no node has"
+        return f"resources of placement group {group}, which {f'has {why}' if why else 'was removed'}"
+
+    def _cannot_reserve(self, order: Order) -> None:
+        name = order.demand.bundle.split("/")[0]
+        shortage = self.groups.why_gone(name) or self.groups.shortage(name)
+        if order.what == "warn":
+            self._say(f"fastrt: placement group {name} has {shortage}; it waits until nodes join that have it\n")
+        else:
+            actors.end_for_good(self._client, -1 - order.task[0], actors.FAILED, shortage[:400])
+            self._start_actors()
 
     def _class_of(self, index: int) -> int:
         return int(actors.info(self._client, -1 - index)["function"])
@@ -285,8 +393,8 @@ class Admission:
         for k in range(0, len(lend), _TASKS_A_MESSAGE):
             link.post(op="lend", tasks=lend[k : k + _TASKS_A_MESSAGE])
         state = self._state()
-        if state != self._told:
-            self._told = state
+        if (state, self.placing.total) != self._told:
+            self._told = state, dict(self.placing.total)
             link.post(op="resources", total=self.placing.total, free=state[0], admitted=state[1])
 
     def _listen(self) -> None:

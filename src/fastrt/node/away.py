@@ -84,17 +84,16 @@ class Away:
         try:
             ref = handles.acquire(self._client, *info["object"])
             plan: ActorPlan = self._store.load(ref)
-            assert plan.cls is not None
-            assert plan.init is not None
             demand = self._store.load(handles.acquire(self._client, *info["demand"])) if info["demand"] else b""
-            function = self._exchange.function(plan.cls.objref, plan.cls.index)
+            function = b"" if plan.cls is None else self._exchange.function(plan.cls.objref, plan.cls.index)
         except FastrtError as exc:  # its last handle went, or what it is made of is lost
             self._drop(actor, f"it could not be sent to node {self._exchange.name}: {exc}")
             return
         self._numbers += 1
-        bare = pickle.dumps(replace(plan, cls=None, init=None), 5)
-        message = _Actor(hosted=self._numbers, function=function, plan=bare, demand=demand)
-        message.init.CopyFrom(self._exchange.references.name(plan.init))
+        bare = pickle.dumps(replace(plan, cls=None, init=None, demand=None), 5)
+        message = _Actor(hosted=self._numbers, function=function, plan=bare, demand=demand, bare=info["bare"])
+        if plan.init is not None:
+            message.init.CopyFrom(self._exchange.references.name(plan.init))
         if not info["max_restarts"]:  # else handles that come there must find it wherever it runs next
             message.ref.CopyFrom(self._exchange.references.name(ref))
         self._exchange.out.add("actor", message, len(bare) + len(demand) + 128)
@@ -166,7 +165,7 @@ class Away:
     def send_plan(self, ref: ObjectRef) -> None:
         """The other node has been named the object of an actor: tell how to call it."""
         plan: ActorPlan = self._store.load(ref)
-        bare = pickle.dumps(replace(plan, cls=None, init=None), 5)
+        bare = pickle.dumps(replace(plan, cls=None, init=None, demand=None), 5)
         self._exchange.out.add("plan", _Plan(objref=ref.objref, plan=bare), len(bare) + 64)
 
     def on_plan(self, message: Any) -> None:

@@ -244,6 +244,18 @@ class Daemon:
             if "how" in message:
                 self._actors.note(_whole(message["actor"]), str(message["how"]))
             self._tend_actors()
+        elif op == "group_ready":
+            self._tend_actors()  # the group's maker has told of it on another connection
+            self._admission.on_group_ready(link, str(message.get("group")))
+        elif op == "groups":
+            self._tend_actors()
+            link.send(groups=self._admission.groups.rows())
+        elif op == "remove_group":
+            self._tend_actors()
+            self._admission.remove_group(str(message.get("group")))
+            self._tend_actors()
+            self._admission.refresh()
+            link.send(removed=True)
         elif op == "find_actor":
             self._admission.on_find(link, str(message.get("name", "")))
         elif op == "found_actor":

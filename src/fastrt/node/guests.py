@@ -57,16 +57,18 @@ class Guests:
             PeerError: it cannot be one.
         """
         references = self._exchange.references
-        init = references.resolve(message.init)
-        function = functions.find_function(self._client, message.function)
-        if function is None or message.hosted in self._guests:
+        init = references.resolve(message.init) if message.HasField("init") else None
+        function = functions.find_function(self._client, message.function) if message.function else None
+        if (function is None) != message.bare or message.hosted in self._guests:
             raise PeerError(f"node {self._exchange.name} sends an actor without its class, or twice the same")
         plan: ActorPlan = pickle.loads(message.plan)  # the stream has shown the session's token
-        plan = replace(plan, session=self._client.segment.session, cls=function, init=init)
         try:
             demand = self._exchange.demand(message.demand) if message.demand else None
+            session = self._client.segment.session
+            plan = replace(plan, session=session, cls=function, init=init, demand=demand)
             ref = self._store.put_serialized(serialize(plan))
-            actor = actors.create(self._client, ref, function.objref, "", 0, False, demand)
+            objref = 0 if function is None else function.objref
+            actor = actors.create(self._client, ref, objref, "", 0, False, demand, message.bare)
         except ObjectStoreFullError as exc:
             self._exchange.out.add("gone", _Gone(hosted=message.hosted, reason=str(exc)))
             return
@@ -126,6 +128,7 @@ class Guests:
         if ref is not None:
             actor = actors.index_of(self._client, ref)
             kill_in(self._store, actor, "" if whose.restart and guest is None else "it was killed by fastrt.kill")
+            self._tell()
 
     def on_unhost(self, number: int) -> None:
         """Nobody on the other node can call an actor of its own any more."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fastrt.config import RESOURCE_PARTS
-from fastrt.tasks.demand import CPU, PACK, SPREAD, Demand, in_words
+from fastrt.tasks.demand import CPU, PACK, SPREAD, Demand, given_by, group_of, in_words
 
 Task = tuple[int, int]  # a record's index, and the task's id; of an actor: -1 - its index, and its generation
 _PATIENCE = 256
@@ -119,6 +119,8 @@ class Placing:
         can_grow: whether other nodes may join, so that what cannot run now may run later.
 
     Attributes:
+        pending_groups: placement groups made here whose tasks wait until all that is reserved for them is there.
+        gone_groups: those made here whose tasks never can run, with the reason.
         node, name, total: as given; `name` is set once it is known.
         used: parts in use here.
         relief: by how many parts of a CPU the tasks here take less than one each: they need further workers.
@@ -138,6 +140,9 @@ class Placing:
         self._placed: dict[Task, _Entry] = {}  # those that do not wait
         self._lines: dict[Demand, _Line] = {}
         self._turn = 0
+        self._gone_groups: set[str] = set()
+        self.pending_groups: set[str] = set()
+        self.gone_groups: dict[str, str] = {}
         self._spread_to: Counter[str] = Counter()  # tasks and actors that are spread, by where they are
 
     # ---- facts ----
@@ -150,9 +155,35 @@ class Placing:
         elif entry.place != WAITING:
             self._leave(entry, WAITING)
         entry.since = now
-        if not entry.listed:
+        if not entry.listed and not demand.bundle:  # bundles are placed together, by `groups`
             entry.listed = True
             self._lines.setdefault(demand, _Line()).tasks.append(entry)
+
+    def put(self, task: Task, node: str, now: float) -> Order:
+        """Place one that waits there, whatever is free: somebody has looked."""
+        return self._send(self._entries[task], node, now)
+
+    def leave(self, task: Task) -> None:
+        """Let one wait again that has given up what it had here."""
+        self._leave(self._entries[task], WAITING)
+
+    def forget(self, task: Task) -> None:
+        """One that waits will never be placed."""
+        self._entries.pop(task, None)
+
+    def node_of(self, task: Task) -> str:
+        """The node that one was placed on; empty: none."""
+        entry = self._entries.get(task)
+        return "" if entry is None or entry.place in (WAITING, GONE) else entry.node
+
+    def rooms(self, whole: bool = False) -> dict[str, dict[str, int]]:
+        """What is free on each node where somebody works, this one first; with `whole` all that there is."""
+        found = {self.node: {name: parts if whole else self._free(name) for name, parts in self.total.items()}}
+        for view in self.views.values() if self.has_uplink else ():
+            there = self._elsewhere[view.node]
+            found[view.node] = {n: parts if whole else there.free(view, n) for n, parts in view.total.items()}
+        totals = {self.node: self.total, **{view.node: view.total for view in self.views.values()}}
+        return {node: room for node, room in found.items() if totals[node].get(CPU)}
 
     def found(self, task: Task, demand: Demand) -> None:
         """A task was admitted here already, by one who has died."""
@@ -213,6 +244,11 @@ class Placing:
         entry = self._entries.get(task)
         return GONE if entry is None else entry.place
 
+    def take_gone_groups(self) -> set[str]:
+        """Placement groups that have given something up here since this was last asked."""
+        gone, self._gone_groups = self._gone_groups, set()
+        return gone
+
     # ---- decisions ----
 
     def decide(self, now: float) -> list[Order]:
@@ -222,6 +258,12 @@ class Placing:
         passed: list[tuple[_Line, int]] = []
         for demand, line in sorted(self._lines.items(), key=_age):
             count = len(orders)
+            group = group_of(demand)
+            if group in self.gone_groups:
+                orders += self._hopeless(demand, line, now)
+                continue
+            if group in self.pending_groups:
+                continue
             while line.tasks:
                 entry = line.tasks[0]
                 if entry.place != WAITING or entry.task not in self._entries:
@@ -333,12 +375,14 @@ class Placing:
 
     def _hopeless(self, demand: Demand, line: _Line, now: float) -> list[Order]:
         waiting = [entry for entry in line.tasks if entry.place == WAITING]
-        if not self.can_grow:
+        group = group_of(demand)
+        soon = group and any(now - entry.since < _GRACE_S for entry in waiting)  # perhaps it is not known here yet
+        if group in self.gone_groups or (not self.can_grow and not soon):
             for entry in waiting:
                 self._entries.pop(entry.task, None)
             del self._lines[demand]
             return [Order(entry.task, "refuse", demand) for entry in waiting]
-        if line.warned or not waiting or now - waiting[0].since < _GRACE_S:
+        if not self.can_grow or line.warned or not waiting or now - waiting[0].since < _GRACE_S:
             return []
         line.warned = True
         return [Order(waiting[0].task, "warn", demand)]
@@ -362,6 +406,7 @@ class Placing:
         self._placed[entry.task] = entry
         self._spread_to[self.node] += entry.demand.strategy == SPREAD
         self._count(entry, 1)
+        self._give(entry.demand, 1)
 
     def _leave(self, entry: _Entry, place: int) -> None:
         if entry.place != WAITING:
@@ -371,9 +416,20 @@ class Placing:
             for name, parts in entry.demand.amounts:
                 mine[name] -= parts
         else:
+            if entry.place in (HERE, BLOCKED):
+                self._give(entry.demand, -1)
             self._count(entry, -1)
         entry.place = place
         self._placed.pop(entry.task, None)
+
+    def _give(self, demand: Demand, sign: int) -> None:
+        """What is reserved here for a placement group is what its tasks can have."""
+        if demand.bundle and sign < 0:
+            self._gone_groups.add(demand.bundle.split("/")[0])
+        for name, parts in given_by(demand):
+            self.total[name] = self.total.get(name, 0) + sign * parts
+            if not self.total[name]:
+                del self.total[name]
 
     def _count(self, entry: _Entry, sign: int) -> None:
         """What a task takes here: one that sleeps in a get gives its CPUs to others meanwhile."""

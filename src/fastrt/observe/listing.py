@@ -114,6 +114,8 @@ def actors(store: Store) -> list[Row]:
     found = []
     for index in look.actors(store.client):
         info = core_actors.info(store.client, index)
+        if info["bare"]:
+            continue  # what a placement group has reserved
         found.append(
             {
                 "actor": index, "class": names.actor(index), "name": info["name"],

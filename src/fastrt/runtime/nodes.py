@@ -9,6 +9,7 @@ from fastrt.config import RESOURCE_PARTS
 from fastrt.store import attach
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
+from fastrt.tasks.demand import INSIDE
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -60,7 +61,11 @@ def available_resources() -> dict[str, float]:
 
 def _about(row: list[Any], is_here: bool) -> dict[str, Any]:
     node, name, total, free = row
-    amounts = [{key: parts / RESOURCE_PARTS for key, parts in parts_of.items()} for parts_of in (total, free)]
+    # Not what placement groups have: that is part of what the node has.
+    amounts = [
+        {key: parts / RESOURCE_PARTS for key, parts in parts_of.items() if INSIDE not in key}
+        for parts_of in (total, free)
+    ]
     about = {"NodeID": node, "NodeName": name, "Alive": True, "IsHere": is_here}
     return {**about, "Resources": amounts[0], "Available": amounts[1]}
 

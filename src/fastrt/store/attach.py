@@ -15,6 +15,8 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastrt._core.clients import Client
@@ -171,9 +173,22 @@ def inquire(path: str, op: str, timeout_s: float = 10.0, **about: Any) -> dict[s
     Raises:
         AttachError: nobody listens there, or it does not answer.
     """
+    with inquiry(path, op, timeout_s, **about) as answer:
+        return answer
+
+
+@contextmanager
+def inquiry(path: str, op: str, timeout_s: float = 10.0, **about: Any) -> Iterator[dict[str, Any]]:
+    """`inquire`; as long as the context lasts, the daemon keeps what it has made for the answer.
+
+    Raises:
+        AttachError: nobody listens there, or it does not answer.
+    """
     link, answer = _ask(path, timeout_s, op=op, **about)
-    link.close()
-    return answer
+    try:
+        yield answer
+    finally:
+        link.close()
 
 
 def _ask(path: str, timeout_s: float, **message: Any) -> tuple[Link, dict[str, Any]]:

@@ -126,6 +126,7 @@ class ActorClass:
         concurrency = options["max_concurrency"]
         if concurrency is None:
             concurrency = ASYNC_CONCURRENCY if any(which.is_async for which in methods) else 1
+        wanted = None if self._demand is None else export(store, self._demand)
         plan = ActorPlan(
             self.cls.__name__,
             store.client.segment.session,
@@ -136,10 +137,10 @@ class ActorClass:
             concurrency,
             groups,
             environment.inherited(options[environment.OPTION]),
+            demand=wanted,
         )
         ref = store.put_serialized(serialize(plan))
         name, detached = options["name"] or "", options["lifetime"] == "detached"
-        wanted = None if self._demand is None else export(store, self._demand)
         taken = bool(name) and find_elsewhere(store, name) is not None
         if not taken:
             restarts = options["max_restarts"]

@@ -22,9 +22,12 @@ CPU = "CPU"
 GPU = "GPU"
 SPREAD = "spread"
 PACK = "pack"
+INSIDE = "@"  # in names of resources that a placement group has, before the group's
 OPTIONS = ("num_cpus", "num_gpus", "resources", "scheduling", "scheduling_strategy")
 Amounts = tuple[tuple[str, int], ...]  # in parts, see `fastrt.config.RESOURCE_PARTS`; in order of name
 ONE_CPU: Amounts = ((CPU, RESOURCE_PARTS),)
+_A_BUNDLE = "bundle"  # that a task is in one, also if it takes nothing
+_BUNDLE_USE, _BUNDLE_USES = 1, 10_000  # how much of that one task takes, and how many there may be
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,18 @@ class NodeAffinity:
     soft: bool = False
 
 
+class Group:
+    """Something that has resources of its own to give to tasks: a placement group."""
+
+    def inside(self, amounts: Amounts, index: int) -> Amounts:
+        """What a task demands that shall have its resources from here, from the part of that index; -1: any.
+
+        Raises:
+            ValueError: it has not that much.
+        """
+        raise NotImplementedError
+
+
 class Demand(NamedTuple):
     """What one task demands.
 
@@ -50,12 +65,14 @@ class Demand(NamedTuple):
         strategy: empty, `spread` or `pack`.
         node: the id or name of the only node that will do; empty: any.
         soft: whether others will do when that one cannot.
+        bundle: of what is reserved for a placement group: which part of which group it is; see `tasks.placement`.
     """
 
     amounts: Amounts
     strategy: str = ""
     node: str = ""
     soft: bool = False
+    bundle: str = ""
 
     def to_bytes(self) -> bytes:
         """As one node tells another."""
@@ -69,11 +86,11 @@ class Demand(NamedTuple):
             ValueError: it did not write that.
         """
         try:
-            amounts, strategy, node, soft = json.loads(data)
+            amounts, strategy, node, soft, bundle = json.loads(data)
             checked = tuple(sorted((str(name), int(amount)) for name, amount in amounts))
             if any(amount < 0 for _, amount in checked):
                 raise ValueError("it demands less than nothing")
-            return cls(checked, str(strategy), str(node), bool(soft))
+            return cls(checked, str(strategy), str(node), bool(soft), str(bundle))
         except (TypeError, ValueError) as exc:
             raise ValueError(f"{data[:100]!r} is no demand: {exc}") from None
 
@@ -102,7 +119,11 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
     if "scheduling" in given and "scheduling_strategy" in given:
         raise TypeError("scheduling and scheduling_strategy are two names for one option: give one of them")
     name = "scheduling" if "scheduling" in given else "scheduling_strategy"
-    demand = Demand(parts_of(amounts), *_strategy(name, given.get(name, "default")))
+    value = given.get(name, "default")
+    if isinstance(getattr(value, "placement_group", None), Group):
+        inside: Amounts = value.placement_group.inside(parts_of(amounts), value.placement_group_bundle_index)
+        return Demand(inside)
+    demand = Demand(parts_of(amounts), *_strategy(name, value))
     return None if demand == Demand(ONE_CPU) else demand
 
 
@@ -124,8 +145,13 @@ def demand_of_actor(options: Mapping[str, Any]) -> Demand | None:
 
 
 def export(store: Store, demand: Demand) -> ObjectRef:
-    """The object that says what a task demands: one for each demand, among the functions, and for as long as these."""
+    """The object that says what a task demands: one for each demand, among the functions, and for as long as these.
+
+    Of a placement group's it lives as long as it is held.
+    """
     data = demand.to_bytes()
+    if demand.bundle or group_of(demand):  # one for each group would fill the table: whoever demands it keeps it
+        return store.put(data)
     digest = hashlib.blake2b(data, digest_size=16, person=b"demand").digest()
     found: ObjectRef | None = functions.find_function(store.client, digest)
     if found is None:
@@ -139,9 +165,40 @@ def parts_of(amounts: Mapping[str, float]) -> Amounts:
     return tuple((name, parts) for name, parts in counted if parts)
 
 
+def within(amounts: Amounts, group: str, index: int) -> Amounts:
+    """What a task demands that shall have these amounts from a placement group.
+
+    Args:
+        amounts: what it would take of a node.
+        group: which one.
+        index: of the bundle; -1: any.
+    """
+    wanted = [*amounts, (_A_BUNDLE, _BUNDLE_USE)]
+    found = [(f"{name}{INSIDE}{group}", parts) for name, parts in wanted]
+    if index >= 0:
+        found += [(f"{name}{INSIDE}{group}/{index}", parts) for name, parts in wanted]
+    return tuple(sorted(found))
+
+
+def given_by(demand: Demand) -> Amounts:
+    """What a node has for tasks of a placement group because this bundle of it is reserved there."""
+    if not demand.bundle:
+        return ()
+    group, index, *_ = demand.bundle.split("/")
+    whole = [*demand.amounts, (_A_BUNDLE, _BUNDLE_USES * _BUNDLE_USE)]
+    names = (f"{INSIDE}{group}", f"{INSIDE}{group}/{index}")
+    return tuple((name + where, parts) for name, parts in whole for where in names)
+
+
+def group_of(demand: Demand) -> str:
+    """The placement group that a task demands something of; empty: none."""
+    return next((name.split(INSIDE)[1].split("/")[0] for name, _ in demand.amounts if INSIDE in name), "")
+
+
 def in_words(amounts: Mapping[str, int]) -> str:
     """Amounts for people: "CPU 2, gpu 0.5"."""
-    return ", ".join(f"{name} {parts / RESOURCE_PARTS:g}" for name, parts in sorted(amounts.items())) or "nothing"
+    shown = ((name, parts / RESOURCE_PARTS) for name, parts in sorted(amounts.items()) if INSIDE not in name)
+    return ", ".join(f"{name} {amount:g}" for name, amount in shown) or "nothing"
 
 
 def _strategy(option: str, value: Any) -> tuple[str, str, bool]:

@@ -30,6 +30,7 @@ from fastrt.tasks.method import CALL, RETURNS_MAX, MethodPlan, check_options, wh
 from fastrt.tasks.special import Special
 
 _FIND_TRIES = 3
+GROUP_NAME = "\x1fgroup "  # before the names of placement groups, whose records lie among the actors'
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class ActorPlan:
         concurrency: calls of the default group that may run at once.
         groups: the same for the others.
         environment: what its process is given; None: nothing.
+        group: of what is reserved for a placement group: that.
+        demand: reference to what the actor demands.
     """
 
     name: str
@@ -57,6 +60,8 @@ class ActorPlan:
     concurrency: int
     groups: dict[str, int] = field(default_factory=dict)
     environment: Environment | None = None
+    group: Any = None
+    demand: ObjectRef | None = None
 
 
 class ActorMethod:
@@ -364,6 +369,8 @@ def kill_in(store: Store, index: int, reason: str) -> None:
     if reason:
         actors.end_for_good(store.client, index, actors.KILLED, reason)
     info = actors.info(store.client, index)
+    if info["bare"] and info["state"] != actors.AWAY:
+        return  # the daemon sees it
     if info["state"] == actors.AWAY:
         actors.order(store.client, index, actors.ORDER_KILL)
         return
@@ -449,7 +456,8 @@ def list_named_actors() -> list[str]:
     if other is not None:
         return other.list_named_actors()
     store = store_client.require()
-    return sorted({*actors.names(store.client), *_ask_cluster(store, "")["names"]})
+    names = {*actors.names(store.client), *_ask_cluster(store, "")["names"]}
+    return sorted(name for name in names if not name.startswith(GROUP_NAME))
 
 
 def class_name(store: Store, index: int) -> str:

@@ -369,7 +369,7 @@ typedef struct {
     uint32_t restarts;
     uint8_t flags;
     uint8_t pad1[3];
-    uint64_t demand;       /* objref of what it takes while it lives, among the functions; 0: nothing */
+    uint64_t demand; /* objref of what it takes while it lives; its object keeps that, or the functions; 0: nothing */
     uint32_t demand_index;
     uint32_t order;        /* of one that is AWAY: FRT_ORDER_*, for the client that stands for its process */
     uint8_t pad2[12];
@@ -377,7 +377,9 @@ typedef struct {
     char reason[448]; /* why it is DEAD, or will be */
 } frt_actor;
 
-enum { FRT_ACTOR_COUNTED = 1, FRT_ACTOR_DETACHED = 2 };
+/* BARE: there is no process. It only holds what it demands, and nobody calls it; the client of the word is the daemon.
+ * What is reserved for a placement group is such a record, so that it lives, moves and ends as an actor does. */
+enum { FRT_ACTOR_COUNTED = 1, FRT_ACTOR_DETACHED = 2, FRT_ACTOR_BARE = 4 };
 enum { FRT_ORDER_NONE = 0, FRT_ORDER_KILL = 1 };
 enum { FRT_END_KILLED = 1, FRT_END_FAILED = 2, FRT_END_EXITED = 3 }; /* frt_actor.ended */
 

@@ -1,0 +1,287 @@
+"""Placement groups: resources of one node or several, reserved together for tasks and actors that name the group.
+
+A group is made of bundles, each of which lies on one node as a whole. What is reserved for a bundle is a record as an
+actor has it, without a process: it holds what it demands as long as it lives, moves to another node when its own is
+lost, and ends with whoever made it. Tasks of the group demand resources under names that only such a node has.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastrt._core import actors, handles
+from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
+from fastrt.errors import ConfigError, NameTakenError, NotFoundError
+from fastrt.store import attach
+from fastrt.store import client as store_client
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
+from fastrt.tasks.demand import CPU, GPU, Amounts, Demand, Group, export, in_words, parts_of, within
+from fastrt.tasks.handle import GROUP_NAME, ActorPlan
+
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_BUNDLES_MAX = 512  # a node knows 1,024 actors and bundles
+_kept: dict[str, tuple[Store, list[ObjectRef]]] = {}  # what this process has reserved, by group
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementGroup(Group):
+    """Resources that are reserved together. Made by `placement_group`; can be passed to tasks and actors.
+
+    Attributes:
+        id: 16 hex digits.
+        bundle_specs: what each bundle has, by name.
+        strategy: how the bundles lie on nodes.
+        name: for `get_placement_group`; empty: none.
+        session: the node where it was made.
+    """
+
+    id: str
+    bundle_specs: tuple[dict[str, float], ...]
+    strategy: str
+    name: str
+    session: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlacementGroup) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def bundle_count(self) -> int:
+        """How many bundles there are."""
+        return len(self.bundle_specs)
+
+    def ready(self) -> ObjectRef:
+        """Return a reference that becomes True when everything is reserved, or an error when it never will be.
+
+        Raises:
+            AttachError: the node daemon does not answer.
+        """
+        store = store_client.require()
+        if self.session != store.client.segment.session:
+            from fastrt.tasks.remote import make
+
+            there = make(function=_ready, num_cpus=0, scheduling=self.session).remote(self)
+            assert isinstance(there, ObjectRef)
+            return there
+        with attach.inquiry(store.socket_path, "group_ready", group=self.id) as answer:
+            ref: ObjectRef = handles.acquire(store.client, answer["objref"], answer["index"])
+        return ref
+
+    def wait(self, timeout: float | None = 30.0) -> bool:
+        """Wait until everything is reserved.
+
+        Args:
+            timeout: seconds; None waits for ever.
+        Returns:
+            Whether it is.
+        Raises:
+            InfeasibleTaskError: it never will be.
+            NotFoundError: the group was removed.
+        """
+        store = store_client.require()
+        ref = self.ready()
+        if not store.wait([ref], 1, timeout)[0]:
+            return False
+        return bool(store.get(ref))
+
+    def inside(self, amounts: Amounts, index: int) -> Amounts:
+        """What a task demands that shall have its resources from the bundle of that index; -1: from any.
+
+        Raises:
+            ValueError: no bundle has that much, or there is no such bundle.
+        """
+        if not -1 <= index < self.bundle_count:
+            raise ValueError(f"placement_group_bundle_index is {index}; the group has {self.bundle_count} bundles")
+        bundles = [dict(_amounts(spec)) for spec in self.bundle_specs]
+        able = bundles if index < 0 else [bundles[index]]
+        if not any(all(bundle.get(name, 0) >= parts for name, parts in amounts) for bundle in able):
+            which = "no bundle" if index < 0 else f"bundle {index} does not have it, which"
+            has = "; ".join(in_words(bundle) for bundle in able)
+            raise ValueError(f"{in_words(dict(amounts))} is demanded of a placement group, and {which} has it: {has}")
+        return within(amounts, self.id, index)
+
+
+@dataclass(frozen=True)
+class PlacementGroupSchedulingStrategy:
+    """Where a task or an actor gets its resources, for `scheduling_strategy=`.
+
+    Attributes:
+        placement_group: the group.
+        placement_group_bundle_index: of the bundle; -1: any.
+        placement_group_capture_child_tasks: must be False: tasks that a task starts say themselves where they run.
+    Source:
+        The semantics of `ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy`.
+    """
+
+    placement_group: PlacementGroup
+    placement_group_bundle_index: int = -1
+    placement_group_capture_child_tasks: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.placement_group, PlacementGroup):
+            raise TypeError(f"placement_group is {self.placement_group!r}; it must be made by placement_group()")
+        if self.placement_group_capture_child_tasks:
+            raise ValueError("placement_group_capture_child_tasks is not supported: give child tasks the strategy, too")
+
+
+def placement_group(
+    bundles: Sequence[Mapping[str, float]], strategy: str = "PACK", name: str = "", lifetime: str | None = None
+) -> PlacementGroup:
+    """Reserve resources together. Returns at once; `.ready()` and `.wait()` tell when they are there.
+
+    Args:
+        bundles: what each takes of one node: [{"CPU": 1}, {"CPU": 1, "gpu": 0.5}].
+        strategy: "PACK": on as few nodes as will do, "SPREAD": on as many; "STRICT_PACK": on one, "STRICT_SPREAD":
+            each on a node of its own, or not at all.
+        name: under which `get_placement_group` finds it on this node.
+        lifetime: "detached": to the end of the session; else as long as the process that makes it.
+    Raises:
+        ValueError, TypeError: a bundle or the strategy is none.
+        NameTakenError: another group has the name.
+        ObjectStoreFullError: there is no room for the records.
+    Source:
+        The semantics of `ray.util.placement_group`.
+    """
+    amounts = [_amounts(bundle) for bundle in _checked(bundles)]
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"strategy is {strategy!r}; it must be one of {', '.join(_STRATEGIES)}")
+    if lifetime not in (None, "detached"):
+        raise ValueError(f"lifetime is {lifetime!r}; it must be 'detached' or None")
+    store = store_client.require()
+    session = store.client.segment.session
+    group = PlacementGroup(secrets.token_hex(8), tuple(dict(bundle) for bundle in bundles), strategy, name, session)
+    refs = []
+    for k, one in enumerate(amounts):
+        demand = export(store, Demand(one, bundle=f"{group.id}/{k}/{len(amounts)}/{strategy}"))
+        called = f"placement group {name or group.id}"
+        plan = ActorPlan(called, session, (), None, None, 0, 1, group=group, demand=demand)
+        ref = store.put_serialized(serialize(plan))
+        named = GROUP_NAME + name if name and k == 0 else ""
+        made = actors.create(store.client, ref, 0, named, -1, lifetime == "detached", demand, True)
+        if made is None:
+            raise NameTakenError(f"a placement group with the name {name!r} is there already; choose another name")
+        refs.append(ref)
+    if lifetime != "detached":
+        for stale in [known for known, (whose, _) in _kept.items() if whose is not store]:
+            del _kept[stale]
+        _kept[group.id] = store, refs
+        store.users.add(_keeper)
+    if store.tell is not None:
+        store.tell(op="actor")
+    return group
+
+
+def remove_placement_group(group: PlacementGroup) -> None:
+    """Give back what is reserved. Its actors end; its tasks that run go on to their end.
+
+    Tasks that wait become errors on the node where the group was made; on others they wait until they are cancelled.
+
+    Raises:
+        TypeError: not a group.
+        AttachError: the node daemon does not answer.
+    Source:
+        The semantics of `ray.util.remove_placement_group`.
+    """
+    if not isinstance(group, PlacementGroup):
+        raise TypeError(f"remove_placement_group takes a placement group, not {type(group).__name__}")
+    store = store_client.require()
+    if group.session != store.client.segment.session:
+        from fastrt.tasks.remote import make
+
+        store.get(make(function=remove_placement_group, num_cpus=0, scheduling=group.session).remote(group))
+        return
+    attach.inquire(store.socket_path, "remove_group", group=group.id)
+    _kept.pop(group.id, None)
+
+
+def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]:
+    """What is known of a group, or of all groups that were made on this node, by their ids.
+
+    Returns:
+        For each: placement_group_id, strategy, state ("PENDING", "CREATED", "RESCHEDULING" or "REMOVED"), bundles
+        (by index), and bundles_to_node_id.
+    Raises:
+        AttachError: the node daemon does not answer.
+    Source:
+        The semantics of `ray.util.placement_group_table`.
+    """
+    store = store_client.require()
+    rows = attach.inquire(store.socket_path, "groups")["groups"]
+    found = {row["placement_group_id"]: _row(row) for row in rows}
+    if group is None:
+        return found
+    removed = {"placement_group_id": group.id, "strategy": group.strategy, "state": "REMOVED", "bundles": {}}
+    return found.get(group.id, {**removed, "bundles_to_node_id": {}})
+
+
+def get_placement_group(name: str) -> PlacementGroup:
+    """Return the group that was made on this node under that name.
+
+    Raises:
+        NotFoundError: there is none.
+    Source:
+        The semantics of `ray.util.get_placement_group`.
+    """
+    store = store_client.require()
+    ref = actors.find(store.client, GROUP_NAME + name)
+    if ref is None:
+        raise NotFoundError(f"no placement group of this node has the name {name!r}")
+    found: PlacementGroup = store.get(ref).group
+    return found
+
+
+class _Keeper:
+    """Lets go of a session's groups when it ends."""
+
+    def forget(self) -> None:
+        _kept.clear()
+
+
+_keeper = _Keeper()
+
+
+def _ready(group: PlacementGroup) -> bool:
+    return group.wait(None)
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    bundles = {
+        int(k): {name: parts / RESOURCE_PARTS for name, parts in amounts} for k, amounts in row["bundles"].items()
+    }
+    nodes = {int(k): node for k, node in row["bundles_to_node_id"].items()}
+    return {**row, "bundles": bundles, "bundles_to_node_id": nodes}
+
+
+def _checked(bundles: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
+    if not isinstance(bundles, (list, tuple)) or not all(isinstance(bundle, Mapping) for bundle in bundles):
+        raise TypeError(f"bundles is {bundles!r}; it must be a list like [{{'CPU': 1}}]")
+    if not 1 <= len(bundles) <= _BUNDLES_MAX:
+        raise ValueError(f"there are {len(bundles)} bundles; there must be from 1 to {_BUNDLES_MAX}")
+    return bundles
+
+
+def _amounts(bundle: Mapping[str, float]) -> Amounts:
+    """What a bundle takes.
+
+    Raises:
+        ValueError: an amount is none, or all are 0.
+    """
+    others = {name: amount for name, amount in bundle.items() if str(name).upper() != CPU}
+    try:
+        amounts = read_resources("bundle", others)
+        for name, amount in bundle.items():
+            if str(name).upper() == CPU:
+                amounts[CPU] = read_amount("bundle['CPU']", amount)
+    except ConfigError as exc:
+        raise ValueError(str(exc)) from None
+    if not any(amounts.values()):
+        raise ValueError(f"a bundle is {dict(bundle)!r}: it reserves nothing")
+    assert GPU not in others or GPU in amounts or not others[GPU]
+    return parts_of(amounts)

@@ -1,0 +1,159 @@
+"""Placement groups on one node."""
+
+import os
+import signal
+
+import pytest
+
+import fastrt
+from fastrt import PlacementGroupSchedulingStrategy as InGroup
+from fastrt.errors import ActorDiedError, AttachError, InfeasibleTaskError, NameTakenError, NotFoundError
+
+
+@pytest.fixture(scope="module")
+def rt(runtime_dir):
+    with fastrt.init(2, "64MiB", runtime_dir=runtime_dir, resources={"license": 2}) as runtime:
+        yield runtime
+
+
+@fastrt.remote
+def pid(*after):
+    return os.getpid()
+
+
+@fastrt.remote
+class Licensed:
+    def pid(self):
+        return os.getpid()
+
+
+def get(refs):
+    return fastrt.get(refs, timeout=30)
+
+
+def has(**amounts):
+    try:
+        return fastrt.available_resources() == amounts
+    except AttachError:  # a daemon that was killed
+        return False
+
+
+ALL = {"CPU": 2.0, "license": 2.0}
+
+
+def test_group_reserves_for_its_tasks_and_actors_and_gives_back(rt, wait_until):
+    group = fastrt.placement_group([{"CPU": 1, "license": 0.5}, {"license": 1}])
+    assert group.wait(30)
+    assert get(group.ready()) is True
+    assert has(CPU=1.0, license=0.5)
+    assert fastrt.cluster_resources() == ALL
+    about = fastrt.placement_group_table(group)
+    assert about["state"] == "CREATED"
+    assert about["bundles"] == {0: {"CPU": 1.0, "license": 0.5}, 1: {"license": 1.0}}
+    assert about["bundles_to_node_id"] == {0: rt.session, 1: rt.session}
+    inside = pid.options(scheduling_strategy=InGroup(group, 0), resources={"license": 0.5})
+    assert len(get([inside.remote() for _ in range(20)])) == 20
+    actor = Licensed.options(scheduling_strategy=InGroup(group), resources={"license": 1}).remote()
+    get(actor.pid.remote())
+    waiting = pid.options(scheduling_strategy=InGroup(group, 1), num_cpus=0, resources={"license": 1}).remote()
+    assert fastrt.wait([waiting], timeout=0)[0] == []
+    assert has(CPU=1.0, license=0.5), "what they take is the group's"
+    fastrt.remove_placement_group(group)
+    with pytest.raises(ActorDiedError, match="its placement group was removed"):
+        get(actor.pid.remote())
+    with pytest.raises(InfeasibleTaskError, match=f"resources of placement group {group.id}, which was removed"):
+        get(waiting)
+    wait_until(lambda: has(**ALL), "everything to be free")
+    assert fastrt.placement_group_table(group)["state"] == "REMOVED"
+    assert fastrt.placement_group_table() == {}
+    with pytest.raises(NotFoundError, match="is not there any more"):
+        get(group.ready())
+    with pytest.raises(InfeasibleTaskError, match="was removed"):
+        get(inside.remote())
+
+
+def test_all_bundles_or_none_are_reserved(rt, wait_until):
+    first = fastrt.placement_group([{"license": 1.5}])
+    second = fastrt.placement_group([{"license": 0.5}, {"license": 1}], strategy="STRICT_PACK")
+    assert first.wait(30)
+    assert not second.wait(0)
+    assert fastrt.placement_group_table(second)["state"] == "PENDING"
+    assert has(CPU=2.0, license=0.5)
+    early = pid.options(scheduling_strategy=InGroup(second), num_cpus=0, resources={"license": 1}).remote()
+    assert fastrt.wait([early], timeout=0)[0] == []
+    fastrt.remove_placement_group(first)
+    assert second.wait(30)
+    get(early)
+    fastrt.remove_placement_group(second)
+    wait_until(lambda: has(**ALL), "everything to be free")
+
+
+def test_names_and_lifetimes(rt, program, wait_until):
+    group = fastrt.placement_group([{"license": 1}], name="mine", lifetime="detached")
+    assert group.wait(30)
+    assert fastrt.get_placement_group("mine") == group
+    assert fastrt.list_named_actors() == []
+    with pytest.raises(NameTakenError, match="'mine' is there already"):
+        fastrt.placement_group([{"license": 1}], name="mine")
+
+    @fastrt.remote(max_retries=0)
+    def reserve():
+        assert fastrt.placement_group([{"CPU": 1}]).wait(30)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(fastrt.WorkerCrashedError):
+        get(reserve.remote())
+    wait_until(lambda: has(CPU=2.0, license=1.0), "what the dead one had reserved to be free")
+    fastrt.remove_placement_group(fastrt.get_placement_group("mine"))
+    with pytest.raises(NotFoundError, match="has the name 'mine'"):
+        fastrt.get_placement_group("mine")
+
+
+def test_group_that_cannot_be_is_named(rt):
+    group = fastrt.placement_group([{"CPU": 1}, {"CPU": 2}], strategy="STRICT_PACK")
+    with pytest.raises(
+        InfeasibleTaskError, match=r"bundles \(CPU 1; CPU 2\) as STRICT_PACK, for which the nodes do not"
+    ):
+        get(group.ready())
+    fastrt.remove_placement_group(group)
+    group = fastrt.placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
+    with pytest.raises(InfeasibleTaskError, match="STRICT_SPREAD"):
+        group.wait(30)
+    with pytest.raises(InfeasibleTaskError, match=f"of placement group {group.id}, which has bundles .* as STRICT_SP"):
+        get(pid.options(scheduling_strategy=InGroup(group)).remote())
+    assert fastrt.placement_group_table() == {}
+    fastrt.remove_placement_group(group)
+
+
+def test_wrong_use_is_told_at_once(rt):
+    group = fastrt.placement_group([{"license": 1}])
+    for make, error, text in [
+        (lambda: fastrt.placement_group([]), ValueError, "there are 0 bundles"),
+        (lambda: fastrt.placement_group({"CPU": 1}), TypeError, "it must be a list"),
+        (lambda: fastrt.placement_group([{"CPU": 0}]), ValueError, "it reserves nothing"),
+        (lambda: fastrt.placement_group([{"CPU": -1}]), ValueError, "must be a number"),
+        (lambda: fastrt.placement_group([{"CPU": 1}], strategy="NEAR"), ValueError, "strategy is 'NEAR'"),
+        (lambda: fastrt.placement_group([{"CPU": 1}], lifetime="long"), ValueError, "lifetime is 'long'"),
+        (lambda: InGroup("mine"), TypeError, "made by placement_group"),
+        (lambda: InGroup(group, 0, True), ValueError, "not supported"),
+        (lambda: pid.options(scheduling_strategy=InGroup(group)), ValueError, "CPU 1 is demanded .* no bundle has it"),
+        (lambda: pid.options(scheduling_strategy=InGroup(group, 1), num_cpus=0), ValueError, "has 1 bundles"),
+        (lambda: fastrt.remove_placement_group("mine"), TypeError, "takes a placement group"),
+    ]:
+        with pytest.raises(error, match=text):
+            make()
+    fastrt.remove_placement_group(group)
+
+
+def test_killed_daemon_loses_no_reservation(rt, wait_until):
+    group = fastrt.placement_group([{"license": 1.5}])
+    assert group.wait(30)
+    held = Licensed.options(resources={"license": 0.5}).remote()
+    before = get(held.pid.remote())
+    rt._processes.daemon.kill()
+    wait_until(lambda: has(CPU=2.0), "another daemon that knows of it")
+    assert get(held.pid.remote()) == before
+    get(pid.options(scheduling_strategy=InGroup(group, 0), num_cpus=0, resources={"license": 1.5}).remote())
+    fastrt.remove_placement_group(group)
+    del held
+    wait_until(lambda: has(**ALL), "everything to be free")
