@@ -59,6 +59,8 @@ def end(client: Client, index: int) -> None:
 def look_after(client: Client, kept: int = -1) -> None:
     """What a daemon does: another process for the actor `kept`, and an end for all others that have none."""
     for index, state in actors.attention(client):
+        if state == actors.LIVE:  # a bare one that shall end
+            actors.drop(client, index)
         if state == actors.DOWN and index == kept:
             actors.start_again(client, index)
         elif index != kept:
@@ -83,6 +85,7 @@ def play(client: Client, function: Ref, shared: Ref) -> list[list[Ref]]:
     end(client, late)
     made.append(call(client, doomed, work.INT, 9110))
     made += stand_for(client, function)
+    reserve(client)
     found = actors.find(client, "own True")
     if found is not None:
         made.append(call(client, found, work.INT, 9120))
@@ -111,6 +114,23 @@ def live(client: Client, function: Ref, own: Ref, mine: int) -> list[list[Ref]]:
     actors.end_for_good(client, mine, actors.KILLED, "enough")
     actors.is_over(client, mine)
     return made
+
+
+def reserve(client: Client) -> None:
+    """The life of what is reserved for a placement group: it has a place, loses it, has it again, and ends."""
+    demand = work.put(client, 8, 40)
+    ref = work.put(client, 9, 62, [demand])
+    index = actors.create(client, ref, 0, "", -1, False, demand, True)
+    assert index is not None
+    del demand
+    actors.hold(client, index)
+    actors.drop(client, index)
+    if actors.start_again(client, index):
+        actors.hold(client, index)
+    assert (index, actors.info(client, index)["gen"]) in actors.demanding(client)
+    actors.end_for_good(client, index, actors.KILLED, "enough")
+    actors.drop(client, index)
+    end(client, index)
 
 
 def stand_for(client: Client, function: Ref) -> list[list[Ref]]:

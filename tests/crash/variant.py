@@ -81,6 +81,8 @@ def link_package(root: Path, target: Path) -> None:
 def link(path: Path, at: Path) -> None:
     if at.is_symlink():
         at.unlink()
+    elif at.is_dir():  # what else is compiled: the variant is of the core alone
+        shutil.rmtree(at)
     at.symlink_to(path)
 
 

@@ -219,9 +219,11 @@ cdef list _check_actors(frt_ctx *x, bint quiet):
                 actor.index >= x.objects_max or x.entries[actor.index].objref != actor.objref
                 or x.entries[actor.index].actor != a + 1 or not x.entries[actor.index].flags & FRT_ENTRY_ACTOR):
             bad.append(f"actor {a} is not released, and its object {actor.objref:#x} is not there")
-        if state != FRT_ACTOR_EMPTY and not actor.released and actor.demand and (
+        if quiet and state != FRT_ACTOR_EMPTY and not actor.released and actor.demand and (
                 actor.demand_index >= x.objects_max or x.entries[actor.demand_index].objref != actor.demand):
             bad.append(f"actor {a} demands what object {actor.demand:#x} says, which is not there")
+        if state != FRT_ACTOR_EMPTY and actor.flags & FRT_ACTOR_BARE and (actor.function or actor.mailbox):
+            bad.append(f"actor {a} only holds what it demands, and has a class or calls")
         if <uint32_t>actor.mailbox > x.tasks_max:
             bad.append(f"the mailbox of actor {a} names task {<int><uint32_t>actor.mailbox - 1}, which cannot be")
     return bad
