@@ -249,6 +249,19 @@ def test_sweep_removes_only_the_segments_of_the_dead(made, lone_peers):
     assert made.name in segment.segments()
 
 
+def test_sweep_leaves_another_versions_segment_to_those_who_have_it_mapped(lone_peers):
+    maker, member = lone_peers(), lone_peers()
+    name = maker.run("s = segment.Segment.create(1 << 20)\ns.name")
+    member.run(f"t = segment.Segment.attach({name!r})")
+    with open(f"/dev/shm{name}", "r+b") as file:
+        file.seek(VERSION)
+        file.write(b"\xff\xff")
+    maker.kill()
+    assert sweep_of(name) == []
+    member.kill()
+    assert sweep_of(name) == [name]
+
+
 def test_sweep_removes_a_segment_of_an_earlier_boot(made):
     patch(made, BOOT, b"\1\2\3\4\5\6\7", mend_crc=True)
     assert sweep_of(made.name) == [made.name]

@@ -96,10 +96,10 @@ class Slow:
         self.interrupted = 0
 
     def hold(self, started, gate):
-        with open(started, "w"):
-            pass
         pause = threading.Event()
         try:
+            with open(started, "w"):
+                pass
             while not os.path.exists(gate):
                 pause.wait(0.002)
         except KeyboardInterrupt:

@@ -493,6 +493,19 @@ def sweep():
     return removed
 
 
+cdef bint _is_mapped(name) except -1:
+    """Whether any process that this user may look into has the segment in its memory."""
+    needle = f" /dev/shm{name}".encode()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/maps", "rb") as maps:
+                if needle in maps.read():
+                    return True
+        except OSError:  # it has ended, or is another user's, who cannot have attached
+            continue
+    return False
+
+
 cdef bint _in_use(name) except -1:
     try:
         shm = posix_ipc.SharedMemory(name)
@@ -515,7 +528,7 @@ cdef bint _in_use(name) except -1:
         if start_time(sb.daemon_pid) == sb.daemon_start:
             return True
         if sb.version != FRT_LAYOUT_VERSION or sb.abi != frt_abi():
-            return False
+            return _is_mapped(name)  # its table of clients cannot be read; they may be waiting for another daemon
         if _damaged(&sb, os.fstat(shm.fd).st_size):
             return True
         for i in range(sb.clients_max):
