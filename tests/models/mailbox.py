@@ -157,11 +157,11 @@ class Mailbox(Model):
 
     def canceller(self, me: int) -> Program:
         record = yield "it has a reference to the result of call 3", await_made
-        word = yield at("tasks.cancel: word = a64_load_sc"), get, "word", record
+        word = yield at("tasks._cancel: word = a64_load_sc"), get, "word", record
         if (
             word[0] == READY
             and word[2] == 3
-            and (yield at("tasks.cancel: FRT_TASK_ENDING"), swap_word, record, word, ENDING + str(me))
+            and (yield at("tasks._cancel: FRT_TASK_ENDING"), swap_word, record, word, ENDING + str(me))
         ):
             yield at(K + "task_done: FRT_TASK_RESERVED"), finish, record
 

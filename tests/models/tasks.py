@@ -178,16 +178,16 @@ class Tasks(Model):
 
     def canceller(self, me: int) -> Program:
         while True:
-            if (yield at(T + "cancel: object_is_sealed"), load, "result") not in ("PENDING", "none"):
+            if (yield at(T + "_cancel: object_is_sealed"), load, "result") not in ("PENDING", "none"):
                 return
-            word = yield at(T + "cancel: word = a64_load_sc"), load, "word"
+            word = yield at(T + "_cancel: word = a64_load_sc"), load, "word"
             if word[0] == READY:
                 to = (ENDING, me, word[2])
                 swapped = True
                 if self.no("cancel by swap"):
-                    yield at(T + "cancel: FRT_TASK_ENDING"), store, "word", to
+                    yield at(T + "_cancel: FRT_TASK_ENDING"), store, "word", to
                 else:
-                    swapped = yield at(T + "cancel: FRT_TASK_ENDING"), cas, "word", word, to
+                    swapped = yield at(T + "_cancel: FRT_TASK_ENDING"), cas, "word", word, to
                 if swapped:
                     yield from self.end(me, "ERROR")
                     return

@@ -204,8 +204,8 @@ class Waiting(Model):
             yield from self.submit(me, 1)
 
     def canceller(self, me: int) -> Program:
-        word = yield at(T + "cancel: word = a64_load_sc"), await_task, 0
-        if word[0] in (WAITING, READY) and (yield at(T + "cancel: FRT_TASK_ENDING"), swap, 0, word, (ENDING, me)):
+        word = yield at(T + "_cancel: word = a64_load_sc"), await_task, 0
+        if word[0] in (WAITING, READY) and (yield at(T + "_cancel: FRT_TASK_ENDING"), swap, 0, word, (ENDING, me)):
             if not self.no("canceller unlinks"):
                 yield from self.unwait(me, 0)
             yield at("records.task_done: FRT_TASK_RESERVED"), renew, 0, me
