@@ -218,6 +218,8 @@ cdef extern from "atomic.h" nogil:
     uint64_t a64_and_sc(uint64_t *, uint64_t) noexcept
     uint64_t a64_add_rlx(uint64_t *, uint64_t) noexcept
     bint a64_cas_sc(uint64_t *, uint64_t, uint64_t) noexcept
+    uint8_t a8_load_rlx(const uint8_t *) noexcept
+    void a8_store_rlx(uint8_t *, uint8_t) noexcept
     uint32_t a32_load_rlx(const uint32_t *) noexcept
     uint32_t a32_load_acq(const uint32_t *) noexcept
     uint32_t a32_load_sc(const uint32_t *) noexcept

@@ -30,7 +30,8 @@ cdef int object_new(frt_ctx *x) noexcept nogil:
     a32_store_rlx(&entry.task, 0)
     a32_store_rlx(&entry.waiter, 0)
     entry.bytes, entry.offset, entry.nrefs = 0, 0, 0
-    entry.flags, entry.kind, entry.actor, entry.site, entry.used = 0, 0, 0, 0, x.sb.clock
+    a8_store_rlx(&entry.flags, 0)
+    entry.kind, entry.actor, entry.site, entry.used = 0, 0, 0, x.sb.clock
     return i
 
 
@@ -281,7 +282,7 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
         if entry.flags & FRT_ENTRY_ACTOR:
             mailbox_release(x, i)
         a64_store_rlx(&entry.objref, 0)
-        entry.flags = 0
+        a8_store_rlx(&entry.flags, 0)
         for w in range(x.words):
             a64_store_rlx(frt_waits(x, i) + w, 0)
         state = frt_state(x, i)
@@ -293,5 +294,5 @@ cdef void object_maybe_delete(frt_ctx *x, uint32_t i) noexcept nogil:
     """Delete a sealed entry if nobody holds it."""
     if _condemn(x, i):
         object_free(x, i)
-    elif x.entries[i].flags & FRT_ENTRY_STREAM:
+    elif a8_load_rlx(&x.entries[i].flags) & FRT_ENTRY_STREAM:  # perhaps the next tenant's: then nobody is hurt
         object_tell(x, i)  # its task may wait for a reader that there will never be
