@@ -31,7 +31,7 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	-$(BIN)/python tests/engines/ray_env.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
 	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
-	FASTRT_LONG=1 $(BIN)/python -m pytest
+	FASTRT_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 asan: .venv/.tools ## the core's tests on builds with AddressSanitizer, UndefinedBehavior- and ThreadSanitizer (4 minutes)
 	$(BIN)/python tests/crash/sanitizers.py address

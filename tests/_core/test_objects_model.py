@@ -262,7 +262,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 ArenaMachine.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=60,
     deadline=None,
     derandomize=True,
