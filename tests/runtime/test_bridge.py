@@ -137,6 +137,13 @@ def test_killed_bridge_is_replaced_and_known_again(runtime, client, wait_until):
     assert fetch(runtime, wait_until, again).int_data.data == 81
     client.decrement([again])
 
+    # The call may have run on the other node, before this one's new store listens.
+    def listens():
+        with contextlib.suppress(grpc.RpcError):
+            return runtime.look(runtime.stores[0])
+
+    wait_until(listens, "the head's new store listens at the old address", PATIENCE_S)
+
 
 def test_store_wants_the_clusters_token(runtime):
     request, reply = MESSAGES.methods("ObjStore")["ObjStoreInfo"]
