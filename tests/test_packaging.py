@@ -38,8 +38,8 @@ def test_tests_run_on_the_installed_package():
 
 
 def test_import_takes_less_than_150_ms():
-    code = "import time; t = time.perf_counter(); import fastrt; print(time.perf_counter() - t)"
-    # The best of some: the machine may be busy, the package cannot be quicker than it is.
+    # Of the processor, and the best of some: the machine may be busy, the package cannot be quicker than it is.
+    code = "import time; t = time.process_time(); import fastrt; print(time.process_time() - t)"
     assert min(float(python(code)[0]) for _ in range(7)) < IMPORT_SECONDS
 
 

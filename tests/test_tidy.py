@@ -37,6 +37,11 @@ def tree() -> Files:
     return {str(path.relative_to(ROOT)): path.read_text() for path in sorted(paths)}
 
 
+@functools.cache
+def modules() -> set[str]:
+    return {module_of(path) for path in tree() if is_core(path)}
+
+
 def is_core(path: str) -> bool:
     return path.startswith("src/fastrt/")
 
@@ -79,8 +84,7 @@ def imports_of(path: str, text: str) -> Iterator[str]:
 
 def names_below(base: str, names: list[str]) -> list[str]:
     """`from fastrt import config` imports fastrt.config; `from fastrt.config import Config` imports fastrt.config."""
-    modules = {module_of(path) for path in tree() if is_core(path)}
-    return [f"{base}.{name}" if f"{base}.{name}" in modules or base == "fastrt" else base for name in names]
+    return [f"{base}.{name}" if f"{base}.{name}" in modules() or base == "fastrt" else base for name in names]
 
 
 def check_layers(files: Files) -> Complaints:

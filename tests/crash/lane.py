@@ -245,14 +245,16 @@ class Lane:
         orders.sort(key=lambda order: not order.point.startswith(spec.get("prefer", "")))
         for order in orders:
             self.attempt("alone", str(order), order)
-        for order, second in self.after(self.recovery, spec["per_recovery"]):
-            self.attempt("janitor", f"{order}; then {second}", order, second)
+        for tries in range(5):  # whether the recovery comes by may hang on chance: it is tried again
+            for order, second in self.after(self.recovery, spec["per_recovery"] + tries):
+                if tries == 0 or not self.reached.get(second[:2]):
+                    self.attempt("janitor", f"{order}; then {second}", order, second)
         for order in orders:
             if order.point.endswith("take") and order.side == "after":  # it dies with the lock
                 order = order._replace(hit=1, turn=4)  # early: the next one has the same still to do
                 self.attempt("meet", str(order), order)
         known = {order[:2] for order in orders}
-        for tries in range(5):  # whether the second one comes by may hang on chance: it is tried again
+        for tries in range(5):  # the same for the second one
             for order, second in self.after(self.meetings, spec["per_recovery"] + tries):
                 if not self.reached.get(second[:2]) or (tries == 0 and second[:2] not in known):
                     second = second._replace(turn=turn_after(order))

@@ -31,6 +31,7 @@ START = """
     import psutil
     while not any("sleep" in p.name() for p in psutil.Process().children(True)):
         assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
     print("up", flush=True)
 """
 

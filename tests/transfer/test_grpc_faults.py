@@ -71,8 +71,12 @@ def test_slow_network_delivers_all_the_same(make_site: Make, closing: Make) -> N
     np.testing.assert_array_equal(way.there.get(1), np.arange(NBYTES // 8))
 
 
-def test_reordered_start_of_a_connection_is_a_typed_error(make_site: Make, closing: Make) -> None:
+def test_reordered_start_of_a_connection_is_a_typed_error_or_costs_another(make_site: Make, closing: Make) -> None:
     way = Way(make_site, closing, plans=[("swap", 0)])
-    with pytest.raises(grpc.RpcError):
+    try:
         way.deliver()
-    assert way.there.table.listed() == []
+    except grpc.RpcError:
+        assert way.there.table.listed() == []
+    else:  # the call had not gone out when the connection was refused, so gRPC made another
+        assert way.proxy.connections >= 2
+        np.testing.assert_array_equal(way.there.get(1), np.arange(NBYTES // 8))
