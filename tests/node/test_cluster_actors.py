@@ -266,15 +266,8 @@ def test_placement_groups_lie_on_nodes_as_they_say_and_give_back(runtime, two, w
     fastrt.remove_placement_group(strict)
     assert late.wait(30)
     fastrt.remove_placement_group(packed)
-
-    def why_it_died():
-        try:
-            get(actor.add.remote())
-        except ActorDiedError as exc:
-            return "its placement group was removed" in str(exc)
-        return False
-
-    wait_until(why_it_died, "the other node to be told")
+    with pytest.raises(ActorDiedError, match="its placement group was removed"):
+        wait_until(lambda: get(actor.add.remote()) < 0, "the other node to be told")
     fastrt.remove_placement_group(late)
     wait_until(lambda: fastrt.available_resources() == {"CPU": 3.0, "seat": 2.0}, "everything to be free")
 
