@@ -19,7 +19,7 @@ from fastrt.rpc.auth import read_token
 from fastrt.scheduler import SchedulerClient, SchedulerError
 
 START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
-JOB = ["--num-tasks", "1", "--job", "training", "--recoverable", "--clear-after-shutdown", "--heartbeat-timeout", "60"]
+JOB = ["--num-tasks", "1", "--recoverable", "--clear-after-shutdown", "--heartbeat-timeout", "60"]
 SERVICES = ["--scheduler-port", "0", "--coordinator-port", "0", *JOB]
 
 
@@ -27,6 +27,7 @@ SERVICES = ["--scheduler-port", "0", "--coordinator-port", "0", *JOB]
 def head(runtime_dir, tmp_path):
     """A head with both services and their state: (process, address of each service, the token)."""
     env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_OBJECT_STORE_MEMORY": "64MiB"}
+    env["FASTRT_JOB"] = "training"
     words = [*START, "--head", "--port", "0", "--num-workers", "1", *SERVICES, "--state-dir", str(tmp_path)]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=env) as process:
         text = ""

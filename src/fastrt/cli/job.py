@@ -31,12 +31,19 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 JOB_OPTIONS = tuple(_OPTIONS)
 
 
-def job_options(prefix: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options of a job; `prefix` goes before what each says for help."""
+def job_options(prefix: str = "", variables: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of a job.
+
+    Args:
+        prefix: goes before what each says for help.
+        variables: whether each can be set by a variable too: --heartbeat-timeout by FASTRT_HEARTBEAT_TIMEOUT.
+    """
 
     def give(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, about in reversed(_OPTIONS.items()):
             words = {**about, "help": prefix + about["help"]}
+            if variables:
+                words["envvar"] = f"FASTRT_{name.upper()}"
             command = click.option("--" + name.replace("_", "-"), **words)(command)
         return command
 

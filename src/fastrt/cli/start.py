@@ -9,12 +9,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from fastrt.cli.job import JOB_OPTIONS, job_options, job_settings
+
+if TYPE_CHECKING:
+    from fastrt.runtime.service import NodeOptions
 
 _DEFAULT_PORT = 6465
 _DETACH_S = 30.0
@@ -49,7 +52,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--export", multiple=True, help="A module whose remote functions can be called through the scheduler.")
 @_option("--coordinator-port", type=_port, help="On the head: serve a coordinator for JAX there (needs --num-tasks).")
 @_option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the coordinator's job has.")
-@job_options("Coordinator: ")
+@job_options("Coordinator: ", variables=True)
 @_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where both keep their state.")
 @_option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
 @click.pass_context
@@ -63,10 +66,32 @@ def start(context: click.Context, /, **given: Any) -> None:
     Raises:
         click.ClickException: the options make no sense, or the node cannot start.
     """
-    from fastrt.errors import FastrtError
+    from fastrt.errors import ConfigError, FastrtError
 
+    _check(context, given)
+    try:
+        options = _options(given)
+        if given["detach"]:
+            _detach()
+        else:
+            _run(options)
+    except ConfigError as exc:
+        raise click.UsageError(str(exc), context) from exc
+    except FastrtError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _check(context: click.Context, given: dict[str, Any]) -> None:
+    """Refuse options that do not go together."""
     if given["head"] == bool(given["address"]):
         raise click.UsageError("Give either --head, or --address HOST:PORT of the head to join.")
+    for name in ("address", "scheduler"):
+        if given[name] and not _is_address(given[name]):
+            raise click.UsageError(f"--{name} {given[name]!r} is no address; it must be HOST:PORT.")
+    if (given["tls_cert"] is None) != (given["tls_key"] is None):
+        raise click.UsageError("--tls-cert and --tls-key go together.")
+    if given["tls_ca"] is not None and given["tls_cert"] is None:
+        raise click.UsageError("--tls-ca needs --tls-cert and --tls-key: a node shows a certificate of its own.")
     served = [name for name in ("scheduler_port", "coordinator_port") if given[name] is not None]
     if served and not given["head"]:
         raise click.UsageError(f"--{served[0].replace('_', '-')} is for the head.")
@@ -78,17 +103,10 @@ def start(context: click.Context, /, **given: Any) -> None:
         raise click.UsageError("--coordinator-port and --num-tasks go together.")
     if given["coordinator_port"] is None:
         for name in JOB_OPTIONS:
-            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(f"--{name.replace('_', '-')} is for the coordinator: give --coordinator-port.")
-    if given["durability"] == "power" and given["state_dir"] is None:
+    elif given["durability"] == "power" and given["state_dir"] is None:
         raise click.UsageError("--durability power keeps state in a directory: give --state-dir.")
-    try:
-        if given.pop("detach"):
-            _detach()
-        else:
-            _run(given)
-    except FastrtError as exc:
-        raise click.ClickException(str(exc)) from exc
 
 
 @click.command(short_help="End this user's nodes on this machine.")
@@ -113,38 +131,52 @@ def stop() -> None:
     click.echo(f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} ended" if nodes else "no node runs here")
 
 
-def _run(given: dict[str, Any]) -> None:
+def _options(given: dict[str, Any]) -> NodeOptions:
+    """What was given, checked, before any process is started."""
     from fastrt.config import Config
+    from fastrt.errors import ConfigError, FastrtError
     from fastrt.rpc.auth import TlsFiles
-    from fastrt.runtime.service import Node, NodeOptions
+    from fastrt.rpc.streams import Access
+    from fastrt.runtime.service import NodeOptions
 
-    if (given["tls_cert"] is None) != (given["tls_key"] is None):
-        raise click.UsageError("--tls-cert and --tls-key go together.")
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
-    about = ("num_workers", "resources", "object_store_memory")
-    config = Config.load(**{name: given[name] for name in about})
-    options = NodeOptions(
+    listen = f"{given['host']}:{given['port']}"
+    config = Config.load(**{name: given[name] for name in ("num_workers", "resources", "object_store_memory")})
+    if tls is not None:
+        tls.check()
+    for address in filter(None, (given["address"], listen)):
+        try:
+            Access("", tls, given["insecure"]).refuse_clear(address)
+        except FastrtError as exc:
+            raise ConfigError(str(exc)) from None
+    scheduler = given["scheduler"]
+    if given["scheduler_port"] is not None:
+        scheduler = f"{given['host']}:{given['scheduler_port']}"
+    return NodeOptions(
         config=config,
         head=given["address"],
-        listen=f"{given['host']}:{given['port']}",
+        listen=listen,
         host=given["host"],
         name=given["name"],
         token_file=given["token_file"],
         tls=tls,
         insecure=given["insecure"],
-        scheduler=given["scheduler"]
-        if given["scheduler_port"] is None
-        else f"{given['host']}:{given['scheduler_port']}",
+        scheduler=scheduler,
         export=given["export"],
         coordinator=None if given["coordinator_port"] is None else f"{given['host']}:{given['coordinator_port']}",
         job=job_settings(given),
         state_dir=given["state_dir"],
     )
+
+
+def _run(options: NodeOptions) -> None:
+    from fastrt.runtime.service import Node
+
     with Node(options) as node:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, frame: node.stop())
-        click.echo(f"node {node.session[:8]} of the cluster at {node.head}: {config.num_workers} workers")
-        if given["head"]:
+        click.echo(f"node {node.session[:8]} of the cluster at {node.head}: {options.config.num_workers} workers")
+        if options.head is None:
             click.echo(f"join it:      fastrt start --address {node.head}   (token: {node.token_file})")
         for name in ("scheduler", "coordinator", "store"):
             if name in node.addresses:
@@ -184,6 +216,11 @@ def _detach() -> None:
         if not is_up:
             child.wait(_DETACH_S)
             raise FastrtError(f"the node did not start; see {log}")
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
 
 
 def _runtime_dir() -> Path:

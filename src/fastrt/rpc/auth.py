@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import ssl
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import grpc
 
-from fastrt.errors import FastrtError
+from fastrt.errors import ConfigError, FastrtError
 
 _BEARER = "Bearer "
 
@@ -38,6 +39,23 @@ class TlsFiles:
     certificate: Path
     key: Path
     client_ca: Path | None = None
+
+    def check(self) -> None:
+        """See that the files are what they should be: gRPC only says that it cannot serve, or that nobody answers.
+
+        Raises:
+            ConfigError: one is no PEM file of its kind, the key is not the certificate's, or a file cannot be read.
+        """
+        context = ssl.create_default_context()
+        what = f"certificate {self.certificate} and key {self.key}"
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
+            what = f"certificates of authorities {self.client_ca}"
+            if self.client_ca is not None:
+                context.load_verify_locations(self.client_ca)
+        except OSError as error:  # what ssl raises is one too
+            reason = getattr(error, "reason", None) or error
+            raise ConfigError(f"the {what} cannot be used: {reason}. Give PEM files that belong together.") from None
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Credentials for a server.
