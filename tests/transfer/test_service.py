@@ -320,12 +320,15 @@ class Scheduler:
     def __init__(self) -> None:
         self.ready: list[tuple[int, int, Any]] = []
         self.refuse: set[int] = set()
+        self.unknown: set[int] = set()
         request, reply = message_set("ray").methods("Scheduler")["ObjReady"]
 
         def obj_ready(message: Any, context: Any) -> Any:
             if message.objref in self.refuse:
                 self.refuse.remove(message.objref)
                 context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+            if message.objref in self.unknown:
+                context.abort(grpc.StatusCode.NOT_FOUND, "never heard of it")
             self.ready.append(
                 (message.objref, message.objstoreid, dict(context.invocation_metadata())["authorization"])
             )
@@ -365,6 +368,31 @@ def test_every_arrival_is_reported_to_the_scheduler_before_it_is_acknowledged(
     with refused("UNAVAILABLE", "not now"):
         direct.stream(cut(DATA, 5))
     assert [objref for objref, _, _ in scheduler.ready] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_arrival_that_the_scheduler_refuses_leaves_nothing_and_one_it_missed_is_reported_again(
+    make_site: Make, closing: Make, caller: Make, native: bool
+) -> None:
+    scheduler = closing(Scheduler())
+    reporter = closing(ReadyReporter(scheduler.address, 4, TOKEN))
+    here, there = make_site(), make_site()
+    server, other = closing(here.serve(native=native)), closing(there.serve(native=native, on_ready=reporter))
+    call, direct = caller(server.address), caller(other.address)
+    scheduler.refuse, scheduler.unknown = {1}, {2, 3}
+    for objref in (1, 2):
+        here.put(objref, "a value")
+    with refused("NOT_FOUND", "never heard of it"):
+        call("DeliverObj", objstore_address=other.address, objref=2)
+    with refused("NOT_FOUND", "never heard of it"):
+        direct.stream(cut(DATA, 3))
+    assert direct("ObjStoreInfo").objref == []
+    there.wait_until_empty()
+    with refused("UNAVAILABLE", "not now"):
+        call("DeliverObj", objstore_address=other.address, objref=1)
+    assert (there.get(1), scheduler.ready) == ("a value", [])
+    call("DeliverObj", objstore_address=other.address, objref=1)
+    assert [objref for objref, _, _ in scheduler.ready] == [1]
 
 
 # ---- security ----

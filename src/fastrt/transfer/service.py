@@ -10,6 +10,7 @@ Source: the service ObjStore in protos/ray/objstore.proto; every error is a gRPC
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,7 @@ from fastrt.rpc.contract import Metadata, Stream
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
+from fastrt.scheduler.client import SchedulerError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.transfer import obj
@@ -42,6 +44,7 @@ _STREAM = "/ObjStore/StreamObj"
 _FETCH = "/fastrt.transfer.Transfer/Fetch"
 _MESSAGE_BYTES_MAX = 8 << 20
 _INFO_BYTES_MAX = 4 << 20  # of values in one answer: callers take 4 MiB unless they say otherwise
+_REFUSED_FOR_GOOD = (_Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.FAILED_PRECONDITION)
 _THREADS = 8
 _READY_S = 30.0
 _KEPT_BYTES = 128 << 20
@@ -59,7 +62,8 @@ class ObjStoreServer:
         insecure: serve beyond loopback although nothing is encrypted.
         native: whether to serve the native stream, on a port of its own of the same host.
         on_ready: called with the name of each object that has arrived from elsewhere, on a thread of the pool; what it
-            raises fails the delivery, which may be repeated.
+            raises fails the delivery. Refused for good (INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION) the object
+            is dropped, as nobody would ever deallocate it; else the delivery may be repeated, and is reported again.
         resolve: finds the reference for the cluster's name of a contained object that is not here.
         timeout_s: how long a peer may move no byte at all.
 
@@ -234,18 +238,22 @@ class ObjStoreServer:
         return values
 
     def _fetch(self, call: int, request: Any) -> None:
-        if self.puller is None or not request.address:
-            self._done(call, _FETCH, here=self.table.find(request.objref) is not None)
-            return
+        was_here = self.table.find(request.objref) is not None
 
         def ready() -> None:
             try:
-                if self._on_ready is not None:
-                    self._on_ready(request.objref)
+                self._report(request.objref, not was_here)
             except Exception as exc:  # the scheduler's refusal is the caller's to know
                 self._fail(call, exc)
             else:
                 self._done(call, _FETCH, here=True)
+
+        if self.puller is None or not request.address:
+            if was_here and self._on_ready is not None:
+                self._receptions.submit(ready)  # perhaps nobody heard of it when it came
+            else:
+                self._done(call, _FETCH, here=was_here)
+            return
 
         def arrived(future: Future[ObjectRef]) -> None:
             error = future.exception()
@@ -257,6 +265,18 @@ class ObjStoreServer:
                 self._receptions.submit(ready)
 
         self.puller.pull(request.objref, request.address).add_done_callback(arrived)
+
+    def _report(self, objref: int, is_new: bool) -> None:
+        """Tell whom it concerns that an object is here; one that has just come and nobody knows is dropped."""
+        if self._on_ready is None:
+            return
+        try:
+            self._on_ready(objref)
+        except Exception as exc:
+            if is_new and _code_of(exc) in _REFUSED_FOR_GOOD:
+                with contextlib.suppress(NotFoundError):  # deallocated meanwhile
+                    self.table.drop(objref)
+            raise
 
     # ---- StreamObj ----
 
@@ -292,9 +312,7 @@ class ObjStoreServer:
 
     def _end(self, stream: Stream, inbound: Inbound) -> None:
         try:
-            objref = inbound.finish()
-            if self._on_ready is not None:
-                self._on_ready(objref)
+            self._report(inbound.finish(), True)
         except Exception as exc:  # whatever goes wrong is the sender's to know
             self._refuse(stream, inbound, exc)
         else:
@@ -308,10 +326,19 @@ class ObjStoreServer:
         stream.finish(code.value[0], message)
 
 
+def _code_of(exc: BaseException) -> grpc.StatusCode | None:
+    """What the scheduler's answer says, None when it is something else."""
+    if isinstance(exc, SchedulerError):
+        return _Code.__members__.get(exc.code)
+    return exc.code() if isinstance(exc, grpc.RpcError) and isinstance(exc, grpc.Call) else None
+
+
 def _status_of(exc: BaseException) -> tuple[grpc.StatusCode, str]:
     """The gRPC status that says what went wrong."""
     if isinstance(exc, Refused):
         return exc.code, str(exc)
+    if isinstance(exc, SchedulerError):
+        return _code_of(exc) or _Code.UNAVAILABLE, f"the scheduler says: {exc}"
     if isinstance(exc, grpc.RpcError) and isinstance(exc, grpc.Call):
         return exc.code(), f"the other store says: {exc.details()}"
     for kind, code in (
