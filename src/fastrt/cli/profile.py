@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,20 @@ class _Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
             self.fail(str(exc), param, ctx)
 
 
+class _NewFile(click.Path):
+    """A file to be written after minutes of measuring: that it can be is seen before."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        folder = path.absolute().parent
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            self.fail(f"{folder} is no folder where a file can be written.", param, ctx)
+        return path
+
+
+_file = _NewFile(dir_okay=False, writable=True, path_type=Path)
+
+
 @click.group(short_help="Measure where time goes.")
 def profile() -> None:
     """Measure where time goes."""
@@ -42,8 +57,8 @@ def profile() -> None:
 @click.option("--address", help="HOST:PORT of a node's object store; by default a second process on this machine.")
 @click.option("--insecure", is_flag=True, help="Let values go to another machine in the clear.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of a table.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the rates: a .html or .png file.")
-@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write every operation as a trace file.")
+@click.option("--plot", type=_file, help="Draw the rates: a .html or .png file.")
+@click.option("--trace", type=_file, help="Write every operation as a trace file.")
 def transfer(
     size: int, chunk: int, plane: str, address: str | None, insecure: bool, as_json: bool, plot: Path | None,
     trace: Path | None,
@@ -65,7 +80,7 @@ def transfer(
     from fastrt.errors import FastrtError
 
     if size < 1024 or not 1024 <= chunk <= 7 << 20:
-        raise click.ClickException("--size must be 1 KiB or more, and --chunk from 1 KiB to 7 MiB")
+        raise click.UsageError("--size must be 1 KiB or more, and --chunk from 1 KiB to 7 MiB")
     planes = ("native", "grpc") if plane == "both" else (plane,)
     from fastrt.observe import charts
 
@@ -91,8 +106,6 @@ def transfer(
 
 def _run(size: int, planes: tuple[str, ...], address: str | None, chunk: int, insecure: bool, quiet: bool) -> Profile:
     """Measure, with a progress bar on standard error."""
-    import os
-
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
