@@ -150,7 +150,7 @@ def test_a_driver_without_a_node_is_told_what_to_start(runtime_dir):
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    """Two authorities, each with one certificate for 127.0.0.1: options of `fastrt start` by authority."""
+    """Two authorities, each with a certificate for 127.0.0.1, and one that has expired: options by name."""
     folder = tmp_path_factory.mktemp("tls")
 
     def openssl(*words):
@@ -158,15 +158,17 @@ def certificates(tmp_path_factory):
 
     options = {}
     for name in ("ours", "foreign"):
-        key, request, certificate = (f"{name}.{end}" for end in ("key", "csr", "pem"))
+        key, request = f"{name}.key", f"{name}.csr"
         new = ["req", "-newkey", "rsa:2048", "-nodes", "-subj"]
         openssl(*new, "/CN=ca", "-x509", "-days", "2", "-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem")
         openssl(*new, "/CN=node", "-keyout", key, "-out", request)
         (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-        signed = ["-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial", "-days", "2"]
-        openssl("x509", "-req", "-in", request, *signed, "-extfile", "names", "-out", certificate)
-        files = {"--tls-cert": certificate, "--tls-key": key, "--tls-ca": f"{name}-ca.pem"}
-        options[name] = [word for option, file in files.items() for word in (option, str(folder / file))]
+        for called, days in ((name, "2"), (f"old-{name}", "-1")):
+            signed = ["-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial", "-days", days]
+            certificate = f"{called}.pem"
+            openssl("x509", "-req", "-in", request, *signed, "-extfile", "names", "-out", certificate)
+            files = {"--tls-cert": certificate, "--tls-key": key, "--tls-ca": f"{name}-ca.pem"}
+            options[called] = [word for option, file in files.items() for word in (option, str(folder / file))]
     return options
 
 
@@ -176,7 +178,9 @@ def test_nodes_with_certificates_of_one_authority_work_together(start, certifica
     start("--address", head.head, "--num-workers", "1", *certificates["ours"])
     with fastrt.init(address=head.head, runtime_dir=runtime_dir):
         assert fastrt.get(slow.remote(1, 0), timeout=30) == 2
-    for wrong in (certificates["foreign"], []):
+    stranger = certificates["foreign"][:4] + certificates["ours"][4:]  # believes the head, which does not believe it
+    for wrong in (certificates["foreign"], stranger, certificates["old-ours"], []):
         # gRPC says only that nobody answers; the token is never sent.
         said = refusal(runtime_dir, "--address", head.head, "--num-workers", "1", *wrong, FASTRT_START_TIMEOUT_S="3")
-        assert "did not start to serve" in said
+        assert f"the head at {head.head} does not answer" in said
+        assert "do the certificates (--tls-cert, --tls-key, --tls-ca) suit the cluster's?" in said

@@ -108,6 +108,23 @@ def test_object_that_may_not_be_made_again_says_why(head, start, tmp_path):
 
 
 @pytest.mark.long
+def test_object_that_an_actors_method_returned_is_lost_with_a_reason(head, start, tmp_path):
+    gate = tmp_path / "gate"
+    two = start("--address", head.head, "--num-workers", "4", "--name", "two")
+
+    @fastrt.remote
+    class Giver:
+        def give(self):
+            return [part.remote(str(gate), 1)]
+
+    giver = Giver.remote()
+    given = fastrt.get(giver.give.remote(), timeout=20)
+    lose(two, given, start, head, gate)
+    with pytest.raises(fastrt.ObjectLostError, match=r"node two was lost.*no task returned it, but an actor's method"):
+        fastrt.get(given, timeout=40)
+
+
+@pytest.mark.long
 def test_what_is_remembered_is_bounded(start, runtime_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTRT_LINEAGE_BYTES", "100KiB")
     head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one")

@@ -132,7 +132,8 @@ class Lineage:
             lost: how its node was lost, for the error.
         """
         if origin is None:
-            self._fail(task, ObjectLostError(f"an object of another node is lost: {lost}"))
+            why = "no task returned it, but an actor's method, or it came as an argument: nothing can make it again"
+            self._fail(task, ObjectLostError(f"an object of another node is lost: {lost}; {why}"))
             return
         try:
             source = self._run_again(origin.record, lost)[origin.result]

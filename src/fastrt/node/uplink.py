@@ -111,6 +111,7 @@ class Uplink:
         self._claims = threading.Condition()
         self._claimable = 0
         self._announce: Callable[[], None] | None = None
+        self._told_waiting = False
         self._kept: list[int] = []  # claimed, and not lent yet
         self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
         self._orders = Orders(self._client, daemon, self._on_orders, self._on_find)
@@ -169,10 +170,20 @@ class Uplink:
             except grpc.aio.AioRpcError as exc:
                 if exc.code() is grpc.StatusCode.UNAUTHENTICATED:
                     raise FastrtError(f"the head at {self._settings['head']}: {exc.details()}") from None
+                self._tell_waiting(exc)
             finally:
                 telling.cancel()
                 await channel.close()
             await asyncio.sleep(_AGAIN_S)
+
+    def _tell_waiting(self, exc: grpc.aio.AioRpcError) -> None:
+        """A node that does not come up: say why, once. A wrong certificate looks as if nobody answered."""
+        if self._announce is not None and not self._told_waiting:
+            self._told_waiting = True
+            sys.stderr.write(
+                f"fastrt: the head at {self._settings['head']} does not answer: {exc.details()}. Is that right, "
+                "and do the certificates (--tls-cert, --tls-key, --tls-ca) suit the cluster's?\n"
+            )
 
     async def _tell_head(self, stream: Any) -> None:
         while True:
