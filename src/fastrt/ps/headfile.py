@@ -17,7 +17,7 @@ from typing import Any
 from fastrt.durable import StateDirectoryError
 from fastrt.ps.spec import Spec
 
-FORMAT = 1
+FORMAT = 2  # 1 had two logs for each server
 _NAME, _LOCK, _PREFIX = "head.json", "lock", "server-"
 
 
