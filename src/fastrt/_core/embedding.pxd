@@ -54,6 +54,7 @@ cdef class EmbeddingMemory:
     cdef Py_ssize_t strides[1]
 
     cdef void place(self, uint64_t rows_max, uint32_t dim) noexcept
+    cdef void ask_for_huge_pages(self, char *begin, char *end) noexcept nogil
     cdef frt_entry_of_row *index(self, uint64_t word) noexcept nogil
     cdef void enter(self, uint64_t key, uint32_t row, frt_entry_of_row *entries, uint64_t mask) noexcept nogil
     cdef int make_room(self, uint64_t more) except -1

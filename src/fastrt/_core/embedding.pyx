@@ -24,7 +24,7 @@ cdef extern from "<sys/mman.h>" nogil:
     void *mmap(void *, size_t, int, int, int, long)
     int munmap(void *, size_t)
     int madvise(void *, size_t, int)
-    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_REMOVE
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_HUGEPAGE, MADV_REMOVE
     void *MAP_FAILED
 
 cdef extern from * nogil:
@@ -43,6 +43,7 @@ cdef enum:
     LINE_FLOATS = 16
     TRIES = 20000     # looks at a row that is being written, about a millisecond; then the server is asked
     SERVERS_MAX = 256
+    HUGE_FROM = 32 << 20
 
 PARTS = PART_COUNT
 ROWS_MAX = FRT_ROWS_MAX
@@ -199,6 +200,14 @@ cdef class EmbeddingMemory:
         self.notes = <frt_note *>(self.base + HEAD)
         self.values = <float *>(self.base + HEAD + page_up(self.rows_max * sizeof(frt_note)))
         self.indexes = <char *>self.values + page_up(self.rows_max * self.dim * sizeof(float))
+        self.ask_for_huge_pages(<char *>self.notes, <char *>self.values)
+        self.ask_for_huge_pages(<char *>self.values, self.indexes)
+        self.ask_for_huge_pages(self.indexes, self.base + self.total_bytes)
+
+    cdef void ask_for_huge_pages(self, char *begin, char *end) noexcept nogil:
+        """Behind the first of its bytes: rows are given out one behind the other, so these are used whole."""
+        if <uint64_t>(end - begin) > HUGE_FROM:
+            madvise(begin + HUGE_FROM, end - begin - HUGE_FROM, MADV_HUGEPAGE)  # a kernel without them says no
 
     cdef frt_entry_of_row *index(self, uint64_t word) noexcept nogil:
         """The entries that a word of `head.index` names; NULL for one that cannot be."""
