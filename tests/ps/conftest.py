@@ -3,8 +3,10 @@
 import math
 import os
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ from fastrt.ps.processes import ServerProcess
 from fastrt.ps.server import Server
 from fastrt.ps.spec import Spec
 from fastrt.ps.start import _first_values
+
+sys.path.append(str(Path(__file__).parent.parent / "node"))  # for nodes as processes of their own
 
 
 class Kept(MemoryMedium):

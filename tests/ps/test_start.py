@@ -280,6 +280,8 @@ def test_options_that_make_no_sense_are_refused() -> None:
             ps.start(**options)  # type: ignore[arg-type]
     with pytest.raises(InsecureBindError, match="insecure"):
         ps.start(1, host="0.0.0.0")
+    with pytest.raises(NotInitializedError):
+        ps.start(1, scheduling="spread")
     with pytest.raises(ConfigError, match="token"):
         ps.connect("127.0.0.1:1")
     with pytest.raises(ps.ServerLostError, match="no cluster answers"):

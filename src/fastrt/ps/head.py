@@ -20,8 +20,9 @@ from fastrt.cluster import events as ev
 from fastrt.cluster.events import Phase, Role
 from fastrt.cluster.service import ClusterOptions, ClusterScheduler
 from fastrt.cluster.state import Settings
-from fastrt.errors import ConfigError, FastrtError
+from fastrt.errors import ConfigError, FastrtError, NotFoundError
 from fastrt.ps.checkpoints import Checkpoints
+from fastrt.ps.elsewhere import DistantServer
 from fastrt.ps.endpoint import Answer, Caller, Endpoint
 from fastrt.ps.errors import ServerLostError, TableMismatchError, TableTimeoutError
 from fastrt.ps.headfile import HeadFile
@@ -33,6 +34,7 @@ from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
 from fastrt.rpc.auth import refuse_clear_bind
 
 _log = logging.getLogger(__name__)
+AnyServer = ServerProcess | DistantServer
 DURABILITIES = ("none", "process", "power")
 SERVERS_MAX = 256
 _ASK_S = 60.0
@@ -95,14 +97,14 @@ class Head:
         scheduler: the membership's.
     """
 
-    def __init__(self, options: HeadOptions, make_server: Callable[..., ServerProcess] = ServerProcess) -> None:
+    def __init__(self, options: HeadOptions, make_server: Callable[..., AnyServer] = ServerProcess) -> None:
         options.check()
         self.options = options
         self._make_server = make_server
         self.token = secrets.token_hex(16)
         self.epoch = 1
         self.tables: dict[str, tuple[Spec, list[int]]] = {}
-        self.servers: dict[int, ServerProcess] = {}
+        self.servers: dict[int, AnyServer] = {}
         self.failed: str | None = None
         self.checkpoints = Checkpoints(self)
         self._lock = threading.RLock()  # one change of tables or servers at a time
@@ -211,15 +213,18 @@ class Head:
                 "host": self.options.host,
             }
             settings |= {"durability": self.options.durability, "folder": self._folder(index)}
-            self.servers[index] = self._make_server(settings, self._restarted, lambda: self._frozen, self._lost)
-            added.append(self.servers[index])
+            settings |= {"home": self.address, "start_timeout_s": self.options.start_timeout_s}
+            added.append(self._make_server(settings, self._restarted, lambda: self._frozen, self._lost))
+            with self._changed:
+                self.servers[index] = added[-1]
+                self._changed.notify_all()
         for server in added:
             server.wait_until_up(self.options.start_timeout_s)
 
     def _folder(self, index: int) -> str | None:
         return None if self._file is None else str(self._file.folder_of(index))
 
-    def _restarted(self, server: ServerProcess) -> None:
+    def _restarted(self, server: AnyServer) -> None:
         self.checkpoints.must_be_full = True
         with self._changed:
             self._changed.notify_all()
@@ -241,16 +246,37 @@ class Head:
         Raises:
             ValueError: the message makes no sense.
         """
+        if meta.get("op") == "keeper":
+            return 0
         if meta.get("op") not in self._handlers:
             raise ValueError(f"{meta.get('op')!r} is nothing that the head of a cluster does")
         return 4 * self._spec(meta).elements if meta["op"] == "define" else 0
 
     def handle(self, caller: Caller, meta: Meta, data: Any, fds: list[int]) -> Answer:
         """See `endpoint.Service`."""
-        return self._handlers[meta["op"]](meta, data)
+        return self._from_keeper(caller, meta) if meta["op"] == "keeper" else self._handlers[meta["op"]](meta, data)
 
     def gone(self, caller: Caller) -> None:
         """See `endpoint.Service`."""
+        for server in list(self.servers.values()):
+            if isinstance(server, DistantServer):
+                server.gone(caller)
+
+    def _from_keeper(self, caller: Caller, meta: Meta) -> Answer:
+        """What the keeper of a server elsewhere says; a new process of its may take pushes when no parts move."""
+        index = int(meta["index"])
+        with self._changed:
+            self._changed.wait_for(lambda: index in self.servers, _ASK_S)  # it is just being made
+            server = self.servers.get(index)
+        if not isinstance(server, DistantServer):
+            raise NotFoundError(f"there is no server {index} to be kept elsewhere")
+        begins_again = server.pid and meta.get("what") == "serves"
+        answer = server.hear(caller, meta)
+        if begins_again:
+            with self._lock:
+                if index in self.servers:
+                    self.ask(index, {"op": "thaw", "epoch": self.epoch})
+        return Answer(answer)
 
     def _spec(self, meta: Meta) -> Spec:
         options, found = self.options, meta.get("spec")
@@ -335,7 +361,7 @@ class Head:
             raise_refusal(answer)
             return answer
 
-    def _dial(self, server: ServerProcess) -> Wire:
+    def _dial(self, server: AnyServer) -> Wire:
         wire = dial(server.unix, server.address, _ASK_S)
         try:
             answer, _, _ = wire.call({"token": self.token, "version": VERSION, "client": 0}, timeout_s=_ASK_S)

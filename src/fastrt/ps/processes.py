@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _MODULE = "fastrt.ps.process"
 _DEATHS_MAX, _DEATHS_S = 10, 30.0
-_END_S = 10.0
+END_S = 10.0
 _AGAIN = "ends again and again; its error output says why"
 
 
@@ -86,7 +86,7 @@ class ServerProcess:
 
     def wait(self) -> None:
         """Wait for its end; see `end`."""
-        self._watcher.join(_END_S)
+        self._watcher.join(END_S)
         if self._watcher.is_alive():
             self._process.kill()
             self._watcher.join()

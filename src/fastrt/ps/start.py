@@ -15,6 +15,7 @@ from fastrt.cluster.events import MemberView
 from fastrt.cluster.options import MemberEvent
 from fastrt.errors import ConfigError
 from fastrt.ps.client import Session
+from fastrt.ps.elsewhere import make_distant
 from fastrt.ps.embedding import Embedding
 from fastrt.ps.handles import Background
 from fastrt.ps.head import Head, HeadOptions
@@ -24,6 +25,7 @@ from fastrt.ps.placement import divide
 from fastrt.ps.spec import NanPolicy, Spec
 from fastrt.ps.table import Table
 from fastrt.rpc.auth import read_token
+from fastrt.tasks.placement import PlacementGroup
 
 Mode = Literal["sync", "async", "ssp"]
 Durability = Literal["none", "process", "power"]
@@ -267,8 +269,10 @@ def start(
     host: str = "127.0.0.1",
     insecure: bool = False,
     timeout: float = 60.0,
+    scheduling: Any = None,
+    placement_group: PlacementGroup | None = None,
 ) -> Cluster:
-    """Start a cluster of parameter servers: processes on this machine, which end with this one.
+    """Start a cluster of parameter servers: processes on this machine or other nodes, which end with this one.
 
     Args:
         num_servers: how many.
@@ -287,16 +291,25 @@ def start(
         host: IP address to listen on; one of this machine's own for workers on others.
         insecure: listen beyond loopback, though connections are in the clear and the membership's have no token.
         timeout: for operations that say nothing else, in seconds.
+        scheduling: on which nodes of this process's fastrt cluster the servers are, each kept by an actor: "spread",
+            a node's name or id, a `NodeAffinity`, or a list of such, of which server k takes the k-th, and those
+            behind its end begin anew. None: all on this machine, without actors. Folders (of `checkpoint_dir` and
+            `checkpoint`) must be the same ones on all nodes then.
+        placement_group: a group instead, whose bundles the servers take in turns.
     Returns:
         The cluster.
     Raises:
         ConfigError: an option makes no sense.
         InsecureBindError: `host` is not loopback, and `insecure` is not said.
+        NotInitializedError: servers are to be placed, and this process is in no session of fastrt.
         FastrtError: the servers do not start.
     """
     folder = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
     options = HeadOptions(num_servers, num_workers, mode, staleness, folder, durability, host, http_port, insecure)
-    return _started(Head(options), timeout)
+    if scheduling is None and placement_group is None:
+        return _started(Head(options), timeout)
+    options.check()
+    return _started(Head(options, make_distant(scheduling, placement_group)), timeout)
 
 
 def restore(

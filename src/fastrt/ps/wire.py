@@ -26,6 +26,7 @@ FDS_MAX = 4
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"frps"
 _IO_S = 30.0  # how long the other end may take or give no byte inside a message
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))  # 30 s
 Meta = dict[str, Any]
 
 
@@ -45,6 +46,9 @@ class Wire:
         self.is_local = sock.family == socket.AF_UNIX
         if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine that is gone says nothing
+            for option, value in _KEEPALIVE:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self._sock = sock
         self.peer = peer_of(sock)[0] if self.is_local else None  # the process at the other end, if that is known
 
@@ -69,6 +73,12 @@ class Wire:
         except (ValueError, OSError):  # it is closed
             return False
         return not poll.poll(0)
+
+    def wait_closed(self) -> None:
+        """Wait until the other end has closed it, or is found to be gone; what it sends stays to be received."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        poll.poll()
 
     def send(self, meta: Meta, parts: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
         """Send a message.
