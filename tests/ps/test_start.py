@@ -1,5 +1,6 @@
 """A cluster as users have it: servers that are processes, workers in others, membership, kills at any time."""
 
+import json
 import os
 import pickle
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,78 @@ def test_two_workers_train_while_servers_are_killed_and_come_and_go(wait_until) 
         assert np.array_equal(found, np.repeat(expected[:, None], 8, axis=1))
         wait_until(lambda: ps.MemberEvent.SCALE_OUT_DONE in events, "the event")
         assert len([view for view in cluster.nodes() if view.role is Role.SERVER and view.alive]) == 1
+
+
+def manage(cluster: ps.Cluster, path: str, body: Any = None) -> tuple[int, Any]:
+    """A request over HTTP: status and answer."""
+    url = f"http://{cluster._head.scheduler.http_address}{path}"  # type: ignore[union-attr]
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, headers={"Authorization": f"Bearer {cluster.token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_scaling_over_http_moves_the_tables_under_load(wait_until) -> None:
+    """No push is lost and none made twice; what cannot be is refused, also while another request is carried out."""
+    with ps.start(1, "async", http_port=0) as cluster:
+        table = cluster.table("w", (300, 1000), optimizer=ps.SGD(lr=1.0), shard=6)
+        rows = cluster.embedding("e", 8, init=0.0, optimizer=ps.SGD(lr=1.0))
+        table.push(np.ones((300, 1000), F))
+        rows.push(np.arange(100), np.ones((100, 8), F))
+        wait_until(lambda: cluster.state() == "READY", "all servers in the membership", 30)
+        ended, pushed = threading.Event(), [1]
+
+        def push() -> None:
+            while not ended.is_set():
+                table.push(np.ones((300, 1000), F))
+                rows.push(np.arange(100), np.ones((100, 8), F))
+                pushed[0] += 1
+
+        def scaled(path: str, body: Any, servers: int) -> None:
+            with cluster._head.lock:  # type: ignore[union-attr]  # it begins, and does not end yet
+                assert manage(cluster, path, body)[0] == 200
+                status, answer = manage(cluster, path, body)
+            assert (status, answer["error_message"][:25]) == (400, "The cluster is not ready.")
+            is_ready = {"message": "Get cluster state successful.", "cluster_state": "CLUSTER_READY"}
+            wait_until(lambda: manage(cluster, "/state")[1] == is_ready, "the end of scaling", 40)
+            there = [one for one in manage(cluster, "/nodes")[1]["node_ids"] if one["role"] == "SERVER"]
+            tables = cluster._head.tables.values()  # type: ignore[union-attr]
+            owners = {owner for _, which in tables for owner in which}
+            assert len(there) == len(owners) == servers
+
+        pusher = threading.Thread(target=push)
+        pusher.start()
+        try:
+            scaled("/scaleout", {"worker_num": 0, "server_num": 1}, 2)
+            for path, body, words in (
+                ("/scaleout", {"worker_num": 1, "server_num": 0}, "number of workers"),
+                ("/scaleout", {"worker_num": 0, "server_num": 300}, "there can be 1 to 256"),
+                ("/scalein", {"node_ids": []}, "are empty"),
+                ("/scalein", {"node_ids": ["server-7"]}, "No server has it"),
+                ("/scalein", {"node_ids": ["server-0"]}, "leads, and cannot leave"),
+            ):
+                status, answer = manage(cluster, path, body)
+                assert (status, words in answer["error_message"]) == (400, True), answer
+            scaled("/scalein", {"node_ids": ["server-1"]}, 1)
+        finally:
+            ended.set()
+            pusher.join()
+        assert (table.pull() == -pushed[0]).all()
+        assert (rows.pull(np.arange(100)) == -pushed[0]).all()
+
+
+@pytest.mark.long
+def test_cluster_is_closed_while_it_is_scaled(wait_until) -> None:
+    with ps.start(1, http_port=0) as cluster:
+        cluster.table("w", (4000,), shard=4).push(np.ones(4000, F))
+        wait_until(lambda: cluster.state() == "READY", "all servers in the membership", 30)
+        assert manage(cluster, "/scaleout", {"worker_num": 0, "server_num": 2})[0] == 200
+        wait_until(lambda: len(servers(cluster)) == 3, "the new servers", 30)
+    assert cluster.closed
 
 
 FOLDER = """

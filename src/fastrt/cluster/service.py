@@ -55,6 +55,7 @@ class ClusterOptions:
         settings: of the state machine: how many members, how long to wait.
         grpc_address: `host:port` for the same messages over gRPC; None: not served.
         http_address: `host:port` for managing the cluster over HTTP; None: not served.
+        manage: what HTTP requests are put to in place of the scheduler's `ask`, which it is like.
         token: what gRPC calls and HTTP requests must carry; None takes any, on loopback only.
         tls: PEM files for gRPC.
         insecure: serve gRPC or HTTP beyond loopback in plain text.
@@ -69,6 +70,7 @@ class ClusterOptions:
     settings: Settings = field(default_factory=Settings)
     grpc_address: str | None = None
     http_address: str | None = None
+    manage: Callable[[Callable[[int], Event]], Any] | None = None
     token: str | None = None
     tls: TlsFiles | None = None
     insecure: bool = False
@@ -167,7 +169,8 @@ class ClusterScheduler:
             if self.options.grpc_address is not None:
                 self._listen_grpc(self.options.grpc_address)
             if self.options.http_address is not None:
-                self._http = ManagementServer(self.options.http_address, self.options.token, self.ask)
+                manage = self.options.manage or self.ask
+                self._http = ManagementServer(self.options.http_address, self.options.token, manage)
                 self.http_address = self._http.address
         except BaseException:
             self.stop()

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastrt.cluster import events as ev
-from fastrt.cluster.events import Phase, Role
 from fastrt.cluster.service import ClusterOptions, ClusterScheduler
 from fastrt.cluster.state import Settings
 from fastrt.errors import ConfigError, FastrtError, NotFoundError
@@ -29,6 +27,7 @@ from fastrt.ps.headfile import HeadFile
 from fastrt.ps.placement import assign, rebalance
 from fastrt.ps.processes import ServerProcess
 from fastrt.ps.refusals import raise_refusal
+from fastrt.ps.scaling import SERVERS_MAX, Scaling
 from fastrt.ps.spec import MODES, Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
 from fastrt.rpc.auth import refuse_clear_bind
@@ -36,7 +35,6 @@ from fastrt.rpc.auth import refuse_clear_bind
 _log = logging.getLogger(__name__)
 AnyServer = ServerProcess | DistantServer
 DURABILITIES = ("none", "process", "power")
-SERVERS_MAX = 256
 _ASK_S = 60.0
 _RETRY_S = 0.02
 _TRIES = 20
@@ -95,6 +93,7 @@ class Head:
         epoch: how often parts have moved, from 1.
         tables: the definition of each, and the server of each of its parts.
         scheduler: the membership's.
+        lock: for one change of tables or servers at a time.
     """
 
     def __init__(self, options: HeadOptions, make_server: Callable[..., AnyServer] = ServerProcess) -> None:
@@ -107,7 +106,8 @@ class Head:
         self.servers: dict[int, AnyServer] = {}
         self.failed: str | None = None
         self.checkpoints = Checkpoints(self)
-        self._lock = threading.RLock()  # one change of tables or servers at a time
+        self.scaling = Scaling(self)
+        self.lock = threading.RLock()  # one change of tables or servers at a time
         self._changed = threading.Condition()
         self._arrived: dict[int, int] = {}
         self._frozen = False
@@ -121,6 +121,7 @@ class Head:
                 f"{options.host}:0",
                 settings=membership,
                 http_address=http,
+                manage=self.scaling.manage,
                 token=self.token,
                 insecure=options.insecure,
                 allow_anonymous=options.insecure,
@@ -156,14 +157,15 @@ class Head:
 
     def close(self) -> None:
         """End the servers and all connections."""
+        with self._changed:
+            self.failed = self.failed or "the cluster has been closed"
+            self._changed.notify_all()
+        self.scaling.close()
         for server in self.servers.values():
             server.end()
         for server in self.servers.values():
             server.wait()
         if self._endpoint is not None:
-            with self._changed:
-                self.failed = self.failed or "the cluster has been closed"
-                self._changed.notify_all()
             self._endpoint.close()
             self._endpoint = None
         self.scheduler.stop()
@@ -273,7 +275,7 @@ class Head:
         begins_again = server.pid and meta.get("what") == "serves"
         answer = server.hear(caller, meta)
         if begins_again:
-            with self._lock:
+            with self.lock:
                 if index in self.servers:
                     self.ask(index, {"op": "thaw", "epoch": self.epoch})
         return Answer(answer)
@@ -299,7 +301,7 @@ class Head:
     def _define(self, meta: Meta, data: Any) -> Answer:
         """Make a table, or find that it is there."""
         spec = self._spec(meta)
-        with self._lock:
+        with self.lock:
             if spec.name in self.tables:
                 different = self.tables[spec.name][0].difference(spec)
                 if different:
@@ -373,65 +375,27 @@ class Head:
 
     def checkpoint(self, folder: Path, incremental: bool) -> Path:
         """See `Checkpoints.write`."""
-        with self._lock:
+        with self.lock:
             return self.checkpoints.write(folder, incremental)
 
     # ---- more and fewer servers ----
 
     def scale(self, servers: int, timeout_s: float) -> None:
-        """Have so many servers.
+        """See `Scaling.scale`."""
+        self.scaling.scale(servers, timeout_s)
 
-        Raises:
-            ConfigError: the number is out of range.
-            FastrtError: the cluster is not ready, or a server does not answer; the parts are where they were.
-        """
-        if not 1 <= servers <= SERVERS_MAX:
-            raise ConfigError(f"{servers} servers; there can be 1 to {SERVERS_MAX}")
-        with self._lock:
-            there = sorted(self.servers)
-            if servers != len(there):
-                self._wait_ready(len(there), timeout_s)
-            if servers > len(there):
-                added = [k for k in range(SERVERS_MAX) if k not in self.servers][: servers - len(there)]
-                self.scheduler.ask(lambda call: ev.ScaleOut(call, 0, len(added)))
-                self.add(added)
-                self._wait_ready(servers, timeout_s)
-                self.move_to(sorted(self.servers))
-            elif servers < len(there):
-                first = {
-                    v.member_id for v in self.scheduler.overview().members if v.role is Role.SERVER and v.rank == 0
-                }
-                may_leave = [index for index in reversed(there) if f"server-{index}" not in first]
-                leaving = may_leave[: len(there) - servers]
-                self.move_to([index for index in there if index not in leaving])
-                ids = [f"server-{index}" for index in leaving]
-                self.scheduler.ask(lambda call: ev.ScaleIn(call, ids))
-                self._wait_ready(servers, timeout_s)
-                gone = [self.servers.pop(index) for index in leaving]
-                for server in gone:
-                    server.end()
-                for server in gone:
-                    server.wait()
-                if self._file is not None:
-                    for index in leaving:
-                        self._file.forget(index)
-                    self._keep(self.epoch, self.tables)
-
-    def _wait_ready(self, servers: int, timeout_s: float) -> None:
-        until = time.monotonic() + timeout_s
-        pause = threading.Event()
-        while True:
-            overview = self.scheduler.overview()
-            there = [view for view in overview.members if view.role is Role.SERVER and view.alive]
-            if overview.phase is Phase.READY and len(there) == servers:
-                return
-            if time.monotonic() > until:
-                workers = [view for view in overview.members if view.role is Role.WORKER and view.alive]
-                raise TableTimeoutError(
-                    f"the cluster is {overview.phase.name} and not READY: it has {len(there)} of {servers} servers, "
-                    f"and {len(workers)} of {self.options.num_workers} workers have used it"
-                )
-            pause.wait(_RETRY_S)
+    def drop(self, indexes: Sequence[int]) -> None:
+        """End servers that have no parts any more."""
+        with self._changed:
+            gone = [self.servers.pop(index) for index in indexes]
+        for server in gone:
+            server.end()
+        for server in gone:
+            server.wait()
+        if self._file is not None:
+            for index in indexes:
+                self._file.forget(index)
+            self._keep(self.epoch, self.tables)
 
     def move_to(self, target: list[int]) -> None:
         """Move parts so that these servers have all; see `moving`."""

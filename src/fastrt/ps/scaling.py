@@ -1,0 +1,172 @@
+"""More and fewer servers: in the membership and in the tables, by the program's call or by a request over HTTP.
+
+The membership's rounds know of members only. So that `POST /scaleout` and `/scalein` mean the tables, too, the head
+takes them before the membership does: servers that shall leave give their parts away first, and new ones are given some
+when they are in. A request is answered when it has begun, as the membership's are, and one is carried out at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fastrt.cluster import events as ev
+from fastrt.cluster.events import MemberView, Phase, Role
+from fastrt.errors import ConfigError, FastrtError
+from fastrt.ps.errors import ServerLostError, TableTimeoutError
+
+if TYPE_CHECKING:
+    from fastrt.ps.head import Head
+
+_log = logging.getLogger(__name__)
+SERVERS_MAX = 256
+_REQUEST_S = 60.0  # for the membership to take in what came over HTTP
+_LOOK_S = 0.02
+_NAME = "server-"
+
+
+def member_id(index: int) -> str:
+    """How a server is called in the membership."""
+    return f"{_NAME}{index}"
+
+
+class Scaling:
+    """What the head knows of scaling.
+
+    Args:
+        head: whose.
+    """
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._work: threading.Thread | None = None  # of the last request over HTTP
+        self._kind = Phase.SCALE_OUT
+        self._beginning = threading.Lock()
+
+    def close(self) -> None:
+        """Wait for what a request has begun; the head has failed by now, so it ends."""
+        with self._beginning:
+            if self._work is not None:
+                self._work.join()
+
+    def scale(self, servers: int, timeout_s: float) -> None:
+        """Have so many servers.
+
+        Raises:
+            ConfigError: the number is out of range.
+            FastrtError: the cluster is not ready, or a server does not answer; the parts are where they were.
+        """
+        if not 1 <= servers <= SERVERS_MAX:
+            raise ConfigError(f"{servers} servers; there can be 1 to {SERVERS_MAX}")
+        with self._head.lock:
+            there = sorted(self._head.servers)
+            if servers != len(there):
+                self._wait_ready(len(there), timeout_s)
+            if servers > len(there):
+                self._grow(servers - len(there), timeout_s)
+            elif servers < len(there):
+                first = {one.member_id for one in self._members() if one.rank == 0}
+                may_leave = [index for index in reversed(there) if member_id(index) not in first]
+                self._shrink(may_leave[: len(there) - servers], timeout_s)
+
+    def manage(self, make: Callable[[int], ev.Event]) -> Any:
+        """What the HTTP endpoints ask, in place of `ClusterScheduler.ask`: scaling is done with the tables.
+
+        Args:
+            make: as for that.
+        Raises:
+            Refused: it cannot be.
+        """
+        event = make(0)
+        if isinstance(event, ev.ScaleOut):
+            return self._begin(Phase.SCALE_OUT, self._growth(event))
+        if isinstance(event, ev.ScaleIn):
+            return self._begin(Phase.SCALE_IN, self._shrinkage(event))
+        answer = self._head.scheduler.ask(make)
+        if isinstance(event, ev.View) and self._is_busy() and answer.phase is Phase.READY:
+            return answer._replace(phase=self._kind)  # the tables are on their way yet
+        return answer
+
+    def _growth(self, event: ev.ScaleOut) -> Callable[[], None]:
+        if event.workers:
+            raise ev.Refused("The number of workers is that of the tables, and cannot be scaled.")
+        if not 1 <= event.servers <= SERVERS_MAX - len(self._head.servers):
+            raise ev.Refused(f"cannot scale out by {event.servers} servers; there can be 1 to {SERVERS_MAX}.")
+        return lambda: self._grow(event.servers, _REQUEST_S)
+
+    def _shrinkage(self, event: ev.ScaleIn) -> Callable[[], None]:
+        known = {one.member_id: one for one in self._members()}
+        indexes = {member_id(index): index for index in self._head.servers}
+        if not event.member_ids:
+            raise ev.Refused("The node ids are empty; name those that shall leave.")
+        for name in event.member_ids:
+            if name not in indexes or name not in known:
+                raise ev.Refused(f"The node id:{name} is illegal. No server has it.")
+            if known[name].rank == 0:
+                raise ev.Refused(f"The node id:{name} is illegal. SERVER 0 leads, and cannot leave.")
+        leaving = sorted({indexes[name] for name in event.member_ids})
+        return lambda: self._shrink(leaving, _REQUEST_S)
+
+    def _begin(self, kind: Phase, work: Callable[[], None]) -> None:
+        with self._beginning:
+            phase = self._head.scheduler.overview().phase
+            if phase is not Phase.READY or self._is_busy():
+                now = self._kind.name if phase is Phase.READY else phase.name
+                raise ev.Refused(f"The cluster is not ready. It is {now}; wait until it is READY.")
+            self._kind = kind
+            self._work = threading.Thread(target=self._run, args=(work,), name="fastrt-ps-scaling", daemon=True)
+            self._work.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            with self._head.lock:
+                self._wait_ready(len(self._head.servers), _REQUEST_S)
+                work()
+        except FastrtError as error:
+            _log.warning("the cluster could not be scaled: %s", str(error))
+
+    def _is_busy(self) -> bool:
+        return self._work is not None and self._work.is_alive()
+
+    def _grow(self, count: int, timeout_s: float) -> None:
+        head = self._head
+        added = [k for k in range(SERVERS_MAX) if k not in head.servers][:count]
+        head.scheduler.ask(lambda call: ev.ScaleOut(call, 0, count))
+        try:
+            head.add(added)
+            self._wait_ready(len(head.servers), timeout_s)
+        except BaseException:  # the membership takes its round back by itself
+            head.drop([index for index in added if index in head.servers])
+            raise
+        head.move_to(sorted(head.servers))
+
+    def _shrink(self, leaving: Sequence[int], timeout_s: float) -> None:
+        head = self._head
+        head.move_to([index for index in sorted(head.servers) if index not in leaving])
+        head.scheduler.ask(lambda call: ev.ScaleIn(call, [member_id(index) for index in leaving]))
+        self._wait_ready(len(head.servers) - len(leaving), timeout_s)
+        head.drop(leaving)
+
+    def _members(self) -> list[MemberView]:
+        return [one for one in self._head.scheduler.overview().members if one.role is Role.SERVER]
+
+    def _wait_ready(self, servers: int, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while True:
+            overview = self._head.scheduler.overview()
+            there = [view for view in overview.members if view.role is Role.SERVER and view.alive]
+            if overview.phase is Phase.READY and len(there) == servers:
+                return
+            if self._head.failed is not None:
+                raise ServerLostError(self._head.failed)
+            if time.monotonic() > until:
+                workers = [view for view in overview.members if view.role is Role.WORKER and view.alive]
+                raise TableTimeoutError(
+                    f"the cluster is {overview.phase.name} and not READY: it has {len(there)} of {servers} servers, "
+                    f"and {len(workers)} of {self._head.options.num_workers} workers have used it"
+                )
+            pause.wait(_LOOK_S)
