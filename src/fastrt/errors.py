@@ -98,10 +98,10 @@ class ActorDiedError(FastrtError):
     Make another actor, or give it `max_restarts`, and `max_task_retries` if its calls may run more than once.
 
     Attributes:
-        ran: whether the call had begun.
+        attempts: how often the call had begun.
     """
 
-    ran: bool = False
+    attempts: int = 0
 
 
 class ActorNotFoundError(NotFoundError, ValueError):

@@ -173,26 +173,53 @@ def test_tasks_nested_there_run_there(rt):
     assert fastrt.get(nested.remote(6), timeout=30) == 7
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_a_lent_task_is_cancelled_here_and_there(rt, nodes, tmp_path, wait_until, force):
-    begun, ended = tmp_path / "begun", tmp_path / "ended"
+def test_a_lent_task_is_cancelled_there_as_it_would_be_here(rt, nodes, tmp_path, wait_until):
+    told, ended = tmp_path / "told", tmp_path / "ended"
 
     @fastrt.remote
-    def endless(begun, ended):
+    def child(begun, ended):
+        open(begun, "w").close()
+        while not os.path.exists(begun + "-go"):
+            threading.Event().wait(0.005)
+        open(ended, "w").close()
+
+    @fastrt.remote
+    def deaf(name, begun, told, ended):
+        child.options(name=name).remote(begun, ended)
+        while True:
+            try:
+                threading.Event().wait(30)
+            except KeyboardInterrupt:
+                open(told, "w").close()
+
+    @fastrt.remote
+    def tidy(begun, ended):
         open(begun, "w").close()
         try:
-            while True:
-                threading.Event().wait(0.01)
+            threading.Event().wait(30)
         finally:
+            threading.Event().wait(0.05)
             open(ended, "w").close()
 
     uplink = nodes[0].child("fastrt.node.uplink")
-    ref = endless.remote(str(begun), str(ended))
-    wait_until(begun.exists, "the task's start")
-    fastrt.cancel(ref, force=force)
+    ref = tidy.remote(str(tmp_path / "first"), str(tmp_path / "last"))
+    wait_until((tmp_path / "first").exists, "the task's start")
+    fastrt.cancel(ref)
+    with pytest.raises(fastrt.TaskCancelledError, match="while it ran in process"):
+        fastrt.get(ref, timeout=10)
+    assert (tmp_path / "last").exists(), "it has ended there when that is told here"
+
+    begun = tmp_path / "begun"
+    ref = deaf.remote("spared", str(begun), str(told), str(ended))
+    wait_until(begun.exists, "the child's start")
+    fastrt.cancel(ref, recursive=False)
+    wait_until(told.exists, "the task to be told")
+    assert fastrt.wait([ref], timeout=0.05)[0] == [], "it does not listen"
+    fastrt.cancel(ref, recursive=False, force=True)
     with pytest.raises(fastrt.TaskCancelledError):
         fastrt.get(ref, timeout=10)
-    wait_until(ended.exists, "the task's end there")
+    (tmp_path / "begun-go").touch()
+    wait_until(ended.exists, "the child, which was not cancelled, to end by itself")
     assert nodes[0].child("fastrt.node.uplink") == uplink
 
 

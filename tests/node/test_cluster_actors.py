@@ -216,6 +216,79 @@ def test_death_of_the_process_over_there_is_told_and_restarts_are_made_here(two,
         get(broken.hello.remote())
 
 
+class Flaky:
+    def fail(self, path, good, die=0):
+        with open(path, "a") as file:
+            file.write("x")
+        runs = os.path.getsize(path)
+        if runs == die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if runs < good:
+            raise ConnectionError("busy")
+        return runs
+
+    def count(self, most):
+        for k in range(most):
+            if k == 3:
+                raise IndexError("three")
+            yield k
+
+    def wait(self, begun, ended):
+        open(begun, "w").close()
+        try:
+            threading.Event().wait(30)
+        finally:
+            open(ended, "w").close()
+
+
+class FlakyLoop(Flaky):
+    async def fail_later(self, path, good):
+        return self.fail(path, good)
+
+
+@pytest.mark.parametrize("kind", ["alone", "threads", "loop"])
+def test_calls_are_run_by_their_policy_on_the_other_node(two, tmp_path, kind):
+    more = {"max_concurrency": 2} if kind == "threads" else {}
+    actor = fastrt.remote(FlakyLoop if kind == "loop" else Flaky).options(scheduling="two", **more).remote()
+    fail = actor.fail_later if kind == "loop" else actor.fail
+    again = fail.options(retry_exceptions=[OSError], retry_delay=0.01, max_task_retries=3)
+    assert get(again.remote(str(tmp_path / "few"), 3)) == 3
+    for k, (options, runs) in enumerate(
+        [({"retry_exceptions": True, "max_task_retries": 1}, 2), ({"retry_exceptions": [KeyError]}, 1), ({}, 1)]
+    ):
+        with pytest.raises(ConnectionError, match="busy"):
+            get(fail.options(**{"max_task_retries": -1, **options}).remote(str(tmp_path / f"{k}"), 100))
+        assert (tmp_path / f"{k}").stat().st_size == runs
+    items = get(actor.count.options(num_returns="dynamic").remote(5))
+    assert get(items[:3]) == [0, 1, 2]
+    with pytest.raises(IndexError, match="three"):
+        get(items[3])
+
+
+def test_attempts_are_counted_over_exceptions_and_deaths_there(two, tmp_path, wait_until):
+    actor = fastrt.remote(Flaky).options(scheduling="two", max_restarts=-1).remote()
+    fail = actor.fail.options(retry_exceptions=True, max_task_retries=3)
+    assert get(fail.remote(str(tmp_path / "enough"), 4, 3)) == 4
+    with pytest.raises(ActorDiedError, match="died while it ran this call"):
+        get(fail.options(max_task_retries=2).remote(str(tmp_path / "deadly"), 100, 3))
+    with pytest.raises(ConnectionError):
+        get(fail.options(max_task_retries=3).remote(str(tmp_path / "bad"), 100, 3))
+    assert (tmp_path / "bad").stat().st_size == 4
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    running, queued = actor.wait.remote(str(begun), str(ended)), actor.wait.remote(str(tmp_path / "not"), str(ended))
+    wait_until(begun.exists, "the call's start")
+    fastrt.cancel(queued)
+    with pytest.raises(fastrt.TaskCancelledError):
+        get(queued)
+    with pytest.raises(ValueError, match="force would end the actor"):
+        fastrt.cancel(running, force=True)
+    fastrt.cancel(running)
+    with pytest.raises(fastrt.TaskCancelledError):
+        get(running)
+    assert ended.exists()
+    assert not (tmp_path / "not").exists()
+
+
 @fastrt.remote
 class Broken:
     def __init__(self):

@@ -182,7 +182,7 @@ async def test_a_lost_stream_gives_everything_back():
         ({"task": [{"task": 1, "results": 1, "dependencies": 5}]}, "impossible counts"),
         ({"task": [{"task": 1, "results": 1, "ref": [{"objref": 77, "yours": True}]}]}, "which it does not hold"),
         ({"value": [{"objref": 5, "at": 100, "data": b"x"}], "release": [{"objref": 9, "named": 3}]}, None),
-        ({"ended": [12], "cancel": [13]}, None),
+        ({"ended": [12], "cancel": [{"task": 13}]}, None),
     ],
 )
 def test_what_makes_no_sense_closes_the_stream_and_changes_nothing(frame, words):

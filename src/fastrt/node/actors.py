@@ -114,10 +114,12 @@ class Actors:
 
     def _end(self, actor: int, reason: str) -> None:
         reason = actors.info(self._client, actor)["reason"] or reason
-        error = ActorDiedError(f"actor {class_name(self._store, actor)} is dead: {reason}")
+        words = f"actor {class_name(self._store, actor)} is dead: {reason}"
         self._failed.pop(actor, None)
         self._how.pop(actor, None)
         for task in actors.end(self._client, actor, reason):
+            error = ActorDiedError(words)
+            error.attempts = core.info(self._client, task)["attempts"]  # one that ran, and was to run again
             self._store.put_error(task, error)
             core.finish(self._client, task)
         self._tell_end()

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import actors, calls, functions, handles
+from fastrt._core import actors, calls, functions, handles, special
 from fastrt._core import tasks as core
-from fastrt.errors import ActorDiedError, FastrtError
+from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError
 from fastrt.node.mailboxes import Mailboxes
 from fastrt.rpc.descriptors import message_set
 from fastrt.store.client import Store
@@ -44,7 +44,7 @@ class Line:
         name: of its class.
         whose: what names it to the other node.
         sent: numbers of its calls that the other node has.
-        fallen: calls that its process there did not end, and whether each had begun.
+        fallen: calls that its process there did not end, and how often each had begun.
         gone: what the other node says of the end of that process.
     """
 
@@ -52,7 +52,7 @@ class Line:
     name: str
     whose: Any
     sent: set[int] = field(default_factory=set)
-    fallen: list[tuple[int, bool]] = field(default_factory=list)
+    fallen: list[tuple[int, int]] = field(default_factory=list)
     gone: Any = None
 
 
@@ -107,10 +107,10 @@ class Away:
             line.gone = message
             self._settle(line)
 
-    def fell(self, line: Line, number: int, task: int, ran: bool) -> None:
+    def fell(self, line: Line, number: int, task: int, attempts: int) -> None:
         """A call came back without a result, because its actor's process ended."""
         line.sent.discard(number)
-        line.fallen.append((task, ran))
+        line.fallen.append((task, attempts))
         self._settle(line)
 
     def ended(self, line: Line, number: int) -> None:
@@ -132,10 +132,14 @@ class Away:
             self._lose(line, where)
 
     def _lose(self, line: Line, how: str) -> None:
-        for task, ran in line.fallen:
-            if not calls.put_back(self._client, task, ran):
+        for task, attempts in line.fallen:
+            for _ in range(attempts - 1):  # the first is counted here already
+                special.again(self._client, task)
+            if core.cancelled(self._client, task):
+                self._exchange.end(task, TaskCancelledError("the call was cancelled"))
+            elif not calls.put_back(self._client, task, attempts > 0):
                 error = ActorDiedError(f"actor {line.name} died while it ran this call: {how}")
-                error.ran = ran
+                error.attempts = core.info(self._client, task)["attempts"]
                 self._exchange.end(task, error)
         self._forget(line)
         self._drop(line.actor, how)
@@ -227,8 +231,9 @@ class Away:
         message = _Call(
             task=number, actor=line.whose, method=info["function"][1], kind=kind, argument=data,
             ref=[self._exchange.references.name(ref) for ref in refs], dependencies=info["deps"],
-            results=info["returns"], retries=0 if line.whose.hosted else info["retries"],
+            results=info["returns"],
         )  # fmt: skip
+        self._exchange.describe(message, task, info)
         self._exchange.out.add("call", message, len(data) + 128)
 
     # ---- names ----
@@ -272,7 +277,7 @@ class Away:
         self._asked.clear()
         for line in list(self._lines.values()):
             tasks = [take_back(number) for number in sorted(line.sent)]
-            line.fallen += [(task, True) for task in tasks if task is not None]
+            line.fallen += [(task, 1) for task in tasks if task is not None]
             if not line.whose.hosted:
                 actors.end_for_good(self._client, line.actor, actors.FAILED, f"it lived elsewhere: {lost}")
                 for task, _ in line.fallen:

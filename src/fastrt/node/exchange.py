@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastrt._core import actors, demands, functions, generators, handles, special
+from fastrt._core import actors, calls, demands, functions, generators, handles, special
 from fastrt._core import tasks as core
 from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
 from fastrt.node.away import Away, Line
@@ -35,8 +35,8 @@ from fastrt.tasks.demand import Demand, export
 from fastrt.tasks.special import RETRIES_FOREVER, retries_left
 
 _SET = message_set("node")
-_Frame, _Value, _Ref, _Task, _Function, _Release = (
-    _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Function", "Release")
+_Frame, _Value, _Ref, _Task, _Function, _Release, _Cancel = (
+    _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Function", "Release", "Cancel")
 )
 _SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
 
@@ -47,6 +47,7 @@ class _Lent:
     done: bool = False  # sealed and given back already
     record: Record | None = None  # how to run it again, if it has made what is missing here
     line: Line | None = None  # the actor whose call it is
+    cancelled: bool = False  # the other node has been told
 
 
 @dataclass
@@ -145,16 +146,25 @@ class Exchange:
             ref=[self.references.name(ref) for ref in refs],
             dependencies=info["deps"],
             results=info["returns"],
-            retries=retries_left(info),
-            retry_errors=bool(info["flags"] & core.RETRY_ERRORS),
         )
+        self.describe(message, task, info)
         if info["flags"] & demands.DEMAND:
             message.demand = self._store.load(demands.demand_of(self._client, task, info["id"]))
+        message.task = self.number(task)
+        self.out.add("task", message, len(data) + 128)
+
+    def describe(self, message: Any, task: int, info: dict[str, Any]) -> None:
+        """Say of a task or a call how it is run.
+
+        Args:
+            message: what is sent of it; filled.
+            task: of this process.
+            info: what its record says.
+        """
+        message.retries, message.retry_errors = retries_left(info), bool(info["flags"] & core.RETRY_ERRORS)
         policy = special.policy_of(self._client, task)
         if policy is not None:
             message.policy = bytes(self._store.read(policy)[2])  # as it is: its types may be unknown here
-        message.task = self.number(task)
-        self.out.add("task", message, len(data) + 128)
 
     def number(self, task: int, line: Line | None = None) -> int:
         """The number by which the other node knows a task of ours, or a call of the actor of a line."""
@@ -175,16 +185,25 @@ class Exchange:
             self.out.add("function", message, len(data))
         return digest
 
-    def forget_cancelled(self) -> None:
-        """Somebody has cancelled tasks of this process: end those that are lent, here at once and there as well."""
-        for number, lent in list(self._lent.items()):
-            if not lent.done and core.cancelled(self._client, lent.task):
-                del self._lent[number]
-                self._drop_arriving(lent.task)
-                self.out.add("cancel", number)
-                self.end(lent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
-                if lent.line is not None:
-                    self.away.ended(lent.line, number)
+    def pass_cancels(self) -> None:
+        """Somebody has cancelled tasks of this process: those that are lent are ended there, as they would be here."""
+        for number, lent in self._lent.items():
+            if not lent.done and not lent.cancelled and core.cancelled(self._client, lent.task):
+                lent.cancelled = True
+                self.out.add("cancel", _Cancel(task=number))
+
+    def cancel(self, task: int, force: bool, alone: bool) -> None:
+        """Have a task ended there, if it is lent to this node.
+
+        Args:
+            task: of this process, and cancelled.
+            force: with the process that runs it.
+            alone: without what it has submitted.
+        """
+        for number, lent in self._lent.items():
+            if lent.task == task and not lent.done:
+                lent.cancelled = True
+                self.out.add("cancel", _Cancel(task=number, force=force, alone=alone))
 
     def _on_ended(self, number: int) -> None:
         lent = self._lent.pop(number, None)
@@ -202,7 +221,7 @@ class Exchange:
         lent = self._lent.pop(message.task, None)
         if lent is not None and lent.line is not None:
             self._drop_arriving(lent.task)
-            self.away.fell(lent.line, message.task, lent.task, message.ran)
+            self.away.fell(lent.line, message.task, lent.task, message.attempts)
 
     def end(self, task: int, error: FastrtError) -> None:
         """Make an error the result of a task of this process."""
@@ -226,13 +245,13 @@ class Exchange:
         function = functions.find_function(self._client, message.function) if message.function in self._told else None
         if function is None:
             raise PeerError(f"node {self.name} sends a task with a function that it has not sent")
-        flags = core.RETRY_ERRORS if message.retry_errors else 0
+        flags, *more = self.special(message)
         about = (
             self._client, function, message.kind, message.argument, refs, message.dependencies, message.results,
             min(message.retries, RETRIES_FOREVER), flags,
         )  # fmt: skip
         demand = self.demand(message.demand) if message.demand else None
-        results = special.submit(*about, demand, self._policy(message.policy) if message.policy else None)
+        results = special.submit(*about, demand, *more)
         self.borrow(message.task, [results] if message.results == 1 else results)
 
     def borrow(self, number: int, results: list[ObjectRef], guest: Guest | None = None) -> None:
@@ -256,12 +275,14 @@ class Exchange:
             raise PeerError(f"node {self.name} sends a task that demands {exc}") from None
         return export(self._store, demand)
 
-    def _policy(self, data: bytes) -> ObjectRef:
-        """How a task is run, for whoever runs it here."""
-        writer = self._store.create(len(data), PICKLE, 0)
-        writer.copy(0, data)
-        ref: ObjectRef = writer.seal(())
-        return ref
+    def special(self, message: Any) -> tuple[int, ObjectRef | None]:
+        """The flags and the policy of a task or a call of the other node's, for whoever runs it here."""
+        policy: ObjectRef | None = None
+        if message.policy:
+            writer = self._store.create(len(message.policy), PICKLE, 0)
+            writer.copy(0, message.policy)
+            policy = writer.seal(())
+        return core.RETRY_ERRORS if message.retry_errors else 0, policy
 
     def holds(self, refs: list[ObjectRef]) -> int:
         """How many bytes of these objects the other node has been sent."""
@@ -286,10 +307,11 @@ class Exchange:
             del self._borrowed[number]
             self.out.add("ended", number)
 
-    def _on_cancel(self, number: int) -> None:
-        borrowed = self._borrowed.pop(number, None)
-        if borrowed is not None and borrowed.results:
-            cancel_in(self._store, borrowed.results[0])
+    def _on_cancel(self, message: Any) -> None:
+        borrowed = self._borrowed.get(message.task)
+        if borrowed is not None:  # its results, which say so, are sent as any others
+            ref = borrowed.results[0]
+            cancel_in(self._store, ref, message.force and not calls.is_call(self._client, ref), not message.alone)
 
     # ---- values, both ways ----
 

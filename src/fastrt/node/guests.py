@@ -10,7 +10,7 @@ import pickle
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import actors, calls, functions
+from fastrt._core import actors, functions, special
 from fastrt._core import tasks as core
 from fastrt._core.calls import CallOfDead
 from fastrt.errors import ActorDiedError, FastrtError, ObjectStoreFullError
@@ -20,6 +20,7 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks.handle import ActorPlan, dead_actor, kill_in
+from fastrt.tasks.special import RETRIES_FOREVER
 
 if TYPE_CHECKING:
     from fastrt.node.exchange import Exchange
@@ -96,9 +97,9 @@ class Guests:
             self._exchange.out.add("fallen", _Fallen(task=message.task))
             return
         try:
-            made = calls.call(
+            made = special.call(
                 self._client, ref, message.method, message.kind, message.argument, refs, message.dependencies,
-                message.results, message.retries,
+                message.results, min(message.retries, RETRIES_FOREVER), *self._exchange.special(message),
             )  # fmt: skip
         except CallOfDead as dead:
             task, made = dead.args
@@ -115,7 +116,7 @@ class Guests:
         except ActorDiedError as exc:
             if type(exc) is not ActorDiedError:
                 return False  # its method has met another that is dead
-            self._exchange.out.add("fallen", _Fallen(task=number, ran=exc.ran))
+            self._exchange.out.add("fallen", _Fallen(task=number, attempts=exc.attempts))
             return True
         except BaseException:  # a method's own error, of whatever kind
             return False

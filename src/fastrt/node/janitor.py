@@ -50,7 +50,7 @@ class Janitor:
         error: FastrtError
         if info["actor"] is not None and not core.cancelled(store.client, task):
             error = ActorDiedError(f"actor {name} died while it ran this call: its process {pid} {how}")
-            error.ran = True
+            error.attempts = info["attempts"]
         elif not info["function"][0]:  # a stand-in, of which another process was to make an object of another node
             error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
         elif core.cancelled(store.client, task) or info["attempts"] == 0:

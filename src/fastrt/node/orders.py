@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastrt._core import actors, demands
@@ -25,7 +25,7 @@ class Orders:
         client: the uplink's attachment.
         daemon: the connection; what is sent on it elsewhere is no concern of this one.
         news: called on the loop's thread when there are orders, or when what is free here has changed.
-        find: called there with a question for an actor of another node.
+        others: called there with what else the daemon says, by its operation.
 
     Attributes:
         ready: set once the daemon has said what this node has.
@@ -33,12 +33,16 @@ class Orders:
     """
 
     def __init__(
-        self, client: Client, daemon: Lasting, news: Callable[[], None], find: Callable[[dict[str, Any]], None]
+        self,
+        client: Client,
+        daemon: Lasting,
+        news: Callable[[], None],
+        others: Mapping[str, Callable[[dict[str, Any]], None]],
     ) -> None:
         self._client = client
         self._daemon = daemon
         self._news = news
-        self._find = find
+        self._others = others
         self._loop = asyncio.get_running_loop()
         self._rows: list[Any] = []
         self._pending: dict[str, list[Task]] = {}
@@ -97,7 +101,7 @@ class Orders:
         elif message.get("op") == "resources":
             self.total, self.free, self._admitted = message["total"], message["free"], message["admitted"]
             self.ready.set()
-        elif message.get("op") == "find_actor":
-            self._find(message)
+        elif message.get("op") in self._others:
+            self._others[str(message["op"])](message)
             return
         self._news()

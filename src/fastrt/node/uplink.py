@@ -114,7 +114,8 @@ class Uplink:
         self._told_waiting = False
         self._kept: list[int] = []  # claimed, and not lent yet
         self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
-        self._orders = Orders(self._client, daemon, self._on_orders, self._on_find)
+        others = {"find_actor": self._on_find, "cancel": self._on_cancel}
+        self._orders = Orders(self._client, daemon, self._on_orders, others)
         self._finder = Finder(self._client, daemon, self._connected)
 
     async def run(self) -> None:
@@ -328,6 +329,7 @@ class Uplink:
                 self._report_free()
                 self._carry_out()
                 self._finder.tidy()
+                self._on_cancelled()  # of which the daemon should have told, and died
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
                     exchange.tidy(needed | set(self._lineage.wanted))
@@ -435,9 +437,17 @@ class Uplink:
         self._kept = tasks  # the node that had room has gone: the next one gets them
         self._lend_more()
 
+    def _on_cancel(self, message: dict[str, Any]) -> None:
+        """Somebody has cancelled a task, and said more about it than a signal can."""
+        task = int(message["task"])
+        if core.cancelled(self._client, task) and core.info(self._client, task)["id"] == message["id"]:
+            for exchange in self._exchanges:
+                exchange.cancel(task, bool(message["force"]), bool(message["alone"]))
+        self._on_cancelled()  # it may not be lent yet
+
     def _on_cancelled(self) -> None:
         for exchange in self._exchanges:
-            exchange.forget_cancelled()
+            exchange.pass_cancels()
         for task in [task for task in self._kept if core.cancelled(self._client, task)]:
             self._kept.remove(task)
             self._store.put_error(task, TaskCancelledError("the task was cancelled before it started"))

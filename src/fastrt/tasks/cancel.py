@@ -7,7 +7,7 @@ import signal
 
 from fastrt._core import calls, stop
 from fastrt._core import tasks as core
-from fastrt._core.clients import KIND_WORKER, table
+from fastrt._core.clients import KIND_TOOL, KIND_WORKER, table
 from fastrt.errors import TaskCancelledError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
@@ -29,8 +29,7 @@ def cancel(ref: ObjectRef | ObjectRefGenerator, *, force: bool = False, recursiv
             alone.
         force: kill the worker process instead of interrupting it.
         recursive: cancel also what a task that runs has submitted, and so on, as far as it has not ended. Of an actor
-            that runs several calls at once nobody knows which of them submitted a task: none is its child. A task
-            that runs on another node is always cancelled with its children.
+            that runs several calls at once nobody knows which of them submitted a task: none is its child.
     Raises:
         TypeError: `ref` is not an ObjectRef.
         ValueError: `force` with a call of an actor: it would end all of the actor.
@@ -62,7 +61,8 @@ def cancel_in(store: Store, ref: ObjectRef, force: bool = False, recursive: bool
         )
     maker = core.maker_of(store.client, ref)
     what, task, pid = core.cancel(store.client, ref)
-    _carry_out(store, what, task, pid, force, f"the task that makes {ref!r} was cancelled before it started")
+    words = f"the task that makes {ref!r} was cancelled before it started"
+    _carry_out(store, what, task, pid, force, recursive, words)
     if what == "running" and recursive and maker is not None:
         _cancel_children(store, *maker, force)
 
@@ -76,20 +76,31 @@ def _cancel_children(store: Store, job: int, path: int, force: bool) -> None:
     while paths:
         for child, known, below, is_call in core.children(store.client, job, paths.pop()):
             what, task, pid = core.cancel_task(store.client, child, known)
-            _carry_out(
-                store, what, task, pid, force and not is_call, "the task was cancelled with the one that submitted it"
-            )
+            words = "the task was cancelled with the one that submitted it"
+            _carry_out(store, what, task, pid, force and not is_call, True, words)
             if what == "running":
                 paths.append(below)
 
 
-def _carry_out(store: Store, what: str, task: int, pid: int, force: bool, words: str) -> None:
+def _carry_out(store: Store, what: str, task: int, pid: int, force: bool, recursive: bool, words: str) -> None:
     """Do what is left to do after the core has cancelled a task; `words` are its error if it never runs."""
     if what == "ending":
         store.put_error(task, TaskCancelledError(words))
         core.finish(store.client, task)
-    elif what == "running":
+    elif what == "running" and not ((force or not recursive) and _tell_lender(store, task, pid, force, recursive)):
         interrupt(store, pid, force)
+
+
+def _tell_lender(store: Store, task: int, pid: int, force: bool, recursive: bool) -> bool:
+    """Tell the process that has lent a task to another node what a signal cannot say; False when it is none."""
+    lender = any(row["pid"] == pid and row["kind"] == KIND_TOOL for row in table(store.client.segment))
+    if not lender or store.tell is None:
+        return False
+    info = core.info(store.client, task)
+    # Another task by now, if it is not cancelled.
+    return not info["cancelled"] or (
+        store.tell(op="cancel", task=task, id=info["id"], force=force, alone=not recursive) is not False
+    )
 
 
 def interrupt(store: Store, pid: int, force: bool) -> None:
