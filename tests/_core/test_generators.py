@@ -80,6 +80,47 @@ def test_producer_waits_where_there_is_no_room_until_somebody_reads_or_nobody_wi
     assert tasks.finish_scalar(client, task, None)
 
 
+def test_items_passed_on_are_unread_until_readers_elsewhere_tell(client, function):
+    stream, end = submit(client, function, limit=2)
+    task = next_task(client)
+    producer = Producer(client, task)
+    assert generators.pass_on(client, stream, end) is False
+    producer.add(1)
+    producer.add(2)
+    assert value(client, generators.pass_on(client, stream, end)) == 1
+    assert value(client, generators.pass_on(client, stream, end)) == 2
+    assert producer.taken == 2
+    assert producer.full
+    generators.told(client, stream, 1, generators.ITEMS)
+    assert not producer.full
+    assert producer.wanted == generators.ITEMS
+    assert fsck.fsck(client, True) == []
+    generators.told(client, stream, 2, generators.END)
+    assert producer.wanted == generators.END
+    assert producer.wait(None, 0.0), "nobody makes room any more, and nobody needs it"
+    generators.told(client, stream, 2, generators.NOTHING)
+    assert producer.wanted == generators.NOTHING
+    generators.told(client, stream, 0, generators.ITEMS)
+    del stream
+    assert producer.wanted == generators.END, "not more than whoever reads here"
+    assert tasks.finish_scalar(client, task, None)
+
+
+def test_stream_goes_on_where_an_attempt_elsewhere_has_ended(client, function):
+    stream = generators.create(client, 2, (1 << 32) + 7)
+    end = special.submit_scalars(client, function, (1,), 1, 0, 0, None, None, stream)
+    task = next_task(client)
+    producer = Producer(client, task)
+    assert (producer.skip, producer.taken, producer.limit) == ((1 << 32) + 7, 7, 2)
+    generators.wait_either(client, [(stream, end)], [(producer, 6)], 60.0)
+    producer.add("x")
+    generators.wait_either(client, [(stream, end)], [(producer, 7)], 60.0)
+    assert generators.info(client, stream)["unread"] == 1
+    assert fsck.fsck(client, True) == []
+    assert value(client, take(client, stream, end)) == "x"
+    assert tasks.finish_scalar(client, task, None)
+
+
 def test_run_closes_an_iterator_that_nobody_reads(client, function):
     def count():
         try:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fastrt._core import clients, demands, functions, handles
+from fastrt._core import clients, demands, functions, generators, handles, special
 from fastrt._core import tasks as core
 from fastrt._core.clients import Client
 from fastrt._core.fsck import fsck, usage
@@ -183,6 +183,7 @@ async def test_a_lost_stream_gives_everything_back():
         ({"task": [{"task": 1, "results": 1, "ref": [{"objref": 77, "yours": True}]}]}, "which it does not hold"),
         ({"value": [{"objref": 5, "at": 100, "data": b"x"}], "release": [{"objref": 9, "named": 3}]}, None),
         ({"ended": [12], "cancel": [{"task": 13}]}, None),
+        ({"reads": [{"task": 4, "taken": 1}], "value": [{"task": 4, "item": 1}]}, None),
     ],
 )
 def test_what_makes_no_sense_closes_the_stream_and_changes_nothing(frame, words):
@@ -218,6 +219,35 @@ async def test_bytes_that_the_other_node_has_been_sent_are_known():
         for task in claimed:
             assert core.finish_scalar(here.client, task, 1)
         assert core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 1)
+
+
+def give(side, **value):
+    side.exchange.on_frame(Frame(value=[{"task": 1, "kind": 0, "data": b"N.", "size": 2, **value}]))  # None, pickled
+
+
+@in_loop
+async def test_items_are_added_in_order_and_make_no_sense_twice_or_with_gaps():
+    async with pair() as (here, there):
+        stream = generators.create(here.client, 0)
+        end = special.submit_scalars(here.client, here.function, (1,), 1, 0, 0, None, None, stream)
+        here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
+        frame = await here.frames(lambda frame: frame.task)
+        frame.task[0].results = 2
+        with pytest.raises(PeerError, match="a generator with 2 results"):
+            there.exchange.on_frame(frame)
+        give(here, item=2)
+        assert generators.info(here.client, stream)["unread"] == 0
+        with pytest.raises(PeerError, match="of which items are missing"):
+            give(here)
+        with pytest.raises(PeerError, match="item 2 of a stream twice"):
+            give(here, item=2)
+        give(here, item=1)
+        with pytest.raises(PeerError, match="item 1 of a stream twice"):
+            give(here, item=1)
+        assert generators.info(here.client, stream)["unread"] == 2
+        give(here)
+        assert handles.is_ready(here.client, end)
+        here.exchange.on_frame(Frame(ended=[1]))
 
 
 @in_loop

@@ -34,11 +34,12 @@ cdef enum:
     ITEMS_PER_LOOK = 64  # between two looks at signals, and at other threads that want to run
 
 
-def create(Client client, uint32_t limit):
+def create(Client client, uint32_t limit, uint64_t produced=0):
     """A stream without items.
 
     Args:
         limit: unread items from which on its task waits; 0: it never does.
+        produced: how many an earlier attempt has produced, elsewhere; all of them were read.
     Returns:
         The reference that `submit` and readers name it by.
     Raises:
@@ -50,6 +51,7 @@ def create(Client client, uint32_t limit):
     i = check(object_new(x))
     memset(x.entries[i].inlined, 0, sizeof(frt_stream))
     frt_stream_of(x, i).limit = limit
+    frt_stream_of(x, i).head, frt_stream_of(x, i).produced = produced << 32, produced
     x.entries[i].bytes, x.entries[i].kind = sizeof(frt_stream), KIND_STREAM
     x.entries[i].flags = FRT_ENTRY_STREAM
     object_seal_new(x, i)
@@ -165,13 +167,63 @@ def is_ready(Client client, Ref stream, Ref end):
 
 def wait_any(Client client, list streams, double timeout_s):
     """Sleep once, until one of several streams may be ready: a list of pairs as `take` has them."""
+    wait_either(client, streams, [], timeout_s)
+
+
+def info(Client client, Ref stream):
+    """What the arena says of a stream: {taken, produced, limit, unread}; counts modulo 2^32 but for `produced`."""
+    cdef frt_stream *s = _stream(client, stream)
+    cdef uint64_t head = a64_load_sc(&s.head)
+    return {"taken": <uint32_t>(head >> 32), "produced": s.produced, "limit": s.limit,
+            "unread": <uint32_t>s.produced - <uint32_t>(head >> 32)}
+
+
+# ---- between nodes ----
+
+def pass_on(Client client, Ref stream, Ref end):
+    """As `take`, without waiting, for a process that reads for others elsewhere: to the task, they have not read it."""
+    cdef frt_stream *s = _stream(client, stream)
+    cdef object found
+    a32_store_sc(&s.away, s.away + 1)  # first: the task must not see it read
+    found = take(client, stream, end, 0, 0.0)
+    if found is False or found is None or found is end:
+        a32_store_sc(&s.away, s.away - 1)
+    return found
+
+
+def told(Client client, Ref stream, uint32_t away, uint32_t wanted):
+    """What readers elsewhere, for whom this process takes the items, have told.
+
+    Args:
+        away: how many of the items that it took they have not read.
+        wanted: NOTHING, END or ITEMS.
+    """
+    cdef frt_stream *s = _stream(client, stream)
+    a32_store_sc(&s.away, away)
+    a32_store_sc(&s.elsewhere, wanted + 1)
+    if frt_any(frt_waits(&client.x, stream.index), client.x.words):
+        object_tell(&client.x, stream.index)
+
+
+def wait_either(Client client, list readers, list producers, double timeout_s):
+    """Sleep once, until there is something to do for a process that reads some streams and fills others.
+
+    Args:
+        readers: pairs as `take` has them.
+        producers: (Producer, its `taken` as last seen) of each.
+    """
     cdef frt_ctx *x = &client.x
-    cdef uint32_t seen
+    cdef uint32_t seen, taken
     cdef int64_t deadline = frt_now_ns() + <int64_t>(timeout_s * 1e9)
     cdef Ref stream, end
+    cdef Producer producer
     client.ensure()
     seen = a32_load_sc(&x.clients[x.me].wake)
-    for stream, end in streams:
+    for producer, taken in producers:
+        a64_or_sc(frt_waits(x, producer.index) + x.me_word, x.me_bit)
+        if <uint32_t>(a64_load_sc(&producer.stream.head) >> 32) != taken:
+            return
+    for stream, end in readers:
         _stream(client, stream)
         ref_use(client, end)
         a64_or_sc(frt_waits(x, stream.index) + x.me_word, x.me_bit)
@@ -181,14 +233,6 @@ def wait_any(Client client, list streams, double timeout_s):
     with nogil:
         wait_nap(x, seen, deadline)
     PyErr_CheckSignals()
-
-
-def info(Client client, Ref stream):
-    """What the arena says of a stream: {taken, produced, limit, unread}; counts modulo 2^32 but for `produced`."""
-    cdef frt_stream *s = _stream(client, stream)
-    cdef uint64_t head = a64_load_sc(&s.head)
-    return {"taken": <uint32_t>(head >> 32), "produced": s.produced, "limit": s.limit,
-            "unread": <uint32_t>s.produced - <uint32_t>(head >> 32)}
 
 
 # ---- the task's side ----
@@ -238,6 +282,18 @@ cdef class Producer:
         """Whether so many items are unread that the task should wait."""
         self._check()
         return _full(self)
+
+    @property
+    def taken(self):
+        """How many items were taken, modulo 2^32."""
+        self._check()
+        return <uint32_t>(a64_load_sc(&self.stream.head) >> 32)
+
+    @property
+    def limit(self):
+        """Unread items from which on the task waits; 0: it never does."""
+        self._check()
+        return self.stream.limit
 
     def skips(self):
         """Whether the next item has been produced by an earlier attempt."""
@@ -314,6 +370,13 @@ cdef class Producer:
 
 cdef int _wanted(Producer self) noexcept:
     """See Producer.wanted."""
+    cdef int here = _wanted_here(self)
+    cdef uint32_t elsewhere = a32_load_sc(&self.stream.elsewhere)
+    return here if elsewhere == 0 or here < <int64_t>elsewhere - 1 else <int>elsewhere - 1
+
+
+cdef int _wanted_here(Producer self) noexcept:
+    """What those want who have references on this node."""
     cdef frt_ctx *x = &self.client.x
     cdef int end
     # The task itself counts once.
@@ -327,6 +390,7 @@ cdef int _wanted(Producer self) noexcept:
 
 cdef bint _full(Producer self) noexcept nogil:
     cdef uint32_t unread = <uint32_t>self.stream.produced - <uint32_t>(a64_load_sc(&self.stream.head) >> 32)
+    unread += a32_load_sc(&self.stream.away)
     return self.stream.limit != 0 and unread >= self.stream.limit
 
 

@@ -101,7 +101,7 @@ cdef extern from "layout.h" nogil:
 
     ctypedef struct frt_stream:
         uint64_t head, produced
-        uint32_t last, limit
+        uint32_t last, limit, away, elsewhere
 
     ctypedef struct frt_refslot:
         uint64_t objref

@@ -15,7 +15,7 @@ from fastrt._core.links cimport task_is_mine
 from fastrt._core.objects cimport object_acquire
 from fastrt._core.records cimport task_is_cancelled
 from fastrt._core.scalar cimport args_write
-from fastrt._core.tasks cimport ARGS_SCALARS, task_requeue, task_submit
+from fastrt._core.tasks cimport ARGS_SCALARS, task_submit
 from fastrt.errors import FastrtError
 
 POLICY = FRT_TASK_POLICY
@@ -140,17 +140,6 @@ def park(Client client, uint32_t t):
     if x.clients[x.me].task == t + 1:
         x.clients[x.me].task = 0
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(x.task_words[t])))
-
-
-def put_back(Client client, uint32_t t):
-    """Queue a plain task that this client has claimed, and not begun, for somebody else: it was no attempt."""
-    cdef frt_ctx *x = &client.x
-    client.ensure()
-    if not task_is_mine(x, t):
-        raise FastrtError(f"task {t} is not this client's to give back")
-    if x.tasks[t].attempts:
-        x.tasks[t].attempts -= 1
-    task_requeue(x, t)
 
 
 def policy_of(Client client, uint32_t t):

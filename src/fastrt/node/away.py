@@ -226,14 +226,12 @@ class Away:
     def _send(self, line: Line, task: int) -> None:
         info = core.info(self._client, task)
         kind, data, refs = core.arguments(self._client, task, True)
-        number = self._exchange.number(task, line)
-        line.sent.add(number)
         message = _Call(
-            task=number, actor=line.whose, method=info["function"][1], kind=kind, argument=data,
+            actor=line.whose, method=info["function"][1], kind=kind, argument=data,
             ref=[self._exchange.references.name(ref) for ref in refs], dependencies=info["deps"],
             results=info["returns"],
         )  # fmt: skip
-        self._exchange.describe(message, task, info)
+        line.sent.add(self._exchange.describe(message, task, info, line))
         self._exchange.out.add("call", message, len(data) + 128)
 
     # ---- names ----

@@ -19,6 +19,7 @@ from fastrt._core import actors, calls, demands, functions, generators, handles,
 from fastrt._core import tasks as core
 from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
 from fastrt.node.away import Away, Line
+from fastrt.node.flows import Flows, Watch
 from fastrt.node.guests import Guest, Guests
 from fastrt.node.lineage import Lineage, Origin, Record
 from fastrt.node.mailboxes import Mailboxes
@@ -67,8 +68,8 @@ class _Arriving:
     contains: list[ObjectRef]
     size: int
     task: int  # of this node's table,
-    result: int  # whose result it is
-    finish: Callable[[], None]
+    result: int  # whose result it is; below 0: whose item
+    finish: Callable[[ObjectRef], None]
     at: int = 0
 
 
@@ -87,6 +88,7 @@ class Exchange:
         native: this node's native stream for large values; None: they go in pieces between the tasks.
         lineage: makes again what a lost node has made; None: nothing is.
         mailboxes: of actors on other nodes; None: this stream has its own.
+        watch: looks after generators; None: this stream has its own.
     """
 
     RESULTS_MAX = 10_000  # of a task or call
@@ -98,14 +100,15 @@ class Exchange:
         native: Native | None = None,
         lineage: Lineage | None = None,
         mailboxes: Mailboxes | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.node = ""
         self.name = ""
         self.workers = self.idle = self.queued = 0
         self.out = Outgoing(_Frame, _Value)
-        self._store = store
-        self._client = store.client
-        self._readiness = readiness
+        self._store = self.store = store
+        self._client = self.client = store.client
+        self.readiness = readiness
         self._lineage = lineage or Lineage(store, readiness, 0)
         self.references = References(store, self._send_object, _Ref)
         self._lent: dict[int, _Lent] = {}
@@ -116,9 +119,10 @@ class Exchange:
         self._digests: dict[int, bytes] = {}
         self._numbers = 0
         self.closed = False
-        self._own_mailboxes = Mailboxes(self._client, readiness.loop) if mailboxes is None else None
-        self.away = Away(self, store, mailboxes or self._own_mailboxes)  # type: ignore[arg-type]  # one is there
+        self._own = Mailboxes(self._client, readiness.loop), Watch(self._client, readiness.loop)  # idle, if others do
+        self.away = Away(self, store, mailboxes or self._own[0])
         self.guests = Guests(self, store)
+        self.flows = Flows(self, store, watch or self._own[1])
 
     @property
     def lent(self) -> int:
@@ -131,13 +135,9 @@ class Exchange:
         """Have the other node run a task that this process has claimed.
 
         Raises:
-            FastrtError: the function cannot be read here, or it is a generator.
+            FastrtError: the function cannot be read here.
         """
         info = core.info(self._client, task)
-        if info["flags"] & generators.STREAM:
-            raise FastrtError(
-                "a generator runs on the node where it is called, which cannot run this one; use num_returns='dynamic'"
-            )
         kind, data, refs = core.arguments(self._client, task, True)
         message = _Task(
             function=self.function(*info["function"]),
@@ -147,29 +147,32 @@ class Exchange:
             dependencies=info["deps"],
             results=info["returns"],
         )
-        self.describe(message, task, info)
         if info["flags"] & demands.DEMAND:
             message.demand = self._store.load(demands.demand_of(self._client, task, info["id"]))
-        message.task = self.number(task)
+        self.describe(message, task, info)
         self.out.add("task", message, len(data) + 128)
 
-    def describe(self, message: Any, task: int, info: dict[str, Any]) -> None:
-        """Say of a task or a call how it is run.
+    def describe(self, message: Any, task: int, info: dict[str, Any], line: Line | None = None) -> int:
+        """Say of a task or a call how it is run, and by which number the other node knows it.
 
         Args:
             message: what is sent of it; filled.
             task: of this process.
             info: what its record says.
+            line: the actor whose call it is.
+        Returns:
+            The number.
         """
         message.retries, message.retry_errors = retries_left(info), bool(info["flags"] & core.RETRY_ERRORS)
         policy = special.policy_of(self._client, task)
         if policy is not None:
             message.policy = bytes(self._store.read(policy)[2])  # as it is: its types may be unknown here
-
-    def number(self, task: int, line: Line | None = None) -> int:
-        """The number by which the other node knows a task of ours, or a call of the actor of a line."""
+        flow = self.flows.lend(task, message) if info["flags"] & generators.STREAM else None
         self._numbers += 1
         self._lent[self._numbers] = _Lent(task, line=line)
+        if flow is not None:
+            self.flows.lent(self._numbers, flow)
+        message.task = self._numbers
         return self._numbers
 
     def function(self, objref: int, index: int) -> bytes:
@@ -208,8 +211,9 @@ class Exchange:
     def _on_ended(self, number: int) -> None:
         lent = self._lent.pop(number, None)
         if lent is None:
-            return  # cancelled meanwhile
+            return
         if not lent.done:
+            self.flows.drop(number)
             try:
                 core.finish(self._client, lent.task)
             except RuntimeError as exc:
@@ -220,6 +224,7 @@ class Exchange:
     def _on_fallen(self, message: Any) -> None:
         lent = self._lent.pop(message.task, None)
         if lent is not None and lent.line is not None:
+            self.flows.drop(message.task)
             self._drop_arriving(lent.task)
             self.away.fell(lent.line, message.task, lent.task, message.attempts)
 
@@ -252,16 +257,20 @@ class Exchange:
         )  # fmt: skip
         demand = self.demand(message.demand) if message.demand else None
         results = special.submit(*about, demand, *more)
-        self.borrow(message.task, [results] if message.results == 1 else results)
+        self.borrow(message, [results] if message.results == 1 else results, more[-1])
 
-    def borrow(self, number: int, results: list[ObjectRef], guest: Guest | None = None) -> None:
+    def borrow(self, message: Any, made: list[ObjectRef], stream: ObjectRef | None, guest: Guest | None = None) -> None:
         """Send the results of a task of the other node's, or of a call of its actor, as they come."""
-        if not results:
+        number = message.task
+        if not made:
             self.out.add("ended", number)  # nobody will ever ask for more
             return
-        self._borrowed[number] = _Borrowed(results, len(results), guest)
-        for k, ref in enumerate(results):
-            self._readiness.watch(ref, partial(self._send_result, number, k))
+        self._borrowed[number] = _Borrowed(made, len(made), guest)
+        if stream is not None:
+            self.flows.run(message, stream, made[0], partial(self._send_result, number, 0))
+            return
+        for k, ref in enumerate(made):
+            self.readiness.watch(ref, partial(self._send_result, number, k))
 
     def demand(self, data: bytes) -> ObjectRef:
         """What a task or an actor demands that the other node has placed here: it stays.
@@ -275,14 +284,14 @@ class Exchange:
             raise PeerError(f"node {self.name} sends a task that demands {exc}") from None
         return export(self._store, demand)
 
-    def special(self, message: Any) -> tuple[int, ObjectRef | None]:
-        """The flags and the policy of a task or a call of the other node's, for whoever runs it here."""
+    def special(self, message: Any) -> tuple[int, ObjectRef | None, ObjectRef | None]:
+        """The flags, the policy and the stream of a task or a call of the other node's."""
         policy: ObjectRef | None = None
         if message.policy:
             writer = self._store.create(len(message.policy), PICKLE, 0)
             writer.copy(0, message.policy)
             policy = writer.seal(())
-        return core.RETRY_ERRORS if message.retry_errors else 0, policy
+        return core.RETRY_ERRORS if message.retry_errors else 0, policy, self.flows.create(message)
 
     def holds(self, refs: list[ObjectRef]) -> int:
         """How many bytes of these objects the other node has been sent."""
@@ -296,7 +305,7 @@ class Exchange:
         if borrowed.guest is not None and self.guests.fell(borrowed.guest, number, ref):
             del self._borrowed[number]
             return
-        self._send_value(ref, partial(self._result_sent, number), task=number, result=k)
+        self.send_value(ref, partial(self._result_sent, number), task=number, result=k)
 
     def _result_sent(self, number: int) -> None:
         borrowed = self._borrowed.get(number)
@@ -316,7 +325,7 @@ class Exchange:
     # ---- values, both ways ----
 
     def _send_object(self, ref: ObjectRef) -> None:
-        self._readiness.watch(ref, self._send_export)
+        self.readiness.watch(ref, self._send_export)
 
     def _send_export(self, ref: ObjectRef) -> None:
         if self.closed:
@@ -324,9 +333,10 @@ class Exchange:
         if actors.is_actor(self._client, ref):
             self.away.send_plan(ref)
         else:
-            self._send_value(ref, lambda: None, objref=ref.objref)
+            self.send_value(ref, lambda: None, objref=ref.objref)
 
-    def _send_value(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
+    def send_value(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
+        """Send a value, which is `where` to the other node; `then` is called once it needs nothing here any more."""
         try:
             if self._values is not None and self._offer_value(self._values, ref, then, where):
                 return
@@ -356,24 +366,47 @@ class Exchange:
             self._on_piece(message)
             return
         contains = [self.references.resolve(one) for one in message.contains]
+        if message.item:
+            if not self.flows.on_item(message, contains):
+                self._refuse(message)
+            return
         task = self._sink(message)
         if task is None:
             self._refuse(message)
             return
         self._remember(message, contains)
+        if message.task:
+            self.flows.check_whole(message.task)
         if message.kind == 0 and not message.error and len(message.data) == message.size:
             value = pickle.loads(message.data)  # the stream has shown the session's token
             if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
                 self._sealed(message)
                 return
-        kind = message.kind or PICKLE
         self._drop_arriving(task, message.result)
-        writer = self._store.result(task, message.result, message.size, kind, len(contains), message.error)
+        self.receive(message, contains, task, None)
+
+    def receive(
+        self, message: Any, contains: list[ObjectRef], task: int, finish: Callable[[ObjectRef], None] | None
+    ) -> None:
+        """Have a value written, of which this is all or the first piece.
+
+        Args:
+            message: says what it is.
+            contains: what it contains.
+            task: of this process: whose result or item it is.
+            finish: called with the value once it is whole; None: it is a result.
+        Raises:
+            PeerError: the pieces make no sense.
+            ObjectStoreFullError: there is no room, also after spilling.
+        """
+        kind = message.kind or PICKLE
+        about = (message.size, kind, len(contains), message.error)
+        writer = self._store.create(*about) if finish else self._store.result(task, message.result, *about)
         if writer is None:
             self._refuse(message)
             return
-        finish = partial(self._arrived, message, task)
-        arriving = _Arriving(writer, contains, message.size, task, message.result, finish)
+        place, then = (message.result, partial(self._arrived, message, task)) if finish is None else (-1, finish)
+        arriving = _Arriving(writer, contains, message.size, task, place, then)
         if message.native:
             if self._values is None:
                 raise PeerError(f"node {self.name} offers a value by a stream that this node does not have")
@@ -398,15 +431,14 @@ class Exchange:
             self.out.add("again", number)
             return
         del self._arriving[-number]
-        arriving.writer.seal(arriving.contains)
-        arriving.finish()
+        arriving.finish(arriving.writer.seal(arriving.contains))
         self.out.add("taken", number)
 
     def _on_answer(self, number: int, again: bool) -> None:
         """The other node has taken a value of ours, or wants it in pieces."""
         offer = self._values.answered(number, again) if self._values is not None else None
         if offer is not None and again:
-            self._send_value(offer.ref, offer.then, **offer.where)
+            self.send_value(offer.ref, offer.then, **offer.where)
         elif offer is not None:
             offer.then()
 
@@ -452,10 +484,9 @@ class Exchange:
         arriving.writer.copy(arriving.at, message.data)
         arriving.at += len(message.data)
         if arriving.at == arriving.size:
-            arriving.writer.seal(arriving.contains)
-            arriving.finish()
+            arriving.finish(arriving.writer.seal(arriving.contains))
 
-    def _arrived(self, message: Any, task: int) -> None:
+    def _arrived(self, message: Any, task: int, ref: ObjectRef | None) -> None:
         if message.objref:
             core.finish(self._client, task)
             self._sealed(message)
@@ -467,6 +498,7 @@ class Exchange:
             if standin is not None:
                 standin.task = standin.origin = None
         else:
+            self.flows.drop(message.task)
             self._lent[message.task].done = True
 
     def _drop_arriving(self, task: int, result: int | None = None) -> None:
@@ -510,6 +542,7 @@ class Exchange:
             (frame.fallen, self._on_fallen),
             (frame.gone, self.away.on_gone),
             (frame.unhost, self.guests.on_unhost),
+            (frame.reads, self.flows.on_reads),
             (frame.cancel, self._on_cancel),
             (frame.taken, partial(self._on_answer, again=False)),
             (frame.again, partial(self._on_answer, again=True)),
@@ -541,8 +574,9 @@ class Exchange:
         lost = f"node {self.name or 'that had it'} was lost: {why}"
         self.away.close(self._take_back, lost)
         self.guests.close()
-        if self._own_mailboxes is not None:
-            self._own_mailboxes.close()
+        self.flows.close()
+        for own in self._own:
+            own.close()
         for lent in self._lent.values():
             if lent.done:
                 continue

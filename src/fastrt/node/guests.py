@@ -96,16 +96,17 @@ class Guests:
                 raise PeerError(f"node {self._exchange.name} calls an actor that it was never named")
             self._exchange.out.add("fallen", _Fallen(task=message.task))
             return
+        more = self._exchange.special(message)
         try:
             made = special.call(
                 self._client, ref, message.method, message.kind, message.argument, refs, message.dependencies,
-                message.results, min(message.retries, RETRIES_FOREVER), *self._exchange.special(message),
+                message.results, min(message.retries, RETRIES_FOREVER), *more,
             )  # fmt: skip
         except CallOfDead as dead:
             task, made = dead.args
             self._store.put_error(task, dead_actor(self._store, ref))
             core.finish(self._client, task)
-        self._exchange.borrow(message.task, [made] if message.results == 1 else made, guest)
+        self._exchange.borrow(message, [made] if message.results == 1 else made, more[-1], guest)
 
     def fell(self, guest: Guest, number: int, ref: ObjectRef) -> bool:
         """Whether a result is only what a call becomes when its actor's process ends; its node is told just that."""

@@ -29,12 +29,14 @@ class Outgoing:
         self._small: deque[tuple[str, Any, int]] = deque()
         self._large: deque[tuple[Iterator[Any], Callable[[], None]]] = deque()
         self._transfers = 0
+        self.nbytes = 0  # of small messages, and first pieces, that wait
         self._news = asyncio.Event()
         self._closed = False
 
     def add(self, field: str, message: Any, nbytes: int = 64) -> None:
         """Send a message, or a number, in a repeated field of the next frame."""
         self._small.append((field, message, nbytes))
+        self.nbytes += nbytes
         self._news.set()
 
     def add_value(self, first: Any, data: memoryview, then: Callable[[], None]) -> None:
@@ -70,6 +72,7 @@ class Outgoing:
             field, message, nbytes = self._small.popleft()
             getattr(frame, field).append(message)
             room -= nbytes
+            self.nbytes -= nbytes
         while self._large and room > 0:
             pieces, then = self._large.popleft()
             piece = next(pieces, None)

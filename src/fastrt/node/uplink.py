@@ -21,12 +21,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fastrt._core import demands, generators, special
+from fastrt._core import demands
 from fastrt._core import tasks as core
 from fastrt._core.clients import KIND_WORKER, Client, table
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.node.exchange import Exchange
 from fastrt.node.finder import Finder
+from fastrt.node.flows import Watch
 from fastrt.node.lineage import Lineage
 from fastrt.node.mailboxes import Mailboxes
 from fastrt.node.orders import Orders
@@ -114,6 +115,7 @@ class Uplink:
         self._told_waiting = False
         self._kept: list[int] = []  # claimed, and not lent yet
         self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
+        self._flows = Watch(self._client, asyncio.get_running_loop())
         others = {"find_actor": self._on_find, "cancel": self._on_cancel}
         self._orders = Orders(self._client, daemon, self._on_orders, others)
         self._finder = Finder(self._client, daemon, self._connected)
@@ -154,6 +156,7 @@ class Uplink:
                 claimer.join()
             self._readiness.close()
             self._mailboxes.close()
+            self._flows.close()
             if self._native is not None:
                 self._native.close()
 
@@ -230,7 +233,8 @@ class Uplink:
                 await channel.close()
 
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
-        exchange = Exchange(self._store, self._readiness, self._native, self._lineage, self._mailboxes)
+        shared = (self._readiness, self._native, self._lineage, self._mailboxes, self._flows)
+        exchange = Exchange(self._store, *shared)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
         why = "the stream to it was closed"
@@ -383,9 +387,6 @@ class Uplink:
             most -= 1
             if demands.is_demanding(self._client, task):  # admitted here, and waiting for a worker: decide again
                 demands.give_back(self._client, task)
-                continue
-            if special.flags_of(self._client, task) & generators.STREAM:
-                special.put_back(self._client, task)  # it runs here, however long it waits
                 continue
             peer = nearest(self._client, helpers, task)
             self._lend(peer, task)

@@ -270,12 +270,17 @@ enum {
  * many were ever produced is therefore what was taken and what is in the list: an attempt that runs the task again
  * from its beginning leaves out so many. The end of the stream is that of the task: its only result is sealed, with an
  * error if that ended it; whoever sees this and then no item has read everything.
- * Whoever waits, readers for items or the task for room, is among the waiters of the stream's object. */
+ * Whoever waits, readers for items or the task for room, is among the waiters of the stream's object.
+ * Where the readers are on another node, one process takes the items for them, and alone writes how many of those it
+ * took they have not read (`away`, unread like those in the list) and what they want (`elsewhere`). When it dies its
+ * hold of the object is gone, too, and both mean nothing. */
 typedef struct {
     uint64_t head;     /* {items taken:32 | first item, index + 1:32}; read without the lock, too */
     uint64_t produced; /* items ever added; derived */
     uint32_t last;     /* newest item, index + 1; derived */
     uint32_t limit;    /* unread items from which on the task waits; 0: it never does */
+    uint32_t away;
+    uint32_t elsewhere; /* 1 + what they want at most: nothing, the end, items; 0: what those here want */
 } frt_stream;
 
 typedef struct {

@@ -1,0 +1,373 @@
+"""Generators whose items are read on another node: they come as they are made, a stream in the arena at either end.
+
+The node that runs the task is one reader of its stream, for all readers elsewhere: it takes items and sends them in
+order (`Outflow`). The node that lent the task is the producer of its own, which its program reads (`Inflow`): it adds
+what comes, tells what was read and what is still wanted. Items that were not read there are unread to the task, too, so
+its limit holds over both nodes, and a generator that nobody reads any more is closed. What has come stays when the
+other node is lost: the next attempt, wherever it runs, leaves that out.
+
+Order: items are numbered; the task's result is sent when all its items have been taken off this node's hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fastrt._core import generators, handles
+from fastrt._core.clients import Client
+from fastrt._core.generators import ITEMS, NOTHING, Producer
+from fastrt.errors import FastrtError, ObjectStoreFullError
+from fastrt.node.references import PeerError
+from fastrt.rpc.descriptors import message_set
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
+
+if TYPE_CHECKING:
+    from fastrt.node.exchange import Exchange
+
+_SET = message_set("node")
+_Stream, _Reads = (_SET.message(f"fastrt.node.{name}") for name in ("Stream", "Reads"))
+_LOOK_S = 0.05  # nobody tells when the last reader goes
+_PAUSED_S = 0.002  # while so much is to be sent that nothing is added to it
+_IDLE_S = 1.0
+_SENDING_MAX = 64  # items of a stream that are on their way out of this node's memory
+_WAITING_BYTES = 4 << 20  # of small messages, beyond which no items are added to them
+_ITEMS_A_LOOK = 256
+
+
+class _Flow(Protocol):
+    def look(self) -> None:
+        """Do what there is to do."""
+
+
+class Watch:
+    """Looks after the flows of all exchanges of a process: one thread sleeps in the arena for them.
+
+    What has come is looked at on the loop's thread, while the other waits until that is done.
+
+    Args:
+        client: this process's attachment.
+        loop: where flows are looked at.
+    """
+
+    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+        self._flows: dict[_Flow, None] = {}  # in order
+        self._turn = threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def open(self, flow: _Flow) -> None:
+        """Look after a flow."""
+        self._flows[flow] = None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._listen, name="fastrt-flows", daemon=True)
+            self._thread.start()
+            self._turn.release()
+        else:
+            self._client.wake(self._client.index)
+
+    def drop(self, flow: _Flow) -> None:
+        """Look after it no more."""
+        self._flows.pop(flow, None)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._turn.release()
+        if self._thread is not None:
+            self._client.wake(self._client.index)
+            self._thread.join()
+
+    def _listen(self) -> None:
+        while True:
+            self._turn.acquire()
+            if self._closed:
+                return
+            try:
+                self._sleep()
+                self._loop.call_soon_threadsafe(self._look)
+            except (FastrtError, RuntimeError):
+                return  # the session is broken, or the loop closed: the process ends by what it meets itself
+
+    def _sleep(self) -> None:
+        flows = list(self._flows)
+        outflows = [flow for flow in flows if isinstance(flow, Outflow)]
+        readers = [flow.pair for flow in outflows if not flow.is_paused()]
+        producers = [(flow.producer, flow.taken) for flow in flows if isinstance(flow, Inflow) and flow.producer.limit]
+        patience = (_PAUSED_S if len(readers) < len(outflows) else _LOOK_S) if flows else _IDLE_S
+        generators.wait_either(self._client, readers, producers, patience)
+
+    def _look(self) -> None:
+        try:
+            for flow in list(self._flows):
+                if flow in self._flows:  # what came before it may have ended it
+                    flow.look()
+        finally:
+            self._turn.release()
+
+
+@dataclass(eq=False)
+class Outflow:
+    """A generator of the other node's that runs here.
+
+    Attributes:
+        exchange: the stream to that node.
+        number: of its task.
+        stream: what it fills.
+        end: its result.
+        next: the number of the next item.
+        finish: sends the result.
+        sending: how many items are on their way.
+        over: there are no more.
+    """
+
+    exchange: Exchange
+    number: int
+    stream: ObjectRef
+    end: ObjectRef
+    next: int
+    finish: Callable[[ObjectRef], None]
+    sending: int = 0
+    over: bool = False
+
+    @property
+    def pair(self) -> tuple[ObjectRef, ObjectRef]:
+        """As `generators.take` has it."""
+        return self.stream, self.end
+
+    def is_paused(self) -> bool:
+        """Whether no more should be sent for now."""
+        return self.sending >= _SENDING_MAX or self.exchange.out.nbytes > _WAITING_BYTES
+
+    def look(self) -> None:
+        """Send what there is."""
+        for _ in range(_ITEMS_A_LOOK):
+            if self.is_paused():
+                return
+            item = generators.pass_on(self.exchange.client, self.stream, self.end)
+            if item is False:
+                return
+            if item is None or item is self.end:
+                self.stop()
+                return
+            self.next += 1
+            self.sending += 1
+            self.exchange.send_value(item, self._sent, task=self.number, item=self.next)
+
+    def stop(self) -> None:
+        """Send no more items; the result follows those that are on their way."""
+        self.exchange.flows.watch.drop(self)
+        self.over = True
+        self._end()
+
+    def _sent(self) -> None:
+        self.sending -= 1
+        self._end()
+
+    def _end(self) -> None:
+        if not self.over or self.sending:
+            return
+        if handles.is_ready(self.exchange.client, self.end):
+            self.finish(self.end)
+        else:
+            self.exchange.readiness.watch(self.end, self.finish)
+
+    def on_reads(self, taken: int, wanted: int) -> None:
+        """Readers over there have taken so many items, modulo 2^32, and want that much more."""
+        generators.told(self.exchange.client, self.stream, (self.next - taken) % (1 << 32), wanted)
+        if wanted != ITEMS and not self.over:
+            self.stop()
+
+
+class Inflow:
+    """A generator of this node's that the other node runs.
+
+    Args:
+        exchange: the stream to that node.
+        producer: fills the stream that the program reads.
+        task: of this process.
+
+    Attributes:
+        number: by which the other node knows the task.
+        taken: how many items were read, as it has been told.
+    """
+
+    def __init__(self, exchange: Exchange, producer: Producer, task: int) -> None:
+        self.exchange, self.producer, self.task = exchange, producer, task
+        self.number = 0
+        self.taken, self._wanted = producer.taken, ITEMS
+        self._next = int(producer.skip) + 1
+        self._early: dict[int, Callable[[], None]] = {}
+
+    def plan(self) -> Any:
+        """What the other node must know."""
+        return _Stream(limit=self.producer.limit, produced=self.producer.skip, taken=self.taken)
+
+    def wants_items(self) -> bool:
+        """Whether anybody can read what comes."""
+        return self.producer.wanted == ITEMS
+
+    def look(self) -> None:
+        """Tell what was read."""
+        taken, wanted = self.producer.taken, self.producer.wanted
+        if (taken != self.taken and self.producer.limit) or wanted != self._wanted:
+            self.taken, self._wanted = taken, wanted
+            self.exchange.out.add("reads", _Reads(task=self.number, taken=taken, wanted=wanted))
+
+    def put(self, item: int, add: Callable[[], None]) -> None:
+        """Item number so and so has come: add it when those before it have been.
+
+        Raises:
+            PeerError: it has come before.
+        """
+        if item < self._next or item in self._early:
+            raise PeerError(f"node {self.exchange.name} sends item {item} of a stream twice")
+        self._early[item] = add
+        while self._next in self._early:
+            self._early.pop(self._next)()
+            self._next += 1
+
+    def is_whole(self) -> bool:
+        """Whether nothing is missing before what came last."""
+        return not self._early
+
+    def add_scalar(self, value: Any) -> None:
+        """Add a value.
+
+        Raises:
+            ObjectStoreFullError: there is no room, also after spilling.
+        """
+        store = self.exchange.store
+        try:
+            if self.producer.add(value):
+                return
+        except ObjectStoreFullError:
+            pass  # the store knows whom to ask for room
+        self.producer.add_ref(store.put_serialized(serialize(value)))
+
+
+class Flows:
+    """The generators of one exchange.
+
+    Args:
+        exchange: the stream to the other node.
+        store: this process's attachment.
+        watch: looks after them.
+    """
+
+    def __init__(self, exchange: Exchange, store: Store, watch: Watch) -> None:
+        self._exchange = exchange
+        self._store = store
+        self.watch = watch
+        self._in: dict[int, Inflow] = {}  # by the task's number
+        self._out: dict[int, Outflow] = {}
+
+    # ---- the side that lends ----
+
+    def lend(self, task: int, message: Any) -> Inflow:
+        """Describe a generator that this process has claimed, for the other node."""
+        flow = Inflow(self._exchange, Producer(self._store.client, task), task)
+        message.stream.CopyFrom(flow.plan())
+        return flow
+
+    def lent(self, number: int, flow: Inflow) -> None:
+        """It has a number."""
+        flow.number = number
+        self._in[number] = flow
+        self.watch.open(flow)
+
+    def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
+        """An item has come, or the first piece of one; False when nobody wants it.
+
+        Raises:
+            PeerError: it makes no sense.
+            ObjectStoreFullError: there is no room for it, also after spilling.
+        """
+        flow = self._in.get(message.task)
+        if flow is None:
+            return False
+        if not flow.wants_items():
+            flow.put(message.item, lambda: None)
+            return False
+        if message.kind == 0 and not message.error and len(message.data) == message.size:
+            value = pickle.loads(message.data)  # the stream has shown the session's token
+            flow.put(message.item, partial(flow.add_scalar, value))
+            return True
+        self._exchange.receive(
+            message, contains, flow.task, lambda ref: flow.put(message.item, partial(flow.producer.add_ref, ref))
+        )
+        return True
+
+    def check_whole(self, number: int) -> None:
+        """The result of a task has come.
+
+        Raises:
+            PeerError: items are missing.
+        """
+        flow = self._in.get(number)
+        if flow is not None and not flow.is_whole():
+            raise PeerError(f"node {self._exchange.name} ends a stream of which items are missing")
+
+    def drop(self, number: int) -> None:
+        """A task that was lent is not any more."""
+        flow = self._in.pop(number, None)
+        if flow is not None:
+            self.watch.drop(flow)
+
+    # ---- the side that runs ----
+
+    def create(self, message: Any) -> ObjectRef | None:
+        """The stream that a task or a call of the other node's fills here; None when it has none.
+
+        Raises:
+            PeerError: it is not that of a task with one result.
+        """
+        if not message.HasField("stream"):
+            return None
+        if message.results != 1:
+            raise PeerError(f"node {self._exchange.name} sends a generator with {message.results} results")
+        plan = message.stream
+        stream: ObjectRef = generators.create(self._store.client, plan.limit, plan.produced)
+        generators.told(self._store.client, stream, (plan.produced - plan.taken) % (1 << 32), ITEMS)
+        return stream
+
+    def run(self, message: Any, stream: ObjectRef, end: ObjectRef, send: Callable[[ObjectRef], None]) -> None:
+        """Send what a generator of the other node's yields here.
+
+        Args:
+            message: how that node has named the task.
+            stream, end: it fills, and its result.
+            send: sends the result, once everything before it is sent.
+        """
+        number = message.task
+
+        def finish(ref: ObjectRef) -> None:
+            self._out.pop(number, None)
+            send(ref)
+
+        flow = self._out[number] = Outflow(self._exchange, number, stream, end, message.stream.produced, finish)
+        self.watch.open(flow)
+
+    def on_reads(self, message: Any) -> None:
+        """The other node tells what was read there."""
+        flow = self._out.get(message.task)
+        if flow is not None:
+            flow.on_reads(message.taken, min(message.wanted, ITEMS))
+
+    def close(self) -> None:
+        """The exchange has ended: nobody reads what runs here."""
+        for number in list(self._in):
+            self.drop(number)
+        for flow in self._out.values():
+            self.watch.drop(flow)
+            generators.told(self._store.client, flow.stream, 0, NOTHING)
+        self._out.clear()
