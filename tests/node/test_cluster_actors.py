@@ -9,7 +9,7 @@ from cluster import RunningNode
 
 import fastrt
 from fastrt import PlacementGroupSchedulingStrategy as InGroup
-from fastrt.errors import ActorDiedError, ActorNotFoundError, NameTakenError
+from fastrt.errors import ActorDiedError, ActorNotFoundError, NameTakenError, NotFoundError
 from fastrt.node.daemon import sweep_sessions
 
 
@@ -345,6 +345,35 @@ def test_placement_groups_lie_on_nodes_as_they_say_and_give_back(runtime, two, w
     wait_until(lambda: fastrt.available_resources() == {"CPU": 3.0, "seat": 2.0}, "everything to be free")
 
 
+def test_placement_groups_are_found_by_name_on_every_node(runtime, two, wait_until):
+    def find(name):
+        group = fastrt.get_placement_group(name)
+        return group, group.wait(10), fastrt.placement_group_table(group)["state"], current_session()
+
+    @fastrt.remote(scheduling="two")
+    def make(name):
+        group = fastrt.placement_group([{"seat": 0.5}], name=name, lifetime="detached")
+        group.wait(10)
+        try:
+            fastrt.placement_group([{"seat": 0.5}], name="mine")
+        except NameTakenError as exc:
+            return group, str(exc)
+
+    mine = fastrt.placement_group([{"seat": 0.5}], name="mine")
+    theirs, words = get(make.remote("theirs"))
+    assert "the name 'mine' is there already" in words
+    with pytest.raises(NameTakenError, match="'theirs' is there already"):
+        fastrt.placement_group([{"seat": 0.5}], name="theirs")
+    assert find("theirs") == (theirs, True, "CREATED", runtime.session)
+    assert get(fastrt.remote(find).options(scheduling="two").remote("mine")) == (mine, True, "CREATED", two)
+    for name in ("theirs", "mine"):
+        fastrt.remove_placement_group(fastrt.get_placement_group(name))
+        with pytest.raises(NotFoundError, match=f"no placement group has the name '{name}' in this session"):
+            fastrt.get_placement_group(name)
+    assert fastrt.placement_group_table(theirs)["state"] == "REMOVED"
+    wait_until(lambda: free_seats() == 2, "everything to be free")
+
+
 def current_session():
     from fastrt.store import client
 
@@ -383,6 +412,7 @@ def test_lost_node_is_a_dead_process(nodes, runtime, two):
     group = fastrt.placement_group([{"CPU": 0.5}], strategy="PACK")
     strict = fastrt.placement_group([{"CPU": 0.5}] * 2, strategy="STRICT_SPREAD")
     assert strict.wait(30)
+    gone = get(make_group.options(scheduling="two").remote())
     assert {get(one.where.remote())[0] for one in (once, more, theirs)} == {two}
     nodes[1].kill()
     for actor in (once, theirs):
@@ -394,5 +424,12 @@ def test_lost_node_is_a_dead_process(nodes, runtime, two):
     assert fastrt.placement_group_table(group)["bundles_to_node_id"] == {0: runtime.session}
     assert fastrt.placement_group_table(strict)["state"] == "RESCHEDULING"
     assert not strict.wait(0)
+    with pytest.raises(NotFoundError, match="which is lost"):
+        gone.wait(10)
     for one in (group, strict):
         fastrt.remove_placement_group(one)
+
+
+@fastrt.remote
+def make_group():
+    return fastrt.placement_group([{"CPU": 0.1}], lifetime="detached")

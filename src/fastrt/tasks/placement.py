@@ -7,8 +7,11 @@ lost, and ends with whoever made it. Tasks of the group demand resources under n
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +24,11 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks.demand import CPU, GPU, Amounts, Demand, Group, export, in_words, parts_of, within
-from fastrt.tasks.handle import GROUP_NAME, ActorPlan
+from fastrt.tasks.handle import GROUP_NAME, ActorPlan, find_elsewhere
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_KNOWN_S = 2.0  # in which every node of the cluster is known
+_LOOK_S = 0.05
 _BUNDLES_MAX = 512  # a node knows 1,024 actors and bundles
 _kept: dict[str, tuple[Store, list[ObjectRef]]] = {}  # what this process has reserved, by group
 
@@ -62,14 +67,11 @@ class PlacementGroup(Group):
 
         Raises:
             AttachError: the node daemon does not answer.
+            NotFoundError: the node where it was made is lost, and the group with it.
         """
         store = store_client.require()
         if self.session != store.client.segment.session:
-            from fastrt.tasks.remote import make
-
-            there = make(function=_ready, num_cpus=0, scheduling=self.session).remote(self)
-            assert isinstance(there, ObjectRef)
-            return there
+            return _there(store, self, _ready)
         with attach.inquiry(store.socket_path, "group_ready", group=self.id) as answer:
             ref: ObjectRef = handles.acquire(store.client, answer["objref"], answer["index"])
         return ref
@@ -140,7 +142,7 @@ def placement_group(
         bundles: what each takes of one node: [{"CPU": 1}, {"CPU": 1, "gpu": 0.5}].
         strategy: "PACK": on as few nodes as will do, "SPREAD": on as many; "STRICT_PACK": on one, "STRICT_SPREAD":
             each on a node of its own, or not at all.
-        name: under which `get_placement_group` finds it on this node.
+        name: under which `get_placement_group` finds it, on every node.
         lifetime: "detached": to the end of the session; else as long as the process that makes it.
     Raises:
         ValueError, TypeError: a bundle or the strategy is none.
@@ -156,6 +158,8 @@ def placement_group(
         raise ValueError(f"lifetime is {lifetime!r}; it must be 'detached' or None")
     store = store_client.require()
     session = store.client.segment.session
+    if name and find_elsewhere(store, GROUP_NAME + name) is not None:
+        raise _taken(name)
     group = PlacementGroup(secrets.token_hex(8), tuple(dict(bundle) for bundle in bundles), strategy, name, session)
     refs = []
     for k, one in enumerate(amounts):
@@ -166,7 +170,7 @@ def placement_group(
         named = GROUP_NAME + name if name and k == 0 else ""
         made = actors.create(store.client, ref, 0, named, -1, lifetime == "detached", demand, True)
         if made is None:
-            raise NameTakenError(f"a placement group with the name {name!r} is there already; choose another name")
+            raise _taken(name)
         refs.append(ref)
     if lifetime != "detached":
         for stale in [known for known, (whose, _) in _kept.items() if whose is not store]:
@@ -193,16 +197,15 @@ def remove_placement_group(group: PlacementGroup) -> None:
         raise TypeError(f"remove_placement_group takes a placement group, not {type(group).__name__}")
     store = store_client.require()
     if group.session != store.client.segment.session:
-        from fastrt.tasks.remote import make
-
-        store.get(make(function=remove_placement_group, num_cpus=0, scheduling=group.session).remote(group))
+        with contextlib.suppress(NotFoundError):  # it went with its node
+            store.get(_there(store, group, remove_placement_group))
         return
     attach.inquire(store.socket_path, "remove_group", group=group.id)
     _kept.pop(group.id, None)
 
 
 def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]:
-    """What is known of a group, or of all groups that were made on this node, by their ids.
+    """What is known of a group, wherever it was made, or of all groups that were made on this node, by their ids.
 
     Returns:
         For each: placement_group_id, strategy, state ("PENDING", "CREATED", "RESCHEDULING" or "REMOVED"), bundles
@@ -213,6 +216,10 @@ def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]
         The semantics of `ray.util.placement_group_table`.
     """
     store = store_client.require()
+    if group is not None and group.session != store.client.segment.session:
+        with contextlib.suppress(NotFoundError):
+            told: dict[str, Any] = store.get(_there(store, group, placement_group_table))
+            return told
     rows = attach.inquire(store.socket_path, "groups")["groups"]
     found = {row["placement_group_id"]: _row(row) for row in rows}
     if group is None:
@@ -222,7 +229,7 @@ def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]
 
 
 def get_placement_group(name: str) -> PlacementGroup:
-    """Return the group that was made on this node under that name.
+    """Return the group that was made under that name, on any node of the cluster.
 
     Raises:
         NotFoundError: there is none.
@@ -230,9 +237,9 @@ def get_placement_group(name: str) -> PlacementGroup:
         The semantics of `ray.util.get_placement_group`.
     """
     store = store_client.require()
-    ref = actors.find(store.client, GROUP_NAME + name)
+    ref = actors.find(store.client, GROUP_NAME + name) or find_elsewhere(store, GROUP_NAME + name)
     if ref is None:
-        raise NotFoundError(f"no placement group of this node has the name {name!r}")
+        raise NotFoundError(f"no placement group has the name {name!r} in this session")
     found: PlacementGroup = store.get(ref).group
     return found
 
@@ -249,6 +256,28 @@ _keeper = _Keeper()
 
 def _ready(group: PlacementGroup) -> bool:
     return group.wait(None)
+
+
+def _taken(name: str) -> NameTakenError:
+    return NameTakenError(f"a placement group with the name {name!r} is there already; choose another name")
+
+
+def _there(store: Store, group: PlacementGroup, function: Callable[[PlacementGroup], object]) -> ObjectRef:
+    """Call a function with a group on the node where it was made.
+
+    Raises:
+        NotFoundError: that node is not there, and has not come for some time: a head that is new hears of all soon.
+    """
+    from fastrt.tasks.remote import make
+
+    until = time.monotonic() + _KNOWN_S
+    while group.session not in [row[0] for row in attach.inquire(store.socket_path, "nodes")["others"]]:
+        if time.monotonic() > until:
+            raise NotFoundError(f"placement group {group.id} was made on node {group.session}, which is lost")
+        threading.Event().wait(_LOOK_S)
+    there = make(function=function, num_cpus=0, scheduling=group.session).remote(group)
+    assert isinstance(there, ObjectRef)
+    return there
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
