@@ -165,3 +165,30 @@ def test_killed_uplinks_lose_no_task_with_demands(nodes, two, wait_until):
         dead = victim.kill_child("fastrt.node.uplink")
         wait_until(lambda victim=victim, dead=dead: victim.child("fastrt.node.uplink") not in (None, dead), "another")
     assert set(fastrt.get(refs, timeout=60)) == {two}
+
+
+def test_task_goes_where_its_arguments_are_among_those_that_have_what_it_needs(start, nodes, two, tmp_path, wait_until):
+    start("--address", nodes[0].head, "--num-workers", "4", "--name", "three", "--resources", '{"seat": 3}')
+    wait_until(lambda: len(fastrt.nodes()) == 3, "the third node")
+    three = next(node["NodeID"] for node in fastrt.nodes() if node["NodeName"] == "three")
+    big, other = fastrt.put(b"x" * 500_000), fastrt.put(b"y" * 500_000)
+    gate = tmp_path / "gate"
+
+    @fastrt.remote(num_cpus=0.5)
+    def keep(value, begun):
+        open(begun, "w").close()
+        while not gate.exists():
+            threading.Event().wait(0.005)
+        return len(value)
+
+    def seat(*values):
+        return fastrt.get(where.options(num_cpus=0.5, resources={"seat": 1}).remote(0.0, *values), timeout=30)
+
+    wait_until(lambda: fastrt.available_resources()["seat"] == 6, "both to be idle")
+    assert seat(other) == three, "which has most room"
+    kept = keep.options(scheduling="two").remote(big, str(tmp_path / "begun"))
+    wait_until((tmp_path / "begun").exists, "the task that has the value there")
+    wait_until(lambda: fastrt.available_resources()["seat"] == 6, "what the last one took")
+    assert [seat(big), seat(big, 1), seat(1)] == [two, two, three]
+    gate.touch()
+    assert fastrt.get(kept, timeout=30) == 500_000

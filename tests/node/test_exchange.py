@@ -204,12 +204,16 @@ def test_what_makes_no_sense_closes_the_stream_and_changes_nothing(frame, words)
 @in_loop
 async def test_bytes_that_the_other_node_has_been_sent_are_known():
     async with pair() as (here, there):
-        sent, own = here.store.put(b"x" * 50_000), here.store.put(b"y" * 50_000)
+        sent, own = here.store.put(b"x" * 70_000), here.store.put(b"y" * 70_000)
+        held = []
+        here.exchange.references.tell_held = lambda *about: held.append(about)
+        another = Exchange(here.store, here.readiness)
         assert here.exchange.holds([sent, own]) == 0
         here.lend(sent)
         there.exchange.on_frame(await here.frames(lambda frame: has_values(frame, 1)))
-        assert 50_000 <= here.exchange.holds([sent, own]) < 60_000
-        near, far = Peer(None, here.exchange, target=1.0), Peer(None, there.exchange, target=9.0)
+        assert 70_000 <= here.exchange.holds([sent, own]) < 80_000
+        assert [objref for objref, nbytes in held if nbytes >= 70_000] == [sent.objref]
+        near, far = Peer(None, here.exchange, target=1.0), Peer(None, another, target=9.0)
         tasks = [core.submit_scalars(here.client, here.function, args, 1, 0, 0) for args in ((sent, 1), (own,), (3,))]
         claimed = [core.next_task(here.client, 0.0, 0.0) for _ in tasks]
         assert nearest(here.client, [far, near], claimed[0]) is near
@@ -219,6 +223,10 @@ async def test_bytes_that_the_other_node_has_been_sent_are_known():
         for task in claimed:
             assert core.finish_scalar(here.client, task, 1)
         assert core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 1)
+        there.exchange.tidy(set())
+        here.exchange.on_frame(await there.frames(lambda frame: frame.release))
+        assert held[1:] == [(sent.objref, 0)]
+        another.close("the test is over")
 
 
 def give(side, **value):

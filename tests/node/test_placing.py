@@ -116,6 +116,27 @@ def test_here_first_then_where_most_is_free():
     ]  # fmt: skip
 
 
+def test_most_of_the_arguments_bytes_decide_among_those_with_room():
+    here = Here(view("a", 2, fpga=4), view("b", 8, fpga=4), view("c", 2))
+    for node, objref, nbytes in (("a", 1, 70_000), ("b", 2, 90_000), ("a", 3, 30_000), ("c", 9, 1 << 30)):
+        here.placing.holds(f"id-{node}", objref, nbytes)
+    for named in ([1, 3, 9], [1, 2, 9], [1, 2, 3], [4], []):  # a, b, a, and two that do not care
+        here.count += 1
+        here.placing.wait((here.count, here.count), demand(0, fpga=1), 0.0, named)
+    assert here.decide() == [(k, "lend", node) for k, node in enumerate("ababb", 1)]
+    here.placing.holds("id-a", 1, 0)
+    here.placing.wait((6, 6), demand(fpga=1), 0.0, [1])
+    here.placing.wait((7, 7), demand(), 0.0, [9])
+    assert here.decide() == [(6, "lend", "b"), (7, "admit", "")], "the bytes are here as well"
+    here.placing.wait((8, 8), demand(0, "spread"), 0.0, [3])
+    here.placing.wait((9, 9), demand(2, "pack"), 0.0, [9])
+    here.placing.wait((10, 10), demand(2, "pack"), 0.0, [3])
+    assert here.decide()[0] == (8, "lend", "a"), "of those that are used least"
+    for objref, node in ((2, "b"), (3, "a"), (9, "c")):
+        here.placing.holds(f"id-{node}", objref, 0)
+    assert here.placing.held == {}
+
+
 def test_pack_fills_one_after_the_other():
     here = Here(view("a", 2), view("b", 4))
     here.submit(demand(strategy="pack"), 6)

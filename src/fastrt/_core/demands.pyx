@@ -68,6 +68,21 @@ def demand_of(Client client, uint32_t t, uint64_t id):
     return ref if _is(x, t, id) else None
 
 
+def named(Client client, uint32_t t, uint64_t id):
+    """Numbers of the objects that the arguments of a task name; empty when the record is another task's by now."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_body body
+    cdef uint32_t k
+    cdef list found = []
+    client.ensure()
+    if t >= frt_tasks(x) or not _is(x, t, id) or not frt_task_body(x, t, &body):
+        return found
+    for k in range(body.nrefs - min(body.nrefs, frt_task_extras(x.tasks[t].flags))):
+        if k + 1 != body.ndeps:  # which says what it demands
+            found.append(body.refs[k].objref)
+    return found if _is(x, t, id) else []
+
+
 cdef bint _is(frt_ctx *x, uint32_t t, uint64_t id) noexcept nogil:
     """Whether it is the record of that task, and what its arguments name is alive."""
     return x.tasks[t].id == id and x.tasks[t].flags & FRT_TASK_DEMAND and x.tasks[t].flags & FRT_TASK_COUNTED

@@ -169,6 +169,7 @@ class Admission:
         self._asked.pop(link, None)
         if link is self._uplink:
             self._uplink, self.placing.has_uplink, self._told = None, False, None
+            self.placing.held.clear()
             for ticket in list(self._finding):
                 self.on_found({"ticket": ticket, "names": [], "objref": 0, "index": 0})
 
@@ -186,6 +187,11 @@ class Admission:
         link = self._finding.pop(message["ticket"], None)
         if link is not None:
             link.send(names=message["names"], objref=message["objref"], index=message["index"])
+
+    def on_holds(self, message: Mapping[str, Any]) -> None:
+        """The uplink tells which large objects of this node's another one has, too."""
+        for objref, nbytes in message["objects"]:
+            self.placing.holds(str(message["node"]), int(objref), int(nbytes))
 
     def on_cancel(self, message: Mapping[str, Any]) -> None:
         """Somebody has cancelled a task that the uplink has lent."""
@@ -223,7 +229,7 @@ class Admission:
         for task in demands.take_held(self._client):
             demand = self._demand(task)
             if demand is not None:
-                placing.wait(task, demand, now)
+                placing.wait(task, demand, now, demands.named(self._client, *task) if placing.held else ())
         if now - self._swept_at > _SWEEP_S:
             self._swept_at = now
             self._sweep(now)

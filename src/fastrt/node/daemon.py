@@ -260,6 +260,8 @@ class Daemon:
             self._admission.on_find(link, str(message.get("name", "")))
         elif op == "found_actor":
             self._admission.on_found(message)
+        elif op == "holds":
+            self._admission.on_holds(message)
         elif op == "cancel":
             self._admission.on_cancel(message)
         elif op == "may_wait":

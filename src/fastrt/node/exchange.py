@@ -294,8 +294,8 @@ class Exchange:
         return core.RETRY_ERRORS if message.retry_errors else 0, policy, self.flows.create(message)
 
     def holds(self, refs: list[ObjectRef]) -> int:
-        """How many bytes of these objects the other node has been sent."""
-        there = [ref for ref in refs if self.references.is_exported(ref.objref)]
+        """How many bytes of these objects the other node has."""
+        there = [ref for ref in refs if self.references.has(ref.objref)]
         return sum(handles.describe(self._client, ref)["bytes"] for ref in there)
 
     def _send_result(self, number: int, k: int, ref: ObjectRef) -> None:
@@ -494,9 +494,7 @@ class Exchange:
     def _sealed(self, message: Any) -> None:
         """A value's task has been given back."""
         if message.objref:
-            standin = self.references.waiting(message.objref)
-            if standin is not None:
-                standin.task = standin.origin = None
+            self.references.settled(message.objref)
         else:
             self.flows.drop(message.task)
             self._lent[message.task].done = True

@@ -47,6 +47,7 @@ class Orders:
         self._rows: list[Any] = []
         self._pending: dict[str, list[Task]] = {}
         self._admitted = 0
+        self._held: dict[str, dict[int, int]] = {}  # by node: bytes of large objects that it has, too
         self.ready = asyncio.Event()
         self.total: dict[str, int] = {}
         self.free: dict[str, int] = {}
@@ -73,6 +74,21 @@ class Orders:
             return actors.carry(self._client, -1 - task, id_)
         return demands.claim(self._client, task, id_)
 
+    def hold(self, node: str, objref: int, nbytes: int) -> None:
+        """Tell the daemon that a node has the value of a large object, too; with 0 bytes: not any more."""
+        there = self._held.setdefault(node, {})
+        if nbytes:
+            there[objref] = nbytes
+        elif there.pop(objref, None) is None:
+            return
+        self._daemon.send(op="holds", node=node, objects=[[objref, nbytes]])
+
+    def lost(self, node: str) -> None:
+        """The stream to a node has ended, which lets go of what it was sent."""
+        there = self._held.pop(node, {})
+        if there:
+            self._daemon.send(op="holds", node=node, objects=[[objref, 0] for objref in there])
+
     def drop(self, node: str) -> None:
         """A node is not there any more: the daemon finds another."""
         self._pending.pop(node, None)
@@ -95,6 +111,8 @@ class Orders:
     def _on_message(self, message: dict[str, Any] | None) -> None:
         if message is None:  # a new daemon, which knows nothing
             self._daemon.send(op="cluster", nodes=self._rows, again=True)
+            for node, there in self._held.items():
+                self._daemon.send(op="holds", node=node, objects=[list(item) for item in there.items()])
         elif message.get("op") == "lend":
             for task, id_, node in message["tasks"]:
                 self._pending.setdefault(node, []).append((task, id_))

@@ -5,14 +5,15 @@ What a task uses follows from where its record says that it is, so whoever start
 order that is lost is given again, because the task is still said to wait.
 
 Order: the oldest task of each kind of demand first; one whose resources are taken does not keep others from theirs,
-unless it has been passed over `_PATIENCE` times. Here if there is room, else on the node with most of it. A node that
+unless it has been passed over `_PATIENCE` times. Here if there is room, else on the node that has most bytes of its
+arguments, and of those with as many on the one with most room. A node that
 works off quickly what it gets is given a little more than it has room for, so that it need not wait for the next task.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -68,6 +69,7 @@ class _Entry:
     node: str = ""
     since: float = 0.0
     listed: bool = False
+    named: Sequence[int] = ()  # large objects, and others, that its arguments name
 
     @property
     def workers(self) -> int:
@@ -123,6 +125,7 @@ class Placing:
         gone_groups: those made here whose tasks never can run, with the reason.
         node, name, total: as given; `name` is set once it is known.
         used: parts in use here.
+        held: bytes of large objects, by number and by the other node that has them, too.
         relief: by how many parts of a CPU the tasks here take less than one each: they need further workers.
     """
 
@@ -143,18 +146,20 @@ class Placing:
         self._gone_groups: set[str] = set()
         self.pending_groups: set[str] = set()
         self.gone_groups: dict[str, str] = {}
+        self.held: dict[int, dict[str, int]] = {}
         self._spread_to: Counter[str] = Counter()  # tasks and actors that are spread, by where they are
 
     # ---- facts ----
 
-    def wait(self, task: Task, demand: Demand, now: float) -> None:
-        """A task waits to be admitted: a new one, or one that is back."""
+    def wait(self, task: Task, demand: Demand, now: float, named: Sequence[int] = ()) -> None:
+        """A task waits to be admitted: a new one, or one that is back; `named` are objects that its arguments name."""
         entry = self._entries.get(task)
         if entry is None:
             entry = self._entries[task] = _Entry(task, demand, since=now)
         elif entry.place != WAITING:
             self._leave(entry, WAITING)
         entry.since = now
+        entry.named = named or entry.named
         if not entry.listed and not demand.bundle:  # bundles are placed together, by `groups`
             entry.listed = True
             self._lines.setdefault(demand, _Line()).tasks.append(entry)
@@ -227,6 +232,16 @@ class Placing:
         for node in [node for node in self._elsewhere if node not in self.views and node not in used]:
             del self._elsewhere[node]
 
+    def holds(self, node: str, objref: int, nbytes: int) -> None:
+        """Another node has the value of an object of this node's, too; with 0 bytes: not any more."""
+        there = self.held.setdefault(objref, {})
+        if nbytes:
+            there[node] = nbytes
+        else:
+            there.pop(node, None)
+        if not there:
+            del self.held[objref]
+
     def placed(self) -> list[Task]:
         """Tasks of which `moved` should be told."""
         return list(self._placed)
@@ -269,7 +284,7 @@ class Placing:
                 if entry.place != WAITING or entry.task not in self._entries:
                     line.tasks.popleft().listed = False
                     continue
-                node = self._place(demand, short, now)
+                node = self._place(demand, short, now, self._near(entry))
                 if node is None:
                     break
                 line.tasks.popleft().listed = False
@@ -297,8 +312,17 @@ class Placing:
     def _free(self, name: str) -> int:
         return self.total.get(name, 0) - self.used.get(name, 0)
 
-    def _place(self, demand: Demand, short: set[str], now: float) -> str | None:
-        """The node that a task should run on now."""
+    def _near(self, entry: _Entry) -> Counter[str]:
+        """How many bytes of a task's arguments other nodes have."""
+        found: Counter[str] = Counter()
+        for objref in entry.named if self.held else ():
+            found.update(self.held.get(objref, {}))
+        if found:
+            found[self.node] = max(found.values())  # all are here
+        return found
+
+    def _place(self, demand: Demand, short: set[str], now: float, near: Counter[str]) -> str | None:
+        """The node that a task should run on now; `near` are bytes of its arguments there."""
         fits = all(self._free(name) >= parts and name not in short for name, parts in demand.amounts)
         if not self.total.get(CPU):
             fits = False  # nobody works here
@@ -311,23 +335,32 @@ class Placing:
             if not demand.soft:
                 return None
         if demand.strategy == SPREAD:
-            return self._spread(demand, fits)
+            return self._spread(demand, fits, near)
         if fits:
             return self.node
-        able = [view for view in self.views.values() if self._has(view, demand)]
+        able = {view.node: self._elsewhere[view.node].free(view, CPU) for view in self._others(demand)}
+        if able and demand.strategy == PACK:
+            return min(able, key=lambda node: (able[node], -near[node]))
         if able:
-            pick = min if demand.strategy == PACK else max
-            return pick(able, key=lambda view: self._elsewhere[view.node].free(view, CPU)).node
-        return next((view.node for view in self.views.values() if self._room(view, demand, now)), None)
+            return max(able, key=lambda node: (near[node], able[node]))
+        soon = [view.node for view in self.views.values() if self._room(view, demand, now)]
+        return max(soon, key=lambda node: near[node], default=None)
 
-    def _spread(self, demand: Demand, fits: bool) -> str | None:
-        """The node that is used least among those with room; of equal ones, each in its turn."""
-        able = [view.node for view in self.views.values() if self._has(view, demand)] + [self.node] * fits
+    def _others(self, demand: Demand) -> list[View]:
+        """The other nodes that have room for a task now."""
+        return [view for view in self.views.values() if self._has(view, demand)]
+
+    def _spread(self, demand: Demand, fits: bool, near: Counter[str]) -> str | None:
+        """The node that is used least among those with room; of equal ones the nearest, or each in its turn."""
+        able = [view.node for view in self._others(demand)] + [self.node] * fits
         if not able:
             return None
         self._turn += 1
         turn = self._turn
-        return min(able, key=lambda node: (self._busy(node), self._spread_to[node], (sum(node.encode()) + turn) % 7))
+        return min(
+            able,
+            key=lambda node: (self._busy(node), self._spread_to[node], -near[node], (sum(node.encode()) + turn) % 7),
+        )
 
     def _busy(self, node: str) -> float:
         """How much of a node's CPUs is in use."""

@@ -20,6 +20,8 @@ from fastrt.node.lineage import Origin
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 
+HELD_BYTES_MIN = 1 << 16  # what is smaller decides nothing about where a task runs
+
 
 class PeerError(FastrtError):
     """The other node sent something that makes no sense; the stream to it is closed."""
@@ -48,6 +50,10 @@ class References:
         store: this process's attachment.
         send: called for each object whose value the other node does not have and should get once it is ready.
         make: makes the message that names an object, from its number and whether it is the receiver's own.
+
+    Attributes:
+        tell_held: called with the number and the bytes of each large object of this node's that the other one has the
+            value of, too, and with 0 once it has not.
     """
 
     def __init__(self, store: Store, send: Callable[[ObjectRef], None], make: Callable[..., Any]) -> None:
@@ -57,6 +63,7 @@ class References:
         self._exports: dict[int, _Export] = {}
         self._imports: dict[int, StandIn] = {}
         self._standing: dict[int, int] = {}  # stand-in's objref -> the other node's
+        self.tell_held: Callable[[int, int], None] = lambda objref, nbytes: None
 
     def name(self, ref: ObjectRef) -> Any:
         """The message that names an object of this node to the other one."""
@@ -67,6 +74,7 @@ class References:
         if export is None:
             export = self._exports[ref.objref] = _Export(ref)
             self._send(ref)
+            self._held(ref)
         export.named += 1
         return self._make(objref=ref.objref)
 
@@ -89,6 +97,20 @@ class References:
             self._standing[ref.objref] = message.objref
         found.named += 1
         return found.ref
+
+    def settled(self, objref: int) -> None:
+        """The value of the other node's object has come."""
+        standin = self.waiting(objref)
+        if standin is not None:
+            standin.task = standin.origin = None
+            self._held(standin.ref)
+
+    def _held(self, ref: ObjectRef) -> None:
+        """The other node has the value of an object here, or will soon."""
+        if handles.is_ready(self._store.client, ref):
+            nbytes = handles.describe(self._store.client, ref)["bytes"]
+            if nbytes >= HELD_BYTES_MIN:
+                self.tell_held(ref.objref, nbytes)
 
     def imported(self, objref: int) -> StandIn:
         """What stands here for the other node's object."""
@@ -113,15 +135,16 @@ class References:
             self._send(export.ref)  # it was named again before we knew; there it is a new stand-in
         else:
             del self._exports[objref]
+            self.tell_held(objref, 0)
 
     @property
     def exported(self) -> set[int]:
         """Numbers of the objects of this node that the other one holds."""
         return set(self._exports)
 
-    def is_exported(self, objref: int) -> bool:
-        """Whether the other node holds an object of this node."""
-        return objref in self._exports
+    def has(self, objref: int) -> bool:
+        """Whether the other node has an object of this node: it was sent there, or came from there."""
+        return objref in self._exports or objref in self._standing
 
     def exported_ref(self, objref: int) -> ObjectRef | None:
         """An object of this node that the other one holds; None when it does not."""
@@ -152,6 +175,7 @@ class References:
             held = about["refs"] != mine or about["counted"] or one.ref.objref in needed
             if not held and not is_used(one.ref.objref):
                 del self._imports[objref], self._standing[one.ref.objref]
+                self.tell_held(one.ref.objref, 0)
                 yield objref, one
 
     def unfinished(self) -> list[StandIn]:

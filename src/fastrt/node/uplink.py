@@ -235,6 +235,7 @@ class Uplink:
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
         shared = (self._readiness, self._native, self._lineage, self._mailboxes, self._flows)
         exchange = Exchange(self._store, *shared)
+        exchange.references.tell_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
         why = "the stream to it was closed"
@@ -253,6 +254,7 @@ class Uplink:
             if peer is not None and peer.exchange is exchange:
                 peer.exchange = None
             exchange.close(why)
+            self._orders.lost(exchange.node)
             writing.cancel()
             self._news.set()
 
