@@ -120,6 +120,15 @@ MUTANTS = (
            "    if frt_word_state(a64_load_sc(&actor.word)) == FRT_ACTOR_DEAD:\n", "    if False:\n"),
     Mutant("recovery: call of a dead actor kept", "recovery.pyx",
            "    if state == FRT_TASK_READY and 0 < task.actor", "    if False and 0 < task.actor"),
+    Mutant("recovery: late task run again", "recovery.pyx", " or task.flags & FRT_TASK_LATE:", ":"),
+    Mutant("fifo: next segment named after the commit", "fifo.pyx",
+           "            old.next.objref, old.next.index, old.end = segment.objref, segment.index, q.state.tail\n"
+           "            q.plan = q.state\n            q.plan.tail_in, q.plan.tail = old.next, 0\n"
+           "            frt_fifo_commit(q)\n",
+           "            old.end, q.plan = q.state.tail, q.state\n"
+           "            q.plan.tail_in.objref, q.plan.tail_in.index, q.plan.tail = segment.objref, segment.index, 0\n"
+           "            frt_fifo_commit(q)\n"
+           "            old.next.objref, old.next.index = segment.objref, segment.index\n"),
     Mutant("recovery: object of the dead kept", "recovery.pyx",
            "                rc = rc or object_empty(x, i)\n                x.entries[i].objref = 0\n",
            "                x.entries[i].objref = 0\n"),

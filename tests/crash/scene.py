@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import acting
+import queueing
 import streaming
 import work
 from victim import Victim, is_there
 from work import Expected, Wrong
 
-from fastrt._core import clients, functions, handles, recovery, tasks
+from fastrt._core import clients, functions, handles, recovery, stop, tasks
 from fastrt._core.clients import Client
 from fastrt._core.fsck import fsck, usage
 from fastrt._core.segment import Segment
@@ -83,6 +84,8 @@ class Scene:
         self.actor, index = acting.make(self.client, self.function)
         assert index is not None
         self.actor_index = index
+        self.queue = queueing.Shared(self.client)
+        self.victims = 0
         self.streams: list[streaming.Stream] = []
         self.expected: list[Expected] = []
         self.dead: list[tuple[int, int]] = []
@@ -94,6 +97,7 @@ class Scene:
 
     def known(self, make: bool = False, spills: bool = False) -> dict[str, Any]:
         """What a victim is told; see Victim."""
+        self.victims += 1
 
         def name(ref: Any) -> tuple[int, int]:
             return ref.objref, handles.describe(self.client, ref)["index"]
@@ -101,6 +105,7 @@ class Scene:
         return {"function": name(self.function), "shared": [(s, name(ref)) for s, ref in self.shared],
                 "box": name(self.box), "actor": name(self.actor), "dead": list(self.dead),
                 "stream": [(name(stream), name(end), seed) for stream, end, seed in self.streams[:1]],
+                "queue": [name(ref) for ref in (self.queue.root, *self.queue.segments)],
                 "sleepers": [self.client.index], "make": make,
                 "spills": spills}  # fmt: skip
 
@@ -158,6 +163,27 @@ class Scene:
         client.abandon()
         self.dead.append((client.index, client.gen))
 
+    def end_one_late(self, again: bool) -> None:
+        """A worker that has ended itself for the sake of a task that ran for too long, and may run again or not."""
+        self.client.adopt_job(self.client.job)
+        (ref,) = work.submit(self.client, self.function, work.INT, 800)
+        name = ref.objref, handles.describe(self.client, ref)["index"]
+
+        def run() -> None:
+            self.client.abandon()
+            segment = Segment.attach(self.segment.name)
+            client = Client(segment, *clients.admit(segment, os.getpid(), clients.KIND_WORKER, "late"))
+            task = tasks.claim_for(client, handles.acquire(client, *name))
+            stop.end_for(client, task, tasks.info(client, task)["id"] + 1, False)  # not what it runs
+            stop.end_for(client, task, tasks.info(client, task)["id"], again)
+
+        child = Child(run)
+        if not child.end("the late worker"):
+            raise Wrong("a worker whose task was late lives")
+        self.dead += self.slots_of(child.pid)
+        self.expected.append(Expected([ref], work.INT, 800, 0))
+        self.expected[-1].must_fail = self.expected[-1].may_fail = not again
+
     def victim(self, kind: int, turn: int, arm: Callable[[], None], make: bool = False, spills: bool = False) -> Child:
         """Fork a process that arms its own death and walks."""
         known = self.known(make, spills)
@@ -201,6 +227,7 @@ class Scene:
         for k, stream in enumerate(self.streams):
             streaming.check(self.client, stream, alone=k > 0)
         self.streams.clear()
+        self.queue.check(self.client, self.victims)
         for seed, ref in self.shared:
             work.read(self.client, ref, seed)
         for ref in handles.contained(self.client, self.box):
@@ -217,7 +244,7 @@ class Scene:
         self.expected.clear()
         self.shared.clear()
         self.streams.clear()
-        del self.box, self.function, self.actor
+        del self.box, self.function, self.actor, self.queue
         tool = self.attach(clients.KIND_TOOL)
         index = self.client.index
         self.client.close()

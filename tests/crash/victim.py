@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import acting
+import queueing
 import streaming
 import work
 from work import BOX, BYTES, FAIL, INT, MANY, NEST, PROMISE, RETRY, SIZES, SUM
@@ -24,9 +25,9 @@ class Victim:
     Args:
         name: the segment's.
         kind: of client.
-        known: what it is told by the survivor: names of objects {"function", "shared", "box", "actor", "stream"}
-            as (objref, index); "dead", slots with generations of dead clients that it recovers; "spills", whether it is
-            the one that moves values to files; "make", whether it makes a segment of its own, too.
+        known: what it is told by the survivor: names of objects {"function", "shared", "box", "actor", "stream",
+            "queue"} as (objref, index); "dead", slots with generations of dead clients that it recovers; "spills",
+            whether it is the one that moves values to files; "make", whether it makes a segment of its own, too.
     """
 
     def __init__(self, name: str, kind: int, known: dict[str, Any]) -> None:
@@ -51,7 +52,7 @@ class Victim:
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
                 self.demand, self.work_for_others, self.cancel, self.wait, self.watch, self.act, self.stream,
-                self.spill, self.record, self.bury, self.make_segment, self.grow_payload]  # fmt: skip
+                self.queue, self.spill, self.record, self.bury, self.make_segment, self.grow_payload]  # fmt: skip
 
     def read_shared(self) -> None:
         try:  # a name that has another tenant by now
@@ -215,6 +216,10 @@ class Victim:
         for stream, end, seed in self.known["stream"]:
             shared = handles.acquire(c, *stream), handles.acquire(c, *end), seed
             self.kept += [shared, streaming.play(c, self.function, shared)]
+
+    def queue(self) -> None:
+        root, *segments = [handles.acquire(self.client, *name) for name in self.known["queue"]]
+        self.kept.append(queueing.play(self.client, (root, segments)))
 
     def spill(self) -> None:
         """What only one process of a session does at a time: the daemon."""

@@ -229,6 +229,7 @@ class Expected:
         self.seed = seed
         self.addends = addends
         self.may_fail = False  # somebody else may have cancelled it
+        self.must_fail = False  # it ran for too long
 
     def check(self, client: Client) -> None:
         for k, ref in enumerate(self.refs):
@@ -239,6 +240,8 @@ class Expected:
                 if (self.op != FAIL and not self.may_fail) or bytes(memoryview(value)) != ERROR:
                     raise Wrong(f"the task with seed {self.seed} (op {self.op}) failed: {value!r}")
                 continue
+            if self.must_fail:
+                raise Wrong(f"the task with seed {self.seed} ran again, though it was late: {value!r}")
             if self.op in (BYTES, BOX, MANY):
                 read(client, ref, self.seed + k)
                 for j, inner in enumerate(handles.contained(client, ref)):
