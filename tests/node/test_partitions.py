@@ -164,6 +164,7 @@ def test_a_connection_whose_other_end_is_gone_is_noticed(pair, net, tmp_path, wa
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)  # twenty-one seconds of cuts, and the bounds below
 def test_large_values_survive_a_cut_on_their_way(pair, net, wait_until):
     arrays = [np.arange(4 << 20) + k for k in range(6)]
     for seconds in (1.0, 20.0):  # shorter, and longer, than what the streams bear
