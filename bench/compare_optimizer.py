@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from compare_tables import numpy_adam, timed
 
 from fastrt._core import optimizer
 
@@ -24,23 +24,6 @@ ROUNDS = 9
 BAR = 0.7  # of memory's speed
 F = np.float32
 Arrays = list[np.ndarray[Any, Any]]
-
-
-def numpy_adam(p: Any, g: Any, m: Any, v: Any, a: Any, b: Any) -> None:
-    """Adam in NumPy, into scratch arrays."""
-    np.multiply(m, F(0.9), out=m)
-    np.multiply(g, F(0.1), out=a)
-    np.add(m, a, out=m)
-    np.multiply(v, F(0.999), out=v)
-    np.multiply(g, g, out=a)
-    np.multiply(a, F(0.001), out=a)
-    np.add(v, a, out=v)
-    np.sqrt(v, out=a)
-    np.multiply(a, F(1.5), out=a)
-    np.add(a, F(1e-8), out=a)
-    np.divide(m, a, out=b)
-    np.multiply(b, F(0.1), out=b)
-    np.subtract(p, b, out=p)
 
 
 # name -> arrays that are read, arrays that are written, the update
@@ -53,12 +36,6 @@ UPDATES: dict[str, tuple[int, int, Callable[..., None]]] = {
     "adamw": (4, 3, lambda p, g, s, t: optimizer.adam(p, g, s, t, 7, 0.001, weight_decay=0.01)),
     "ftrl": (4, 3, lambda p, g, s, t: optimizer.ftrl(p, g, s, t, 0.1, 0.01, 0.01)),
 }
-
-
-def timed(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
 
 
 def main() -> None:
