@@ -285,7 +285,7 @@ def test_attempts_are_counted_over_exceptions_and_deaths_there(two, tmp_path, wa
     fastrt.cancel(running)
     with pytest.raises(fastrt.TaskCancelledError):
         get(running)
-    assert ended.exists()
+    wait_until(ended.exists, "its end there")
     assert not (tmp_path / "not").exists()
 
 

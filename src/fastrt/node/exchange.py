@@ -48,7 +48,6 @@ class _Lent:
     done: bool = False  # sealed and given back already
     record: Record | None = None  # how to run it again, if it has made what is missing here
     line: Line | None = None  # the actor whose call it is
-    cancelled: bool = False  # the other node has been told
 
 
 @dataclass
@@ -189,24 +188,22 @@ class Exchange:
         return digest
 
     def pass_cancels(self) -> None:
-        """Somebody has cancelled tasks of this process: those that are lent are ended there, as they would be here."""
-        for number, lent in self._lent.items():
-            if not lent.done and not lent.cancelled and core.cancelled(self._client, lent.task):
-                lent.cancelled = True
-                self.out.add("cancel", _Cancel(task=number))
+        """Somebody has cancelled tasks of this process: end those that are lent, here at once and there as well."""
+        for lent in list(self._lent.values()):
+            if not lent.done and core.cancelled(self._client, lent.task):
+                self.cancel(lent.task, False, False)
 
     def cancel(self, task: int, force: bool, alone: bool) -> None:
-        """Have a task ended there, if it is lent to this node.
-
-        Args:
-            task: of this process, and cancelled.
-            force: with the process that runs it.
-            alone: without what it has submitted.
-        """
-        for number, lent in self._lent.items():
+        """End a cancelled task, if it is lent to this node: with its process there, and without what it submitted."""
+        for number, lent in list(self._lent.items()):
             if lent.task == task and not lent.done:
-                lent.cancelled = True
+                del self._lent[number]
+                self.flows.drop(number)
+                self._drop_arriving(task)
                 self.out.add("cancel", _Cancel(task=number, force=force, alone=alone))
+                self.end(task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
+                if lent.line is not None:
+                    self.away.ended(lent.line, number)
 
     def _on_ended(self, number: int) -> None:
         lent = self._lent.pop(number, None)
