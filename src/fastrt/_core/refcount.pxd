@@ -1,4 +1,3 @@
-from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 
@@ -11,26 +10,43 @@ cdef extern from *:
     const uint32_t PENDING "FRT_PENDING"
 
 
+cdef extern from "pthread.h" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+
+
 cdef struct frt_contents:
     uint64_t count
     uint64_t refs[1]
 
 
+cdef struct frt_ref:
+    # All of a reference in one cache line: whoever touches one field goes on to others.
+    uint64_t count  # FREED once deallocated
+    uint64_t target  # what it is an alias of; itself: canonical; UNKNOWN: neither yet
+    uint64_t parent  # union-find over the classes
+    uint64_t next  # ring of a class's members; of a freed one, the chain of all freed with it
+    uint64_t live  # at a class's root: members with a count or a hold; in a deallocation, its stack
+    uint64_t end  # at a class's root: where its chain of aliases ends
+    frt_contents *contents  # what the object contains
+    uint32_t hold  # deliveries in flight; the top bit while a producer is to come
+    uint32_t unused
+
+
+cdef enum:
+    BLOCK_BITS = 12
+
+
 cdef class RefTable:
-    # One array a field, indexed by reference: counting touches the first two only.
-    cdef uint64_t *count_of  # FREED once deallocated
-    cdef uint32_t *hold_of  # deliveries in flight; the top bit while a producer is to come
-    cdef uint64_t *target_of  # what it is an alias of; itself: canonical; UNKNOWN: neither yet
-    cdef uint64_t *parent_of  # union-find over the classes
-    cdef uint64_t *next_of  # ring of a class's members; of a freed one, the chain of all freed with it
-    cdef uint64_t *live_of  # at a class's root: members with a count or a hold; in a deallocation, its stack
-    cdef uint64_t *end_of  # at a class's root: where its chain of aliases ends
-    cdef frt_contents **contents_of  # what the object contains
+    cdef frt_ref **blocks  # of 1 << BLOCK_BITS each, which stay where they are
+    cdef uint64_t block_count
+    cdef uint64_t block_room
     cdef uint64_t length
     cdef uint64_t room
     cdef uint64_t freed_count
     cdef uint64_t dangling_count
-    cdef PyThread_type_lock lock
+    cdef pthread_mutex_t lock
+    cpdef uint64_t alive_count(self) noexcept
     cpdef uint64_t add(self, uint64_t n=*, uint64_t count=*, bint pending=*) except? 0
     cpdef increment(self, refs)
     cpdef list decrement(self, refs)
@@ -56,3 +72,8 @@ cdef class RefTable:
     cdef int keep_contents(self, uint64_t ref, const uint64_t *refs, Py_ssize_t n) noexcept nogil
     cdef int merge(self, uint64_t alias, uint64_t target) noexcept nogil
     cdef list listed(self, uint64_t head)
+
+
+cdef inline frt_ref *ref_at(RefTable table, uint64_t ref) noexcept nogil:
+    """The fields of a reference that was made."""
+    return &table.blocks[ref >> BLOCK_BITS][ref & ((1 << BLOCK_BITS) - 1)]

@@ -21,15 +21,22 @@ from array import array
 
 from fastrt.errors import ReferenceCountError
 
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.pythread cimport (
-    NOWAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock, PyThread_release_lock, WAIT_LOCK,
-)
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
 from fastrt._core.batch cimport Batch
+
+cdef extern from "stdlib.h" nogil:
+    void *aligned_alloc(size_t alignment, size_t size)
+
+cdef extern from "pthread.h" nogil:
+    int pthread_mutex_init(pthread_mutex_t *, const void *)
+    int pthread_mutex_destroy(pthread_mutex_t *)
+    int pthread_mutex_trylock(pthread_mutex_t *)
+    int pthread_mutex_lock(pthread_mutex_t *)
+    int pthread_mutex_unlock(pthread_mutex_t *)
 
 cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *) noexcept nogil
@@ -63,15 +70,18 @@ _WORDS = (
 
 
 cdef inline int enter(RefTable table) noexcept:
-    """Lock the table, giving the GIL away only where another thread has it."""
-    if not PyThread_acquire_lock(table.lock, NOWAIT_LOCK):
+    """Lock the table, giving the GIL away only where another thread has it.
+
+    A mutex of the C library: Python's own lock asks the clock each time, and takes four times as long.
+    """
+    if pthread_mutex_trylock(&table.lock) != 0:
         with nogil:
-            PyThread_acquire_lock(table.lock, WAIT_LOCK)
+            pthread_mutex_lock(&table.lock)
     return 0
 
 
 cdef inline void leave(RefTable table) noexcept:
-    PyThread_release_lock(table.lock)
+    pthread_mutex_unlock(&table.lock)
 
 
 cdef class RefTable:
@@ -82,24 +92,16 @@ cdef class RefTable:
     """
 
     def __cinit__(self):
-        self.lock = PyThread_allocate_lock()
-        if self.lock == NULL:
-            raise MemoryError("no lock for a table of references")
+        pthread_mutex_init(&self.lock, NULL)
 
     def __dealloc__(self):
         cdef uint64_t r
         for r in range(self.length):
-            free(self.contents_of[r])
-        free(self.count_of)
-        free(self.hold_of)
-        free(self.target_of)
-        free(self.parent_of)
-        free(self.next_of)
-        free(self.live_of)
-        free(self.end_of)
-        free(<void *>self.contents_of)
-        if self.lock != NULL:
-            PyThread_free_lock(self.lock)
+            free(ref_at(self, r).contents)
+        for r in range(self.block_count):
+            free(self.blocks[r])
+        free(<void *>self.blocks)
+        pthread_mutex_destroy(&self.lock)
 
     def __len__(self):
         """How many references were ever made here."""
@@ -108,6 +110,10 @@ cdef class RefTable:
     @property
     def alive(self):
         """How many references are not deallocated."""
+        return self.alive_count()
+
+    cpdef uint64_t alive_count(self) noexcept:
+        """As `alive`, for compiled callers."""
         return self.length - self.freed_count
 
     @property
@@ -126,6 +132,7 @@ cdef class RefTable:
             ValueError: neither counted nor pending, they would be deallocated at once.
         """
         cdef uint64_t first, r
+        cdef frt_ref *made
         if (count == 0 and not pending) or count >= NIL >> 1 or n >= NIL >> 8:
             raise ValueError(f"Cannot make {n} references counted {count} each.")
         enter(self)
@@ -136,9 +143,9 @@ cdef class RefTable:
             leave(self)
             raise
         for r in range(first, first + n):
-            self.count_of[r], self.hold_of[r] = count, PENDING if pending else 0
-            self.target_of[r], self.parent_of[r], self.next_of[r] = NIL, r, r
-            self.live_of[r], self.end_of[r], self.contents_of[r] = 1, r, NULL
+            made = ref_at(self, r)
+            made.count, made.hold, made.live, made.contents = count, PENDING if pending else 0, 1, NULL
+            made.target, made.parent, made.next, made.end = NIL, r, r, r
         self.length = first + n
         leave(self)
         return first
@@ -188,12 +195,14 @@ cdef class RefTable:
 
     cpdef hold(self, uint64_t ref):
         """Keep a reference alive for a delivery."""
+        cdef frt_ref *at
         enter(self)
         cdef int failed = self.seen(ref)
         if failed == OK:
-            if self.count_of[ref] == 0 and self.hold_of[ref] == 0:
-                self.live_of[self.find(ref)] += 1
-            self.hold_of[ref] += 1
+            at = ref_at(self, ref)
+            if at.count == 0 and at.hold == 0:
+                ref_at(self, self.find(ref)).live += 1
+            at.hold += 1
         leave(self)
         if failed != OK:
             self.fail(failed, ref)
@@ -203,11 +212,11 @@ cdef class RefTable:
         enter(self)
         cdef uint64_t head = NIL
         cdef int failed = self.seen(ref)
-        if failed == OK and self.hold_of[ref] & ~PENDING == 0:
+        if failed == OK and ref_at(self, ref).hold & ~PENDING == 0:
             failed = NO_HOLD
         if failed == OK:
-            self.hold_of[ref] -= 1
-            if self.hold_of[ref] == 0 and self.count_of[ref] == 0:
+            ref_at(self, ref).hold -= 1
+            if ref_at(self, ref).hold == 0 and ref_at(self, ref).count == 0:
                 head = self.drop(&ref, 1)
         leave(self)
         if failed != OK:
@@ -223,13 +232,13 @@ cdef class RefTable:
         enter(self)
         cdef uint64_t head = NIL
         cdef int failed = self.seen(ref)
-        if failed == OK and self.target_of[ref] != NIL and self.target_of[ref] != ref:
+        if failed == OK and ref_at(self, ref).target != NIL and ref_at(self, ref).target != ref:
             failed = ALIASED
         if failed == OK:
-            self.target_of[ref] = ref
-            if self.hold_of[ref] & PENDING:
-                self.hold_of[ref] &= ~PENDING
-                if self.hold_of[ref] == 0 and self.count_of[ref] == 0:
+            ref_at(self, ref).target = ref
+            if ref_at(self, ref).hold & PENDING:
+                ref_at(self, ref).hold &= ~PENDING
+                if ref_at(self, ref).hold == 0 and ref_at(self, ref).count == 0:
                     head = self.drop(&ref, 1)
         leave(self)
         if failed != OK:
@@ -245,9 +254,9 @@ cdef class RefTable:
         enter(self)
         cdef uint64_t head = NIL
         cdef int failed = self.seen(ref)
-        if failed == OK and self.hold_of[ref] & PENDING:
-            self.hold_of[ref] &= ~PENDING
-            if self.hold_of[ref] == 0 and self.count_of[ref] == 0:
+        if failed == OK and ref_at(self, ref).hold & PENDING:
+            ref_at(self, ref).hold &= ~PENDING
+            if ref_at(self, ref).hold == 0 and ref_at(self, ref).count == 0:
                 head = self.drop(&ref, 1)
         leave(self)
         if failed != OK:
@@ -263,9 +272,9 @@ cdef class RefTable:
             failed = self.seen(target)
             if failed != OK:
                 bad = target
-            elif self.target_of[alias] == alias:
+            elif ref_at(self, alias).target == alias:
                 failed = READY
-            elif self.target_of[alias] != NIL:
+            elif ref_at(self, alias).target != NIL:
                 failed = ALIASED
             else:
                 failed = self.merge(alias, target)
@@ -305,7 +314,7 @@ cdef class RefTable:
         cdef uint64_t end = NIL
         cdef int failed = self.seen(ref)
         if failed == OK:
-            end = self.target_of[self.end_of[self.find(ref)]]
+            end = ref_at(self, ref_at(self, self.find(ref)).end).target
         leave(self)
         if failed != OK:
             self.fail(failed, ref)
@@ -321,7 +330,7 @@ cdef class RefTable:
         cdef uint64_t end = NIL
         cdef int failed = self.seen(ref)
         if failed == OK:
-            end = self.end_of[self.find(ref)]
+            end = ref_at(self, self.find(ref)).end
         leave(self)
         if failed != OK:
             self.fail(failed, ref)
@@ -329,11 +338,11 @@ cdef class RefTable:
 
     cpdef bint is_alive(self, uint64_t ref) except -1:
         """Whether the reference was made here and is not deallocated."""
-        return ref < self.length and self.count_of[ref] != NIL
+        return ref < self.length and ref_at(self, ref).count != NIL
 
     cpdef bint is_pending(self, uint64_t ref) except -1:
         """Whether a producer is to come."""
-        return ref < self.length and self.count_of[ref] != NIL and self.hold_of[ref] & PENDING != 0
+        return ref < self.length and ref_at(self, ref).count != NIL and ref_at(self, ref).hold & PENDING != 0
 
     cpdef list members(self, uint64_t ref):
         """All references of a live reference's class, itself first.
@@ -347,7 +356,7 @@ cdef class RefTable:
         cdef int failed = self.seen(ref)
         while failed == OK:
             found.append(m)  # an int is not collected, and so runs nobody's code
-            m = self.next_of[m]
+            m = ref_at(self, m).next
             if m == ref:
                 break
         leave(self)
@@ -358,9 +367,9 @@ cdef class RefTable:
     def contained(self, uint64_t ref):
         """What the reference was said to contain; nothing once it is deallocated."""
         cdef frt_contents *held
-        if ref >= self.length or self.contents_of[ref] == NULL:
+        if ref >= self.length or ref_at(self, ref).contents == NULL:
             return []
-        held = self.contents_of[ref]
+        held = ref_at(self, ref).contents
         return [held.refs[i] for i in range(held.count)]
 
     def count(self, uint64_t ref):
@@ -371,103 +380,112 @@ cdef class RefTable:
         """
         if ref >= self.length:
             self.fail(UNKNOWN_REF, ref)
-        return self.count_of[ref]
+        return ref_at(self, ref).count
 
     def counts(self):
         """A copy of all counts as array('Q'), by reference; `FREED` where deallocated. Holds are not in them."""
+        cdef uint64_t r
         enter(self)
-        cdef bytes data = PyBytes_FromStringAndSize(<char *>self.count_of, self.length * 8)
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, self.length * 8)
+        for r in range(self.length):
+            (<uint64_t *>PyBytes_AS_STRING(data))[r] = ref_at(self, r).count
         leave(self)
         return array("Q", data)
 
     def targets(self):
         """A copy of all targets as array('Q'), by reference: itself where canonical, `UNKNOWN` where not known."""
+        cdef uint64_t r
         enter(self)
-        cdef bytes data = PyBytes_FromStringAndSize(<char *>self.target_of, self.length * 8)
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, self.length * 8)
+        for r in range(self.length):
+            (<uint64_t *>PyBytes_AS_STRING(data))[r] = ref_at(self, r).target
         leave(self)
         return array("Q", data)
 
     cdef int fail(self, int kind, uint64_t ref) except -1:
         """Raise the error of this kind about one reference."""
-        target = self.target_of[ref] if ref < self.length else 0
+        target = ref_at(self, ref).target if ref < self.length else 0
         raise ReferenceCountError(_WORDS[kind].format(ref, self.length, target), _KINDS[kind], ref)
 
     cdef int grow(self, uint64_t wanted) except -1:
-        """Make room for so many references. Half as much again is asked for; untouched, it costs nothing."""
-        cdef uint64_t room = max(wanted, self.room + self.room // 2, 64)
-        if wanted <= self.room:
-            return 0
-        self.count_of = <uint64_t *>_more(self.count_of, room * 8)
-        self.hold_of = <uint32_t *>_more(self.hold_of, room * 4)
-        self.target_of = <uint64_t *>_more(self.target_of, room * 8)
-        self.parent_of = <uint64_t *>_more(self.parent_of, room * 8)
-        self.next_of = <uint64_t *>_more(self.next_of, room * 8)
-        self.live_of = <uint64_t *>_more(self.live_of, room * 8)
-        self.end_of = <uint64_t *>_more(self.end_of, room * 8)
-        self.contents_of = <frt_contents **>_more(<void *>self.contents_of, room * sizeof(frt_contents *))
-        self.room = room
+        """Make room for so many references. What is there stays where it is."""
+        cdef uint64_t room = max(self.block_room * 2, 16)
+        while self.block_count << BLOCK_BITS < wanted:
+            if self.block_count == self.block_room:
+                blocks = realloc(<void *>self.blocks, room * sizeof(frt_ref *))
+                if blocks == NULL:
+                    raise MemoryError(f"no memory for a table of references: {room} blocks")
+                self.blocks, self.block_room, room = <frt_ref **>blocks, room, room * 2
+            block = aligned_alloc(sizeof(frt_ref), sizeof(frt_ref) << BLOCK_BITS)
+            if block == NULL:
+                raise MemoryError(f"no memory for a table of references: {sizeof(frt_ref) << BLOCK_BITS} bytes")
+            self.blocks[self.block_count] = <frt_ref *>block
+            self.block_count += 1
         return 0
 
     cdef uint64_t find(self, uint64_t ref) noexcept nogil:
         """The root of a reference's class."""
-        while self.parent_of[ref] != ref:
-            self.parent_of[ref] = self.parent_of[self.parent_of[ref]]
-            ref = self.parent_of[ref]
+        cdef frt_ref *at = ref_at(self, ref)
+        while at.parent != ref:
+            at.parent = ref_at(self, at.parent).parent
+            ref = at.parent
+            at = ref_at(self, ref)
         return ref
 
     cdef int seen(self, uint64_t ref) noexcept nogil:
         """OK for a live reference, else what is wrong with it."""
         if ref >= self.length:
             return UNKNOWN_REF
-        return FREED_REF if self.count_of[ref] == NIL else OK
+        return FREED_REF if ref_at(self, ref).count == NIL else OK
 
     cdef int increment_all(self, const uint64_t *refs, Py_ssize_t n, uint64_t *bad) noexcept nogil:
-        cdef uint64_t *counts = self.count_of
-        cdef uint64_t length = self.length, r, count
+        cdef uint64_t length = self.length, r
+        cdef frt_ref *at
         cdef Py_ssize_t i
         for i in range(n):
-            if i + AHEAD < n:
-                prefetch(counts + refs[i + AHEAD])
+            if i + AHEAD < n and refs[i + AHEAD] < length:
+                prefetch(ref_at(self, refs[i + AHEAD]))
             r = refs[i]
-            count = counts[r] if r < length else NIL
-            if count == NIL:
+            if r >= length or ref_at(self, r).count == NIL:
                 bad[0] = r
                 break
-            counts[r] = count + 1
-            if count == 0 and self.hold_of[r] == 0:
-                self.live_of[self.find(r)] += 1
+            at = ref_at(self, r)
+            at.count += 1
+            if at.count == 1 and at.hold == 0:
+                ref_at(self, self.find(r)).live += 1
         else:
             return OK
         for i in range(i):
-            r = refs[i]
-            counts[r] -= 1
-            if counts[r] == 0 and self.hold_of[r] == 0:
-                self.live_of[self.find(r)] -= 1
+            at = ref_at(self, refs[i])
+            at.count -= 1
+            if at.count == 0 and at.hold == 0:
+                ref_at(self, self.find(refs[i])).live -= 1
         return self.seen(bad[0])
 
     cdef int decrement_all(
         self, const uint64_t *refs, Py_ssize_t n, uint64_t *zeros, uint64_t *head, uint64_t *bad
     ) noexcept nogil:
-        cdef uint64_t *counts = self.count_of
         cdef uint64_t length = self.length, r, count
+        cdef frt_ref *at
         cdef Py_ssize_t i, zero_count = 0
         for i in range(n):
-            if i + AHEAD < n:
-                prefetch(counts + refs[i + AHEAD])
+            if i + AHEAD < n and refs[i + AHEAD] < length:
+                prefetch(ref_at(self, refs[i + AHEAD]))
             r = refs[i]
-            count = counts[r] if r < length else NIL
+            count = ref_at(self, r).count if r < length else NIL
             if count - 1 >= NIL - 1:  # 0 or NIL
                 bad[0] = r
                 break
-            counts[r] = count - 1
-            if count == 1 and self.hold_of[r] == 0:
+            at = ref_at(self, r)
+            at.count = count - 1
+            if count == 1 and at.hold == 0:
                 zeros[zero_count] = r
                 zero_count += 1
         else:
             head[0] = self.drop(zeros, zero_count)
             return OK
         for i in range(i):
-            counts[refs[i]] += 1
+            ref_at(self, refs[i]).count += 1
         return BELOW_ZERO if self.seen(bad[0]) == OK else self.seen(bad[0])
 
     cdef uint64_t drop(self, uint64_t *zeros, Py_ssize_t n) noexcept nogil:
@@ -479,60 +497,60 @@ cdef class RefTable:
         cdef Py_ssize_t i
         for i in range(n):
             root = self.find(zeros[i])
-            self.live_of[root] -= 1
-            if self.live_of[root] == 0:
-                self.live_of[root], stack = stack, root
+            ref_at(self, root).live -= 1
+            if ref_at(self, root).live == 0:
+                ref_at(self, root).live, stack = stack, root
         while stack != NIL:
             root = stack
-            stack, self.live_of[root] = self.live_of[root], 0
-            end = ref = self.end_of[root]
+            stack, ref_at(self, root).live = ref_at(self, root).live, 0
+            end = ref = ref_at(self, root).end
             while True:
-                self.count_of[ref] = NIL
+                ref_at(self, ref).count = NIL
                 self.freed_count += 1
-                last, ref = ref, self.next_of[ref]
+                last, ref = ref, ref_at(self, ref).next
                 if ref == end:
                     break
-            self.next_of[last] = NIL
+            ref_at(self, last).next = NIL
             if tail == NIL:
                 head = end
             else:
-                self.next_of[tail] = end
+                ref_at(self, tail).next = end
             tail, ref = last, end
             while ref != NIL:
-                if self.contents_of[ref] != NULL:
+                if ref_at(self, ref).contents != NULL:
                     stack = self.drop_contents(ref, stack)
-                ref = self.next_of[ref]
+                ref = ref_at(self, ref).next
         return head
 
     cdef uint64_t drop_contents(self, uint64_t ref, uint64_t stack) noexcept nogil:
         """Decrement what a deallocated reference contained; returns the stack with the classes that die of it."""
-        cdef frt_contents *held = self.contents_of[ref]
+        cdef frt_contents *held = ref_at(self, ref).contents
         cdef uint64_t i, inner, root
         for i in range(held.count):
             inner = held.refs[i]
-            if self.count_of[inner] == NIL or self.count_of[inner] == 0:
+            if ref_at(self, inner).count == NIL or ref_at(self, inner).count == 0:
                 self.dangling_count += 1
                 continue
-            self.count_of[inner] -= 1
-            if self.count_of[inner] == 0 and self.hold_of[inner] == 0:
+            ref_at(self, inner).count -= 1
+            if ref_at(self, inner).count == 0 and ref_at(self, inner).hold == 0:
                 root = self.find(inner)
-                self.live_of[root] -= 1
-                if self.live_of[root] == 0:
-                    self.live_of[root], stack = stack, root
+                ref_at(self, root).live -= 1
+                if ref_at(self, root).live == 0:
+                    ref_at(self, root).live, stack = stack, root
         free(held)
-        self.contents_of[ref] = NULL
+        ref_at(self, ref).contents = NULL
         return stack
 
     cdef int contain_all(self, uint64_t ref, const uint64_t *refs, Py_ssize_t n, uint64_t *bad) noexcept nogil:
         cdef Py_ssize_t i
         cdef int failed = self.seen(ref)
-        if failed == OK and self.contents_of[ref] != NULL:
+        if failed == OK and ref_at(self, ref).contents != NULL:
             failed = FULL
         if failed != OK or n == 0:
             return failed
         for i in range(n):
             failed = self.seen(refs[i])
-            if failed == OK and self.count_of[refs[i]] == 0:
+            if failed == OK and ref_at(self, refs[i]).count == 0:
                 failed = UNCOUNTED
             if failed != OK:
                 bad[0] = refs[i]
@@ -546,7 +564,7 @@ cdef class RefTable:
         held.count = n
         if n:
             memcpy(held.refs, refs, n * 8)
-        self.contents_of[ref] = held
+        ref_at(self, ref).contents = held
         return OK
 
     cdef int merge(self, uint64_t alias, uint64_t target) noexcept nogil:
@@ -554,14 +572,14 @@ cdef class RefTable:
         cdef uint64_t below = self.find(alias), above = self.find(target)
         if below == above:
             return CIRCULAR
-        self.target_of[alias] = target
-        self.parent_of[below] = above
-        self.live_of[above] += self.live_of[below]
-        self.next_of[below], self.next_of[above] = self.next_of[above], self.next_of[below]
-        if self.hold_of[alias] & PENDING:
-            self.hold_of[alias] &= ~PENDING
-            if self.hold_of[alias] == 0 and self.count_of[alias] == 0:
-                self.live_of[above] -= 1  # never the last: the target's class lives
+        ref_at(self, alias).target = target
+        ref_at(self, below).parent = above
+        ref_at(self, above).live += ref_at(self, below).live
+        ref_at(self, below).next, ref_at(self, above).next = ref_at(self, above).next, ref_at(self, below).next
+        if ref_at(self, alias).hold & PENDING:
+            ref_at(self, alias).hold &= ~PENDING
+            if ref_at(self, alias).hold == 0 and ref_at(self, alias).count == 0:
+                ref_at(self, above).live -= 1  # never the last: the target's class lives
         return OK
 
     cdef list listed(self, uint64_t head):
@@ -569,12 +587,5 @@ cdef class RefTable:
         cdef list found = []
         while head != NIL:
             found.append(head)
-            head = self.next_of[head]
+            head = ref_at(self, head).next
         return found
-
-
-cdef void *_more(void *block, size_t size) except NULL:
-    block = realloc(block, size)
-    if block == NULL:
-        raise MemoryError(f"no memory for a table of references: {size} bytes")
-    return block

@@ -8,11 +8,10 @@ from array import array
 from fastrt._core.refcount import RefTable as _new
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
 
-from fastrt._core.refcount cimport NIL, PENDING, RefTable
+from fastrt._core.refcount cimport NIL, PENDING, RefTable, frt_ref, ref_at
 
 
 def check_invariants(RefTable table):
@@ -36,15 +35,17 @@ def check_invariants(RefTable table):
 def dump(RefTable table):
     """All that `load` needs, as bytes by name."""
     cdef uint64_t r
+    cdef bytes holds = PyBytes_FromStringAndSize(NULL, table.length * 4)
     inside = array("Q")
     for r in range(table.length):
-        if table.contents_of[r] != NULL:
+        (<uint32_t *>PyBytes_AS_STRING(holds))[r] = ref_at(table, r).hold
+        if ref_at(table, r).contents != NULL:
             held = table.contained(r)
             inside.extend([r, len(held), *held])
     return {
         "counts": table.counts().tobytes(),
         "targets": table.targets().tobytes(),
-        "holds": PyBytes_FromStringAndSize(<char *>table.hold_of, table.length * 4),
+        "holds": holds,
         "contents": inside.tobytes(),
         "dangling": array("Q", [table.dangling_count]).tobytes(),
     }
@@ -59,19 +60,20 @@ def load(saved):
     cdef bytes counts = saved["counts"], targets = saved["targets"], holds = saved["holds"]
     cdef uint64_t r, target, n = len(counts) // 8
     cdef RefTable table = _new()
+    cdef frt_ref *at
     if PyBytes_GET_SIZE(targets) != PyBytes_GET_SIZE(counts) or len(holds) != n * 4:
         raise ValueError(f"Cannot load {n} references: the saved fields are of other numbers.")
     table.add(n)
-    if n:  # an empty table has no arrays yet
-        memcpy(table.count_of, PyBytes_AS_STRING(counts), n * 8)
-        memcpy(table.hold_of, PyBytes_AS_STRING(holds), n * 4)
     for r in range(n):
-        table.live_of[r] = table.count_of[r] != NIL and (table.count_of[r] != 0 or table.hold_of[r] != 0)
-        table.freed_count += table.count_of[r] == NIL
+        at = ref_at(table, r)
+        at.count = (<const uint64_t *>PyBytes_AS_STRING(counts))[r]
+        at.hold = (<const uint32_t *>PyBytes_AS_STRING(holds))[r]
+        at.live = at.count != NIL and (at.count != 0 or at.hold != 0)
+        table.freed_count += at.count == NIL
     for r in range(n):
         target = (<const uint64_t *>PyBytes_AS_STRING(targets))[r]
         if target == r:
-            table.target_of[r] = r
+            ref_at(table, r).target = r
         elif target != NIL and (target >= n or table.merge(r, target) != 0):
             raise ValueError(f"Reference {r} is saved as an alias of {target}, which cannot be.")
     _load_contents(table, saved["contents"])
@@ -86,7 +88,8 @@ cdef int _load_contents(RefTable table, bytes data) except -1:
     while at < end:
         if at + 2 > end or words[at + 1] > end - at - 2 or words[at] >= table.length:
             raise ValueError(f"The saved contents are damaged at word {at}.")
-        if table.contents_of[words[at]] != NULL or table.keep_contents(words[at], words + at + 2, words[at + 1]) != 0:
+        twice = ref_at(table, words[at]).contents != NULL
+        if twice or table.keep_contents(words[at], words + at + 2, words[at + 1]) != 0:
             raise ValueError(f"The saved contents name reference {words[at]} twice, or there is no memory.")
         at += 2 + words[at + 1]
     return 0
@@ -95,18 +98,22 @@ cdef int _load_contents(RefTable table, bytes data) except -1:
 cdef int _check_members(RefTable table, uint64_t *members, uint64_t *lives) except -1:
     """Members die together, and the dead hold nothing. Counts each class's members, and those that live."""
     cdef uint64_t r, root, i, freed = 0
+    cdef frt_ref *at
+    cdef bint dead
     for r in range(table.length):
         root = table.find(r)
-        freed += table.count_of[r] == NIL
-        assert (table.count_of[r] == NIL) == (table.count_of[root] == NIL), f"class of {r} is deallocated in part"
-        if table.count_of[r] == NIL:
-            assert table.hold_of[r] == 0 and table.contents_of[r] == NULL, f"{r} is deallocated and holds something"
+        at = ref_at(table, r)
+        dead = at.count == NIL
+        freed += dead
+        assert dead == (ref_at(table, root).count == NIL), f"class of {r} is deallocated in part"
+        if dead:
+            assert at.hold == 0 and at.contents == NULL, f"{r} is deallocated and holds something"
             continue
         members[root] += 1
-        lives[root] += table.count_of[r] != 0 or table.hold_of[r] != 0
-        if table.contents_of[r] != NULL:
-            for i in range(table.contents_of[r].count):
-                assert table.contents_of[r].refs[i] < table.length, f"{r} contains what was never made"
+        lives[root] += at.count != 0 or at.hold != 0
+        if at.contents != NULL:
+            for i in range(at.contents.count):
+                assert at.contents.refs[i] < table.length, f"{r} contains what was never made"
     assert freed == table.freed_count, f"{table.freed_count} deallocated by count, {freed} by looking"
     return 0
 
@@ -117,12 +124,13 @@ cdef int _check_rings(RefTable table, uint64_t *members, uint64_t *lives) except
     for root in range(table.length):
         if members[root] == 0:
             continue
-        assert lives[root] == table.live_of[root], f"{root}: {table.live_of[root]} live, {lives[root]} by looking"
+        live = ref_at(table, root).live
+        assert lives[root] == live, f"{root}: {live} live, {lives[root]} by looking"
         assert lives[root] > 0, f"class {root} is not counted and not deallocated"
-        r, steps = table.next_of[root], 1
+        r, steps = ref_at(table, root).next, 1
         while r != root and steps <= members[root]:
             assert table.find(r) == root, f"{r} is in the ring of {root} and not in its class"
-            r, steps = table.next_of[r], steps + 1
+            r, steps = ref_at(table, r).next, steps + 1
         assert r == root and steps == members[root], f"the ring of {root} has not its {members[root]} members"
     return 0
 
@@ -132,20 +140,20 @@ cdef int _check_chains(RefTable table, unsigned char *seen) except -1:
     cdef uint64_t r, at, target
     for r in range(table.length):
         at = r
-        while seen[at] == 0 and table.target_of[at] != NIL and table.target_of[at] != at:
+        while seen[at] == 0 and ref_at(table, at).target != NIL and ref_at(table, at).target != at:
             seen[at] = 1
-            target = table.target_of[at]
+            target = ref_at(table, at).target
             assert target < table.length, f"{at} is an alias of what was never made"
             assert table.find(at) == table.find(target), f"{at} and its target {target} are of two classes"
             at = target
         assert seen[at] != 1, f"the aliases of {r} go round"
         if seen[at] == 0:
-            assert table.end_of[table.find(at)] == at, f"the chain of {r} ends at {at}, not at its class's end"
+            assert ref_at(table, table.find(at)).end == at, f"the chain of {r} ends at {at}, not at its class's end"
         seen[at] = 2
-        if table.target_of[r] != NIL:
-            assert table.hold_of[r] & PENDING == 0, f"{r} is resolved and waits for a producer"
+        if ref_at(table, r).target != NIL:
+            assert ref_at(table, r).hold & PENDING == 0, f"{r} is resolved and waits for a producer"
         at = r
         while seen[at] == 1:
             seen[at] = 2
-            at = table.target_of[at]
+            at = ref_at(table, at).target
     return 0
