@@ -79,7 +79,7 @@ def plain(monkeypatch) -> ModuleType:
 
 def told(effects: list[Any]) -> str:
     """Effects, comparable between two modules."""
-    return repr([(type(effect).__name__, *effect) for effect in effects])
+    return repr([(type(effect).__name__, *events.parts(effect)) for effect in effects])
 
 
 def test_modules_are_compiled():

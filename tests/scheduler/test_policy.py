@@ -209,9 +209,9 @@ def test_backlog_gives_only_what_fits():
     backlog.add("wide", Demand(shape_of({"num_cpus": 2})))
     backlog.add("named", Demand(CPU, (), "", "other"))
     backlog.add("small", Demand(CPU))
-    assert backlog.blocks(Demand(CPU))
+    assert backlog.blocks(CPU)
     assert backlog.take(node_at(0))[0] == "small"
-    assert not backlog.blocks(Demand(CPU))
+    assert not backlog.blocks(CPU)
     assert backlog.take(node_at(0)) is None
     assert backlog.take(node_at(0, 2))[0] == "wide"
 

@@ -64,7 +64,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert not self.state.objects.refs.is_alive(effect.canonical)
                 case ev.NotifyAlias():
                     assert self.state.objects.refs.canonical(effect.alias) == effect.canonical
-                    assert effect.store in self.state.objects.entries[effect.canonical].stores()
+                    entry = self.state.objects.entry(effect.canonical)
+                    assert effect.store in self.state.objects.stores(entry)
         return value
 
     def done(self, event: ev.Event) -> object:
@@ -256,7 +257,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.messages = Counter()
         for task in self.state.tasks.values():
             if task.worker is None and not task.sent:
-                self.messages.update([*task.args, *task.nested, *task.results])
+                self.messages.update([*task.args, *task.nested, *task.results()])
         for run in self.runs:
             if not run.unpacked:
                 self.messages.update(run.message)
@@ -305,7 +306,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.nothing_owned_is_deallocated()
         objects = self.state.objects
         assert objects.refs.alive == 0
-        left = (objects.entries, objects.lost, objects.pushes, objects.sending)
+        left = (list(objects.live()), objects.further, objects.incoming, objects.lost, objects.pushes, objects.sending)
         assert not any(map(len, left)), left
         assert not any(map(len, (objects.requests, objects._tasks, objects.told, self.state.backlog)))
 

@@ -3,30 +3,30 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 
-@cython.final
-cdef class RegisterObjStore:
+cdef class Call:
     cdef public object call
+
+
+@cython.final
+cdef class RegisterObjStore(Call):
     cdef public str address
 
 
 @cython.final
-cdef class RegisterWorker:
-    cdef public object call
+cdef class RegisterWorker(Call):
     cdef public str address
     cdef public str store_address
 
 
 @cython.final
-cdef class RegisterFunction:
-    cdef public object call
+cdef class RegisterFunction(Call):
     cdef public uint64_t worker
     cdef public str name
     cdef public uint64_t result_count
 
 
 @cython.final
-cdef class RemoteCall:
-    cdef public object call
+cdef class RemoteCall(Call):
     cdef public str name
     cdef public bytes body
     cdef public object args
@@ -36,61 +36,53 @@ cdef class RemoteCall:
 
 
 @cython.final
-cdef class IncrementRefs:
-    cdef public object call
+cdef class IncrementRefs(Call):
     cdef public object refs
 
 
 @cython.final
-cdef class DecrementRefs:
-    cdef public object call
+cdef class DecrementRefs(Call):
     cdef public object refs
 
 
 @cython.final
-cdef class PushObj:
-    cdef public object call
+cdef class PushObj(Call):
     cdef public uint64_t worker
 
 
 @cython.final
-cdef class RequestObj:
-    cdef public object call
+cdef class RequestObj(Call):
     cdef public uint64_t worker
     cdef public uint64_t ref
 
 
 @cython.final
-cdef class AliasObjRefs:
-    cdef public object call
+cdef class AliasObjRefs(Call):
     cdef public uint64_t alias
     cdef public uint64_t target
 
 
 @cython.final
-cdef class ObjReady:
-    cdef public object call
+cdef class ObjReady(Call):
     cdef public uint64_t ref
     cdef public uint64_t store
     cdef public uint64_t nbytes
 
 
 @cython.final
-cdef class AddContained:
-    cdef public object call
+cdef class AddContained(Call):
     cdef public uint64_t ref
     cdef public object contained
 
 
 @cython.final
-cdef class WorkerReady:
-    cdef public object call
+cdef class WorkerReady(Call):
     cdef public uint64_t worker
 
 
 @cython.final
-cdef class SchedulerInfo:
-    cdef public object call
+cdef class SchedulerInfo(Call):
+    pass
 
 
 @cython.final
@@ -122,3 +114,54 @@ cdef class DeliveryFailed:
     cdef public uint64_t source
     cdef public uint64_t target
     cdef public str reason
+
+
+@cython.final
+cdef class Answer:
+    cdef public object call
+    cdef public object value
+
+
+@cython.final
+cdef class InvokeCall:
+    cdef public uint64_t worker
+    cdef public uint64_t task
+    cdef public bytes body
+    cdef public object results
+
+
+@cython.final
+cdef class DeliverObj:
+    cdef public uint64_t ref
+    cdef public uint64_t source
+    cdef public uint64_t target
+
+
+@cython.final
+cdef class NotifyAlias:
+    cdef public uint64_t store
+    cdef public uint64_t alias
+    cdef public uint64_t canonical
+
+
+@cython.final
+cdef class DeallocateObject:
+    cdef public uint64_t store
+    cdef public uint64_t canonical
+
+
+@cython.final
+cdef class RequestFailed:
+    cdef public uint64_t worker
+    cdef public uint64_t ref
+    cdef public str reason
+
+
+@cython.final
+cdef class ForgetWorker:
+    cdef public uint64_t worker
+
+
+@cython.final
+cdef class ForgetStore:
+    cdef public uint64_t store

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from typing import Any
 
 from fastrt.durable import Journal, StateDirectoryError
@@ -81,7 +80,7 @@ class EventLog:
         number = self._next_order
         self._next_order += 1
         self.orders[number] = order
-        self._records["order", str(number)] = json.dumps([type(order).__name__, *order]).encode()
+        self._records["order", str(number)] = json.dumps([type(order).__name__, *ev.parts(order)]).encode()
         return number
 
     def answered(self, number: int) -> None:
@@ -181,8 +180,7 @@ def _packed(event: Event, wire: tuple[str, bytes] | None, effects: Iterable[Effe
     name = type(event).__name__
     if name not in _FACTS:
         raise TypeError(f"{name} is no fact that can be kept; send it as a request.")
-    values = [getattr(event, field.name) for field in fields(event)]
-    return mark + b"\0" + json.dumps([name, *values]).encode()
+    return mark + b"\0" + json.dumps([name, *ev.parts(event)]).encode()
 
 
 def _replayed(state: SchedulerState, record: bytes) -> bool:
@@ -202,7 +200,7 @@ def _replayed(state: SchedulerState, record: bytes) -> bool:
 def _checksum(effects: Iterable[Effect]) -> int:
     """Of what was ordered and answered; the caller's number is another one each time."""
     told = [
-        (type(e).__name__, _plain(e.value) if isinstance(e, ev.Answer) else [_plain(part) for part in e])
+        (type(e).__name__, _plain(e.value) if isinstance(e, ev.Answer) else [_plain(part) for part in ev.parts(e)])
         for e in effects
     ]
     return zlib.crc32(repr(told).encode())

@@ -18,22 +18,17 @@ cdef class Entry:
     cdef public uint64_t ref
     cdef public int64_t first
     cdef public int64_t second
-    cdef public dict others
     cdef public uint64_t nbytes
     cdef public int64_t maker
     cdef public int64_t site
-    cdef public dict incoming
-
-    cpdef bint has(self, int64_t store) except -1
-    cpdef list stores(self)
-    cpdef put(self, int64_t store)
-    cpdef take(self, int64_t store)
 
 
 @cython.final
 cdef class Objects:
     cdef public RefTable refs
-    cdef public dict entries
+    cdef public list entries
+    cdef public dict further
+    cdef public dict incoming
     cdef public dict lost
     cdef public dict pushes
     cdef public dict sending
@@ -41,25 +36,34 @@ cdef class Objects:
     cdef public dict _tasks
     cdef public dict told
     cdef list _effects
-    cdef object _on_resolved
-    cdef object _on_lost
+    cdef object _to_resolve
+    cdef object _failing
 
     @cython.locals(first=uint64_t, ref=uint64_t)
     cpdef uint64_t add(self, uint64_t count, uint64_t counted) except? 0
+
+    cpdef Entry entry(self, uint64_t ref)
 
     @cython.locals(canonical=int64_t, entry=Entry)
     cpdef Entry resolve(self, uint64_t ref)
     cpdef bint is_resolved(self, uint64_t ref) except -1
     cpdef why_lost(self, uint64_t ref)
 
-    @cython.locals(only=Entry, entry=Entry, by_store=dict)
+    cpdef bint has(self, Entry entry, int64_t store) except -1
+    cpdef list stores(self, Entry entry)
+    cpdef put(self, Entry entry, int64_t store)
+
+    @cython.locals(others=dict)
+    cpdef take(self, Entry entry, int64_t store)
+
+    @cython.locals(only=Entry, entry=Entry, by_store=dict, nbytes=uint64_t)
     cpdef tuple places(self, list found)
     cpdef wait_for(self, ref, task)
 
     @cython.locals(entry=Entry)
     cpdef request(self, ref, int64_t worker, int64_t store)
 
-    @cython.locals(delivery=Delivery, canonical=uint64_t)
+    @cython.locals(delivery=Delivery, canonical=uint64_t, coming=dict)
     cpdef bring(self, uint64_t ref, Entry entry, int64_t store, int64_t worker)
 
     @cython.locals(entry=Entry, delivery=Delivery, first=bint, freed=list)
@@ -72,7 +76,7 @@ cdef class Objects:
     cpdef unmake(self, uint64_t ref)
     cpdef abandon(self, ref, str reason)
 
-    @cython.locals(entry=Entry)
+    @cython.locals(entry=Entry, ref=uint64_t)
     cpdef drop(self, list freed)
 
     @cython.locals(entry=Entry, delivery=Delivery)
@@ -80,13 +84,16 @@ cdef class Objects:
 
     @cython.locals(store=int64_t, source=int64_t, sending=int64_t, least=int64_t)
     cdef int64_t _source(self, Entry entry, int64_t avoid) except? -2
-    cdef _send(self, ref, target, Delivery delivery)
+
+    @cython.locals(coming=dict)
+    cdef Delivery _arrived(self, ref, target)
+    cdef _send(self, uint64_t ref, uint64_t target, Delivery delivery)
 
     @cython.locals(left=int64_t)
     cdef _sent(self, Delivery delivery)
 
     @cython.locals(delivery=Delivery)
-    cdef _give_up(self, Entry entry, target, reason, bint sent)
+    cdef _give_up(self, ref, target, reason, bint sent)
     cdef _tell(self, store, alias, canonical)
 
     @cython.locals(entry=Entry)

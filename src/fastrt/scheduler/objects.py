@@ -18,8 +18,8 @@ by reference here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from fastrt._core.refcount import RefTable
 from fastrt._core.refcount_audit import check_invariants
@@ -31,8 +31,6 @@ _SOURCES_COMPARED = 8
 _PLACES_MAX = 16
 _DELIVERY_TRIES = 4
 NOBODY = -1
-# Makes a NamedTuple without its constructor in Python, which takes twice as long as all the rest of an effect.
-_new: Any = tuple.__new__
 
 
 class Delivery:
@@ -50,69 +48,30 @@ class Delivery:
     def __init__(self, source: int) -> None:
         self.source = source
         self.tries = 1
-        self.aliases: dict[int, None] = {}
+        self.aliases: dict[int, None] | None = None
         self.workers: list[tuple[int, int]] = []
 
 
 class Entry:
-    """A live reference. The stores that have its object are in an order: the one used last as a source is last.
+    """A live reference: numbers only, 64 bytes of them, which the collector need not know.
 
     Attributes:
         ref: its number.
         first, second: stores that have its object, `NOBODY` where there are none; few objects are at more than two.
-        others: further ones.
         nbytes: of its object, 0 when that is not known.
         maker: the worker that is to make it, `NOBODY` when none is.
         site: the store where it is to be made, `NOBODY` when that is not known.
-        incoming: deliveries under way, by target.
     """
 
-    __slots__ = ("first", "incoming", "maker", "nbytes", "others", "ref", "second", "site")
+    __slots__ = ("first", "maker", "nbytes", "ref", "second", "site")
 
     def __init__(self, ref: int) -> None:
         self.ref = ref
         self.first = NOBODY
         self.second = NOBODY
-        self.others: dict[int, None] | None = None
         self.nbytes = 0
         self.maker = NOBODY
         self.site = NOBODY
-        self.incoming: dict[int, Delivery] | None = None
-
-    def has(self, store: int) -> bool:
-        """Whether a store has the object."""
-        return store == self.first or store == self.second or (self.others is not None and store in self.others)
-
-    def stores(self) -> list[int]:
-        """All that have the object, in order."""
-        if self.second == NOBODY:
-            return [] if self.first == NOBODY else [self.first]
-        return [self.first, self.second, *(self.others or ())]
-
-    def put(self, store: int) -> None:
-        """A store has the object."""
-        if self.has(store):
-            return
-        if self.first == NOBODY:
-            self.first = store
-        elif self.second == NOBODY:
-            self.second = store
-        else:
-            if self.others is None:
-                self.others = {}
-            self.others[store] = None
-
-    def take(self, store: int) -> None:
-        """A store that had the object has it no more."""
-        if self.others is not None and store in self.others:
-            del self.others[store]
-            return
-        if store == self.first:
-            self.first = self.second
-        self.second = NOBODY
-        if self.others:
-            self.second = next(iter(self.others))
-            del self.others[self.second]
 
 
 class Objects:
@@ -120,18 +79,22 @@ class Objects:
 
     Args:
         effects: takes effects.
-        on_resolved: called with what waited for a reference that is now resolved.
-        on_lost: called with what waited for a reference that is now lost.
+        resolved: takes tasks that waited for a reference that is now resolved.
+        failing: takes tasks that waited for a reference that is now lost, and why they fail.
     """
 
     def __init__(
         self,
         effects: list[Effect],
-        on_resolved: Callable[[int], None],
-        on_lost: Callable[[int], None],
+        resolved: deque[int],
+        failing: deque[tuple[int, str]],
     ) -> None:
         self.refs = RefTable()
-        self.entries: dict[int, Entry] = {}
+        # By reference, None once that is deallocated: they are dense from 0, and a list is one cache line where a
+        # dictionary is four.
+        self.entries: list[Entry | None] = []
+        self.further: dict[int, dict[int, None]] = {}  # stores beyond an object's first two, by reference
+        self.incoming: dict[int, dict[int, Delivery]] = {}  # under way, by reference and target
         self.lost: dict[int, str] = {}  # why, by the end of its chain
         self.pushes: dict[int, int] = {}  # workers, by the reference that each is to make without a call
         self.sending: dict[int, int] = {}  # deliveries under way, by source
@@ -139,21 +102,28 @@ class Objects:
         self._tasks: dict[int, list[int]] = {}  # by reference
         self.told: dict[int, set[int]] = {}  # stores that know an alias
         self._effects = effects
-        self._on_resolved = on_resolved
-        self._on_lost = on_lost
+        self._to_resolve = resolved
+        self._failing = failing
 
     def add(self, count: int, counted: int) -> int:
         """Make references that somebody is to make objects for; returns the first."""
         first = self.refs.add(count, counted, True)
         for ref in range(first, first + count):
-            self.entries[ref] = Entry(ref)
+            self.entries.append(Entry(ref))
         return first
+
+    def entry(self, ref: int) -> Entry | None:
+        """The entry of a reference, None when it is not alive."""
+        return self.entries[ref] if ref < len(self.entries) else None
+
+    def live(self) -> Iterator[Entry]:
+        """All entries, in the order of their references."""
+        return iter([entry for entry in self.entries if entry is not None])
 
     def add_push(self, worker: int, store: int) -> int:
         """A reference for an object that a worker is to make without a call."""
         ref = self.add(1, 1)
-        entry = self.entries[ref]
-        entry.maker, entry.site = worker, store
+        self.make(ref, worker, store)
         self.pushes[ref] = worker
         return ref
 
@@ -163,7 +133,7 @@ class Objects:
         if canonical < 0:
             return None
         entry = self.entries[canonical]
-        return entry if entry.first != NOBODY else None
+        return entry if entry is not None and entry.first != NOBODY else None
 
     def is_resolved(self, ref: int) -> bool:
         """Whether a live reference's object can be had from a store."""
@@ -173,6 +143,45 @@ class Objects:
         """Why a live reference's object will not come, None when it is there or may come."""
         return self.lost.get(self.refs.end(ref)) if self.lost else None
 
+    def has(self, entry: Entry, store: int) -> bool:
+        """Whether a store has an object."""
+        if store == entry.first or store == entry.second:
+            return True
+        return bool(self.further) and store in self.further.get(entry.ref, ())
+
+    def stores(self, entry: Entry) -> list[int]:
+        """All that have an object, in order: the one used last as a source is last."""
+        if entry.second == NOBODY:
+            return [] if entry.first == NOBODY else [entry.first]
+        if not self.further:
+            return [entry.first, entry.second]
+        return [entry.first, entry.second, *self.further.get(entry.ref, ())]
+
+    def put(self, entry: Entry, store: int) -> None:
+        """A store has an object."""
+        if self.has(entry, store):
+            return
+        if entry.first == NOBODY:
+            entry.first = store
+        elif entry.second == NOBODY:
+            entry.second = store
+        else:
+            self.further.setdefault(entry.ref, {})[store] = None
+
+    def take(self, entry: Entry, store: int) -> None:
+        """A store that had an object has it no more."""
+        others = self.further.get(entry.ref) if self.further else None
+        if others is None or store not in others:
+            if store == entry.first:
+                entry.first = entry.second
+            entry.second = NOBODY
+            if others is None:
+                return
+            store = entry.second = next(iter(others))
+        del others[store]
+        if not others:
+            del self.further[entry.ref]
+
     def places(self, found: list[Entry]) -> tuple[tuple[int, int], ...]:
         """Bytes of objects by store; an object of unknown size counts as one byte."""
         if len(found) == 1:
@@ -181,8 +190,11 @@ class Objects:
                 return ((only.first, only.nbytes or 1),)
         by_store: dict[int, int] = {}
         for entry in found:
-            for store in entry.stores()[:_PLACES_MAX]:
-                by_store[store] = by_store.get(store, 0) + (entry.nbytes or 1)
+            nbytes = entry.nbytes or 1
+            by_store[entry.first] = by_store.get(entry.first, 0) + nbytes
+            if entry.second != NOBODY:
+                for store in self.stores(entry)[1:_PLACES_MAX]:
+                    by_store[store] = by_store.get(store, 0) + nbytes
         return tuple(by_store.items())
 
     def wait_for(self, ref: int, task: int) -> None:
@@ -207,18 +219,21 @@ class Objects:
             worker: told when it will not come.
         """
         canonical = entry.ref
-        if entry.has(store):
+        if self.has(entry, store):
             if ref != canonical:
                 self._tell(store, ref, canonical)
             return
-        if entry.incoming is None:
-            entry.incoming = {}
-        delivery = entry.incoming.get(store)
+        coming = self.incoming.get(canonical)
+        if coming is None:
+            coming = self.incoming[canonical] = {}
+        delivery = coming.get(store)
         if delivery is None:
-            delivery = entry.incoming[store] = Delivery(self._source(entry, NOBODY))
+            delivery = coming[store] = Delivery(self._source(entry, NOBODY))
             self.refs.hold(canonical)
             self._send(canonical, store, delivery)
         if ref != canonical:
+            if delivery.aliases is None:
+                delivery.aliases = {}
             delivery.aliases[ref] = None
         delivery.workers.append((worker, ref))
 
@@ -228,14 +243,14 @@ class Objects:
         Raises:
             ReferenceCountError: the reference is unknown, deallocated, or an alias.
         """
-        entry = self.entries.get(ref)
+        entry = self.entry(ref)
         if entry is None and ref < len(self.refs):
             self._effects.append(DeallocateObject(store, ref))  # a delivery given up, that went through after all
         freed = self.refs.ready(ref)
         if entry is None:
             return
         first = entry.first == NOBODY
-        entry.put(store)
+        self.put(entry, store)
         entry.maker = entry.site = NOBODY
         if self.pushes:
             self.pushes.pop(ref, None)
@@ -244,10 +259,10 @@ class Objects:
         if freed:
             self.drop(freed)
             return
-        delivery = entry.incoming.pop(store, None) if entry.incoming else None
+        delivery = self._arrived(ref, store) if self.incoming else None
         if delivery is not None:
             self._sent(delivery)
-            for alias in delivery.aliases:
+            for alias in delivery.aliases or ():
                 self._tell(store, alias, ref)
         if self.lost:
             self.lost.pop(ref, None)
@@ -277,13 +292,13 @@ class Objects:
 
     def make(self, ref: int, worker: int, store: int) -> None:
         """A worker, or `NOBODY` any more, is to make the object of a reference in a store; if that is pending."""
-        entry = self.entries.get(ref)
+        entry = self.entry(ref)
         if entry is not None and self.refs.is_pending(ref):
             entry.maker, entry.site = worker, store
 
     def unmake(self, ref: int) -> None:
         """Nobody in particular is to make the object of a reference."""
-        entry = self.entries.get(ref)
+        entry = self.entry(ref)
         if entry is not None:
             entry.maker = entry.site = NOBODY
         self.pushes.pop(ref, None)
@@ -300,9 +315,15 @@ class Objects:
     def drop(self, freed: list[int]) -> None:
         """References are deallocated: so are their objects, in every store."""
         for ref in freed:
-            entry = self.entries.pop(ref)
-            for store in entry.stores():
-                self._effects.append(_new(DeallocateObject, (store, ref)))
+            entry = self.entries[ref]
+            assert entry is not None
+            self.entries[ref] = None
+            if entry.first != NOBODY:
+                self._effects.append(DeallocateObject(entry.first, ref))
+            if entry.second != NOBODY:
+                for store in self.stores(entry)[1:]:
+                    self._effects.append(DeallocateObject(store, ref))
+                self.further.pop(ref, None)
             if self.lost:
                 self.lost.pop(ref, None)
             if self.pushes:
@@ -319,27 +340,25 @@ class Objects:
     def remove_store(self, store: int) -> None:
         """A store is gone: deliveries from it are begun anew elsewhere, and what only it had is lost."""
         reason = f"Object store {store}, which had its last copy, is gone."
-        touched, lost, unmade = [], [], []
-        for entry in self.entries.values():
-            if entry.has(store):
-                entry.take(store)
+        lost, unmade = [], []
+        for entry in self.live():
+            if self.has(entry, store):
+                self.take(entry, store)
                 if entry.first == NOBODY:
                     self.lost[entry.ref] = reason
                     lost.append(entry.ref)
-            if entry.incoming:
-                touched.append(entry)
             if entry.site == store:
                 unmade.append(entry.ref)
         for waiting in self.requests.values():
             waiting[:] = [each for each in waiting if each[1] != store]
         for names in self.told.values():
             names.discard(store)
-        for entry in touched:
-            for target, delivery in list((entry.incoming or {}).items()):
+        for ref in sorted(self.incoming):
+            for target, delivery in list(self.incoming[ref].items()):
                 if target == store:
-                    self._give_up(entry, target, None, False)
+                    self._give_up(ref, target, None, False)
                 elif delivery.source == store:
-                    self.delivery_failed(entry.ref, store, target, reason)
+                    self.delivery_failed(ref, store, target, reason)
         for ref in lost:
             if ref in self.lost:
                 self._tell_lost(self.refs.members(ref), reason)
@@ -355,34 +374,42 @@ class Objects:
 
     def delivery_failed(self, ref: int, source: int, target: int, reason: str) -> None:
         """A delivery is begun anew from another store, or the same, or given up after some tries."""
-        entry = self.entries.get(ref)
-        delivery = entry.incoming.get(target) if entry is not None and entry.incoming else None
+        entry = self.entry(ref)
+        delivery = self.incoming.get(ref, {}).get(target)
         if entry is None or delivery is None or delivery.source != source:
             return
         self._sent(delivery)
         if delivery.tries >= _DELIVERY_TRIES or entry.first == NOBODY:
-            self._give_up(entry, target, reason, True)
+            self._give_up(ref, target, reason, True)
             return
         delivery.tries += 1
         delivery.source = self._source(entry, source)
         self._send(ref, target, delivery)
+
+    def _arrived(self, ref: int, target: int) -> Delivery | None:
+        """End a delivery."""
+        coming = self.incoming.get(ref)
+        delivery = coming.pop(target, None) if coming is not None else None
+        if not coming and coming is not None:
+            del self.incoming[ref]
+        return delivery
 
     def _source(self, entry: Entry, avoid: int) -> int:
         """The store that sends least, of those next in turn."""
         if entry.second == NOBODY:
             return entry.first
         least, source = -1, NOBODY
-        for store in entry.stores()[:_SOURCES_COMPARED]:
+        for store in self.stores(entry)[:_SOURCES_COMPARED]:
             sending = self.sending.get(store, 0)
             if store != avoid and (least < 0 or sending < least):
                 least, source = sending, store
-        entry.take(source)
-        entry.put(source)
+        self.take(entry, source)
+        self.put(entry, source)
         return source
 
     def _send(self, ref: int, target: int, delivery: Delivery) -> None:
         self.sending[delivery.source] = self.sending.get(delivery.source, 0) + 1
-        self._effects.append(_new(DeliverObj, (ref, delivery.source, target)))
+        self._effects.append(DeliverObj(ref, delivery.source, target))
 
     def _sent(self, delivery: Delivery) -> None:
         left = self.sending[delivery.source] - 1
@@ -391,16 +418,16 @@ class Objects:
         else:
             del self.sending[delivery.source]
 
-    def _give_up(self, entry: Entry, target: int, reason: str | None, sent: bool) -> None:
-        assert entry.incoming is not None
-        delivery = entry.incoming.pop(target)
+    def _give_up(self, ref: int, target: int, reason: str | None, sent: bool) -> None:
+        delivery = self._arrived(ref, target)
+        assert delivery is not None
         if not sent:
             self._sent(delivery)
         if reason is not None:
             for worker, name in delivery.workers:
                 words = f"Its delivery failed {delivery.tries} times: {reason}"
                 self._effects.append(RequestFailed(worker, name, words))
-        self.drop(self.refs.release(entry.ref))
+        self.drop(self.refs.release(ref))
 
     def _tell(self, store: int, alias: int, canonical: int) -> None:
         """Tell a store that has an object one of its other names, once."""
@@ -416,30 +443,31 @@ class Objects:
                 assert entry is not None
                 self.bring(ref, entry, store, worker)
             for task in self._tasks.pop(ref, ()):
-                self._on_resolved(task)
+                self._to_resolve.append(task)
 
     def _tell_lost(self, names: Iterable[int], reason: str) -> None:
         for ref in names:
             for worker, _ in self.requests.pop(ref, ()):
                 self._effects.append(RequestFailed(worker, ref, reason))
             for task in self._tasks.pop(ref, ()):
-                self._on_lost(task)
+                self._failing.append((task, "An argument of its is lost."))
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the tables contradict each other."""
         check_invariants(self.refs)
         alive = [ref for ref in range(len(self.refs)) if self.refs.is_alive(ref)]
-        assert list(self.entries) == alive, "entries and live references differ"
+        assert [entry.ref for entry in self.live()] == alive, "entries and live references differ"
+        assert len(self.entries) == len(self.refs), "entries are missing"
         sending: dict[int, int] = {}
-        for ref, entry in self.entries.items():
-            stores = entry.stores()
+        for entry in self.live():
+            ref, stores = entry.ref, self.stores(entry)
             assert not stores or self.refs.canonical(ref) == ref, f"{ref} has stores and is not canonical"
             assert not stores or ref not in self.lost, f"{ref} is lost and at a store"
             assert len(set(stores)) == len(stores), f"{ref} has one store twice"
-            assert not entry.others or entry.second != NOBODY, f"{ref} has stores behind a gap"
+            assert ref not in self.further or entry.second != NOBODY, f"{ref} has stores behind a gap"
             assert entry.site == NOBODY or self.refs.is_pending(ref), f"{ref} has a maker and waits for none"
             assert ref not in self.pushes or self.pushes[ref] == entry.maker, f"{ref} has two makers"
-            for target, delivery in (entry.incoming or {}).items():
+            for target, delivery in self.incoming.get(ref, {}).items():
                 assert target not in stores, f"{ref} is on its way to where it is"
                 assert delivery.source in stores, f"{ref} is sent by a store that has it not"
                 sending[delivery.source] = sending.get(delivery.source, 0) + 1
@@ -447,5 +475,6 @@ class Objects:
         for ref in [*self.requests, *self._tasks]:
             if self.requests.get(ref) or self._tasks.get(ref):
                 assert not self.is_resolved(ref), f"somebody waits for {ref}, which is there"
-        for ref in [*self.lost, *self.pushes, *self.told, *self.requests, *self._tasks]:
-            assert ref in self.entries, f"{ref} is deallocated, and something is known of it"
+        assert all([*self.further.values(), *self.incoming.values()]), "empty tables are kept"
+        for ref in [*self.further, *self.incoming, *self.lost, *self.pushes, *self.told, *self.requests, *self._tasks]:
+            assert self.entry(ref) is not None, f"{ref} is deallocated, and something is known of it"

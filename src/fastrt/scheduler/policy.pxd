@@ -11,16 +11,22 @@ cdef class Node:
     cdef public object id
     cdef public object site
     cdef public dict total
-    cdef public dict free
+    cdef public str main
+    cdef public double room
+    cdef public dict others
     cdef public object kinds
     cdef public int64_t rank
     cdef public int64_t load
     cdef public int64_t queue
+    cdef public int64_t highest
     cdef public dict raised
     cdef public dict missing
 
-    @cython.locals(room=double, amount=double)
+    @cython.locals(room=double, amount=double, name=str)
     cpdef bint fits(self, tuple shape) except -1
+
+    cpdef double free(self, str name) except? -1
+    cpdef use(self, str name, double amount)
 
     @cython.locals(amount=double)
     cpdef bint can(self, tuple shape) except -1
@@ -69,16 +75,25 @@ cdef class Placement:
     @cython.locals(ranking=_Ranking, node=Node, heap=_Heap)
     cpdef Node choose(self, tuple shape, tuple locality, str strategy, object only)
 
-    @cython.locals(free=dict, amount=double)
+    @cython.locals(amount=double, name=str)
     cpdef occupy(self, Node node, tuple shape)
 
-    @cython.locals(free=dict, amount=double)
+    @cython.locals(amount=double, name=str)
     cpdef vacate(self, Node node, tuple shape)
 
-    @cython.locals(heap=_Heap, beside=dict, node=Node, best=Node)
+    @cython.locals(
+        left=list, place=tuple, node=Node, best=Py_ssize_t, i=Py_ssize_t, most=double, nbytes=double,
+        load=int64_t, least=int64_t,
+    )
     cdef Node _local(self, _Ranking ranking, tuple locality)
 
-    @cython.locals(seat=_Seat)
+    @cython.locals(heap=_Heap, beside=list, node=Node)
+    cdef Node _best_at(self, _Ranking ranking, object site)
+
+    @cython.locals(beside=list, node=Node)
+    cdef int64_t _load_at(self, object site) except? -1
+
+    @cython.locals(seat=_Seat, higher=list)
     cdef _lowered(self, Node node)
 
     @cython.locals(seat=_Seat)
@@ -113,6 +128,8 @@ cdef class Backlog:
     cdef public dict _lines
     cdef public dict _waiting
     cdef public int64_t _number
+
+    cpdef bint blocks(self, tuple shape, object node=*) except -1
 
     @cython.locals(best=_Waiting, found=_Waiting, oldest=_Waiting, line=_Line)
     cpdef take(self, Node node)

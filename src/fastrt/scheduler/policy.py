@@ -19,7 +19,7 @@ the least loaded at once, `pack` for the first that has room, a node by name for
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
@@ -72,12 +72,18 @@ class Node:
         id: its name for the caller.
         site: where its bytes lie.
         total: all resources.
-        free: resources not in use.
+        main: the first of them, most often the only one that a task asks for.
+        room: how much of that is not in use.
+        others: how much of the other ones is not in use; apart, as looking into it touches four cache lines.
         kinds: what it can do, however often at a time.
         load: tasks given to it and not released, and what `set_queue` adds.
+        highest: no heap has it at a load above this.
     """
 
-    __slots__ = ("free", "id", "kinds", "load", "missing", "queue", "raised", "rank", "site", "total")
+    __slots__ = (
+        "highest", "id", "kinds", "load", "main", "missing", "others", "queue", "raised", "rank", "room", "site",
+        "total",
+    )  # fmt: skip
 
     def __init__(
         self, node_id: Hashable, site: Hashable, resources: Mapping[str, float], kinds: frozenset[str], rank: int
@@ -85,25 +91,38 @@ class Node:
         self.id = node_id
         self.site = site
         self.total = dict(resources)
-        self.free = dict(resources)
+        self.main = next(iter(resources), "")
+        self.room = float(resources.get(self.main, 0.0))
+        self.others = {name: amount for name, amount in resources.items() if name != self.main}
         self.kinds = kinds
         self.rank = rank
         self.load = 0
         self.queue = 0
+        self.highest = 0
         self.raised: dict[_Seat, None] = {}  # in heaps that have it at more than 0
         self.missing: dict[_Seat, None] = {}  # in heaps that have dropped it
 
     def fits(self, shape: Shape) -> bool:
         """Whether all that is asked for is free."""
-        free = self.free
         for name, amount in shape:
             if amount:
-                room = free.get(name, 0.0)
+                room = self.free(name)
                 if room + _ROUNDING < amount:
                     return False
             elif name not in self.kinds:
                 return False
         return True
+
+    def free(self, name: str) -> float:
+        """How much of a resource is not in use."""
+        return self.room if name == self.main else self.others.get(name, 0.0)
+
+    def use(self, name: str, amount: float) -> None:
+        """Take something of a resource, or give it back."""
+        if name == self.main:
+            self.room -= amount
+        else:
+            self.others[name] = self.others.get(name, 0.0) - amount
 
     def can(self, shape: Shape) -> bool:
         """Whether it can do what is asked for, were it free."""
@@ -153,6 +172,7 @@ class _Heap:
                 node.missing[seat] = None
             elif seat.stored < node.load and not self.pack:
                 seat.stored = node.load
+                node.highest = max(node.highest, node.load)
                 node.raised[seat] = None
                 heapreplace(entries, node.load << _RANK_BITS | node.rank)
             else:
@@ -173,6 +193,7 @@ class _Heap:
         stored = 0 if self.pack else node.load
         seat.stored = stored
         if stored:
+            node.highest = max(node.highest, stored)
             node.raised[seat] = None
         elif node.raised:
             node.raised.pop(seat, None)
@@ -207,7 +228,7 @@ class Placement:
 
     def __init__(self) -> None:
         self._nodes: dict[Hashable, Node] = {}
-        self._sites: dict[Hashable, dict[Hashable, Node]] = {}
+        self._sites: dict[Hashable, list[Node]] = {}
         self._rankings: dict[Shape, _Ranking] = {}
         self._all_heaps: dict[_Heap, None] = {}
         self._rank = 0
@@ -241,7 +262,7 @@ class Placement:
         self._rank += 1
         node = Node(node_id, node_id if site is None else site, resources, kinds, self._rank)
         self._nodes[node_id] = node
-        self._sites.setdefault(node.site, {})[node_id] = node
+        self._sites.setdefault(node.site, []).append(node)
         for ranking in self._rankings.values():
             for heap in (ranking.every, ranking.packed, ranking.at_site.get(node.site)):
                 if heap is not None:
@@ -252,7 +273,7 @@ class Placement:
         """A node has gone; what ran on it is the caller's to place again."""
         node = self._nodes.pop(node_id)
         beside = self._sites[node.site]
-        del beside[node_id]
+        beside.remove(node)
         for ranking in self._rankings.values():
             for heap in (ranking.every, ranking.packed, ranking.at_site.get(node.site)):
                 if heap is not None:
@@ -267,7 +288,7 @@ class Placement:
         node = self._nodes[node_id]
         for name, amount in resources.items():
             node.total[name] = node.total.get(name, 0) + amount
-            node.free[name] = node.free.get(name, 0) + amount
+            node.use(name, -amount)
         self._offer(node)
 
     def set_queue(self, node_id: Hashable, count: int) -> None:
@@ -314,20 +335,18 @@ class Placement:
 
     def occupy(self, node: Node, shape: Shape) -> None:
         """As `take`, of a node at hand."""
-        free = node.free
         for name, amount in shape:
             if amount:
-                free[name] -= amount
+                node.use(name, amount)
         node.load += 1
 
     def vacate(self, node: Node, shape: Shape) -> None:
         """As `release`, of a node at hand."""
-        free = node.free
         for name, amount in shape:
             if amount:
-                free[name] += amount
+                node.use(name, -amount)
         node.load -= 1
-        if node.raised:
+        if node.load < node.highest:
             self._lowered(node)
         if node.missing:
             self._offer(node)
@@ -342,34 +361,49 @@ class Placement:
 
     def _local(self, ranking: _Ranking, locality: tuple[tuple[Hashable, int], ...]) -> Node | None:
         """The best node at the sites that have most bytes; of those with as many, where the load is least."""
-        ranked: Sequence[tuple[Hashable, int]] = locality
-        if len(locality) == 2 and locality[0][1] != locality[1][1]:
-            if locality[0][1] < locality[1][1]:
-                ranked = (locality[1], locality[0])
-        elif len(locality) > 1:
-            ranked = sorted(locality, key=_bytes_of, reverse=True)[:_SITES_TRIED]
-            if any(ranked[i][1] == ranked[i + 1][1] for i in range(len(ranked) - 1)):
-                ranked = sorted(locality, key=self._by_bytes)[:_SITES_TRIED]
-        for site, _ in ranked:
-            heap = ranking.at_site.get(site)
-            if heap is None:
-                beside = self._sites.get(site)
-                if beside is None:
-                    continue
-                if len(beside) == 1:
-                    (node,) = beside.values()
-                    if node.fits(ranking.shape):
-                        return node
-                    continue
-                heap = self._new_heap(ranking, site, False)
-            best = heap.best()
-            if best is not None:
-                return best
+        if len(locality) == 1:
+            return self._best_at(ranking, locality[0][0])
+        left = list(locality)
+        for _ in range(min(len(left), _SITES_TRIED)):  # the first is most often the last: sorting all is for nothing
+            best, most, least = 0, -1.0, -1  # the load is looked at where there are several with as many
+            for i in range(len(left)):
+                place = left[i]
+                nbytes = place[1]
+                if nbytes > most:
+                    best, most, least = i, nbytes, -1
+                elif nbytes == most:
+                    if least < 0:
+                        place = left[best]
+                        least = self._load_at(place[0])
+                    place = left[i]
+                    load = self._load_at(place[0])
+                    if load < least:
+                        best, least = i, load
+            node = self._best_at(ranking, left.pop(best)[0])
+            if node is not None:
+                return node
         return None
 
-    def _by_bytes(self, place: tuple[Hashable, int]) -> tuple[int, int]:
-        beside = self._sites.get(place[0])
-        return -place[1], 0 if beside is None else next(iter(beside.values())).load
+    def _best_at(self, ranking: _Ranking, site: Hashable) -> Node | None:
+        """The least loaded node at a site."""
+        heap = ranking.at_site.get(site)
+        if heap is None:
+            beside = self._sites.get(site)
+            if beside is None:
+                return None
+            if len(beside) == 1:
+                node = beside[0]
+                return node if node.fits(ranking.shape) else None
+            heap = self._new_heap(ranking, site, False)
+        return heap.best()
+
+    def _load_at(self, site: Hashable) -> int:
+        """The load of the first node at a site."""
+        beside = self._sites.get(site)
+        if beside is None:
+            return 0
+        node = beside[0]
+        return node.load
 
     def _new_heap(self, ranking: _Ranking, site: Hashable | None, pack: bool) -> _Heap:
         if len(self._all_heaps) >= _HEAPS_MAX:
@@ -388,13 +422,14 @@ class Placement:
         return heap
 
     def _ranked(self, heap: _Heap) -> Iterable[Node]:
-        return (self._nodes if heap.site is None else self._sites.get(heap.site, {})).values()
+        return self._nodes.values() if heap.site is None else self._sites.get(heap.site, ())
 
     def _lowered(self, node: Node) -> None:
         """A node's load has fallen, so some heaps may have it too high."""
-        for seat in list(node.raised):
-            if seat.stored > node.load:
-                seat.heap.push(seat)
+        higher = [seat for seat in node.raised if seat.stored > node.load]
+        node.highest = node.load
+        for seat in higher:
+            seat.heap.push(seat)
 
     def _offer(self, node: Node) -> None:
         """A node has more free: back into the heaps that dropped it."""
@@ -430,14 +465,11 @@ class Placement:
                     assert heap.pack or seat.stored <= node.load, f"{node.id} is lower than {about} has it"
                     entry = seat.stored << _RANK_BITS | node.rank
                     assert entry in heap.entries, f"{node.id} is not where it ought to be"
-                    assert heap.pack or not seat.stored or seat in node.raised, f"{node.id} would stay too high"
+                    raised = seat in node.raised and seat.stored <= node.highest
+                    assert heap.pack or not seat.stored or raised, f"{node.id} would stay too high"
                 else:
                     assert seat in node.missing, f"{node.id} is in no list of {about}"
                     assert not node.fits(heap.shape), f"{node.id} fits {about} and is not ranked"
-
-
-def _bytes_of(place: tuple[Hashable, int]) -> int:
-    return place[1]
 
 
 class _Waiting:
@@ -506,9 +538,9 @@ class Backlog:
     def __contains__(self, task: Hashable) -> bool:
         return task in self._waiting
 
-    def blocks(self, demand: Demand) -> bool:
+    def blocks(self, shape: Shape, node: Hashable | None = None) -> bool:
         """Whether tasks that ask for the same wait already, so that another one has to go behind them."""
-        return bool(self._lines) and (demand.shape, demand.node) in self._lines
+        return bool(self._lines) and (shape, node) in self._lines
 
     def add(self, task: Hashable, demand: Demand) -> None:
         """A task waits for a node."""

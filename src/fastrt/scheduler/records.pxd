@@ -1,6 +1,6 @@
 # The types that records.py is compiled with.
 cimport cython
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from fastrt.scheduler.policy cimport Node, Placement
 
@@ -10,7 +10,7 @@ cdef class Group:
     cdef public tuple key
     cdef public Node node
     cdef public int64_t count
-    cdef public dict idle
+    cdef public int64_t top
 
 
 @cython.final
@@ -21,6 +21,7 @@ cdef class Worker:
     cdef public dict functions
     cdef public int64_t functions_number
     cdef public Group group
+    cdef public int64_t below
     cdef public Task task
     cdef public bint refusing
     cdef public bint alive
@@ -41,9 +42,10 @@ cdef class Task:
     cdef public int64_t number
     cdef public Function function
     cdef public bytes body
-    cdef public object args
-    cdef public object nested
-    cdef public object results
+    cdef public tuple args
+    cdef public tuple nested
+    cdef public uint64_t first
+    cdef public int64_t count
     cdef public str strategy
     cdef public int64_t retries_left
     cdef public object waits_for
@@ -51,10 +53,13 @@ cdef class Task:
     cdef public bint sent
     cdef public bint taken
 
+    cpdef results(self)
+
 
 @cython.final
 cdef class Groups:
     cdef Placement _placement
+    cdef list _workers
     cdef dict _groups
     cdef dict _sets
     cdef list _names
@@ -70,6 +75,9 @@ cdef class Groups:
 
     @cython.locals(group=Group)
     cpdef vacate(self, Worker worker, tuple shape)
+
+    @cython.locals(above=Worker)
+    cdef _take(self, Group group, Worker worker)
 
     @cython.locals(group=Group)
     cdef _join(self, Worker worker)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 
 from fastrt.scheduler.policy import Node, Placement, Shape
 
+NOBODY = -1
 _SLOT = "slot"
 SLOT_ONLY: Shape = ((_SLOT, 1.0),)
 
@@ -27,16 +28,16 @@ class Group:
         key: their store, and the number of the set of their functions.
         node: what the placement knows them by.
         count: how many there are.
-        idle: the numbers of those that wait for a call.
+        top: the worker that was idle last, `NOBODY` when none waits for a call. Below it are those before it.
     """
 
-    __slots__ = ("count", "idle", "key", "node")
+    __slots__ = ("count", "key", "node", "top")
 
     def __init__(self, key: tuple[int, int]) -> None:
         self.key = key
         self.node: Node | None = None
         self.count = 0
-        self.idle: dict[int, None] = {}
+        self.top = NOBODY
 
 
 class Worker:
@@ -46,12 +47,15 @@ class Worker:
         number, address, store: as it is known.
         functions: that it can run; `functions_number` is their set's.
         group: whom it is like; None once it is lost.
+        below: in its group's stack of idle workers.
         task: its call.
         refusing: it did not take a call, and is given no other before it is ready.
         alive: not lost.
     """
 
-    __slots__ = ("address", "alive", "functions", "functions_number", "group", "number", "refusing", "store", "task")
+    __slots__ = (
+        "address", "alive", "below", "functions", "functions_number", "group", "number", "refusing", "store", "task",
+    )  # fmt: skip
 
     def __init__(self, number: int, address: str, store: int) -> None:
         self.number = number
@@ -60,6 +64,7 @@ class Worker:
         self.functions: dict[str, None] = {}
         self.functions_number = 0
         self.group: Group | None = None
+        self.below = NOBODY
         self.task: Task | None = None
         self.refusing = False
         self.alive = True
@@ -91,7 +96,7 @@ class Task:
         function, body, strategy: as it was submitted.
         args: references that are arguments, each as often as it is one.
         nested: references within arguments.
-        results: references.
+        first, count: references of its results, one after the other.
         retries_left: how often it may be lost.
         waits_for: arguments that were not resolved when it was looked at last.
         worker: that it is with.
@@ -100,7 +105,7 @@ class Task:
     """
 
     __slots__ = (
-        "args", "body", "function", "nested", "number", "results", "retries_left", "sent", "strategy", "taken",
+        "args", "body", "count", "first", "function", "nested", "number", "retries_left", "sent", "strategy", "taken",
         "waits_for", "worker",
     )  # fmt: skip
 
@@ -109,9 +114,10 @@ class Task:
         number: int,
         function: Function,
         body: bytes,
-        args: Sequence[int],
-        nested: Sequence[int],
-        results: Sequence[int],
+        args: tuple[int, ...],
+        nested: tuple[int, ...],
+        first: int,
+        count: int,
         strategy: str,
         retries_left: int,
     ) -> None:
@@ -120,7 +126,8 @@ class Task:
         self.body = body
         self.args = args
         self.nested = nested
-        self.results = results
+        self.first = first
+        self.count = count
         self.strategy = strategy
         self.retries_left = retries_left
         self.waits_for: Collection[int] = ()
@@ -128,16 +135,22 @@ class Task:
         self.sent = False
         self.taken = False
 
+    def results(self) -> Sequence[int]:
+        """References of its results."""
+        return (self.first,) if self.count == 1 else range(self.first, self.first + self.count)
+
 
 class Groups:
     """Workers by whom they are like, and what of each group is free.
 
     Args:
         placement: is told of them.
+        workers: all there ever were, by number.
     """
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, workers: list[Worker]) -> None:
         self._placement = placement
+        self._workers = workers
         self._groups: dict[tuple[int, int], Group] = {}
         self._sets: dict[tuple[int, str], int] = {}  # of functions: by the set's number and one more
         self._names: list[frozenset[str]] = [frozenset()]
@@ -175,7 +188,7 @@ class Groups:
         group = worker.group
         assert group is not None
         assert group.node is not None
-        del group.idle[worker.number]
+        self._take(group, worker)
         self._placement.occupy(group.node, shape)
 
     def vacate(self, worker: Worker, shape: Shape) -> None:
@@ -183,8 +196,18 @@ class Groups:
         group = worker.group
         assert group is not None
         assert group.node is not None
-        group.idle[worker.number] = None
+        worker.below, group.top = group.top, worker.number
         self._placement.vacate(group.node, shape)
+
+    def _take(self, group: Group, worker: Worker) -> None:
+        """An idle worker leaves its group's stack, most often from the top."""
+        if group.top == worker.number:
+            group.top = worker.below
+            return
+        above = self._workers[group.top]
+        while above.below != worker.number:
+            above = self._workers[above.below]
+        above.below = worker.below
 
     def _join(self, worker: Worker) -> None:
         key = (worker.store, worker.functions_number)
@@ -198,7 +221,7 @@ class Groups:
         worker.group = group
         group.count += 1
         used = worker.in_use()
-        group.idle[worker.number] = None
+        worker.below, group.top = group.top, worker.number
         if used is not None:
             self.occupy(worker, used)
 
@@ -208,7 +231,7 @@ class Groups:
         used = worker.in_use()
         if used is not None:
             self.vacate(worker, used)
-        del group.idle[worker.number]
+        self._take(group, worker)
         worker.group = None
         group.count -= 1
         if group.count:
@@ -217,19 +240,31 @@ class Groups:
             self._placement.remove(group)
             del self._groups[group.key]
 
+    def _idle(self, group: Group) -> list[int]:
+        """The numbers of those that wait for a call, from the top."""
+        found: list[int] = []
+        number = group.top
+        while number != NOBODY:
+            assert number not in found, f"the stack of {group.key} goes round"
+            found.append(number)
+            number = self._workers[number].below
+        return found
+
     def check_invariants(self, workers: Sequence[Worker]) -> None:
         """Raise AssertionError when groups and workers contradict each other."""
         counts: dict[tuple[int, int], int] = {}
+        idle = {key: self._idle(group) for key, group in self._groups.items()}
         for worker in workers:
             group = worker.group
             assert (group is not None) == worker.alive, f"worker {worker.number} is lost and placed, or neither"
             if group is not None:
                 counts[group.key] = counts.get(group.key, 0) + 1
-                assert (worker.number in group.idle) == (worker.in_use() is None), f"worker {worker.number} is wrong"
+                waits = worker.number in idle[group.key]
+                assert waits == (worker.in_use() is None), f"worker {worker.number} is wrong"
                 due = (worker.store, worker.functions_number)
                 assert group.key == due or worker.number in self._changed, f"worker {worker.number} is misplaced"
                 assert self._names[worker.functions_number] == worker.functions.keys()
         assert counts == {key: group.count for key, group in self._groups.items()}, "groups are miscounted"
         for group in self._groups.values():
             assert group.node is not None
-            assert group.node.free == {_SLOT: len(group.idle)}, f"{group.key} has other room"
+            assert group.node.free(_SLOT) == len(idle[group.key]), f"{group.key} has other room"

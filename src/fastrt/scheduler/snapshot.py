@@ -48,10 +48,8 @@ def load(settings: Settings, saved: Mapping[str, bytes]) -> SchedulerState:
     tables = json.loads(saved[_TABLES])
     refs = {name.removeprefix(_REFS): data for name, data in saved.items() if name.startswith(_REFS)}
     state.objects.refs = load_refs(refs)
-    for number, address in enumerate(tables["stores"]):
-        state.stores.append(address)
-        if address is not None:
-            state.store_numbers[address] = number
+    for address in tables["stores"]:
+        state.add_store(address)
     for name, result_count in tables["functions"]:
         state.make_function(name, result_count)
     for fields in tables["workers"]:
@@ -74,7 +72,7 @@ def _dump_task(task: Task) -> list[Any]:
         base64.b64encode(task.body).decode(),
         list(task.args),
         list(task.nested),
-        list(task.results),
+        list(task.results()),
         task.strategy,
         task.retries_left,
         sorted(task.waits_for),
@@ -85,9 +83,9 @@ def _dump_task(task: Task) -> list[Any]:
 
 
 def _dump_objects(objects: Objects) -> dict[str, Any]:
-    entries = objects.entries.values()
+    entries = list(objects.live())
     return {
-        "stores": [[entry.ref, entry.stores()] for entry in entries if entry.first != NOBODY],
+        "stores": [[entry.ref, objects.stores(entry)] for entry in entries if entry.first != NOBODY],
         "nbytes": [[entry.ref, entry.nbytes] for entry in entries if entry.nbytes],
         "lost": list(objects.lost.items()),
         "makers": [
@@ -97,9 +95,9 @@ def _dump_objects(objects: Objects) -> dict[str, Any]:
         ],
         "pushes": list(objects.pushes),
         "deliveries": [
-            [entry.ref, target, d.source, d.tries, list(d.aliases), d.workers]
-            for entry in entries
-            for target, d in (entry.incoming or {}).items()
+            [ref, target, d.source, d.tries, list(d.aliases or ()), d.workers]
+            for ref, coming in sorted(objects.incoming.items())
+            for target, d in coming.items()
         ],
         "requests": [[ref, waiting] for ref, waiting in objects.requests.items() if waiting],
         "told": [[ref, sorted(stores)] for ref, stores in objects.told.items()],
@@ -133,28 +131,33 @@ def _load_worker(
 
 
 def _load_objects(objects: Objects, saved: dict[str, Any]) -> None:
-    for ref in range(len(objects.refs)):
-        if objects.refs.is_alive(ref):
-            objects.entries[ref] = Entry(ref)
+    refs = objects.refs
+    objects.entries = [Entry(ref) if refs.is_alive(ref) else None for ref in range(len(refs))]
     for ref, stores in saved["stores"]:
         for store in stores:
-            objects.entries[ref].put(store)
+            objects.put(_entry(objects, ref), store)
     for ref, nbytes in saved["nbytes"]:
-        objects.entries[ref].nbytes = nbytes
+        _entry(objects, ref).nbytes = nbytes
     objects.lost.update(dict(saved["lost"]))
     for ref, worker, store in saved["makers"]:
-        entry = objects.entries[ref]
+        entry = _entry(objects, ref)
         entry.maker, entry.site = NOBODY if worker is None else worker, store
-    objects.pushes.update({ref: objects.entries[ref].maker for ref in saved["pushes"]})
+    objects.pushes.update({ref: _entry(objects, ref).maker for ref in saved["pushes"]})
     for ref, target, source, tries, aliases, workers in saved["deliveries"]:
         delivery = Delivery(source)
-        delivery.tries, delivery.aliases = tries, dict.fromkeys(aliases)
+        delivery.tries, delivery.aliases = tries, dict.fromkeys(aliases) or None
         delivery.workers = [(worker, name) for worker, name in workers]
-        entry = objects.entries[ref]
-        entry.incoming = {**(entry.incoming or {}), target: delivery}
+        objects.incoming.setdefault(ref, {})[target] = delivery
         objects.sending[source] = objects.sending.get(source, 0) + 1
     objects.requests.update({ref: [(w, s) for w, s in waiting] for ref, waiting in saved["requests"]})
     objects.told.update({ref: set(stores) for ref, stores in saved["told"]})
+
+
+def _entry(objects: Objects, ref: int) -> Entry:
+    entry = objects.entry(ref)
+    if entry is None:
+        raise ValueError(f"Reference {ref} is not alive, and something is saved of it.")
+    return entry
 
 
 def _load_task(
@@ -170,7 +173,9 @@ def _load_task(
     *progress: Any,
 ) -> None:
     function = state.functions[name]
-    task = Task(number, function, base64.b64decode(body), args, nested, results, strategy, retries_left)
+    made = (results[0] if results else 0, len(results))
+    work = base64.b64decode(body)
+    task = Task(number, function, work, tuple(args), tuple(nested), *made, strategy, retries_left)
     state.tasks[number] = task
     task.waits_for, worker, task.sent, task.taken = progress
     if worker is not None:

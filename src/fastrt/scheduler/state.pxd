@@ -6,12 +6,15 @@ from fastrt.scheduler cimport events as ev
 from fastrt._core.refcount cimport RefTable
 from fastrt.scheduler.objects cimport Entry, Objects
 from fastrt.scheduler.policy cimport Backlog, Node, Placement
-from fastrt.scheduler.records cimport Function, Groups, Task, Worker
+from fastrt.scheduler.records cimport Function, Group, Groups, Task, Worker
 
 
 @cython.final
 cdef class SchedulerState:
     cdef public object settings
+    cdef int64_t _max_retries
+    cdef int64_t _tasks_max
+    cdef int64_t _objects_max
     cdef list _effects
     cdef object _resolved
     cdef object _failing
@@ -20,6 +23,7 @@ cdef class SchedulerState:
     cdef public Groups groups
     cdef public Backlog backlog
     cdef public list stores
+    cdef set _lost_stores
     cdef public dict store_numbers
     cdef public list workers
     cdef public dict worker_numbers
@@ -28,19 +32,24 @@ cdef class SchedulerState:
     cdef public int64_t next_task
     cdef dict _handlers
 
-    @cython.locals(effects=list)
+    @cython.locals(effects=list, asked=ev.Call)
     cpdef list handle(self, event)
+    cdef _take(self, event)
+    cpdef _on_increment(self, ev.IncrementRefs event)
 
-    @cython.locals(worker=Worker, task=Task)
+    @cython.locals(freed=list)
+    cpdef _on_decrement(self, ev.DecrementRefs event)
+
+    @cython.locals(worker=Worker, task=Task, ref=uint64_t)
     cpdef _on_worker_ready(self, ev.WorkerReady event)
 
     @cython.locals(
         function=Function, objects=Objects, refs=RefTable, entry=Entry, entries=list, waits_for=dict, task=Task,
-        first=uint64_t, number=int64_t,
+        first=uint64_t, count=int64_t, number=int64_t, ref=uint64_t, args=tuple, nested=tuple,
     )
     cpdef _on_remote_call(self, ev.RemoteCall event)
 
-    @cython.locals(shape=tuple, places=tuple, node=Node, worker=Worker)
+    @cython.locals(shape=tuple, places=tuple, node=Node, group=Group, worker=Worker)
     cdef _place(self, Task task, list entries)
 
     @cython.locals(entry=Entry)
@@ -49,14 +58,14 @@ cdef class SchedulerState:
     @cython.locals(task=Task)
     cdef _feed(self, Worker worker)
 
-    @cython.locals(objects=Objects, refs=RefTable, entry=Entry)
+    @cython.locals(objects=Objects, refs=RefTable, ref=uint64_t, i=Py_ssize_t)
     cdef _invoke(self, Task task, Worker worker, list entries)
 
     @cython.locals(task=Task)
     cpdef _on_invoke_taken(self, ev.InvokeTaken event)
     cdef _run_again(self, Task task, str reason)
 
-    @cython.locals(objects=Objects, worker=Worker, freed=list)
+    @cython.locals(objects=Objects, worker=Worker, freed=list, ref=uint64_t, held=tuple)
     cdef _end(self, Task task)
     cpdef _on_ready(self, ev.ObjReady event)
 

@@ -29,11 +29,9 @@ from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, FunctionView, Info, Refused
 from fastrt.scheduler.objects import NOBODY, Entry, Objects
 from fastrt.scheduler.policy import Backlog, Demand, Placement
-from fastrt.scheduler.records import SLOT_ONLY, Function, Groups, Task, Worker
+from fastrt.scheduler.records import SLOT_ONLY, Function, Group, Groups, Task, Worker
 
 _CODES = {"unknown": Code.NOT_FOUND, "circular": Code.INVALID_ARGUMENT}
-# Makes a NamedTuple without its constructor in Python, which takes twice as long as all the rest of an effect.
-_new: Any = tuple.__new__
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,20 @@ class SchedulerState:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
+        self._max_retries = self.settings.max_retries
+        self._tasks_max, self._objects_max = self.settings.tasks_max, self.settings.objects_max
         self._effects: list[Effect] = []
         # Tasks to look at again once the event itself is through: never from inside it, so that nothing recurses.
         self._resolved: deque[int] = deque()
         self._failing: deque[tuple[int, str]] = deque()
-        self.objects = Objects(self._effects, self._resolved.append, self._arg_lost)
+        self.objects = Objects(self._effects, self._resolved, self._failing)
         self.placement = Placement()
-        self.groups = Groups(self.placement)
+        self.workers: list[Worker] = []
+        self.groups = Groups(self.placement, self.workers)
         self.backlog = Backlog()
         self.stores: list[str | None] = []  # addresses; None when lost
+        self._lost_stores: set[int] = set()
         self.store_numbers: dict[str, int] = {}
-        self.workers: list[Worker] = []
         self.worker_numbers: dict[str, int] = {}
         self.functions: dict[str, Function] = {}
         self.tasks: dict[int, Task] = {}
@@ -79,19 +80,13 @@ class SchedulerState:
             ev.RegisterObjStore: self._on_register_store,
             ev.RegisterWorker: self._on_register_worker,
             ev.RegisterFunction: self._on_register_function,
-            ev.RemoteCall: self._on_remote_call,
-            ev.IncrementRefs: lambda e: self.objects.refs.increment(e.refs),
-            ev.DecrementRefs: lambda e: self.objects.drop(self.objects.refs.decrement(e.refs)),
             ev.PushObj: self._on_push,
             ev.RequestObj: self._on_request,
             ev.AliasObjRefs: lambda e: self.objects.alias(e.alias, e.target),
-            ev.ObjReady: self._on_ready,
             ev.AddContained: lambda e: self.objects.refs.contain(e.ref, e.contained),
-            ev.WorkerReady: self._on_worker_ready,
             ev.SchedulerInfo: lambda e: self._info(),
             ev.WorkerLost: self._on_worker_lost,
             ev.ObjStoreLost: self._on_store_lost,
-            ev.InvokeTaken: self._on_invoke_taken,
             ev.InvokeRefused: self._on_invoke_refused,
             ev.DeliveryFailed: lambda e: self.objects.delivery_failed(e.ref, e.source, e.target, e.reason),
         }
@@ -100,7 +95,7 @@ class SchedulerState:
         """Take an event and return its effects, in order; the answer to its caller is the first."""
         value: Any
         try:
-            value = self._handlers[type(event)](event)
+            value = self._take(event)
         except Refused as refused:
             value = refused.failure
         except ReferenceCountError as error:
@@ -111,13 +106,29 @@ class SchedulerState:
             if self._resolved:
                 self._arg_resolved(self._resolved.popleft())
         effects: list[Effect] = []
-        call = getattr(event, "call", None)
-        if call is not None:
-            effects.append(_new(Answer, (call, value)))
+        if isinstance(event, ev.Call):
+            asked = event
+            effects.append(Answer(asked.call, value))
         if self._effects:
             effects += self._effects
             self._effects.clear()
         return effects
+
+    def _take(self, event: Event) -> Any:
+        """What an event is answered with. The events of every call's life come first, and need no table."""
+        if isinstance(event, ev.DecrementRefs):
+            return self._on_decrement(event)
+        if isinstance(event, ev.ObjReady):
+            return self._on_ready(event)
+        if isinstance(event, ev.IncrementRefs):
+            return self._on_increment(event)
+        if isinstance(event, ev.RemoteCall):
+            return self._on_remote_call(event)
+        if isinstance(event, ev.InvokeTaken):
+            return self._on_invoke_taken(event)
+        if isinstance(event, ev.WorkerReady):
+            return self._on_worker_ready(event)
+        return self._handlers[type(event)](event)
 
     def peers(self) -> tuple[dict[int, str], dict[int, str]]:
         """Stores and workers that are not lost, with their addresses."""
@@ -127,12 +138,12 @@ class SchedulerState:
     def unfinished(self) -> list[Effect]:
         """Orders whose end is not known: for a new shell to carry out once more."""
         found: list[Effect] = []
-        for ref, entry in self.objects.entries.items():
-            for target, delivery in (entry.incoming or {}).items():
+        for ref, coming in sorted(self.objects.incoming.items()):
+            for target, delivery in coming.items():
                 found.append(ev.DeliverObj(ref, delivery.source, target))
         for number, task in self.tasks.items():
             if task.worker is not None and not task.taken:
-                found.append(ev.InvokeCall(task.worker.number, number, task.body, task.results))
+                found.append(ev.InvokeCall(task.worker.number, number, task.body, task.results()))
         return found
 
     def task_count(self) -> int:
@@ -145,10 +156,7 @@ class SchedulerState:
         known = self.store_numbers.get(event.address)
         if known is not None:
             self._on_store_lost(ev.ObjStoreLost(known))
-        store = len(self.stores)
-        self.stores.append(event.address)
-        self.store_numbers[event.address] = store
-        return store
+        return self.add_store(event.address)
 
     def _on_register_worker(self, event: ev.RegisterWorker) -> int:
         store = self.store_numbers.get(event.store_address)
@@ -162,6 +170,16 @@ class SchedulerState:
         if known is not None:
             self._on_worker_lost(ev.WorkerLost(known))
         return self.add_worker(event.address, store).number
+
+    def add_store(self, address: str | None) -> int:
+        """A store, or None for one that is lost."""
+        store = len(self.stores)
+        self.stores.append(address)
+        if address is None:
+            self._lost_stores.add(store)
+        else:
+            self.store_numbers[address] = store
+        return store
 
     def add_worker(self, address: str, store: int) -> Worker:
         """A worker that can run nothing yet."""
@@ -196,7 +214,7 @@ class SchedulerState:
         task = worker.task
         if task is not None:
             self._end(task)
-            for ref in task.results:
+            for ref in range(task.first, task.first + task.count):
                 self.objects.make(ref, NOBODY, worker.store)
         if self.backlog:
             self._feed(worker)
@@ -224,6 +242,7 @@ class SchedulerState:
         if address is None:
             return
         self.stores[store] = None
+        self._lost_stores.add(store)
         del self.store_numbers[address]
         for number, worker in enumerate(self.workers):
             if worker.alive and worker.store == store:
@@ -242,8 +261,8 @@ class SchedulerState:
             )
         objects, refs = self.objects, self.objects.refs
         self._check_room(function.result_count, 1)
-        args, nested = event.args, event.nested
-        waits_for: dict[int, None] = {}
+        args, nested = tuple(event.args), tuple(event.nested)
+        waits_for: dict[int, None] | None = None
         entries: list[Entry] = []  # of what is resolved
         for ref in args:
             entry = objects.resolve(ref)
@@ -253,6 +272,8 @@ class SchedulerState:
             why = objects.why_lost(ref)
             if why is not None:
                 raise Refused(Code.DATA_LOSS, f"Argument {ref} of {event.name!r} is lost. {why}")
+            if waits_for is None:
+                waits_for = {}
             waits_for[ref] = None
         for ref in nested:
             refs.end(ref)  # refuses one that is not alive
@@ -260,22 +281,20 @@ class SchedulerState:
             refs.hold(ref)
         for ref in nested:
             refs.hold(ref)
-        results: Sequence[int] = ()
-        if function.result_count:
-            first = objects.add(function.result_count, 2)
-            results = range(first, first + function.result_count)
-        retries = self.settings.max_retries if event.max_retries is None else event.max_retries
+        count = function.result_count
+        first = objects.add(count, 2) if count else 0
+        retries = self._max_retries if event.max_retries is None else event.max_retries
         number = self.next_task
         self.next_task = number + 1
-        task = Task(number, function, event.body, args, nested, results, event.strategy, retries)
+        task = Task(number, function, event.body, args, nested, first, count, event.strategy, retries)
         self.tasks[number] = task
-        if waits_for:
+        if waits_for is not None:
             task.waits_for = sorted(waits_for)
             for ref in task.waits_for:
                 objects.wait_for(ref, number)
         else:
             self._place(task, entries)
-        return results
+        return task.results()
 
     def _place(self, task: Task, entries: list[Entry]) -> None:
         """All arguments are there: to a worker that is idle, else into the backlog."""
@@ -283,12 +302,13 @@ class SchedulerState:
         places = self.objects.places(entries) if entries else ()
         self.groups.settle()
         node = None
-        if not self.backlog or not self.backlog.blocks(Demand(shape)):
+        if not self.backlog.blocks(shape):
             node = self.placement.choose(shape, places, task.strategy, None)
         if node is None:
             self.backlog.add(task.number, Demand(shape, places, task.strategy))
         else:
-            worker = self.workers[next(reversed(node.id.idle))]  # type: ignore[attr-defined]
+            group: Group = node.id  # type: ignore[assignment]
+            worker = self.workers[group.top]
             self.groups.occupy(worker, shape)
             self._invoke(task, worker, entries)
 
@@ -319,19 +339,21 @@ class SchedulerState:
         objects = self.objects
         if len(entries) != len(task.args):  # one was lost while it waited
             self.groups.vacate(worker, task.function.shape)
-            lost = next(ref for ref in task.args if not objects.is_resolved(ref))
-            self._failing.append((task.number, objects.why_lost(lost) or f"Argument {lost} is lost."))
+            self._failing.append((task.number, self._why_lost(task)))
             return
         if task.sent:
             refs = objects.refs
-            refs.increment([ref for ref in (*task.args, *task.nested, *task.results) if refs.is_alive(ref)])
+            refs.increment([ref for ref in (*task.args, *task.nested, *task.results()) if refs.is_alive(ref)])
         task.sent, task.taken, task.worker, worker.task = True, False, worker, task
-        for ref in task.results:
+        for ref in range(task.first, task.first + task.count):
             objects.make(ref, worker.number, worker.store)
-        if entries:
-            for ref, entry in zip(task.args, entries, strict=True):
-                objects.bring(ref, entry, worker.store, worker.number)
-        self._effects.append(_new(ev.InvokeCall, (worker.number, task.number, task.body, task.results)))
+        for i in range(len(entries)):
+            objects.bring(task.args[i], entries[i], worker.store, worker.number)
+        self._effects.append(ev.InvokeCall(worker.number, task.number, task.body, task.results()))
+
+    def _why_lost(self, task: Task) -> str:
+        lost = next(ref for ref in task.args if not self.objects.is_resolved(ref))
+        return self.objects.why_lost(lost) or f"Argument {lost} is lost."
 
     def _on_invoke_taken(self, event: ev.InvokeTaken) -> None:
         task = self.tasks.get(event.task)
@@ -353,7 +375,7 @@ class SchedulerState:
         """A call lost its worker."""
         number = task.number
         task.worker = None
-        for ref in task.results:
+        for ref in task.results():
             self.objects.unmake(ref)
         if not task.retries_left:
             self._failing.append((number, f"It was given up. {reason}"))
@@ -377,9 +399,6 @@ class SchedulerState:
         if not task.waits_for:
             self._place(task, self.entries_of(task))
 
-    def _arg_lost(self, number: int) -> None:
-        self._failing.append((number, "An argument of its is lost."))
-
     def _fail(self, number: int, reason: str) -> None:
         """A call will never run: nobody makes its results."""
         task = self.tasks.get(number)
@@ -390,10 +409,10 @@ class SchedulerState:
         unsent = not task.sent
         self._end(task)
         words = f"The call of {task.function.name!r} that was to make it will not run. {reason}"
-        for ref in task.results:
+        for ref in task.results():
             self.objects.abandon(ref, words)
         if unsent:  # the counts of a message that nobody unpacks
-            for ref in (*task.args, *task.nested, *task.results):
+            for ref in (*task.args, *task.nested, *task.results()):
                 try:
                     self.objects.drop(self.objects.refs.decrement((ref,)))
                 except ReferenceCountError:
@@ -407,13 +426,21 @@ class SchedulerState:
         if worker is not None:
             task.worker = worker.task = None
             self.groups.vacate(worker, task.function.shape)
-        for refs in (task.args, task.nested):
-            for ref in refs:
-                freed = objects.refs.release(ref)
-                if freed:
-                    objects.drop(freed)
+        held = task.args + task.nested if task.nested else task.args
+        for ref in held:
+            freed = objects.refs.release(ref)
+            if freed:
+                objects.drop(freed)
 
     # Objects
+
+    def _on_increment(self, event: ev.IncrementRefs) -> None:
+        self.objects.refs.increment(event.refs)
+
+    def _on_decrement(self, event: ev.DecrementRefs) -> None:
+        freed = self.objects.refs.decrement(event.refs)
+        if freed:
+            self.objects.drop(freed)
 
     def _on_push(self, event: ev.PushObj) -> int:
         worker = self._worker(event.worker)
@@ -429,7 +456,7 @@ class SchedulerState:
         self.objects.request(event.ref, event.worker, worker.store)
 
     def _on_ready(self, event: ev.ObjReady) -> None:
-        if event.store >= len(self.stores) or self.stores[event.store] is None:
+        if event.store >= len(self.stores) or (self._lost_stores and event.store in self._lost_stores):
             raise Refused(
                 Code.NOT_FOUND,
                 f"Object store {event.store} is not registered (objstoreid). Register it, and use the number it gets.",
@@ -437,7 +464,7 @@ class SchedulerState:
         self.objects.ready(event.ref, event.store, event.nbytes)
 
     def _info(self) -> Info:
-        waiting = [(t.body, t.results) for t in self.tasks.values() if t.worker is None]
+        waiting = [(t.body, t.results()) for t in self.tasks.values() if t.worker is None]
         functions = {name: FunctionView(sorted(f.workers), f.result_count) for name, f in self.functions.items()}
         idle = [n for n, w in enumerate(self.workers) if w.alive and w.task is None and not w.refusing]
         return Info(waiting, functions, idle, self.objects.refs.targets(), self.objects.refs.counts())
@@ -450,15 +477,15 @@ class SchedulerState:
         return worker
 
     def _check_room(self, objects: int, tasks: int) -> None:
-        if self.objects.refs.alive + objects > self.settings.objects_max:
+        if self.objects.refs.alive_count() + objects > self._objects_max:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{self.settings.objects_max} references are alive, as many as are allowed (objects_max). Drop some.",
+                f"{self._objects_max} references are alive, as many as are allowed (objects_max). Drop some.",
             )
-        if len(self.tasks) + tasks > self.settings.tasks_max:
+        if len(self.tasks) + tasks > self._tasks_max:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{self.settings.tasks_max} calls wait or run, as many as are allowed (tasks_max). Wait for some.",
+                f"{self._tasks_max} calls wait or run, as many as are allowed (tasks_max). Wait for some.",
             )
 
     def check_invariants(self) -> None:
