@@ -10,7 +10,20 @@ import os
 import signal
 import sys
 
-from fastrt._core import arena, clients, demands, fsck, functions, handles, recovery, segment, spill, tasks, trace
+from fastrt._core import (
+    arena,
+    clients,
+    demands,
+    fsck,
+    functions,
+    handles,
+    recovery,
+    segment,
+    special,
+    spill,
+    tasks,
+    trace,
+)
 
 SPACE = {
     module.__name__.rpartition(".")[2]: module
@@ -26,6 +39,7 @@ SPACE = {
         recovery,
         segment,
         signal,
+        special,
         spill,
         sys,
         tasks,

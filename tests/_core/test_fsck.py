@@ -9,7 +9,7 @@ from fastrt._core import fsck, generators, handles, special, tasks
 from fastrt.errors import ArenaCorrupt
 
 # Offsets of the superblock's fields, from include/layout.h (regions begin after six sizes and the locks' offset).
-REGIONS, STATE_AT = 48, 236
+REGIONS, STATE_AT = 48, 244
 (LOCKS, CLIENTS, CTL, ENTRIES, TASK_WORDS, TASKS, FREE_OBJECTS, FREE_TASKS, RING, FUNCTIONS, PAGES, LINKS, OWNERS, BITS,
  TRACE, PAYLOAD) = range(16)  # fmt: skip
 ENTRY_BYTES, CTL_WORDS = 128, 4

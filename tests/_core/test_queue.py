@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from fastrt._core import fsck, handles, tasks
+from fastrt._core import fsck, handles, special, tasks
 
 RING_CELLS = 16384  # FRT_RING_CELLS: the ring's first size
 
@@ -142,3 +142,81 @@ for k in range({count}):
             value = handles.read_scalar(client, ref, missing)
         assert value == 7
     peer.finish()
+
+
+def submit_ranked(client, function, value, priority):
+    return special.submit_scalars(client, function, (value,), 0, 0, 0, None, None, None, priority)
+
+
+def take_all(client) -> list[int]:
+    return list(iter(lambda: take(client), None))
+
+
+def test_higher_priorities_go_first_and_equal_ones_in_order(node, client, function):
+    """Beside a sorted list, whatever is submitted and taken in between."""
+    rng = random.Random(2)
+    waiting: list[tuple[int, int]] = []
+    for k in range(3000):
+        priority = rng.choice((0, 0, 1, -1, 5, 100, -100))
+        submit_ranked(client, function, k, priority) if priority else submit(client, function, k)
+        waiting.append((-priority, k))
+        if rng.random() < 0.3:
+            waiting.sort()
+            assert take(client) == waiting.pop(0)[1]
+        if k % 500 == 0:
+            assert fsck.fsck(client, quiet=True) == []
+    assert tasks.queued(client) == len(waiting)
+    assert take_all(client) == [k for _, k in sorted(waiting)]
+    assert tasks.queued(client) == 0
+
+
+def test_equal_priorities_of_two_clients_go_in_the_order_of_submission(node, client, function):
+    """Each client takes its ids in ranges of its own, but for such tasks."""
+    peer = node.peer()
+    peer.run(f"globals().update(f=handles.acquire(client, {function.objref}, {function.index}))")
+    for k in range(0, 40, 2):
+        submit_ranked(client, function, k, 3)
+        peer.run(f"special.submit_scalars(client, f, ({k + 1},), 0, 0, 0, None, None, None, 3)")
+    assert take_all(client) == list(range(40))
+    peer.run("globals().pop('f')")
+
+
+def test_retried_and_waiting_tasks_keep_their_turn(node, client, function):
+    first = tasks.submit_scalars(client, function, (-1,), 1, 0, 0)
+    submit_ranked(client, function, 0, 7)
+    waiting = special.submit_scalars(client, function, (1, first), 1, 2, 0, None, None, None, 7)
+    submit_ranked(client, function, 2, 7)
+    submit_ranked(client, function, 3, 8)
+    assert tasks.finish_scalar(client, tasks.claim_for(client, first), None)
+    assert [take(client), take(client)] == [3, 0]
+    task = tasks.next_task(client, 0.0, 0.0)
+    assert tasks.arguments(client, task)[1][0] == 1
+    assert tasks.info(client, task)["priority"] == 7
+    assert tasks.retry(client, task)
+    assert tasks.next_task(client, 0.0, 0.0) == task
+    assert tasks.finish_scalar(client, task, None)
+    assert take_all(client) == [2]
+    assert handles.is_ready(client, waiting)
+
+
+def test_full_heap_drops_what_is_stale_and_keeps_the_rest(make_node):
+    """Cancelled tasks leave their cells in the heap; below those that stay, nobody comes by to skip them."""
+    node = make_node(tasks_max=8192)
+    client = node.client
+    function = handles.put_scalar(client, b"function")
+    for k in range(4000):
+        submit_ranked(client, function, k, 1)
+    for k in range(20_000):
+        ref = special.submit_scalars(client, function, (k,), 1, 0, 0, None, None, None, -1)
+        what, task, _ = tasks.cancel(client, ref)
+        assert what == "ending"
+        assert tasks.finish_scalar(client, task, None)
+    assert tasks.queued(client) <= 8192
+    assert fsck.fsck(client, quiet=True) == []
+    assert take_all(client) == list(range(4000))
+
+
+def test_priority_out_of_range_is_refused(node, client, function):
+    for priority in (special.PRIORITY_MAX + 1, -special.PRIORITY_MAX - 1):
+        with pytest.raises(ValueError, match=f"priority is {priority}; it must be from -100 to 100"):
+            submit_ranked(client, function, 1, priority)

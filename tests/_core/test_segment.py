@@ -18,8 +18,8 @@ from fastrt._core.segment import Segment
 from fastrt.errors import ArenaCorrupt, AttachError, ObjectStoreFullError
 
 # Offsets in the superblock (include/layout.h).
-VERSION, ABI, TOTAL_BYTES, PAGES_MAX, CTL_OFFSET, BOOT, PID_NAMESPACE = 8, 12, 16, 44, 64, 200, 208
-STATIC_BYTES, CRC, STATE, DAEMON_PID = 224, 232, 236, 240
+VERSION, ABI, TOTAL_BYTES, PAGES_MAX, CTL_OFFSET, BOOT, PID_NAMESPACE = 8, 12, 16, 44, 64, 208, 216
+STATIC_BYTES, CRC, STATE, DAEMON_PID = 232, 240, 244, 248
 
 
 def path_of(made: Segment) -> Path:

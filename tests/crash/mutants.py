@@ -65,6 +65,8 @@ MUTANTS = (
            "        a64_store_rel(&sb.ring_head, sb.ring_head + 1)  # commit\n"
            "        claimed = queue_means(x, cell, word) and a64_cas_sc(\n"
            "            x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))\n"),
+    gone("ranked: stale cells kept when it is full", "ranked.pyx",
+         "ranked_rebuild(x)  # drops what is stale, and finds this one, too"),
     Mutant("queue: wider before the cells are moved", "queue.pyx",
            "    for k in range(x.sb.ring_head, x.sb.ring_tail):\n        if k & cells:\n",
            "    a32_store_rel(&x.sb.ring_cells, 2 * cells)\n"

@@ -51,7 +51,7 @@ class Victim:
 
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
-                self.demand, self.work_for_others, self.cancel, self.wait, self.watch, self.act, self.stream,
+                self.rank, self.demand, self.work_for_others, self.cancel, self.wait, self.watch, self.act, self.stream,
                 self.queue, self.spill, self.record, self.bury, self.make_segment, self.grow_payload]  # fmt: skip
 
     def read_shared(self) -> None:
@@ -139,6 +139,20 @@ class Victim:
         made += [work.submit(c, f, SUM, 5060, [made[2][0]], big=200), work.submit(c, f, FAIL, 5070)]
         made += [work.submit(c, f, INT, 5100 + k) for k in range(20)]  # more than the ring has cells
         work.run_all(c, f, 14)
+        self.kept.append(made[::2])
+
+    def rank(self) -> None:
+        """Tasks with priorities: run, waiting, cancelled, and as many stale ones as the heap has cells."""
+        c, f = self.client, self.function
+        made = [work.submit(c, f, INT, 5200 + k, priority=(k * 7 + 3) % 11 - 5 or 1) for k in range(9)]
+        made.append(work.submit(c, f, SUM, 5210, [made[0][0]], priority=-3))
+        made.append(work.submit(c, f, RETRY, 5211, priority=2))
+        work.run_all(c, f, 5)
+        for k in range(270):
+            what, task, _ = tasks.cancel(c, work.submit(c, f, INT, 5300 + k, priority=-100)[0])
+            if what == "ending":
+                work.fail(c, task)
+        work.run_all(c, f, 4)
         self.kept.append(made[::2])
 
     def demand(self) -> None:

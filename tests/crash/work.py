@@ -94,10 +94,15 @@ def read(client: Client, ref: Ref, seed: int | None = None) -> int:
     return there
 
 
-def submit(client: Client, function: Ref, op: int, seed: int, refs: Sequence[Ref] = (), big: int = 0) -> list[Ref]:
+def submit(
+    client: Client, function: Ref, op: int, seed: int, refs: Sequence[Ref] = (), big: int = 0, priority: int = 0
+) -> list[Ref]:
     """Submit one task of the given kind; with `big` its arguments are so many serialized bytes."""
     count = 3 if op == MANY else 1
-    if big:
+    if priority:
+        more = (None, None, None, priority)
+        made = special.submit_scalars(client, function, (op, seed, *refs), count, RETRIES, 0, *more)
+    elif big:
         args = struct.pack("<QQ", op, seed) + bytes(big)
         made = tasks.submit(client, function, KIND, args, list(refs), len(refs), count, RETRIES, 0)
     else:

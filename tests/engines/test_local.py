@@ -138,6 +138,11 @@ def test_task_ids_are_those_of_fastrts_own_engine(program):
     assert ids[0] == f"{1:016x}", "the driver's own are numbered"
 
 
+def test_priority_is_taken_and_changes_no_order(local):
+    refs = [work.options(priority=k).remote(k) for k in range(3)]
+    assert fastrt.get(refs) == [work.function(k) for k in range(3)]
+
+
 def test_what_needs_a_store_says_that_it_has_no_counterpart(local):
     calls = [
         store_client.require,

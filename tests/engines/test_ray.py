@@ -65,6 +65,8 @@ with fastrt.init(engine="ray", address=sys.argv[1], logging_level=logging.ERROR)
     from fastrt.engines.ray import _options
     assert "'timeout' of remote functions" in said(
         lambda: _options("remote functions", ["num_returns"], {"timeout": 1}), fastrt.UnsupportedError)
+    assert "option 'priority' of remote functions has no counterpart in Ray" in said(
+        lambda: fastrt.remote(priority=1)(abs).remote(1), fastrt.UnsupportedError)
     assert "already" in said(lambda: fastrt.init(), fastrt.FastrtError)
     @ray.remote
     class Foreign:

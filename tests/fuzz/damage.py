@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fastrt._core import actors, arena, calls, clients, fsck, functions, handles, recovery, spill, tasks, trace
+from fastrt._core import actors, arena, calls, clients, fsck, functions, handles, recovery, special, spill, tasks, trace
 from fastrt._core.clients import Client
 from fastrt._core.inbox import Inbox
 from fastrt._core.segment import Segment, sweep
@@ -25,8 +25,8 @@ from fastrt.errors import FastrtError
 from fastrt.node.spiller import Spiller
 
 KIND = 20  # of values that only the store could read
-REGIONS_AT = 48  # seventeen offsets; see frt_superblock
-STATIC_BYTES, CRC_AT = 224, 232
+REGIONS_AT = 48  # the first seventeen offsets; see frt_superblock
+STATIC_BYTES, CRC_AT = 232, 240
 (LOCKS, CLIENTS, CTL, ENTRIES, TASK_WORDS, TASKS, FREE_OBJECTS, FREE_TASKS, RING, FUNCTIONS, PAGES, LINKS, OWNERS, BITS,
  TRACE, PAYLOAD, ACTORS) = range(17)  # fmt: skip
 # What is patched: the region's number (-1: the superblock), bytes of a record, how many records.
@@ -356,6 +356,8 @@ class User:
         function = attempt(functions.find_function, self.client, b"0123456789abcdef")
         if function is not None:
             made = [attempt(tasks.submit_scalars, self.client, function, (n,), 1, 0, 0) for n in range(3)]
+            given = (self.client, function, (3,), 1, 0, 0, None, None, None)
+            made += [attempt(special.submit_scalars, *given, priority) for priority in (1, -1, 2)]
             made = [ref for ref in made if ref is not None]
             made += attempt(tasks.submit, self.client, function, 17, bytes(400), made, len(made), 2, 0, 0) or []
             self.refs += made

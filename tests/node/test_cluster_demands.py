@@ -67,6 +67,17 @@ def test_nodes_and_resources_are_listed(one, two, wait_until):
     }  # fmt: skip
 
 
+@fastrt.remote(priority=7, max_retries=0)
+def own_priority():
+    return [row["priority"] for row in fastrt.list_tasks(pid=os.getpid(), name="own_priority", all_nodes=False)]
+
+
+def test_task_has_its_priority_wherever_it_runs(rt, two):
+    assert fastrt.get(own_priority.options(scheduling=two).remote(), timeout=30) == [7]
+    assert fastrt.get(own_priority.options(num_gpus=1, priority=-9).remote(), timeout=30) == [-9]
+    assert fastrt.get(own_priority.remote(), timeout=30) == [7]
+
+
 @fastrt.remote(num_gpus=1)
 def variable():
     return os.environ.get("FASTRT_TEST_VARIABLE"), where.function(), fastrt.get(variable_below.remote())

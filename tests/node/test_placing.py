@@ -72,6 +72,20 @@ def test_what_does_not_fit_is_passed_over_but_not_for_ever():
     assert here.decide()[0] == (2, "admit", "")
 
 
+def test_higher_priorities_are_placed_first_whatever_they_demand():
+    placing = Here().placing
+    wanted = (demand(1, gpu=1), 0), (demand(0.5, gpu=1), 2), (demand(1, gpu=1), 2), (demand(1, gpu=1), -1)
+    for number, (what, priority) in enumerate(wanted):
+        placing.wait((number, number), what, float(number), priority)
+    order = []
+    while orders := placing.decide(10.0):
+        order += [one.task[0] for one in orders]
+        for one in orders:
+            placing.moved(one.task, GONE, 10.0)
+    assert order == [1, 2, 0, 3]
+    assert not any(placing.used.values())
+
+
 def test_sleeper_lends_its_cpus_and_nothing_else():
     here = Here()
     here.submit(demand(2, gpu=1))

@@ -37,7 +37,7 @@ def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, u
     client.ensure()
     refs.append(demand)
     return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns,
-                       retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND)
+                       retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0)
 
 
 def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
@@ -49,7 +49,7 @@ def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, ui
     if len(args) >= 1 << 32:
         raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
     return task_submit(client, function, kind, args, <uint32_t>len(args), [*refs[:ndeps], demand, *refs[ndeps:]],
-                       ndeps + 1, nreturns, retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND)
+                       ndeps + 1, nreturns, retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0)
 
 
 def demand_of(Client client, uint32_t t, uint64_t id):

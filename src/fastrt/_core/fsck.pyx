@@ -12,6 +12,7 @@ from fastrt._core.arena cimport arena_block_bytes, arena_owner
 from fastrt._core.clients cimport Client
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_names
+from fastrt._core.ranked cimport ranked_key
 
 
 cdef bint _stamped_by_living(frt_ctx *x, uint64_t word) noexcept:
@@ -170,6 +171,7 @@ cdef list _check_tasks(frt_ctx *x, bint quiet):
     if cells == 0 or cells & (cells - 1) or cells > x.ring_max or x.sb.ring_tail - x.sb.ring_head > cells:
         return [f"the ready queue runs from {x.sb.ring_head} to {x.sb.ring_tail} in {cells} cells"]
     ring = {x.ring[k & (cells - 1)] for k in range(x.sb.ring_head, x.sb.ring_tail)}
+    ranked = _ranked(x, quiet, bad)
     for t in range(frt_tasks(x)):
         state = frt_word_state(x.task_words[t])
         if state > FRT_TASK_ENDING:
@@ -184,11 +186,27 @@ cdef list _check_tasks(frt_ctx *x, bint quiet):
             bad.append(f"task {t} names block {x.tasks[t].offset}, which is not its own")
         if state == FRT_TASK_READY and x.tasks[t].actor:
             bad += _check_call(x, t, quiet)
-        elif quiet and state == FRT_TASK_READY and (<uint64_t>frt_word_gen(x.task_words[t]) << 32 | t) not in ring:
-            bad.append(f"task {t} is ready and not queued")
+        elif quiet and state == FRT_TASK_READY:
+            cell = <uint64_t>frt_word_gen(x.task_words[t]) << 32 | t
+            if not x.tasks[t].flags & FRT_TASK_RANKED and cell not in ring:
+                bad.append(f"task {t} is ready and not queued")
+            elif x.tasks[t].flags & FRT_TASK_RANKED and ranked.get(cell) != ranked_key(x, t):
+                bad.append(f"task {t} of priority {x.tasks[t].priority} is ready and not queued where it belongs")
     if quiet and empty != x.sb.tasks.free_count:
         bad.append(f"{empty} task records are empty, the free stack holds {x.sb.tasks.free_count}")
     return bad
+
+
+cdef dict _ranked(frt_ctx *x, bint quiet, list bad):
+    """The cells of the heap of tasks with a priority, and their keys."""
+    cdef uint32_t k, n = x.sb.ranked
+    if n > x.sb.ranked_cells or x.sb.ranked_cells > x.tasks_max:
+        bad.append(f"the heap of ready tasks has {n} of {x.sb.ranked_cells} cells, for {x.tasks_max} tasks")
+        return {}
+    for k in range(1, n if quiet else 0):
+        if x.ranked[(k - 1) // 2].key > x.ranked[k].key:
+            bad.append(f"cell {k} of the heap of ready tasks is below one that comes later")
+    return {x.ranked[k].cell: x.ranked[k].key for k in range(n)}
 
 
 cdef list _check_call(frt_ctx *x, uint32_t t, bint quiet):
@@ -389,7 +407,7 @@ def usage(Client client):
         reserved += state == FRT_TASK_RESERVED
     return {
         "objects": objects, "tasks": tasks, "actors": actors, "functions": functions, "reserved": reserved,
-        "queued": x.sb.ring_tail - x.sb.ring_head,
+        "queued": x.sb.ring_tail - x.sb.ring_head + x.sb.ranked,
         "bytes_used": x.sb.used_pages << FRT_PAGE_SHIFT,
         "bytes_committed": <uint64_t>x.sb.pages_committed << FRT_PAGE_SHIFT,
         "bytes_max": <uint64_t>x.pages_max << FRT_PAGE_SHIFT,

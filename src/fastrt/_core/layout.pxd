@@ -1,11 +1,11 @@
 # The segment's structs as Cython sees them; include/layout.h is the map and says what each field means.
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "layout.h" nogil:
     uint64_t FRT_MAGIC
     uint32_t FRT_LAYOUT_VERSION, FRT_NONE, FRT_PAGE_BYTES, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_BLOCKS_PER_PAGE
     uint32_t FRT_BINS, FRT_OWNER_TASK, FRT_COMMIT_RECORDS, FRT_CLIENTS_MOST, FRT_FUNCTIONS, FRT_RING_CELLS, FRT_ACTORS
-    uint32_t FRT_CELL_BYTES, FRT_TRACE_RECORDS, FRT_CLOCK_MONOTONIC, FRT_CLOCK_TSC
+    uint32_t FRT_CELL_BYTES, FRT_PRIORITY_MAX, FRT_TRACE_RECORDS, FRT_CLOCK_MONOTONIC, FRT_CLOCK_TSC
     uint32_t FRT_INLINE_BYTES, FRT_TASK_INLINE_BYTES, FRT_MAGAZINE
     uint64_t FRT_PATH_STEP
     uint64_t FRT_COMMIT_BYTES
@@ -30,7 +30,7 @@ cdef extern from "layout.h" nogil:
     uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR, FRT_ENTRY_FILE, FRT_ENTRY_ACTOR, FRT_ENTRY_STREAM
     uint32_t FRT_SPILL_BYTES_MIN
     uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED, FRT_TASK_DEMAND, FRT_TASK_STREAM
-    uint8_t FRT_TASK_POLICY, FRT_TASK_LATE
+    uint8_t FRT_TASK_POLICY, FRT_TASK_LATE, FRT_TASK_RANKED
 
     uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
     int frt_word_state(uint64_t word) noexcept
@@ -54,7 +54,7 @@ cdef extern from "layout.h" nogil:
         uint32_t clients_max, words, objects_max, tasks_max, ring_max, pages_max
         uint64_t locks_offset, clients_offset, ctl_offset, entries_offset, task_words_offset, tasks_offset
         uint64_t free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset
-        uint64_t links_offset, owners_offset, bits_offset, trace_offset, payload_offset, actors_offset
+        uint64_t links_offset, owners_offset, bits_offset, trace_offset, payload_offset, actors_offset, ranked_offset
         uint64_t session[2]
         uint64_t boot_hash, pid_namespace
         uint32_t uid, node
@@ -68,6 +68,7 @@ cdef extern from "layout.h" nogil:
         uint32_t death_epoch, janitor_victim
         frt_pool objects, tasks
         uint64_t ring_head, ring_tail
+        uint32_t ranked, ranked_cells
         uint64_t idle[4]
         uint32_t spinner, ring_cells, wanted_workers, actors_fresh
         uint32_t pages_committed
@@ -112,7 +113,11 @@ cdef extern from "layout.h" nogil:
         uint32_t function_index, bytes, nreturns, nrefs, ndeps, waiter, dep, actor
         uint16_t kind
         uint8_t flags, attempts, retries, signal, caller
+        int8_t priority
         char inlined[168]
+
+    ctypedef struct frt_ranked:
+        uint64_t key, cell
 
     ctypedef struct frt_function:
         uint64_t hash[2]
@@ -161,6 +166,7 @@ cdef extern from "layout.h" nogil:
         uint64_t *task_words
         frt_task *tasks
         uint64_t *ring
+        frt_ranked *ranked
         frt_function *functions
         frt_actor *actors
         uint64_t *pages

@@ -11,7 +11,7 @@ from fastrt._core.arena cimport arena_block_bytes
 from fastrt._core.clients cimport Client
 from fastrt._core.handles cimport Ref, ref_use
 from fastrt._core.layout cimport *
-from fastrt._core.records cimport task_is_cancelled
+from fastrt._core.records cimport task_is_cancelled, task_priority
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
@@ -123,7 +123,7 @@ def tasks(Client client):
             "function": (task.function, task.function_index), "actor": task.actor - 1 if task.actor else None,
             "attempts": task.attempts, "retries": task.retries, "waits_for": waits, "held": held,
             "returns": [body.results[k].objref for k in range(min(body.nreturns, <uint32_t>16))],
-            "cancelled": task_is_cancelled(x, t),
+            "cancelled": task_is_cancelled(x, t), "priority": task_priority(x, t),
         }
         if a64_load_acq(x.task_words + t) == word:
             rows.append(row)

@@ -10,7 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.layout cimport *
 from fastrt._core.queue cimport queue_cells
-from fastrt._core.segment cimport segment_commit
+from fastrt._core.segment cimport segment_commit, segment_lock_grow
 
 cdef enum:
     BATCH = 64
@@ -70,10 +70,8 @@ cdef int _commit_more(frt_ctx *x, bint tasks) noexcept nogil:
     """Memory for the next FRT_COMMIT_RECORDS records. Called without the pool's lock: fallocate takes long."""
     cdef frt_pool *pool = _pool(x, tasks)
     cdef uint64_t first, n
-    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_GROW)
-    if rc == FRT_LOCK_ORPHANED:
-        frt_lock_mend(x.locks + FRT_LOCK_GROW)
-    elif rc < 0:
+    cdef int rc = segment_lock_grow(x)
+    if rc != FRT_OK:
         return rc
     first = frt_most(&pool.committed, _max(x, tasks))
     n = _max(x, tasks) - first if _max(x, tasks) - first < FRT_COMMIT_RECORDS else FRT_COMMIT_RECORDS

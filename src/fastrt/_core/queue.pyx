@@ -4,8 +4,11 @@
 The ring holds hints; the task words are the truth. A cell may name a task that is no longer READY (cancelled,
 or pushed twice after a death), or an earlier tenant of its record, as told by the generation: whoever pops it
 skips it. Push commits by storing the tail after the cell, pop
-by storing the head after the task's word, so a death inside the lock needs no repair at all. The ring's memory
+by storing the head after the task's word, so a death inside the lock needs no repair of it. The ring's memory
 is committed together with the task records', two cells for each, so that a push cannot fail.
+
+Tasks that have a priority are not in the ring but in a heap beside it (ranked), under the same lock: those above 0
+go before the ring's, those below 0 after them.
 
 Waking: at most one idle worker spins, the others sleep with their bit set in `idle`. A push that finds a
 spinner needs no system call. Whoever stops being idle wakes the next one if there is more to do, so a burst
@@ -15,11 +18,13 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.clients cimport client_wake
 from fastrt._core.layout cimport *
+from fastrt._core.ranked cimport ranked_put, ranked_rebuild, ranked_take
 
 
 cdef int _lock(frt_ctx *x) noexcept nogil:
     cdef int rc = frt_lock_take(x.locks + FRT_LOCK_QUEUE)
     if rc == FRT_LOCK_ORPHANED:
+        ranked_rebuild(x)
         frt_lock_mend(x.locks + FRT_LOCK_QUEUE)
         return FRT_OK
     return rc
@@ -90,7 +95,9 @@ cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
     while _lock(x) != FRT_OK:
         pass
     cells = _cells(x)
-    if cells:
+    if x.tasks[t].flags & FRT_TASK_RANKED:
+        ranked_put(x, t, cell)
+    elif cells:
         if sb.ring_tail - sb.ring_head == cells:
             if cells < queue_cells(frt_most(&sb.tasks.committed, x.tasks_max)):
                 _widen(x)
@@ -103,17 +110,22 @@ cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef int queue_pop(frt_ctx *x) noexcept nogil:
-    """Claim the oldest ready task: its index, now CLAIMED(me); FRT_NOT_FOUND when there is none."""
+    """Claim the ready task whose turn it is: its index, now CLAIMED(me); FRT_NOT_FOUND when there is none."""
     cdef frt_superblock *sb = x.sb
     cdef uint32_t t, cells
     cdef uint64_t cell, word
     cdef bint claimed = False
     cdef int rc
-    if a64_load_sc(&sb.ring_head) == a64_load_sc(&sb.ring_tail):
+    if not queue_any(x):
         return FRT_NOT_FOUND
     rc = _lock(x)
     if rc != FRT_OK:
         return rc
+    if sb.ranked:
+        rc = ranked_take(x, sb.ring_head == sb.ring_tail)
+        if rc != FRT_NOT_FOUND:
+            frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+            return rc
     cells = _cells(x)
     while cells and not claimed and sb.ring_head != sb.ring_tail:
         cell = x.ring[sb.ring_head & (cells - 1)]
@@ -126,14 +138,18 @@ cdef int queue_pop(frt_ctx *x) noexcept nogil:
         claimed = queue_means(x, cell, word) and a64_cas_sc(
             x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))
         a64_store_rel(&sb.ring_head, sb.ring_head + 1)  # commit
+    if claimed:
+        frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+        return <int>t
+    rc = ranked_take(x, True) if cells else FRT_CORRUPT  # the ring had only stale cells
     frt_lock_give(x.locks + FRT_LOCK_QUEUE)
-    return <int>t if claimed else (FRT_NOT_FOUND if cells else FRT_CORRUPT)
+    return rc
 
 
 cdef uint64_t queue_length(frt_ctx *x) noexcept nogil:
-    """Cells in the ring: the tasks that are ready, and those that went another way than through `queue_pop`."""
+    """Cells in the queue: the tasks that are ready, and those that went another way than through `queue_pop`."""
     cdef uint64_t head = a64_load_sc(&x.sb.ring_head)
-    return a64_load_sc(&x.sb.ring_tail) - head
+    return a64_load_sc(&x.sb.ring_tail) - head + a32_load_sc(&x.sb.ranked)
 
 
 cdef void queue_wake_idle(frt_ctx *x) noexcept nogil:

@@ -12,5 +12,6 @@ cdef int task_fill(Client client, uint64_t function, uint32_t function_index, ui
 cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil
 cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil
+cdef int task_priority(frt_ctx *x, uint32_t t) noexcept nogil
 cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil

@@ -153,6 +153,11 @@ cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil:
     return True
 
 
+cdef int task_priority(frt_ctx *x, uint32_t t) noexcept nogil:
+    """What it was submitted with; 0 when it has none."""
+    return x.tasks[t].priority if x.tasks[t].flags & FRT_TASK_RANKED else 0
+
+
 cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil:
     """Whether the record's present tenant shall end."""
     return a64_load_sc(&x.tasks[t].cancelled) == x.tasks[t].id

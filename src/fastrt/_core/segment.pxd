@@ -23,3 +23,4 @@ cdef uint64_t segment_room(int fd) noexcept nogil
 cdef int segment_discard(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil
 cdef void spill_remove(frt_ctx *x, uint64_t objref) noexcept nogil
 cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil
+cdef int segment_lock_grow(frt_ctx *x) noexcept nogil

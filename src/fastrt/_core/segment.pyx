@@ -109,6 +109,15 @@ cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept n
     return FRT_OK
 
 
+cdef int segment_lock_grow(frt_ctx *x) noexcept nogil:
+    """Take the lock of whoever has the kernel promise more memory: what it guards is committed by one store."""
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_GROW)
+    if rc == FRT_LOCK_ORPHANED:
+        frt_lock_mend(x.locks + FRT_LOCK_GROW)
+        return FRT_OK
+    return rc
+
+
 cdef void spill_remove(frt_ctx *x, uint64_t objref) noexcept nogil:
     """Remove the file of a spilled value that nobody holds any more."""
     cdef char path[300]
@@ -177,6 +186,7 @@ cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
     sb.tasks_offset = _place(&end, t * sizeof_task)
     sb.free_tasks_offset = _place(&end, t * 4)
     sb.ring_offset = _place(&end, <uint64_t>sb.ring_max * FRT_CELL_BYTES)
+    sb.ranked_offset = _place(&end, t * sizeof(frt_ranked))
     sb.pages_offset = _place(&end, <uint64_t>sb.pages_max * 8)
     sb.links_offset = _place(&end, <uint64_t>sb.pages_max * sizeof_link)
     sb.bits_offset = _place(&end, <uint64_t>sb.pages_max * 8)
@@ -255,6 +265,7 @@ cdef class Segment:
         x.tasks = <frt_task *>(self.base + sb.tasks_offset)
         x.free_tasks = <uint32_t *>(self.base + sb.free_tasks_offset)
         x.ring = <uint64_t *>(self.base + sb.ring_offset)
+        x.ranked = <frt_ranked *>(self.base + sb.ranked_offset)
         x.functions = <frt_function *>(self.base + sb.functions_offset)
         x.actors = <frt_actor *>(self.base + sb.actors_offset)
         x.pages = <uint64_t *>(self.base + sb.pages_offset)

@@ -4,6 +4,7 @@ from fastrt._core.clients import Client
 from fastrt._core.handles import Ref
 
 POLICY: int
+PRIORITY_MAX: int
 
 def submit_scalars(
     client: Client,
@@ -15,6 +16,7 @@ def submit_scalars(
     demand: Ref | None = ...,
     policy: Ref | None = ...,
     stream: Ref | None = ...,
+    priority: int = ...,
 ) -> Any: ...
 def submit(
     client: Client,
@@ -29,6 +31,7 @@ def submit(
     demand: Ref | None = ...,
     policy: Ref | None = ...,
     stream: Ref | None = ...,
+    priority: int = ...,
 ) -> Any: ...
 def call_scalars(
     client: Client,

@@ -2,9 +2,9 @@
 """Tasks and calls that are more than the common ones: that demand something, are run by a policy, fill a stream.
 
 What they are more is named by further refs of the record, so the common ones pay nothing for it: a record without
-such refs, and without dependencies, is all that the fast path of a worker runs.
+such refs, and without dependencies, is all that the fast path of a worker runs. A priority is a byte of the record.
 """
-from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int8_t, uint8_t, uint16_t, uint32_t
 
 from fastrt._core.calls cimport call_make
 from fastrt._core.clients cimport Client
@@ -19,6 +19,7 @@ from fastrt._core.tasks cimport ARGS_SCALARS, task_submit
 from fastrt.errors import FastrtError
 
 POLICY = FRT_TASK_POLICY
+PRIORITY_MAX = <int>FRT_PRIORITY_MAX
 
 cdef enum:
     SCALAR_ROOM = 2048  # larger argument tuples go through the store's serializer
@@ -44,14 +45,34 @@ cdef int _check_args(bytes args, list refs, uint32_t ndeps) except -1:
     return 0
 
 
+cdef object _submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
+                    uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags, int priority):
+    """As `task_submit`. The id of a task with a priority says its turn, so it is not from a range of this client's."""
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t next_objref = x.next_objref
+    cdef uint64_t end_objref = x.end_objref
+    if not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
+        raise ValueError(f"priority is {priority}; it must be from {-PRIORITY_MAX} to {PRIORITY_MAX}")
+    if priority == 0:
+        return task_submit(client, function, kind, args, nbytes, refs, ndeps, nreturns, retries, flags, 0)
+    x.next_objref = a64_add_rlx(&x.sb.next_objref, <uint64_t>nreturns + 1)  # its results take theirs first
+    x.end_objref = x.next_objref + nreturns + 1
+    try:
+        return task_submit(client, function, kind, args, nbytes, refs, ndeps, nreturns, retries, flags,
+                           <int8_t>priority)
+    finally:
+        x.next_objref, x.end_objref = next_objref, end_objref
+
+
 def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, uint8_t retries, uint8_t flags,
-                   Ref demand=None, Ref policy=None, Ref stream=None):
+                   Ref demand=None, Ref policy=None, Ref stream=None, int priority=0):
     """As `tasks.submit_scalars`.
 
     Args:
         demand: names the sealed object that says what the task demands; see `demands`.
         policy: names the sealed object that says how it is run, for whoever runs it.
         stream: where what the function yields goes to; see `generators`.
+        priority: the higher, the sooner it is run once it is ready; from -PRIORITY_MAX to PRIORITY_MAX.
     """
     cdef char room[SCALAR_ROOM]
     cdef list refs = []
@@ -66,11 +87,11 @@ def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, u
         flags |= FRT_TASK_DEMAND
     ndeps = <uint32_t>len(refs)
     flags |= _extend(refs, policy, stream)
-    return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, ndeps, nreturns, retries, flags)
+    return _submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, ndeps, nreturns, retries, flags, priority)
 
 
 def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
-           uint8_t retries, uint8_t flags, Ref demand=None, Ref policy=None, Ref stream=None):
+           uint8_t retries, uint8_t flags, Ref demand=None, Ref policy=None, Ref stream=None, int priority=0):
     """As `tasks.submit`, with what `submit_scalars` takes."""
     client.ensure()
     _check_args(args, refs, ndeps)
@@ -81,7 +102,7 @@ def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, ui
         ndeps += 1
         flags |= FRT_TASK_DEMAND
     flags |= _extend(refs, policy, stream)
-    return task_submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries, flags)
+    return _submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries, flags, priority)
 
 
 def call_scalars(Client client, Ref actor, uint32_t method, tuple args, uint32_t nreturns, uint8_t retries,

@@ -8,7 +8,7 @@ Commit points: submit by storing WAITING or READY, claim by the swap to CLAIMED,
 result and then giving the record back. What a task needs is counted (links) from before its commit until its end,
 so the submitter may drop its own references at once.
 """
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from fastrt._core.clients cimport Client, client_new_objref
 from fastrt._core.errors cimport check
@@ -17,6 +17,7 @@ from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_count, links_hold, links_unwait, links_wait, task_is_mine, task_result
 from fastrt._core.objects cimport *
 from fastrt._core.queue cimport queue_length, queue_pop, queue_push
+from fastrt._core.ranked cimport ranked_mark
 from fastrt._core.records cimport *
 from fastrt._core.scalar cimport args_read, args_write, scalar_size, scalar_write
 from fastrt._core.wait cimport wait_task
@@ -60,12 +61,22 @@ cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
     return FRT_OK
 
 
+cdef int _rank(frt_ctx *x, uint32_t t, int8_t priority) noexcept nogil:
+    """Give a filled record a priority; it is forgotten when there is no room for that."""
+    cdef int rc = ranked_mark(x, t, priority)
+    if rc != FRT_OK:
+        task_forget(x, t)
+    return rc
+
+
 cdef object task_submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
-                        uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags):
+                        uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags, int8_t priority):
     cdef frt_refslot *slots
     cdef uint32_t t, k
     ref_use(client, function)
     t = task_fill(client, function.objref, function.index, kind, args, nbytes, refs, nreturns, retries, flags)
+    if priority:
+        check(_rank(&client.x, t, priority))
     slots = task_slots(&client.x, t)
     # The results' indexes are read before the commit: a fast worker may end the task before we look again.
     if nreturns == 1:
@@ -96,7 +107,7 @@ def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, u
         return None
     client.ensure()
     return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns, retries,
-                       flags & FRT_TASK_RETRY_ERRORS)
+                       flags & FRT_TASK_RETRY_ERRORS, 0)
 
 
 def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
@@ -121,7 +132,7 @@ def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, ui
     if len(args) >= 1 << 32:
         raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
     return task_submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries,
-                       flags & FRT_TASK_RETRY_ERRORS)
+                       flags & FRT_TASK_RETRY_ERRORS, 0)
 
 
 def promise(Client client):
@@ -398,7 +409,8 @@ def info(Client client, uint32_t t):
             "function": (task.function, task.function_index), "job": task.job, "attempts": task.attempts,
             "retries": task.retries, "signal": task.signal, "returns": task.nreturns, "refs": task.nrefs,
             "deps": task.ndeps - (task.flags & FRT_TASK_DEMAND != 0), "flags": task.flags, "kind": task.kind,
-            "cancelled": task_is_cancelled(x, t), "actor": None if task.actor == 0 else task.actor - 1}
+            "priority": task_priority(x, t), "cancelled": task_is_cancelled(x, t),
+            "actor": None if task.actor == 0 else task.actor - 1}
 
 
 def queued(Client client):

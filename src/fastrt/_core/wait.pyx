@@ -13,7 +13,7 @@ from libc.errno cimport EINTR
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastrt._core.layout cimport *
-from fastrt._core.queue cimport queue_length, queue_pop, queue_wake_idle
+from fastrt._core.queue cimport queue_any, queue_length, queue_pop, queue_wake_idle
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -163,7 +163,7 @@ cdef int _spin_for_task(frt_ctx *x, int64_t spin_ns) noexcept nogil:
     cdef int t = FRT_NOT_FOUND
     while t == FRT_NOT_FOUND and wait_spin_on(started, spin_ns):
         for _k in range(SPINS_PER_LOOK):
-            if a64_load_sc(&x.sb.ring_head) != a64_load_sc(&x.sb.ring_tail):
+            if queue_any(x):
                 t = queue_pop(x)
                 break
             a_relax()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _BYTES = ("bytes", "stored", "bytes_held", "rss")
 # Columns of the tables; `--json` has all.
 _SHOWN = {
-    "tasks": ("task_id", "name", "state", "pid", "attempt", "waits_for"),
+    "tasks": ("task_id", "name", "state", "pid", "attempt", "waits_for", "priority"),
     "actors": ("actor", "class", "name", "state", "pid", "calls", "restarts", "reason"),
     "objects": ("object_id", "what", "type", "state", "bytes", "refs", "pins", "counted", "site"),
     "workers": ("pid", "kind", "name", "state", "running", "tasks_done", "bytes_held", "rss"),
@@ -124,8 +124,10 @@ def _show(what: str, rows: list[dict[str, Any]], limit: int) -> None:
     columns = [name for name in ("session", "node") if name in rows[0]] + list(_SHOWN[what])
     if what == "objects" and not any(row["site"] for row in rows):
         columns.remove("site")
+    if what == "tasks" and not any(row.get("priority") for row in rows):
+        columns.remove("priority")
     for name in columns:
-        table.add_column(name, justify="right" if name in (*_BYTES, "tasks_done", "calls") else "left")
+        table.add_column(name, justify="right" if name in (*_BYTES, "tasks_done", "calls", "priority") else "left")
     for row in rows:
         table.add_row(*(escape(_cell(name, row.get(name))) for name in columns))
     console.print(table)

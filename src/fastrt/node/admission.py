@@ -229,7 +229,8 @@ class Admission:
         for task in demands.take_held(self._client):
             demand = self._demand(task)
             if demand is not None:
-                placing.wait(task, demand, now, demands.named(self._client, *task) if placing.held else ())
+                named = demands.named(self._client, *task) if placing.held else ()
+                placing.wait(task, demand, now, named, core.info(self._client, task[0])["priority"])
         if now - self._swept_at > _SWEEP_S:
             self._swept_at = now
             self._sweep(now)

@@ -145,6 +145,7 @@ class Exchange:
             ref=[self.references.name(ref) for ref in refs],
             dependencies=info["deps"],
             results=info["returns"],
+            priority=info["priority"],
         )
         if info["flags"] & demands.DEMAND:
             message.demand = self._store.load(demands.demand_of(self._client, task, info["id"]))
@@ -242,6 +243,8 @@ class Exchange:
 
     def _on_task(self, message: Any) -> None:
         refs = [self.references.resolve(one) for one in message.ref]
+        if abs(message.priority) > special.PRIORITY_MAX:
+            raise PeerError(f"node {self.name} sends a task of priority {message.priority}")
         if message.results > self.RESULTS_MAX or message.dependencies > len(refs) or message.task in self._borrowed:
             raise PeerError(f"node {self.name} sends a task with impossible counts, or twice the same")
         function = functions.find_function(self._client, message.function) if message.function in self._told else None
@@ -253,7 +256,7 @@ class Exchange:
             min(message.retries, RETRIES_FOREVER), flags,
         )  # fmt: skip
         demand = self.demand(message.demand) if message.demand else None
-        results = special.submit(*about, demand, *more)
+        results = special.submit(*about, demand, *more, message.priority)
         self.borrow(message, [results] if message.results == 1 else results, more[-1])
 
     def borrow(self, message: Any, made: list[ObjectRef], stream: ObjectRef | None, guest: Guest | None = None) -> None:

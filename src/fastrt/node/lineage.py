@@ -99,7 +99,7 @@ class Lineage:
         def run() -> list[ObjectRef]:
             self._client.adopt_job(info["job"])
             about = (self._client, function, kind, data, refs, info["deps"], info["returns"], again, flags)
-            submitted = special.submit(*about, demand, policy)
+            submitted = special.submit(*about, demand, policy, None, info["priority"])
             return [submitted] if info["returns"] == 1 else list(submitted)
 
         nbytes = _RECORD_BYTES + len(data) + sum(handles.describe(self._client, ref)["bytes"] for ref in refs)

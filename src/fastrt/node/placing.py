@@ -4,10 +4,10 @@ Pure: facts come in by calls, with the time where it matters, and `decide` gives
 What a task uses follows from where its record says that it is, so whoever starts anew tells the facts again; and an
 order that is lost is given again, because the task is still said to wait.
 
-Order: the oldest task of each kind of demand first; one whose resources are taken does not keep others from theirs,
-unless it has been passed over `_PATIENCE` times. Here if there is room, else on the node that has most bytes of its
-arguments, and of those with as many on the one with most room. A node that
-works off quickly what it gets is given a little more than it has room for, so that it need not wait for the next task.
+Order: the highest priority first, then the oldest task of each kind of demand; one whose resources are taken does not
+keep others from theirs, unless it has been passed over `_PATIENCE` times. Here if there is room, else on the node that
+has most bytes of its arguments, and of those with as many on the one with most room. A node that works off quickly what
+it gets is given a little more than it has room for, so that it need not wait for the next task.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class _Entry:
     since: float = 0.0
     listed: bool = False
     named: Sequence[int] = ()  # large objects, and others, that its arguments name
+    priority: int = 0
 
     @property
     def workers(self) -> int:
@@ -79,7 +80,7 @@ class _Entry:
 
 @dataclass
 class _Line:
-    """Tasks of one demand that wait."""
+    """Tasks of one demand and priority that wait."""
 
     tasks: deque[_Entry] = field(default_factory=deque)
     passed: int = 0
@@ -141,7 +142,7 @@ class Placing:
         self._elsewhere: dict[str, _Elsewhere] = {}
         self._entries: dict[Task, _Entry] = {}
         self._placed: dict[Task, _Entry] = {}  # those that do not wait
-        self._lines: dict[Demand, _Line] = {}
+        self._lines: dict[tuple[Demand, int], _Line] = {}
         self._turn = 0
         self._gone_groups: set[str] = set()
         self.pending_groups: set[str] = set()
@@ -151,18 +152,20 @@ class Placing:
 
     # ---- facts ----
 
-    def wait(self, task: Task, demand: Demand, now: float, named: Sequence[int] = ()) -> None:
+    def wait(
+        self, task: Task, demand: Demand, now: float, named: Sequence[int] = (), priority: int = 0
+    ) -> None:
         """A task waits to be admitted: a new one, or one that is back; `named` are objects that its arguments name."""
         entry = self._entries.get(task)
         if entry is None:
-            entry = self._entries[task] = _Entry(task, demand, since=now)
+            entry = self._entries[task] = _Entry(task, demand, since=now, priority=priority)
         elif entry.place != WAITING:
             self._leave(entry, WAITING)
         entry.since = now
         entry.named = named or entry.named
         if not entry.listed and not demand.bundle:  # bundles are placed together, by `groups`
             entry.listed = True
-            self._lines.setdefault(demand, _Line()).tasks.append(entry)
+            self._lines.setdefault((demand, entry.priority), _Line()).tasks.append(entry)
 
     def put(self, task: Task, node: str, now: float) -> Order:
         """Place one that waits there, whatever is free: somebody has looked."""
@@ -271,11 +274,11 @@ class Placing:
         orders: list[Order] = []
         short: set[str] = set()  # resources that are kept for those who were passed over too often
         passed: list[tuple[_Line, int]] = []
-        for demand, line in sorted(self._lines.items(), key=_age):
+        for (demand, priority), line in sorted(self._lines.items(), key=_rank):
             count = len(orders)
             group = group_of(demand)
             if group in self.gone_groups:
-                orders += self._hopeless(demand, line, now)
+                orders += self._hopeless(demand, priority, line, now)
                 continue
             if group in self.pending_groups:
                 continue
@@ -290,9 +293,9 @@ class Placing:
                 line.tasks.popleft().listed = False
                 orders.append(self._send(entry, node, now))
             if not line.tasks:
-                del self._lines[demand]
+                del self._lines[demand, priority]
             elif not self._feasible(demand):
-                orders += self._hopeless(demand, line, now)
+                orders += self._hopeless(demand, priority, line, now)
             else:
                 line.passed = line.passed if len(orders) == count else 0
                 passed.append((line, len(orders)))
@@ -406,14 +409,14 @@ class Placing:
     def _could(total: Mapping[str, int], demand: Demand) -> bool:
         return all(total.get(name, 0) >= parts for name, parts in demand.amounts)
 
-    def _hopeless(self, demand: Demand, line: _Line, now: float) -> list[Order]:
+    def _hopeless(self, demand: Demand, priority: int, line: _Line, now: float) -> list[Order]:
         waiting = [entry for entry in line.tasks if entry.place == WAITING]
         group = group_of(demand)
         soon = group and any(now - entry.since < _GRACE_S for entry in waiting)  # perhaps it is not known here yet
         if group in self.gone_groups or (not self.can_grow and not soon):
             for entry in waiting:
                 self._entries.pop(entry.task, None)
-            del self._lines[demand]
+            del self._lines[demand, priority]
             return [Order(entry.task, "refuse", demand) for entry in waiting]
         if not self.can_grow or line.warned or not waiting or now - waiting[0].since < _GRACE_S:
             return []
@@ -478,5 +481,6 @@ class Placing:
             self.relief += sign * (RESOURCE_PARTS * entry.workers - cpu)
 
 
-def _age(item: tuple[Demand, _Line]) -> float:
-    return item[1].tasks[0].since if item[1].tasks else 0.0
+def _rank(item: tuple[tuple[Demand, int], _Line]) -> tuple[int, float]:
+    (_, priority), line = item
+    return -priority, line.tasks[0].since if line.tasks else 0.0

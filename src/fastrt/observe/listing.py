@@ -82,7 +82,7 @@ def tasks(store: Store) -> list[Row]:
     Returns:
         Rows with task_id, name, state ("waiting", "ready", "claimed", "running", "blocked", "ending"), pid (of the
         process that runs it, or None), actor (its id, or None), attempt, max_retries, waits_for (what it is not ready
-        for: the id of an object, "resources", or None), results (ids), cancelled.
+        for: the id of an object, "resources", or None), results (ids), cancelled, priority.
     """
     names, pids = Names(store), {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
     return [
@@ -92,6 +92,7 @@ def tasks(store: Store) -> list[Row]:
             "max_retries": row["retries"],
             "waits_for": "resources" if row["held"] else row["waits_for"] and f"{row['waits_for']:016x}",
             "results": [f"{objref:016x}" for objref in row["returns"]], "cancelled": row["cancelled"],
+            "priority": row["priority"],
         }
         for row in sorted(look.tasks(store.client), key=lambda row: row["id"])
     ]  # fmt: skip

@@ -34,7 +34,7 @@ def list_tasks(*, limit: int = 100, all_nodes: bool = True, timeout: float = _AN
         **filters: a column's name and what its value must be; text may have the wildcards * and ?.
     Returns:
         A dict for each: task_id, name, state ("waiting", "ready", "claimed", "running", "blocked" or "ending"), pid,
-        actor, attempt, max_retries, waits_for, results, cancelled, and node where there are several.
+        actor, attempt, max_retries, waits_for, results, cancelled, priority, and node where there are several.
     Raises:
         ValueError: a filter names no column.
     Source:

@@ -22,6 +22,7 @@ from fastrt.tasks import environment, functions
 from fastrt.tasks.demand import demand_of_actor, export
 from fastrt.tasks.handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, retries_of
 from fastrt.tasks.method import constructor_of, methods_of, whole
+from fastrt.tasks.special import NO_PRIORITY
 
 CONCURRENCY_MAX = 100_000
 ASYNC_CONCURRENCY = 1000  # of an actor with coroutine methods, unless said otherwise
@@ -172,6 +173,8 @@ def knows(option: str) -> bool:
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
+        if name == "priority":
+            raise TypeError(NO_PRIORITY)
         if name not in _DEFAULTS:
             raise TypeError(f"{name!r} is not an option of remote classes; there are: {', '.join(_DEFAULTS)}")
         if value is not None:

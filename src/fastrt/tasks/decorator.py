@@ -26,6 +26,8 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         max_concurrency: of a class: how many calls run at once, in threads, or as coroutines on one event loop when
             there are `async def` methods; default 1, with coroutines 1000.
         concurrency_groups: of a class: limits like {"io": 2} for the methods that name such a group.
+        priority: of a function: of tasks that are ready, the one with the highest is run first; from -100 to 100,
+            default 0.
         num_cpus, num_gpus, resources, scheduling, scheduling_strategy: of a function: what a call takes while it runs,
             and where it runs; default: one CPU here, or elsewhere when there is none. Of a class: what an actor takes
             as long as it lives; default: nothing.

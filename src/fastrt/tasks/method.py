@@ -18,7 +18,7 @@ from fastrt.tasks.special import Special
 _SETTINGS = "__fastrt_method__"
 CALL = "__fastrt_call__"  # what every actor has: calls a function with the instance before the other arguments
 _CALL_SIGNATURE = inspect.signature(lambda function, /, *args, **kwargs: None)
-_SPECIAL = ("retry_exceptions", *(name for name in special.OPTIONS if name != "timeout"))
+_SPECIAL = ("retry_exceptions", *(name for name in special.OPTIONS if name not in ("timeout", "priority")))
 _OPTIONS = ("num_returns", "concurrency_group", *_SPECIAL)
 RETURNS_MAX = 10_000
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -149,6 +149,8 @@ def check_options(options: dict[str, Any]) -> None:
         TypeError: one is none.
     """
     for name in options:
+        if name == "priority":
+            raise TypeError(special.NO_PRIORITY)
         if name not in _SPECIAL:
             raise TypeError(f"{name!r} is not an option of methods; there are: {', '.join(_OPTIONS)}")
 

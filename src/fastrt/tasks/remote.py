@@ -266,7 +266,7 @@ class SpecialFunction(DemandingFunction):
         args = arguments.put_large_arrays(store, args)
         stream = generators.create(store.client, self._special.limit) if self._special.streaming else None
         settings = (self._num_returns, self._max_retries, self._flags)
-        more = (self._demand_ref, self._policy_ref, stream)
+        more: tuple[Any, ...] = (self._demand_ref, self._policy_ref, stream, self._special.priority)
         if not kwargs:
             refs = special_core.submit_scalars(store.client, function_ref, args, *settings, *more)
         if refs is None:
@@ -327,6 +327,8 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
             (default 2) times as long, up to `retry_delay_max` (default 60).
         timeout: seconds that an attempt may run, from when it begins; then `TaskTimeoutError` is raised in it, and
             its worker is killed if it does not end.
+        priority: from -100 to 100, default 0: of tasks that are ready, the one with the highest is run first, and of
+            equal ones the one that was submitted first. A task that runs is not interrupted for another.
         name: for error messages and listings; default: the function's qualified name.
         num_cpus, num_gpus, resources: what a call takes while it runs, in amounts that may be fractions, and
             resources by name ({"license": 0.5}); default: one CPU. It waits until that is free.

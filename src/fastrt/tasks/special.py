@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastrt._core import functions
+from fastrt._core.special import PRIORITY_MAX
 from fastrt.errors import ObjectStoreFullError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -25,8 +26,12 @@ LIMIT_MAX = (1 << 31) - 1
 RETRIES_FOREVER = 255  # in a task's record
 _LIMITS = ("generator_backpressure", "_generator_backpressure_num_objects")  # ours, and as Ray spells it
 _DELAYS = ("retry_delay", "retry_backoff", "retry_delay_max")
-OPTIONS = (*_LIMITS, *_DELAYS, "timeout")
+OPTIONS = (*_LIMITS, *_DELAYS, "timeout", "priority")
 SECONDS_MAX = 1e9
+NO_PRIORITY = (
+    "an actor's calls have no priority: those of one caller run in the order in which they are made; give priority to "
+    "remote functions, or make several actors"
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class Special:
         streaming: whether each call gives an `ObjectRefGenerator`.
         limit: unread items from which on the generator waits; 0: it never does.
         policy: how it is run; None: as any other.
+        priority: of a function's tasks: the higher, the sooner each is run once it is ready.
         retries: whether it runs again after an exception, of a method (a function's settings say it themselves).
         given: the options that said so.
     """
@@ -81,6 +87,7 @@ class Special:
     streaming: bool = False
     limit: int = 0
     policy: Policy | None = None
+    priority: int = 0
     given: tuple[tuple[str, Any], ...] = ()
 
 
@@ -120,8 +127,11 @@ def take(settings: dict[str, Any], function: Any, method: bool = False) -> Speci
     if surroundings is not None:
         given[ENVIRONMENT] = surroundings
     policy = Policy(count == DYNAMIC, named, *_delays_of(given), _timeout_of(given), surroundings)
-    special = Special(retries, count == STREAMING, limit, None if policy == Policy() else policy, tuple(given.items()))
-    return None if not special.streaming and special.policy is None else special
+    special = Special(
+        retries, count == STREAMING, limit, None if policy == Policy() else policy, _priority_of(given),
+        tuple(given.items()),
+    )  # fmt: skip
+    return None if special == Special(retries, given=special.given) else special
 
 
 def _retry_on(settings: dict[str, Any], given: dict[str, Any]) -> tuple[type[BaseException], ...]:
@@ -149,6 +159,15 @@ def _timeout_of(given: dict[str, Any]) -> float:
     if "timeout" in given and not timeout:
         raise ValueError("timeout is 0; it must be a number of seconds above 0")
     return timeout
+
+
+def _priority_of(given: dict[str, Any]) -> int:
+    value = given.get("priority", 0)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"priority is {value!r}; it must be a whole number")
+    if not -PRIORITY_MAX <= value <= PRIORITY_MAX:
+        raise ValueError(f"priority is {value}; it must be from {-PRIORITY_MAX} to {PRIORITY_MAX}")
+    return value
 
 
 def _seconds(given: dict[str, Any], name: str, default: float, least: float) -> float:

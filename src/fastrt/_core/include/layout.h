@@ -126,6 +126,7 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #endif
 #define FRT_CLIENTS_MOST 256
 #define FRT_CELL_BYTES 8
+#define FRT_PRIORITY_MAX 100 /* and -100; it has a signed byte in the task's record */
 #define FRT_TRACE_RECORDS 16384 /* of each client; half a MiB, committed when something is recorded */
 #define FRT_SPILL_BYTES_MIN 16384u /* smaller values stay: a file each would cost more than it frees */
 #define FRT_MAGAZINE 128 /* records a client may keep in reserve */
@@ -166,7 +167,7 @@ typedef struct {
     uint32_t objects_max, tasks_max, ring_max, pages_max;
     uint64_t locks_offset, clients_offset, ctl_offset, entries_offset, task_words_offset, tasks_offset,
         free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset, links_offset,
-        owners_offset, bits_offset, trace_offset, payload_offset, actors_offset;
+        owners_offset, bits_offset, trace_offset, payload_offset, actors_offset, ranked_offset;
     uint64_t session[2]; /* 128 random bits */
     uint64_t boot_hash, pid_namespace;
     uint32_t uid, node;
@@ -185,6 +186,8 @@ typedef struct {
     frt_pool tasks __attribute__((aligned(64)));
 
     uint64_t ring_head __attribute__((aligned(64))); /* of the ready queue; changed under its lock */
+    uint32_t ranked;       /* tasks in the heap of those with a priority; derived, under the ready queue's lock */
+    uint32_t ranked_cells; /* how many it has memory for; committed before a task of a higher index may be there */
     uint64_t ring_tail __attribute__((aligned(64)));
     uint64_t idle[4] __attribute__((aligned(64))); /* bit c: client c sleeps for want of a task */
     uint32_t spinner;                              /* client + 1 of the one idle worker that spins */
@@ -321,7 +324,7 @@ typedef struct {
     uint8_t retries;  /* runs allowed beyond the first */
     uint8_t signal;   /* * that ended the last attempt */
     uint8_t caller;   /* of a call: the client that made it, for the order of its calls */
-    uint8_t pad[1];
+    int8_t priority;  /* of a RANKED task; else it says nothing */
     char inlined[FRT_TASK_INLINE_BYTES];
 } frt_task;
 
@@ -335,8 +338,15 @@ enum {
     FRT_TASK_DEMAND = 8,
     FRT_TASK_STREAM = 16, /* the last of its refs is the stream of what it yields */
     FRT_TASK_POLICY = 32, /* the last of its refs but that names the object that says how it is run */
-    FRT_TASK_LATE = 64    /* it ran for too long: its worker ends for it, and it is not run again */
+    FRT_TASK_LATE = 64,   /* it ran for too long: its worker ends for it, and it is not run again */
+    FRT_TASK_RANKED = 128 /* it has a priority: when READY it is in the heap beside the ready queue */
 };
+
+/* A cell of that heap: the smallest key is taken first. `cell` is as in the ring. */
+typedef struct {
+    uint64_t key; /* {127 - priority:8 | the task's id without its node:48} */
+    uint64_t cell;
+} frt_ranked;
 
 typedef struct {
     uint64_t hash[2];
@@ -421,6 +431,7 @@ _Static_assert(offsetof(frt_entry, inlined) == 56, "an entry and its small value
 _Static_assert(sizeof(frt_stream) <= FRT_INLINE_BYTES, "a stream lies in its entry");
 _Static_assert(sizeof(frt_task) == 256, "frt_task");
 _Static_assert(sizeof(frt_function) == 96, "frt_function");
+_Static_assert(sizeof(frt_ranked) == 16, "frt_ranked");
 _Static_assert(sizeof(frt_actor) == 640, "frt_actor");
 _Static_assert(sizeof(frt_superblock) <= 4096, "the superblock is one page");
 
@@ -429,8 +440,8 @@ static inline uint32_t frt_abi(void) {
     uint64_t h = 1469598103934665603ULL;
     const uint64_t facts[] = {sizeof(frt_superblock), sizeof(frt_client), sizeof(frt_entry), sizeof(frt_task),
                               sizeof(frt_lock), sizeof(frt_page_link), sizeof(frt_trace_ring), sizeof(frt_function),
-                              sizeof(frt_actor), FRT_ACTORS, FRT_LOCKS, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES,
-                              offsetof(frt_superblock, ring_head), 0x01020304};
+                              sizeof(frt_actor), sizeof(frt_ranked), FRT_ACTORS, FRT_LOCKS, FRT_PAGE_SHIFT,
+                              FRT_CLASSES, FRT_CELL_BYTES, offsetof(frt_superblock, ring_head), 0x01020304};
     for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) h = (h ^ facts[i]) * 1099511628211ULL;
     return (uint32_t)(h ^ (h >> 32));
 }
@@ -450,6 +461,7 @@ typedef struct {
     uint64_t *task_words;
     frt_task *tasks;
     uint64_t *ring; /* {gen:32 | task:32} */
+    frt_ranked *ranked;
     frt_function *functions;
     frt_actor *actors;
     uint64_t *pages;
