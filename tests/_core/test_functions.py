@@ -45,7 +45,7 @@ def test_table_full_of_functions_raises(make_node):
     node = make_node(objects_max=1 << 15)
     client = node.client
     digests = map(digest_of, range(1 << 15))
-    held = node.fill(lambda: functions.add_function(client, next(digests), handles.put_scalar(client, 1), "f"))
+    held = node.fill(lambda: functions.add_function(client, next(digests), handles.put_scalar(client, 1), "f"), "loops")
     assert len(held) == 16384  # FRT_FUNCTIONS
     assert functions.find_function(client, next(digests)) is None
     node.keeps += len(held)

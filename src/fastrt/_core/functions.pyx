@@ -14,6 +14,7 @@ from fastrt._core.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_hold_function, links_recount
 from fastrt._core.objects cimport object_acquire
+from fastrt.errors import ObjectStoreFullError
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
@@ -94,6 +95,11 @@ def add_function(Client client, bytes digest, Ref ref, str name):
     frt_lock_give(x.locks + FRT_LOCK_FUNCTIONS)
     if rc == FRT_NOT_FOUND:
         return find_function(client, digest)
+    if rc == FRT_TABLE_FULL:
+        raise ObjectStoreFullError(
+            f"{name!r} would be number {FRT_FUNCTIONS + 1} of the different functions, classes, demands and policies "
+            "that a session keeps until it ends; make remote functions once, outside of loops, and pass what changes "
+            "as arguments, or begin another session")
     check(rc)
     return ref
 
