@@ -20,7 +20,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import environment, functions
 from fastrt.tasks.demand import demand_of_actor, export
-from fastrt.tasks.handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, retries_of
+from fastrt.tasks.handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, refuse_namespace, retries_of
 from fastrt.tasks.method import constructor_of, methods_of, whole
 from fastrt.tasks.special import NO_PRIORITY
 
@@ -175,6 +175,8 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name == "priority":
             raise TypeError(NO_PRIORITY)
+        if name == "namespace" and value:
+            refuse_namespace(value)
         if name not in _DEFAULTS:
             raise TypeError(f"{name!r} is not an option of remote classes; there are: {', '.join(_DEFAULTS)}")
         if value is not None:

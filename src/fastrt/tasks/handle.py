@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from fastrt._core import actors, calls, generators, handles
 from fastrt._core import special as special_core
@@ -398,19 +398,23 @@ def _end_process(store: Store, index: int, info: dict[str, Any]) -> None:
         os.close(pidfd)
 
 
-def get_actor(name: str) -> ActorHandle:
+def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """Return a handle of the actor that was made with that name.
 
     Args:
         name: as given to `.options(name=...)`.
+        namespace: must be None or empty: names belong to the session.
     Raises:
         ActorNotFoundError: no actor of that name lives.
         TypeError: the name is not text.
+        ValueError: a namespace is given.
     Source:
         The semantics of `ray.get_actor`.
     """
     if not isinstance(name, str):
         raise TypeError(f"name is {name!r}; it must be text")
+    if namespace:
+        refuse_namespace(namespace)
     other = engines.current()
     if other is not None:
         found: ActorHandle = other.get_actor(name)
@@ -423,6 +427,18 @@ def get_actor(name: str) -> ActorHandle:
         there = ", ".join(list_named_actors()) or "none"
         raise ActorNotFoundError(f"no actor has the name {name!r} in this session; there are: {there}")
     return ActorHandle(ref)
+
+
+def refuse_namespace(namespace: str) -> NoReturn:
+    """Say what to do instead.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"namespace={namespace!r} has no counterpart: names of actors belong to the session, for all who use it; make "
+        f"it a part of the name, as in name='{namespace}/...', or use sessions of their own"
+    )
 
 
 def find_elsewhere(store: Store, name: str) -> ObjectRef | None:
