@@ -451,3 +451,17 @@ def test_generator_of_an_ended_session_says_so(program):
         """
     )
     assert done.finish()[0].split() == ["0", StaleReferenceError.__name__]
+
+
+def test_generator_where_references_are_wanted_is_refused_with_what_to_pass():
+    @fastrt.remote
+    def items():
+        yield 1
+
+    generator = items.remote()
+    for call in (fastrt.get, lambda one: fastrt.get([one]), fastrt.wait, lambda one: fastrt.wait([one]),
+                 lambda one: fastrt.as_completed([one])):  # fmt: skip
+        with pytest.raises(TypeError, match=r"ObjectRefGenerator; next\(generator\) gives the reference"):
+            call(generator)
+    ready, _ = fastrt.wait([next(generator), generator.completed()], num_returns=2)
+    assert fastrt.get(ready) == [1, None]

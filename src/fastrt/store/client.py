@@ -29,7 +29,7 @@ from fastrt.errors import (
 from fastrt.store import advice
 from fastrt.store import engine as engines
 from fastrt.store import ref as ref_module
-from fastrt.store.ref import ObjectRef
+from fastrt.store.ref import ObjectRef, kind_of
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, serialize
 
 if TYPE_CHECKING:
@@ -215,11 +215,11 @@ class Store:
             self.wait_ready([refs], timeout, 0.0)  # it has spun above
             return self.load(refs)
         if not isinstance(refs, (list, tuple)):
-            raise TypeError(f"get takes an ObjectRef or a list of them, not {type(refs).__name__}")
+            raise TypeError(f"get takes an ObjectRef or a list of them, not {kind_of(refs)}")
         listed = list(refs)
         for ref in listed:
             if not isinstance(ref, ObjectRef):
-                raise TypeError(f"get takes ObjectRefs; the list has a {type(ref).__name__}")
+                raise TypeError(f"get takes ObjectRefs; the list has a {kind_of(ref)}")
         self.wait_ready(listed, timeout, self.spin_s)
         values = handles.read_scalars(self.client, listed, _MISSING)
         others = [k for k, value in enumerate(values) if value is _MISSING]
@@ -508,7 +508,7 @@ def wait(
     check_timeout(timeout)
     if type(refs) is not list:
         if not isinstance(refs, (list, tuple)):
-            raise TypeError(f"wait takes a list of ObjectRefs, not {type(refs).__name__}")
+            raise TypeError(f"wait takes a list of ObjectRefs, not {kind_of(refs)}")
         refs = list(refs)
     other = None
     if _store is None:
@@ -523,6 +523,11 @@ def wait(
         return require().wait(refs, num_returns, timeout)
     except ForkedHandle:
         return require().wait(refs, num_returns, timeout)
+    except TypeError:
+        for ref in refs:
+            if not isinstance(ref, ObjectRef):
+                raise TypeError(f"wait takes a list of ObjectRefs; this one has a {kind_of(ref)}") from None
+        raise
 
 
 def check_timeout(timeout: float | None) -> None:

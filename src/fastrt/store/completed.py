@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from fastrt.errors import GetTimeoutError
 from fastrt.store.client import wait
-from fastrt.store.ref import ObjectRef
+from fastrt.store.ref import ObjectRef, kind_of
 
 
 def as_completed(refs: Iterable[ObjectRef], timeout: float | None = None) -> Iterator[ObjectRef]:
@@ -33,7 +33,7 @@ def as_completed(refs: Iterable[ObjectRef], timeout: float | None = None) -> Ite
     pending = list(refs)
     for ref in pending:
         if not isinstance(ref, ObjectRef):
-            raise TypeError(f"as_completed takes ObjectRefs; this has a {type(ref).__name__}")
+            raise TypeError(f"as_completed takes ObjectRefs; this has a {kind_of(ref)}")
     return _completed(pending, timeout)
 
 

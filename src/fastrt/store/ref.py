@@ -72,3 +72,11 @@ def install_hooks(**hooks: Callable[..., Any]) -> None:
 
 
 handles.set_ref_class(ObjectRef)
+
+
+def kind_of(one: object) -> str:
+    """What something is that is no reference, for messages: of a generator also where its references come from."""
+    name = type(one).__name__
+    if not (hasattr(one, "completed") and hasattr(one, "__next__")):
+        return name
+    return f"{name}; next(generator) gives the reference to its next item, generator.completed() one to its end"
