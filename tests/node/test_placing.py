@@ -76,7 +76,7 @@ def test_higher_priorities_are_placed_first_whatever_they_demand():
     placing = Here().placing
     wanted = (demand(1, gpu=1), 0), (demand(0.5, gpu=1), 2), (demand(1, gpu=1), 2), (demand(1, gpu=1), -1)
     for number, (what, priority) in enumerate(wanted):
-        placing.wait((number, number), what, float(number), priority)
+        placing.wait((number, number), what, float(number), priority=priority)
     order = []
     while orders := placing.decide(10.0):
         order += [one.task[0] for one in orders]

@@ -250,14 +250,14 @@ class Exchange:
         function = functions.find_function(self._client, message.function) if message.function in self._told else None
         if function is None:
             raise PeerError(f"node {self.name} sends a task with a function that it has not sent")
-        flags, *more = self.special(message)
+        flags, policy, stream = self.special(message)
         about = (
             self._client, function, message.kind, message.argument, refs, message.dependencies, message.results,
             min(message.retries, RETRIES_FOREVER), flags,
         )  # fmt: skip
         demand = self.demand(message.demand) if message.demand else None
-        results = special.submit(*about, demand, *more, message.priority)
-        self.borrow(message, [results] if message.results == 1 else results, more[-1])
+        results = special.submit(*about, demand, policy, stream, message.priority)
+        self.borrow(message, [results] if message.results == 1 else results, stream)
 
     def borrow(self, message: Any, made: list[ObjectRef], stream: ObjectRef | None, guest: Guest | None = None) -> None:
         """Send the results of a task of the other node's, or of a call of its actor, as they come."""
