@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fastrt._core import clients, demands, functions, generators, handles, special
+from fastrt._core import actors, clients, demands, functions, generators, handles, special
 from fastrt._core import tasks as core
 from fastrt._core.clients import Client
 from fastrt._core.fsck import fsck, usage
@@ -18,6 +18,7 @@ from fastrt.node.uplink import Peer, nearest
 from fastrt.rpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.tasks.demand import Demand, export
+from fastrt.tasks.handle import ActorPlan
 
 Frame = message_set("node").message("fastrt.node.Frame")
 PATIENCE_S = 10.0
@@ -118,6 +119,25 @@ async def test_a_large_container_comes_before_the_small_values_it_names():
         assert there.store.get(found, timeout=0) == [1, 2]
         assert core.finish_scalar(there.client, task, None)
         del stand_in, found
+
+
+@in_loop
+async def test_an_actor_is_known_when_its_plan_is_in_the_frame_of_the_value_that_first_names_it():
+    async with pair() as (here, there):
+        plan = ActorPlan("Counter", here.segment.session, (), None, None, 0, 1)
+        counter = here.store.put(plan)
+        actor = actors.create(here.client, counter, 0, "", 0, False)
+        here.lend(here.store.put([counter]))
+        frame = await here.frames(lambda frame: frame.value and frame.plan)
+        there.exchange.on_frame(frame)
+        task = core.next_task(there.client, 0.0, 0.0)
+        _, (stand_in,), _ = core.arguments(there.client, task)
+        (found,) = there.store.get(stand_in, timeout=0)
+        assert there.store.get(found, timeout=0).name == "Counter"
+        assert actors.is_actor(there.client, found)
+        assert core.finish_scalar(there.client, task, None)
+        del stand_in, found
+        assert actors.end(here.client, actor, "the test is over") == []
 
 
 @in_loop

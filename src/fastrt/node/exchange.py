@@ -534,8 +534,8 @@ class Exchange:
             (frame.call, self.guests.on_call),
             (frame.ask, self.away.on_ask),
             (frame.answer, self.away.on_answer),
-            (frame.plan, self.away.on_plan),
             (frame.value, self._on_value),
+            (frame.plan, self.away.on_plan),  # after what may have been the first to name its actor
             (frame.ended, self._on_ended),
             (frame.fallen, self._on_fallen),
             (frame.gone, self.away.on_gone),
