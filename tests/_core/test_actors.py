@@ -180,9 +180,14 @@ def test_client_that_stands_for_a_process_passes_calls_on_and_leaves_the_rest_to
     tasks.finish(client, second)
     assert calls.put_back(client, third, False)
     assert fsck.fsck(client) == []
-    actors.drop(client, index)
+    actors.drop(client, index, "it fell " + "\N{SNOWMAN}" * 100)
+    actors.tell_how(client, index, "another reason")
     assert actors.info(client, index)["state"] == actors.DOWN
+    assert actors.info(client, index)["how"] == "it fell " + "\N{SNOWMAN}" * 82
     assert actors.start_again(client, index)
+    assert actors.info(client, index)["how"] == ""
+    actors.tell_how(client, index, "too early")
+    assert any("WANTED" in one for one in fsck.fsck(client))
     assert drain(client, serve(client, index)) == [2]
     assert handles.read_scalar(client, results[0], None, 0.0) == "there"
     with pytest.raises(FastrtError, match="not this client's"):

@@ -159,7 +159,7 @@ def stand_for(client: Client, function: Ref) -> list[list[Ref]]:
     work.perform(client, function, first)
     actors.has_calls(client, mine)
     for index in (other, mine):
-        actors.drop(client, index)
+        actors.drop(client, index, "its process over there ended")
     if actors.start_again(client, mine) and become(client, mine):
         serve(client, mine, function)
     return made

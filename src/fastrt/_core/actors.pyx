@@ -217,7 +217,8 @@ def info(Client client, uint32_t a):
             "order": actor.order, "bare": actor.flags & FRT_ACTOR_BARE != 0,
             "demand": (actor.demand, actor.demand_index) if actor.demand else None,
             "name": actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"),
-            "reason": actor.reason[:strnlen(actor.reason, 448)].decode("utf-8", "replace")}
+            "reason": actor.reason[:strnlen(actor.reason, 448)].decode("utf-8", "replace"),
+            "how": actor.how[:strnlen(actor.how, 256)].decode("utf-8", "replace")}
 
 
 # ---- the actor's own process ----
@@ -268,14 +269,29 @@ def carried(Client client, uint32_t a):
         check(_uncount(&client.x, actor))
 
 
-def drop(Client client, uint32_t a):
+def tell_how(Client client, uint32_t a, str how):
+    """Note in an actor's record how its process ended, before the record says DOWN: whoever decides finds it then.
+
+    Args:
+        how: about 250 bytes of it are kept; what was noted first stays, until the actor is started again.
+    """
+    cdef frt_actor *actor = _at(client, a)
+    if not actor.how[0]:
+        _write(actor.how, sizeof(actor.how), how)
+
+
+def drop(Client client, uint32_t a, str how=""):
     """Say that an actor that this client stands for has no process any more: the daemon decides what follows.
 
     Of a bare one: that it has not any more what it demands.
+
+    Args:
+        how: it ended, as for `tell_how`.
     """
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_sc(&actor.word)
     if _is_mine(client, actor):
+        tell_how(client, a, how)
         a32_store_sc(&actor.asleep, 0)
         a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DOWN, 0, frt_word_gen(word)))  # commit
 
@@ -332,14 +348,15 @@ def end_for_good(Client client, uint32_t a, uint32_t why, str reason):
     cdef frt_actor *actor = _at(client, a)
     if not a32_cas_sc(&actor.ended, 0, why):
         return False
-    _tell_why(actor, reason)
+    _write(actor.reason, sizeof(actor.reason), reason)
     return True
 
 
-cdef int _tell_why(frt_actor *actor, str reason) except -1:
-    cdef bytes text = reason.encode("utf-8", "replace")[:sizeof(actor.reason) - 1]
+cdef int _write(char *field, size_t room, str words) except -1:
+    """Write words to a field of a record, as much as it has room for."""
+    cdef bytes text = words.encode("utf-8", "replace")[:room - 1]
     text = text.decode("utf-8", "ignore").encode() + b"\0"  # not half a character
-    memcpy(actor.reason, <char *>text, len(text))
+    memcpy(field, <char *>text, len(text))
     return 0
 
 
@@ -421,6 +438,7 @@ def start_again(Client client, uint32_t a):
     object_release(x, slot.index, False)
     check(rc)
     actor.restarts += 1
+    memset(actor.how, 0, sizeof(actor.how))
     a64_store_sc(&actor.word, frt_word(FRT_ACTOR_WANTED, 0, frt_word_gen(word)))
     return True
 
@@ -441,7 +459,7 @@ def end(Client client, uint32_t a, str reason):
     if frt_word_state(word) not in (FRT_ACTOR_WANTED, FRT_ACTOR_DOWN, FRT_ACTOR_DEAD):
         raise ValueError(f"actor {a} has a process: its state is {frt_word_state(word)}")
     if not actor.reason[0]:
-        _tell_why(actor, reason)
+        _write(actor.reason, sizeof(actor.reason), reason)
     if frt_word_state(word) == FRT_ACTOR_WANTED and not a64_cas_sc(
             &actor.word, word, frt_word(FRT_ACTOR_DEAD, 0, frt_word_gen(word))):
         return ending  # its process has come: the next look decides

@@ -242,6 +242,8 @@ cdef list _check_actors(frt_ctx *x, bint quiet):
             bad.append(f"actor {a} demands what object {actor.demand:#x} says, which is not there")
         if state != FRT_ACTOR_EMPTY and actor.flags & FRT_ACTOR_BARE and (actor.function or actor.mailbox):
             bad.append(f"actor {a} only holds what it demands, and has a class or calls")
+        if state == FRT_ACTOR_WANTED and actor.how[0]:
+            bad.append(f"actor {a} is WANTED, and its record says how its last process ended")
         if <uint32_t>actor.mailbox > x.tasks_max:
             bad.append(f"the mailbox of actor {a} names task {<int><uint32_t>actor.mailbox - 1}, which cannot be")
     return bad

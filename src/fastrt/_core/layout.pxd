@@ -137,6 +137,7 @@ cdef extern from "layout.h" nogil:
         uint32_t demand_index, order
         char name[64]
         char reason[448]
+        char how[256]
 
     ctypedef struct frt_page_link:
         uint32_t next, prev, back, listed

@@ -40,7 +40,7 @@ class Actors:
         self._fork, self._may_start, self._tell_end = fork, may_start, ended
         self._processes: dict[int, int] = {}  # by actor: the pid of the process ordered for it; 0 until it is known
         self._failed: dict[int, int] = {}
-        self._how: dict[int, str] = {}  # by actor: how its last process ended
+        self._how: dict[int, str] = {}  # by actor: how the last of these ended
 
     def __contains__(self, pid: int) -> bool:
         return pid in self._processes.values()
@@ -62,12 +62,9 @@ class Actors:
         """A client is about to be buried; if it is an actor's process, remember how it ended."""
         for actor in actors.of_client(self._client, client):
             away = actors.info(self._client, actor)["state"] == actors.AWAY
-            self._how[actor] = f"{'the process that passed its calls on,' if away else 'its process'} {pid} {how}"
+            whose = "the process that passed its calls on," if away else "its process"
+            actors.tell_how(self._client, actor, f"{whose} {pid} {how}")
             self._failed.pop(actor, None)  # it had begun
-
-    def note(self, actor: int, how: str) -> None:
-        """The process of an actor, on another node, has ended."""
-        self._how[actor] = how
 
     def tend(self) -> None:
         """Do what there is to do."""
@@ -103,7 +100,7 @@ class Actors:
 
     def _decide(self, actor: int, info: dict[str, Any]) -> None:
         """Start an actor whose process has died again, or declare it dead."""
-        how = self._how.get(actor, "its process ended")
+        how = info["how"] or "its process ended"
         most = info["max_restarts"]
         if not info["ended"] and (most < 0 or info["restarts"] < most) and actors.start_again(self._client, actor):
             self._start(actor, info, True)

@@ -151,9 +151,7 @@ class Away:
 
     def _drop(self, actor: int, how: str) -> None:
         """Leave it to the daemon what becomes of an actor."""
-        if self._store.tell is not None:
-            self._store.tell(op="actor", actor=actor, how=how)  # before: it may look at any moment
-        actors.drop(self._client, actor)
+        actors.drop(self._client, actor, how)  # in the record: the daemon may look before it reads any message
         if self._store.tell is not None:
             self._store.tell(op="actor")
 

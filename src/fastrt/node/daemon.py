@@ -241,8 +241,6 @@ class Daemon:
         elif op == "restore":
             self._spiller.restore(_whole(message.get("index")), _whole(message.get("objref")))
         elif op == "actor":
-            if "how" in message:
-                self._actors.note(_whole(message["actor"]), str(message["how"]))
             self._tend_actors()
         elif op == "group_ready":
             self._tend_actors()  # the group's maker has told of it on another connection

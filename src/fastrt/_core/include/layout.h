@@ -390,6 +390,7 @@ typedef struct {
     uint8_t pad2[12];
     char name[64];
     char reason[448]; /* why it is DEAD, or will be */
+    char how[256];    /* its last process ended; written before the word says DOWN, and empty while it is WANTED */
 } frt_actor;
 
 /* BARE: there is no process. It only holds what it demands, and nobody calls it; the client of the word is the daemon.
@@ -432,7 +433,7 @@ _Static_assert(sizeof(frt_stream) <= FRT_INLINE_BYTES, "a stream lies in its ent
 _Static_assert(sizeof(frt_task) == 256, "frt_task");
 _Static_assert(sizeof(frt_function) == 96, "frt_function");
 _Static_assert(sizeof(frt_ranked) == 16, "frt_ranked");
-_Static_assert(sizeof(frt_actor) == 640, "frt_actor");
+_Static_assert(sizeof(frt_actor) == 896, "frt_actor");
 _Static_assert(sizeof(frt_superblock) <= 4096, "the superblock is one page");
 
 /* Not a secret and not a checksum of contents: two builds that disagree on any size get different values. */

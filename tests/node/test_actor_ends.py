@@ -1,0 +1,71 @@
+"""The daemon's part in the end of actors, on an arena without one: how a process ended is never forgotten."""
+
+import contextlib
+import os
+
+import pytest
+
+from fastrt._core import actors, clients, functions
+from fastrt._core.clients import Client
+from fastrt._core.fsck import fsck
+from fastrt._core.segment import Segment
+from fastrt.node.actors import Actors
+from fastrt.node.janitor import Janitor
+from fastrt.store.client import Store
+
+
+@contextlib.contextmanager
+def arena():
+    """A store of its own: what the test holds of it is gone before anybody looks what is left."""
+    segment = Segment.create(64 << 20, clients_max=64, objects_max=1 << 12, tasks_max=1 << 12, trace=False)
+    index, gen = clients.admit(segment, os.getpid(), clients.KIND_DRIVER, "test")
+    client = Client(segment, index, gen)
+    try:
+        yield Store(client, 0.0)
+        assert fsck(client, True) == []
+    finally:
+        client.close()
+        segment.unlink()
+
+
+def daemon(store):
+    """What a daemon knows of actors when it has just started."""
+    return Actors(store, lambda actor: None, lambda actor, info, again: True, lambda: None)
+
+
+def make(store, max_restarts):
+    """An actor that wants a process: its object, and its index."""
+    ref = store.put(["plan"])
+    cls = functions.add_function(store.client, b"c" * 16, store.put(b"class" * 10), "Counter")
+    return ref, actors.create(store.client, ref, cls.objref, "", max_restarts, False)
+
+
+def test_end_on_another_node_is_known_to_a_daemon_that_looks_before_it_reads_any_message():
+    with arena() as store:
+        ref, actor = make(store, 1)
+        for how in ("it fell on node two", "it fell on node three"):
+            assert actors.carry(store.client, actor, actors.info(store.client, actor)["gen"])
+            actors.drop(store.client, actor, how)
+            assert actors.info(store.client, actor)["how"] == how
+            daemon(store).tend()
+        assert actors.info(store.client, actor)["reason"] == (
+            "it fell on node three; it had been started again 1 times (max_restarts=1)"
+        )
+        del ref
+
+
+@pytest.mark.parametrize(
+    ("away", "words"), [(False, "its process 77 exited"), (True, "the process that passed its calls on, 77 exited")]
+)
+def test_end_of_a_process_is_known_to_the_daemon_that_takes_the_place_of_the_one_that_saw_it(away, words):
+    with arena() as store:
+        ref, actor = make(store, 0)
+        index, gen = clients.admit(store.client.segment, os.getpid(), clients.KIND_ACTOR, "actor")
+        other = Client(store.client.segment, index, gen)
+        assert actors.carry(other, actor, actors.info(other, actor)["gen"]) if away else actors.enter(other, actor)
+        other.close()
+        daemon(store).fell(index, 77, "exited")
+        Janitor(store).bury(index, 77, "exited")
+        daemon(store).tend()
+        assert actors.info(store.client, actor)["reason"] == words
+        del ref
