@@ -129,15 +129,22 @@ class RemoteFunction:
             return store.with_room(0, lambda: self._submit(store, function_ref, args, kwargs))
 
     def _submit(self, store: Store, function_ref: ObjectRef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        refs = self._hand_in(core, store, function_ref, args, kwargs)
+        return refs if self._num_returns else None
+
+    def _hand_in(
+        self, way: Any, store: Store, function_ref: ObjectRef, args: tuple[Any, ...], kwargs: dict[str, Any], *more: Any
+    ) -> Any:
+        """Submit by the core's module for this kind of task (`way`), which takes `more` than others do."""
         refs = None
         args = arguments.put_large_arrays(store, args)
-        settings = (self._num_returns, self._max_retries, self._flags)
+        settings = (self._num_returns, self._max_retries, self._flags, *more)
         if not kwargs:
-            refs = core.submit_scalars(store.client, function_ref, args, *settings)
+            refs = way.submit_scalars(store.client, function_ref, args, *settings)
         if refs is None:
             kind, data, named, ndeps = arguments.pack(store, args, kwargs)
-            refs = core.submit(store.client, function_ref, kind, data, named, ndeps, *settings)
-        return refs if self._num_returns else None
+            refs = way.submit(store.client, function_ref, kind, data, named, ndeps, *settings)
+        return refs
 
     def _submit_to(self, engine: engines.Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Submit to an engine other than fastrt's own."""
@@ -222,15 +229,7 @@ class DemandingFunction(RemoteFunction):
             return store.with_room(0, lambda: self._submit(store, function_ref, args, kwargs))
 
     def _submit(self, store: Store, function_ref: ObjectRef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        refs, demand = None, self._demand_ref
-        assert demand is not None
-        args = arguments.put_large_arrays(store, args)
-        settings = (self._num_returns, self._max_retries, self._flags)
-        if not kwargs:
-            refs = demands.submit_scalars(store.client, function_ref, args, *settings, demand)
-        if refs is None:
-            kind, data, named, ndeps = arguments.pack(store, args, kwargs)
-            refs = demands.submit(store.client, function_ref, kind, data, named, ndeps, *settings, demand)
+        refs = self._hand_in(demands, store, function_ref, args, kwargs, self._demand_ref)
         return refs if self._num_returns else None
 
     def _bind(self) -> tuple[Store, ObjectRef]:
@@ -262,16 +261,9 @@ class SpecialFunction(DemandingFunction):
         return _empty, (SpecialFunction,), self._settings(), None, None, _fill
 
     def _submit(self, store: Store, function_ref: ObjectRef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        refs = None
-        args = arguments.put_large_arrays(store, args)
         stream = generators.create(store.client, self._special.limit) if self._special.streaming else None
-        settings = (self._num_returns, self._max_retries, self._flags)
-        more: tuple[Any, ...] = (self._demand_ref, self._policy_ref, stream, self._special.priority)
-        if not kwargs:
-            refs = special_core.submit_scalars(store.client, function_ref, args, *settings, *more)
-        if refs is None:
-            kind, data, named, ndeps = arguments.pack(store, args, kwargs)
-            refs = special_core.submit(store.client, function_ref, kind, data, named, ndeps, *settings, *more)
+        more = (self._demand_ref, self._policy_ref, stream, self._special.priority)
+        refs = self._hand_in(special_core, store, function_ref, args, kwargs, *more)
         if stream is not None:
             return ObjectRefGenerator(stream, refs)
         return refs if self._num_returns else None
