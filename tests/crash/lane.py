@@ -242,14 +242,16 @@ class Lane:
             orders = [Order(*order) for order in spec["only"]]
             self.attempt(spec["variant"], str(orders), *([orders] if spec["variant"] == "live" else orders))
             return
-        orders = self.orders(spec["per_side"])[spec["lane"] :: spec["lanes"]]
+        orders = self.orders(spec["per_side"])
+        walked = {order[:2] for order in orders}
+        orders = orders[spec["lane"] :: spec["lanes"]]
         self.random.shuffle(orders)
         orders.sort(key=lambda order: not order.point.startswith(spec.get("prefer", "")))
         for order in orders:
             self.attempt("alone", str(order), order)
         for tries in range(5):  # whether the recovery comes by may hang on chance: it is tried again
             for order, second in self.after(self.recovery, spec["per_recovery"] + tries):
-                if tries == 0 or not self.reached.get(second[:2]):
+                if tries == 0 or not (second[:2] in walked or self.reached.get(second[:2])):
                     self.attempt("janitor", f"{order}; then {second}", order, second)
         for order in orders:
             # It dies with the lock, or with a plan that the next one must carry out.

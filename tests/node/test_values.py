@@ -165,7 +165,7 @@ def test_a_value_that_is_not_wanted_any_more_leaves_nothing(wait_until, how):
                 await asyncio.to_thread(wait_until, lambda: proxies[0].passed >= 3 << 20, "half of it")
                 if how == "cancelled":
                     core.cancel(here.client, result)
-                    here.exchange.forget_cancelled()
+                    here.exchange.pass_cancels()
                     with pytest.raises(TaskCancelledError):
                         here.store.get(result, timeout=0)
                     await asyncio.to_thread(wait_until, lambda: not there.native.offers.listed(), "it is given up")

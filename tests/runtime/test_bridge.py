@@ -122,12 +122,14 @@ def test_calls_run_as_tasks_and_results_are_in_the_stores(runtime, client, wait_
     wait_until(lambda: not any(runtime.look(store).objref for store in runtime.stores), "the stores let go")
 
 
-def test_many_calls_go_to_both_nodes(runtime, client, wait_until):
+def test_many_calls_go_to_both_nodes(runtime, client, wait_until, tmp_path):
+    met = [submit(client, "meet", str(tmp_path), *names)[0] for names in (("a", "b"), ("b", "a"))]  # on one worker each
     refs = [submit(client, "square", k)[0] for k in range(40)]
     values = [fetch(runtime, wait_until, ref).int_data.data for ref in refs]
     assert values == [k * k for k in range(40)]
+    assert [fetch(runtime, wait_until, ref).string_data.data for ref in met] == [b"a", b"b"]
     assert all(runtime.look(store).objref for store in runtime.stores)
-    client.decrement(refs)
+    client.decrement([*met, *refs])
 
 
 def test_killed_bridge_is_replaced_and_known_again(runtime, client, wait_until):
