@@ -100,10 +100,10 @@ class BuildCore(build_ext):
                     if (Path(ext.sources[0]) in PLAIN) == plain
                 ],
                 nthreads=os.cpu_count() or 1,
-                build_dir=str(Path(self.build_temp).parent / "cython"),
+                build_dir="build/cython",  # the same for all builds: they differ in what the C compiler is told
                 include_path=["src"],
                 compiler_directives=directives,
-                emit_linenums=FAILPOINTS,  # a failpoint is named by the line of the .pyx that it stands at
+                emit_linenums=True,  # debuggers show the .pyx, and a failpoint is named by the line there
                 force=self.force,
             )
             sources.update({ext.name: ext.sources for ext in made})
