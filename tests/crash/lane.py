@@ -250,6 +250,10 @@ class Lane:
         orders.sort(key=lambda order: not order.point.startswith(spec.get("prefer", "")))
         for order in orders:
             self.attempt("alone", str(order), order)
+        for tries in range(8):  # whoever walks beside what others left may come by less often than alone, or not at all
+            for order in [order for order in orders if not self.reached.get(order[:2])]:
+                again = order._replace(hit=1 + tries // 4, kind=VICTIMS[tries % 2], turn=(tries // 2 % 2) * 4)
+                self.attempt("alone", str(again), again)
         for tries in range(5):  # whether the recovery comes by may hang on chance: it is tried again
             for order, second in self.after(self.recovery, spec["per_recovery"] + tries):
                 if second[:2] in walked:  # the other lanes have these as well
@@ -263,10 +267,9 @@ class Lane:
             if (order.point.endswith("take") and order.side == "after") or order.point.startswith("fifo.h"):
                 order = order._replace(hit=1, turn=4)  # early: the next one has the same still to do
                 self.attempt("meet", str(order), order)
-        known = {order[:2] for order in orders}
         for tries in range(5):  # the same for the second one
             for order, second in self.after(self.meetings, spec["per_recovery"] + tries):
-                if not self.reached.get(second[:2]) or (tries == 0 and second[:2] not in known):
+                if not self.reached.get(second[:2]) and (tries == 0 or second[:2] not in walked):
                     second = second._replace(turn=turn_after(order))
                     self.attempt("pair", f"{order}; then {second}", order, second)
         for _ in range(spec["pairs"]):
