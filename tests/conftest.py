@@ -40,6 +40,7 @@ os.environ.update([TOKEN.split("=")])
 # A warning is an error here, and a busy machine makes any program look slow; what tests advice switches it on.
 os.environ.setdefault("FASTRT_ADVICE", "0")
 
+SEGMENTS: set[Path] = set()  # that were there before the run
 REPORTED: set[str] = set()  # so that the module and the session do not fail again for what a test has left
 
 
@@ -59,6 +60,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if ("long" in item.keywords) == wanted]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    SEGMENTS.update(SHM.glob("fastrt-*"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if a segment is left at its end, whichever worker's test left it."""
+    if hasattr(session.config, "workerinput"):
+        return
+    left: list[Path] = []
+
+    def swept() -> bool:
+        left[:] = [path for path in SHM.glob("fastrt-*") if path not in SEGMENTS and not is_foreign(path)]
+        return not left
+
+    with contextlib.suppress(AssertionError):
+        wait_for(swept, "the segments to go", PATIENCE_S)
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.config.get_terminal_writer().line(f"\nthe run left behind: {', '.join(map(str, left))}")
 
 
 @pytest.fixture
@@ -104,11 +126,15 @@ def is_foreign(segment: Path) -> bool:
             return True
     except FileNotFoundError:
         return True
+    mapped = False
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
-            if str(segment) in Path(f"/proc/{pid}/maps").read_text() and not is_ours(pid) and pid != os.getpid():
-                return True
-    return False
+            if str(segment) in Path(f"/proc/{pid}/maps").read_text():
+                if not is_ours(pid) and pid != os.getpid():
+                    return True
+                mapped = True
+    # What nobody has any more may be of a node that another worker's test has killed: the end of the run looks for it.
+    return not mapped and "PYTEST_XDIST_WORKER" in os.environ
 
 
 def descriptors() -> list[str]:

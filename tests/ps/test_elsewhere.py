@@ -99,6 +99,7 @@ def test_servers_lie_on_nodes_as_is_said_and_lose_nothing(runtime: Any, nodes: A
         with pytest.raises(ps.ServerLostError, match=r"server 1 is lost, with the actor"):
             push()
     fastrt.remove_placement_group(group)
+    wait_until(lambda: fastrt.available_resources() == fastrt.cluster_resources(), "what the group had to be free")
     with ps.start(2, scheduling="spread") as cluster:
         assert sorted(node_of(server.pid, nodes) for server in servers(cluster).values()) == ["one", "two"]
 
