@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fastrt._core import generators, handles
 from fastrt._core.clients import Client
 from fastrt._core.generators import ITEMS, NOTHING, Producer
-from fastrt.errors import FastrtError, ObjectStoreFullError
+from fastrt.errors import ObjectStoreFullError
 from fastrt.node.references import PeerError
+from fastrt.node.sleeper import Sleeper
 from fastrt.rpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -50,8 +50,6 @@ class _Flow(Protocol):
 class Watch:
     """Looks after the flows of all exchanges of a process: one thread sleeps in the arena for them.
 
-    What has come is looked at on the loop's thread, while the other waits until that is done.
-
     Args:
         client: this process's attachment.
         loop: where flows are looked at.
@@ -59,21 +57,13 @@ class Watch:
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
-        self._loop = loop
         self._flows: dict[_Flow, None] = {}  # in order
-        self._turn = threading.Semaphore(0)
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._sleeper = Sleeper(client, loop, "fastrt-flows", self._sleep, self._look)
 
     def open(self, flow: _Flow) -> None:
         """Look after a flow."""
         self._flows[flow] = None
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._listen, name="fastrt-flows", daemon=True)
-            self._thread.start()
-            self._turn.release()
-        else:
-            self._client.wake(self._client.index)
+        self._sleeper.stir()
 
     def drop(self, flow: _Flow) -> None:
         """Look after it no more."""
@@ -81,22 +71,7 @@ class Watch:
 
     def close(self) -> None:
         """End the thread."""
-        self._closed = True
-        self._turn.release()
-        if self._thread is not None:
-            self._client.wake(self._client.index)
-            self._thread.join()
-
-    def _listen(self) -> None:
-        while True:
-            self._turn.acquire()
-            if self._closed:
-                return
-            try:
-                self._sleep()
-                self._loop.call_soon_threadsafe(self._look)
-            except (FastrtError, RuntimeError):
-                return  # the session is broken, or the loop closed: the process ends by what it meets itself
+        self._sleeper.close()
 
     def _sleep(self) -> None:
         flows = list(self._flows)
@@ -107,12 +82,9 @@ class Watch:
         generators.wait_either(self._client, readers, producers, patience)
 
     def _look(self) -> None:
-        try:
-            for flow in list(self._flows):
-                if flow in self._flows:  # what came before it may have ended it
-                    flow.look()
-        finally:
-            self._turn.release()
+        for flow in list(self._flows):
+            if flow in self._flows:  # what came before it may have ended it
+                flow.look()
 
 
 @dataclass(eq=False)
