@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
+from fastrt.node.daemon import sweep_sessions
 from fastrt.runtime.nodefile import nodes_here
 
 START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
@@ -75,3 +76,17 @@ class RunningNode:
             self.process.send_signal(signal.SIGTERM)
         out, err = self.process.communicate(timeout=30)
         return self.output + out, err
+
+
+@contextlib.contextmanager
+def two_nodes(runtime_dir: Path, workers: int, *options: str) -> Iterator[tuple[RunningNode, RunningNode]]:
+    """A head with one worker, "one", and "two" with so many and these options; tests may kill the latter."""
+    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one")
+    more = ("--num-workers", str(workers), "--name", "two", *options)
+    other = RunningNode(runtime_dir, "--address", head.head, *more)
+    yield head, other
+    if other.process.returncode is None:
+        other.stop()
+    out, err = head.stop()
+    assert head.process.returncode == 0, out + err
+    sweep_sessions(runtime_dir, runtime_dir.parent / "spill")  # of the node that was killed

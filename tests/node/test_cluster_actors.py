@@ -5,25 +5,17 @@ import signal
 import threading
 
 import pytest
-from cluster import RunningNode
+from cluster import RunningNode, two_nodes
 
 import fastrt
 from fastrt import PlacementGroupSchedulingStrategy as InGroup
 from fastrt.errors import ActorDiedError, ActorNotFoundError, NameTakenError, NotFoundError
-from fastrt.node.daemon import sweep_sessions
 
 
 @pytest.fixture(scope="module")
 def nodes(runtime_dir):
-    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one")
-    more = ("--num-workers", "2", "--name", "two", "--resources", '{"seat": 2}')
-    other = RunningNode(runtime_dir, "--address", head.head, *more)
-    yield head, other
-    if other.process.returncode is None:
-        other.stop()
-    out, err = head.stop()
-    assert head.process.returncode == 0, out + err
-    sweep_sessions(runtime_dir, runtime_dir.parent / "spill")  # of the node that was killed
+    with two_nodes(runtime_dir, 2, "--resources", '{"seat": 2}') as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")

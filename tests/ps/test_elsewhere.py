@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from cluster import RunningNode
+from cluster import RunningNode, two_nodes
 from netns import Net, UnavailableError
 
 import fastrt
@@ -27,13 +27,8 @@ F = np.float32
 
 @pytest.fixture(scope="module")
 def nodes(runtime_dir: Path) -> Iterator[tuple[RunningNode, RunningNode]]:
-    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "1", "--name", "one")
-    other = RunningNode(runtime_dir, "--address", head.head, "--num-workers", "1", "--name", "two")
-    yield head, other
-    if other.process.returncode is None:
-        other.stop()
-    head.stop()
-    sweep_sessions(runtime_dir, runtime_dir.parent / "spill")
+    with two_nodes(runtime_dir, 1) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")
