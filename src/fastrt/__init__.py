@@ -1,5 +1,6 @@
 """fastrt: a distributed runtime for Python whose hot paths are compiled."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from fastrt import exceptions
@@ -60,6 +61,11 @@ if TYPE_CHECKING:
     from fastrt.observe.timeline import timeline
     from fastrt.runtime.look import list_actors, list_objects, list_tasks, list_workers
     from fastrt.util.executor import Executor
+
+# gRPC's own answer to a fork is to start its threads in the child on what the parent's were doing: of the children of a
+# process with calls under way one in ten died of it (grpcio 1.85), whatever they did. It has to be told before its
+# first import, and who has told it otherwise is left alone.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 get_runtime_context = runtime_context  # as Ray spells it
 

@@ -29,7 +29,8 @@ class Keys:
     """The keys of a coordinator. Made by `open_keys`; its methods may be called from any thread.
 
     Every call takes `timeout_s`; by default it takes as long as it takes, also until a coordinator is there.
-    See `AsyncKeys` for what the methods raise. A forked child cannot use its parent's: open them there anew.
+    See `AsyncKeys` for what the methods raise. A forked child cannot use its parent's,
+    nor open its own (`ForkedRuntimeError`).
     """
 
     def __init__(self, loop: LoopThread, keys: AsyncKeys) -> None:
@@ -100,7 +101,7 @@ class Keys:
 class Agent(Keys):
     """One task's connection to its coordinator. Made by `connect`; its methods may be called from any thread.
 
-    See `AsyncAgent` for what the methods raise. A forked child cannot use its parent's agent: connect there anew.
+    See `AsyncAgent` for what the methods raise. A forked child cannot use its parent's agent, nor have its own.
     """
 
     def __init__(self, loop: LoopThread, agent: AsyncAgent, listener: ErrorListener | None) -> None:
@@ -215,6 +216,7 @@ def connect(
     Raises:
         CoordinationTimeoutError: the coordinator was not found, or not all tasks came, in time.
         CoordinationError: the coordinator does not expect this task, or has another process for it.
+        ForkedRuntimeError: gRPC was used in the process that this one was forked from.
         OSError: the `listen` address cannot be bound.
 
     Source: `jax.distributed.initialize` and the agent behind it.

@@ -63,7 +63,10 @@ class LoopThread:
     def _problem(self) -> str | None:
         """Why nothing can be run there, None when it can."""
         if self.is_inherited:
-            return "This connection belongs to the process that this one was forked from. Connect here anew."
+            return (
+                "This connection belongs to the process that this one was forked from. Connect in a process that is "
+                'started as a new one: subprocess, or multiprocessing.get_context("spawn").'
+            )
         if self._loop.is_closed():
             return self._ended
         if threading.current_thread() is self._thread:

@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from fastrt.rpc.contract import OPTIONS, Handler, Metadata, Stream
+from fastrt.rpc.forks import use_grpc
 
 _log = logging.getLogger(__name__)
 
@@ -190,6 +191,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
 
     async def _bind(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
         if self._server is None:
+            use_grpc()
             self._server = grpc.aio.server(options=self._options)
             self._server.add_generic_rpc_handlers((self,))
         if credentials is None:

@@ -8,6 +8,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from fastrt.rpc.forks import use_grpc
+
 # A value of 64 MiB fits with the message around it; answers (a directory of keys) may be any size.
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", -1),
@@ -34,6 +36,7 @@ def open_channel(
     address: str, credentials: grpc.ChannelCredentials | None = None, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.Channel:
     """A blocking channel to `host:port`, with further options of gRPC's. It connects at its first call."""
+    use_grpc()
     if credentials is None:
         return grpc.insecure_channel(address, options=[*_OPTIONS, *options])
     return grpc.secure_channel(address, credentials, options=[*_OPTIONS, *options])
@@ -41,6 +44,7 @@ def open_channel(
 
 def open_aio_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
     """An asyncio channel to `host:port`, bound to the running loop. It connects at its first call."""
+    use_grpc()
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=_OPTIONS)
     return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)

@@ -28,6 +28,7 @@ import grpc
 from grpc._cython import cygrpc
 
 from fastrt.rpc.contract import OPTIONS, Handler, Metadata, Stream
+from fastrt.rpc.forks import use_grpc
 
 _log = logging.getLogger(__name__)
 
@@ -197,6 +198,7 @@ class QueueServer:
         self._methods = frozenset(methods)
         self._streams = dict(streams or {})
         self._authorize = authorize
+        use_grpc()
         self._queue = cygrpc.CompletionQueue()
         every = (*OPTIONS, ("grpc.max_receive_message_length", message_bytes_max), *options)
         arguments = tuple((name.encode(), value) for name, value in every)

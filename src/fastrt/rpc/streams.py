@@ -21,6 +21,7 @@ from fastrt.errors import FastrtError
 from fastrt.rpc.auth import TlsFiles, is_loopback, read_token, refused_token
 from fastrt.rpc.channel import bearer
 from fastrt.rpc.descriptors import MessageSet
+from fastrt.rpc.forks import use_grpc
 
 # Frames are about 1 MiB; one function or one task's arguments may be larger, and come from who has the token.
 _OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -98,6 +99,7 @@ async def serve(
     Raises:
         FastrtError: the address is in use, or open to strangers.
     """
+    use_grpc()
     access.refuse_clear(address)
     server = grpc.aio.server(options=_OPTIONS, interceptors=[_Guard(access.token)])
     methods: dict[str, dict[str, Any]] = {}
@@ -128,6 +130,7 @@ def open_stream(
     Raises:
         FastrtError: the token would go there in the clear.
     """
+    use_grpc()
     access.refuse_clear(address)
     if access.tls is None:
         channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
