@@ -86,7 +86,9 @@ def two_nodes(runtime_dir: Path, workers: int, *options: str) -> Iterator[tuple[
     other = RunningNode(runtime_dir, "--address", head.head, *more)
     yield head, other
     if other.process.returncode is None:
-        other.stop()
+        _, err = other.stop()
+        assert "Traceback" not in err, err
     out, err = head.stop()
+    assert "Traceback" not in err, err
     assert head.process.returncode == 0, out + err
     sweep_sessions(runtime_dir, runtime_dir.parent / "spill")  # of the node that was killed

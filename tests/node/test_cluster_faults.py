@@ -73,6 +73,23 @@ def test_a_stopped_node_ends_with_its_drivers_told(pair):
         fastrt.get(ref, timeout=30)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_nodes_that_are_stopped_while_they_work_have_nothing_to_say(pair, first):
+    @fastrt.remote
+    def counted():
+        for k in range(1 << 20):
+            threading.Event().wait(0.001)
+            yield k
+
+    refs = [slow.remote(k, 0.05) for k in range(100)]
+    items = counted.remote()
+    assert fastrt.get(next(items), timeout=20) == 0
+    for node in (pair[first], pair[1 - first]):
+        _, err = node.stop()
+        assert (node.process.returncode, err) == (0, "")
+    assert len(refs) == 100
+
+
 def test_a_busy_node_lends_what_would_wait_and_keeps_the_rest(start, runtime_dir):
     head = start("--head", "--port", "0", "--num-workers", "1", "--name", "one")
     start("--address", head.head, "--num-workers", "1", "--name", "two")

@@ -52,6 +52,7 @@ _TELL_S = 0.1  # between two reports to the head
 _AGAIN_S = 0.5  # before a node or the head that did not answer is called again
 _LENT_MAX = 4096
 _CLAIM_S = 0.5
+_END_S = 2.0  # for streams to end in order
 
 
 @dataclass
@@ -106,6 +107,7 @@ class Uplink:
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
         self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()  # and everything lent has been given back
         self._news = asyncio.Event()
         self._to_tell = asyncio.Event()
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
@@ -126,7 +128,7 @@ class Uplink:
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         loop.add_signal_handler(signal.SIGINT, self._on_cancelled)
         server, address = await streams.serve(
-            self._settings["listen"], self._access, _SET, {_EXCHANGE: self._on_stream}
+            self._settings["listen"], self._access, _SET, {_EXCHANGE: self._on_stream}, self._ended
         )
         self._report.address = address
         if self._native is not None:
@@ -149,7 +151,8 @@ class Uplink:
                 one.cancel()
             for exchange in list(self._exchanges):
                 exchange.close("the node that lent it left the cluster")
-            await server.stop(None)
+            self._ended.set()
+            await server.stop(_END_S)
             with self._claims:
                 self._claims.notify()
             if claimer.ident:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
-Handler = Callable[[AsyncIterator[Any], Any], Awaitable[None]]  # reads the requests, writes to the context
+Handler = Callable[[AsyncIterator[Any], Any], Coroutine[Any, Any, None]]  # reads the requests, writes to the context
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def access_of(settings: Mapping[str, Any]) -> Access:
 
 
 async def serve(
-    address: str, access: Access, set_: MessageSet, handlers: Mapping[str, Handler]
+    address: str, access: Access, set_: MessageSet, handlers: Mapping[str, Handler], stopping: asyncio.Event
 ) -> tuple[grpc.aio.Server, str]:
     """Serve streaming methods.
 
@@ -94,6 +94,8 @@ async def serve(
         access: whom to let in.
         set_: descriptions of the services.
         handlers: by full method name, `/package.Service/Method`.
+        stopping: once it is set every stream ends, in order. Only then is the server to be stopped: gRPC cancels what
+            still runs by then, and says so in tracebacks at both ends.
     Returns:
         The server, and the address with the port it got.
     Raises:
@@ -107,7 +109,7 @@ async def serve(
         _, service, method = path.split("/")
         request, response = set_.methods(service)[method]
         methods.setdefault(service, {})[method] = grpc.stream_stream_rpc_method_handler(
-            handler, request.FromString, response.SerializeToString
+            _until(stopping, handler), request.FromString, response.SerializeToString
         )
     for service, table in methods.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, table),))
@@ -120,6 +122,24 @@ async def serve(
         raise FastrtError(f"cannot serve on {address}: {exc}. Is the port in use?") from None
     await server.start()
     return server, f"{address.rpartition(':')[0]}:{port}"
+
+
+def _until(stopping: asyncio.Event, handler: Handler) -> Handler:
+    """A handler whose streams end once that is set."""
+
+    async def serve_one(requests: AsyncIterator[Any], context: Any) -> None:
+        serving = asyncio.ensure_future(handler(requests, context))
+        ending = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
+            serving.cancel()  # nothing happens when it has ended
+            await asyncio.wait([serving])
+        if not serving.cancelled():
+            serving.result()
+
+    return serve_one
 
 
 def open_stream(

@@ -13,6 +13,8 @@ from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.streams import Access
 from fastrt.scheduler.membership import JOIN, Membership
 
+_END_S = 2.0  # for streams to end in order
+
 
 def main(argument: str) -> None:
     """Run the head.
@@ -33,7 +35,7 @@ async def _serve(listen: str, access: Access) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     membership = Membership()
-    server, address = await streams.serve(listen, access, message_set("node"), {JOIN: membership.join})
+    server, address = await streams.serve(listen, access, message_set("node"), {JOIN: membership.join}, stop)
     streams.announce(address, stop)
     await stop.wait()
-    await server.stop(0.2)
+    await server.stop(_END_S)
