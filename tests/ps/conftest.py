@@ -18,7 +18,7 @@ from fastrt.ps.endpoint import Endpoint
 from fastrt.ps.handles import Background
 from fastrt.ps.head import Head, HeadOptions
 from fastrt.ps.initial import Initial
-from fastrt.ps.journal import Journal, MemoryMedium
+from fastrt.ps.journal import FolderMedium, Journal, MemoryMedium
 from fastrt.ps.placement import divide
 from fastrt.ps.processes import ServerProcess
 from fastrt.ps.server import Server
@@ -46,7 +46,8 @@ class Place(ServerProcess):
 
     def awake(self) -> None:
         """Begin a life."""
-        journal = Journal(Kept(self._fds))
+        folder = self._settings["folder"]
+        journal = Journal(Kept(self._fds) if folder is None else FolderMedium(Path(folder)))
         self.server = Server(self._settings["index"], secrets.token_hex(4), journal, self._frozen())
         self.endpoint = Endpoint(self.server, self._settings["token"], self.address, self.unix)
         self.address = self.endpoint.address
@@ -78,8 +79,12 @@ class Site:
         self.head = Head(HeadOptions(servers, workers, **options), Place)
         self.head.start()
         self.sessions: list[Session] = []
+        self.closed = False
 
     def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
         for session in self.sessions:
             session.close()
         self.head.close()

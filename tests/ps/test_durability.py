@@ -221,6 +221,27 @@ def test_checkpoint_of_two_servers_goes_on_with_three_and_one(site, together, tm
     assert all(np.array_equal(a, b) for a, b in zip(*expected, strict=True))
 
 
+def test_cluster_that_was_restored_into_a_folder_is_there_when_it_is_started_again(site, tmp_path) -> None:
+    """Also into one that had other tables."""
+    place = site(2)
+    table = place.table(place.worker(), "w", (4096,), SGD(lr=1.0), 3.0, parts=2)
+    table.push(np.ones(4096, F))
+    path = place.head.checkpoint(tmp_path / "c", False)
+    for folder in (tmp_path / "new", tmp_path / "used", tmp_path / "used"):
+        first = site(2, checkpoint_dir=folder)
+        if folder.name == "used":
+            first.table(first.worker(), "other", (8,), SGD(lr=1.0), 1.0)
+        first.head.checkpoints.load(path, first.head.options)
+        first.close()
+        again = site(2, checkpoint_dir=folder)
+        assert list(again.head.tables) == ["w"]
+        found = again.table(again.worker(), "w", (4096,), SGD(lr=1.0), 3.0, parts=2)
+        assert (found.pull() == 2).all()
+        found.push(np.ones(4096, F))
+        assert (found.pull() == 1).all()
+        again.close()
+
+
 def test_checkpoint_is_whole_or_is_none(site, tmp_path, monkeypatch) -> None:
     place = site(1)
     table = place.table(place.worker(), "w", (64,), SGD(lr=1.0), 3.0)

@@ -120,6 +120,7 @@ class Checkpoints:
         specs = [Spec.from_json({**found, **now}) for found in chain[-1][1]["tables"]]
         files = [str(folder / name) for folder, manifest in chain for name in manifest["files"]]
         tables = {spec.name: (spec, assign(spec.parts, sorted(head.servers), k)) for k, spec in enumerate(specs)}
+        head.have({})  # one that ends within this has none, and not some of these and some of another cluster's
         for index in head.servers:
             mine = []
             for spec, owners in tables.values():
@@ -127,7 +128,7 @@ class Checkpoints:
                 if parts:
                     mine.append([spec.to_json(), parts])
             head.ask(index, {"op": "restore", "tables": mine, "paths": files, "epoch": head.epoch})
-        head.tables = tables
+        head.have(tables)
 
 
 def chain_of(path: Path) -> list[tuple[Path, dict[str, Any]]]:

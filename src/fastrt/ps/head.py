@@ -204,6 +204,12 @@ class Head:
         if self._file is not None:
             self._file.write(epoch, tables, {k: v for k, v in self._shape().items() if k != "num_servers"})
 
+    def have(self, tables: dict[str, tuple[Spec, list[int]]]) -> None:
+        """Have these tables, which the servers have by now, also in the next life."""
+        self._keep(self.epoch, tables)
+        with self._changed:
+            self.tables = tables
+
     def add(self, indexes: Sequence[int]) -> None:
         """Start servers side by side."""
         added = []
@@ -317,10 +323,7 @@ class Head:
                     view = memoryview(data).cast("B") if spec.elements else memoryview(b"")
                     values = [view[4 * spec.cuts[part] : 4 * spec.cuts[part + 1]] for part in parts]
                 self.ask(index, {"op": "create", "spec": spec.to_json(), "parts": parts, "epoch": self.epoch}, values)
-            tables = {**self.tables, spec.name: (spec, owners)}
-            self._keep(self.epoch, tables)
-            with self._changed:
-                self.tables = tables
+            self.have({**self.tables, spec.name: (spec, owners)})
         return Answer({})
 
     def _barrier(self, meta: Meta, data: Any) -> Answer:
