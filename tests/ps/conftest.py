@@ -68,8 +68,8 @@ class Place(ServerProcess):
 
     def wait(self) -> None:
         self.die()
-        for fd in self._fds:
-            os.close(fd)
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 class Site:

@@ -251,10 +251,11 @@ class Session:
         return self.directory
 
     def barrier(self, timeout_s: float) -> None:
-        """Wait until every worker has come."""
-        rank = self.rank
-        self._rounds += 1
-        self.ask({"op": "barrier", "rank": rank, "round": self._rounds, "timeout": timeout_s}, timeout_s=timeout_s)
+        """Wait until every worker has come. One that fails has not been here: the next one is the same round."""
+        with self.lock:
+            meta = {"op": "barrier", "rank": self.rank, "round": self._rounds + 1, "timeout": timeout_s}
+            self.ask(meta, timeout_s=timeout_s)
+            self._rounds += 1
 
     # ---- servers ----
 

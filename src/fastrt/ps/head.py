@@ -19,10 +19,11 @@ from typing import Any
 from fastrt.cluster.service import ClusterOptions, ClusterScheduler
 from fastrt.cluster.state import Settings
 from fastrt.errors import ConfigError, FastrtError, NotFoundError
+from fastrt.ps.barrier import Barrier
 from fastrt.ps.checkpoints import Checkpoints
 from fastrt.ps.elsewhere import DistantServer
 from fastrt.ps.endpoint import Answer, Caller, Endpoint
-from fastrt.ps.errors import ServerLostError, TableMismatchError, TableTimeoutError
+from fastrt.ps.errors import ServerLostError, TableMismatchError
 from fastrt.ps.headfile import HeadFile
 from fastrt.ps.placement import assign, rebalance
 from fastrt.ps.processes import ServerProcess
@@ -37,6 +38,7 @@ AnyServer = ServerProcess | DistantServer
 DURABILITIES = ("none", "process", "power")
 _ASK_S = 60.0
 _RETRY_S = 0.02
+_BARRIER_S_MAX = 3600.0
 _TRIES = 20
 
 
@@ -109,7 +111,7 @@ class Head:
         self.scaling = Scaling(self)
         self.lock = threading.RLock()  # one change of tables or servers at a time
         self._changed = threading.Condition()
-        self._arrived: dict[int, int] = {}
+        self._barrier = Barrier(options.num_workers, self._changed, lambda: self.failed)
         self._frozen = False
         self._endpoint: Endpoint | None = None
         keeps = options.checkpoint_dir is not None and options.durability != "none"
@@ -127,7 +129,12 @@ class Head:
                 allow_anonymous=options.insecure,
             )
         )
-        self._handlers = {"directory": self._directory, "define": self._define, "barrier": self._barrier}
+        self._handlers: dict[str, Callable[[Caller, Meta, Any], Answer]] = {
+            "directory": lambda caller, meta, data: self._directory(meta),
+            "define": lambda caller, meta, data: self._define(meta, data),
+            "barrier": lambda caller, meta, data: self._wait_for_all(caller, meta),
+            "keeper": lambda caller, meta, data: self._from_keeper(caller, meta),
+        }
 
     @property
     def address(self) -> str:
@@ -254,15 +261,13 @@ class Head:
         Raises:
             ValueError: the message makes no sense.
         """
-        if meta.get("op") == "keeper":
-            return 0
         if meta.get("op") not in self._handlers:
             raise ValueError(f"{meta.get('op')!r} is nothing that the head of a cluster does")
         return 4 * self._spec(meta).elements if meta["op"] == "define" else 0
 
     def handle(self, caller: Caller, meta: Meta, data: Any, fds: list[int]) -> Answer:
         """See `endpoint.Service`."""
-        return self._from_keeper(caller, meta) if meta["op"] == "keeper" else self._handlers[meta["op"]](meta, data)
+        return self._handlers[meta["op"]](caller, meta, data)
 
     def gone(self, caller: Caller) -> None:
         """See `endpoint.Service`."""
@@ -293,7 +298,7 @@ class Head:
         ours = {"mode": options.mode, "staleness": options.staleness, "workers": options.num_workers}
         return Spec.from_json({**found, **{name: value for name, value in ours.items() if found.get(name) is None}})
 
-    def _directory(self, meta: Meta, data: Any) -> Answer:
+    def _directory(self, meta: Meta) -> Answer:
         """Who has what; waits for a newer epoch than the asker's for so long."""
         until = time.monotonic() + min(float(meta.get("timeout", 0)), 10.0)
         with self._changed:
@@ -326,19 +331,17 @@ class Head:
             self.have({**self.tables, spec.name: (spec, owners)})
         return Answer({})
 
-    def _barrier(self, meta: Meta, data: Any) -> Answer:
-        """Wait until every worker has come as often as this one."""
-        rank, timeout = int(meta["rank"]), min(float(meta["timeout"]), 3600.0)
-        until = time.monotonic() + timeout
-        with self._changed:
-            mine = self._arrived[rank] = max(self._arrived.get(rank, 0), int(meta["round"]))
-            self._changed.notify_all()
-            workers = range(self.options.num_workers)
-            while any(self._arrived.get(other, 0) < mine for other in workers):
-                if not self._changed.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
-                    missing = [other for other in workers if self._arrived.get(other, 0) < mine]
-                    raise TableTimeoutError(f"worker {missing} did not come to the barrier within {timeout:g} s")
-            return Answer({})
+    def _wait_for_all(self, caller: Caller, meta: Meta) -> Answer:
+        """See `Barrier.wait`.
+
+        Raises:
+            ValueError: the message makes no sense.
+        """
+        timeout = min(float(meta["timeout"]), _BARRIER_S_MAX)
+        if not timeout >= 0:
+            raise ValueError(f"a timeout of {timeout!r} s")
+        self._barrier.wait(caller, int(meta["rank"]), int(meta["round"]), timeout)
+        return Answer({})
 
     # ---- calls to servers ----
 
