@@ -1,5 +1,6 @@
 """The native stream between two stores: values that arrive, and peers and networks that do their worst."""
 
+import contextlib
 import socket
 import struct
 import threading
@@ -205,12 +206,14 @@ def test_nobody_listening_is_a_typed_error(pair: Pair) -> None:
         pair.puller().pull(1, "localhost:none").result(PATIENCE_S)
 
 
-@pytest.mark.parametrize("at", [30, 2 << 20])  # in the greeting; in the data
-def test_source_that_falls_silent_is_given_up_in_time(pair: Pair, at: int) -> None:
+@pytest.mark.parametrize(
+    ("at", "said"), [(30, "30 of 48 bytes of the handshake came"), (2 << 20, r"moved no byte for 0\.2 s")]
+)
+def test_source_that_falls_silent_is_given_up_in_time(pair: Pair, at: int, said: str) -> None:
     pair.here.put(1, pattern(BIG))
     proxy = pair.proxy(then=("stall", at))
     began = time.monotonic()
-    with pytest.raises(TransferError, match=r"moved no byte for 0\.2 s"):
+    with pytest.raises(TransferError, match=said):
         pair.puller(timeout_s=0.2).pull(1, proxy.address).result(PATIENCE_S)
     assert time.monotonic() - began < PATIENCE_S / 2
     assert pair.there.used() == (0, 0)
@@ -320,6 +323,75 @@ def test_noise_instead_of_a_login_is_hung_up_on(pair: Pair, noise: bytes) -> Non
         received = everything(sock)
     assert len(received) <= 48
     assert pair.puller().pull(1, pair.source.address).result(PATIENCE_S)
+
+
+def test_greeting_that_drips_is_hung_up_on_in_time(pair: Pair, closing: Callable[[Any], Any]) -> None:
+    """Each byte more is no reason to wait on: 88 of them would take 9 seconds."""
+    source = closing(pair.here.source(timeout_s=0.3))
+    dripping = threading.Event()
+    with socket.create_connection(("127.0.0.1", source.port), PATIENCE_S) as sock:
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                while not dripping.wait(0.1):
+                    sock.sendall(b"f")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        begun = time.monotonic()
+        everything(sock)
+        took = time.monotonic() - begun
+        dripping.set()
+        thread.join()
+    assert 0.25 < took < 3
+
+
+def test_source_that_drips_its_greeting_is_given_up_in_time(pair: Pair) -> None:
+    pair.here.put(1, "value")
+    begun = time.monotonic()
+    with pytest.raises(TransferError, match=r"of 48 bytes of the handshake came in"):
+        pair.puller(timeout_s=0.3).pull(1, pair.proxy(rate=20).address).result(PATIENCE_S)
+    assert time.monotonic() - begun < PATIENCE_S / 2
+
+
+def test_strangers_who_say_nothing_neither_keep_others_out_nor_pile_up(
+    pair: Pair, wait_until: Callable[..., None]
+) -> None:
+    pair.here.put(1, "value")
+    most = source_module._GREETINGS_MAX
+    silent: list[socket.socket] = []
+    try:
+        for k in range(source_module._CONNECTIONS_MAX + 20):
+            silent.append(socket.create_connection(("127.0.0.1", pair.source.port), PATIENCE_S))
+            if k % 2:
+                silent[-1].sendall(b"half a greeting")
+        assert pair.puller().pull(1, pair.source.address).result(PATIENCE_S)
+        wait_until(lambda: streams_of_the_source() <= most + 1, "the oldest strangers to be sent away")
+        assert len(silent[0].recv(100, socket.MSG_WAITALL)) == 48  # the greeting, and then the end
+    finally:
+        for sock in silent:
+            sock.close()
+    wait_until(lambda: streams_of_the_source() <= 1, "all strangers to be forgotten")
+
+
+def streams_of_the_source() -> int:
+    """How many connections have a thread."""
+    return sum(thread.name == "fastrt-source-stream" for thread in threading.enumerate())
+
+
+def test_taker_is_served_for_longer_than_a_greeting_may_take(pair: Pair, closing: Callable[[Any], Any]) -> None:
+    """Strangers who come later take the place of other strangers, not of one who has shown the token."""
+    source = closing(pair.here.source(timeout_s=0.3))
+    pair.here.put(1, "value")
+    sock, _ = wire.connect(source.address, TOKEN, False)
+    with sock, contextlib.ExitStack() as stack:
+        for _ in range(source_module._GREETINGS_MAX + 5):
+            stack.enter_context(socket.create_connection(("127.0.0.1", source.port), PATIENCE_S))
+        with socket.create_connection(("127.0.0.1", source.port), PATIENCE_S) as last:
+            everything(last)  # its time is up, and with it that of all before
+        sock.settimeout(PATIENCE_S)
+        sock.sendall(request(1, 0))
+        assert wire.read_frame(bytearray(sock.recv(wire.HEAD.size, socket.MSG_WAITALL))).objref == 1
 
 
 def request(objref: int, offset: int, ticket: int = 0) -> bytes:

@@ -29,6 +29,9 @@ ACTIVE_MAX = 8
 _BATCH_BYTES = 4 << 20  # of frames in one call to the kernel: 2 to 8 MiB are fastest
 _BATCH_PARTS = stream.PARTS_MAX - 3  # a frame has up to three parts
 _CONNECTIONS_MAX = 256
+# Of connections that have not shown the token. One more ends the one that has been silent for longest: a true taker
+# needs a millisecond for its greeting, so strangers who hold all of these do not keep it out.
+_GREETINGS_MAX = 32
 _BACKLOG = 64
 _OUT_OF_FILES_S = 0.1
 
@@ -98,6 +101,7 @@ class Source:
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
+        self._greetings: dict[socket.socket, None] = {}  # those that have not shown the token, oldest first
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept_all, name="fastrt-source", daemon=True)
         self._thread.start()
@@ -126,18 +130,30 @@ class Source:
                     self._closing.wait(_OUT_OF_FILES_S)
                 continue
             with self._lock:
-                if self._closing.is_set() or len(self._connections) >= _CONNECTIONS_MAX:
+                if self._closing.is_set() or len(self._connections) - len(self._greetings) >= _CONNECTIONS_MAX:
                     sock.close()
                     continue
+                self._make_room()
                 thread = threading.Thread(target=self._serve, args=(sock,), name="fastrt-source-stream", daemon=True)
                 self._connections[sock] = thread
+                self._greetings[sock] = None
                 thread.start()
+
+    def _make_room(self) -> None:
+        """Under the lock: let one more stranger in, in place of the one that has been here for longest."""
+        if len(self._greetings) >= _GREETINGS_MAX:
+            oldest = next(iter(self._greetings))
+            with contextlib.suppress(OSError):  # it has hung up itself
+                oldest.shutdown(socket.SHUT_RDWR)
+            del self._greetings[oldest]
 
     def _serve(self, sock: socket.socket) -> None:
         """One connection, to its end."""
         try:
             wire.prepare(sock)
             checksum = wire.accept(sock, self._token, min(self._timeout_s, wire.HANDSHAKE_S))
+            with self._lock:
+                self._greetings.pop(sock, None)
             _Connection(self._table, sock, checksum, self._timeout_s).run()
         except (OSError, EOFError):
             pass  # the taker has gone, or will find out; it asks again over a new connection
@@ -147,6 +163,7 @@ class Source:
             _log.warning("a native stream ended: %s", str(exc))
         finally:
             with self._lock:
+                self._greetings.pop(sock, None)
                 del self._connections[sock]
                 sock.close()
 

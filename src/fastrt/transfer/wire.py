@@ -24,6 +24,7 @@ import ipaddress
 import secrets
 import socket
 import struct
+import time
 from typing import NamedTuple
 
 from fastrt._core import stream
@@ -34,7 +35,7 @@ FRAME_BYTES = 4 << 20
 REFS_MAX = 1 << 20
 TEXT_BYTES_MAX = 4096
 REQUESTS_MAX = 256  # that a taker may have open; so a few KiB, which fit into a socket's buffer while nobody reads
-HANDSHAKE_S = 10.0
+HANDSHAKE_S = 10.0  # for all of it, however the bytes are dealt out
 
 # A frame's status; with ABSENT and REFUSED the data are a text that says why.
 OK, ABSENT, REFUSED, BUNDLE = 0, 1, 2, 3
@@ -182,17 +183,20 @@ def read_entries(frame: Frame, table: bytearray) -> list[Entry]:
 def accept(sock: socket.socket, token: str, timeout_s: float = HANDSHAKE_S) -> bool:
     """The source's half of the handshake.
 
+    Args:
+        sock: a connected socket.
+        token: the session's.
+        timeout_s: until the other end must have said all of its login.
     Returns:
         Whether the taker wants checksums.
     Raises:
         WireError: it does not know the token, or is no store of this version.
-        OSError, EOFError: the connection is broken.
+        OSError, EOFError: the connection is broken, or the other end silent.
     """
-    fd = sock.fileno()
+    fd, deadline = sock.fileno(), time.monotonic() + timeout_s
     hello = _HELLO.pack(_MAGIC, VERSION, secrets.token_bytes(32))
     stream.send_parts(fd, [hello], timeout_s)
-    login = bytearray(_LOGIN.size)
-    stream.receive_parts(fd, [login], _LOGIN.size, timeout_s)
+    login = _receive(fd, _LOGIN.size, deadline)
     magic, version, flags, _, proof = _LOGIN.unpack(login)
     if magic != _MAGIC or version != VERSION:
         raise WireError(f"whoever connected is no store of version {VERSION}")
@@ -212,7 +216,7 @@ def connect(
         address: host:port.
         token: the session's.
         checksum: whether data are to be checksummed; None: unless both ends are on this machine.
-        timeout_s: for each step.
+        timeout_s: for the connection, and again for the handshake.
     Returns:
         A socket on which requests can be sent, and whether data come with checksums.
     Raises:
@@ -224,9 +228,8 @@ def connect(
     sock = socket.create_connection((host, port), timeout_s)
     try:
         prepare(sock)
-        fd = sock.fileno()
-        hello = bytearray(_HELLO.size)
-        stream.receive_parts(fd, [hello], _HELLO.size, timeout_s)
+        fd, deadline = sock.fileno(), time.monotonic() + timeout_s
+        hello = _receive(fd, _HELLO.size, deadline)
         magic, version, _ = _HELLO.unpack(hello)
         if magic != _MAGIC or version != VERSION:
             raise WireError(f"{address} is no store of version {VERSION}")
@@ -235,9 +238,8 @@ def connect(
         login = _LOGIN.pack(_MAGIC, VERSION, CHECKSUM * checksum, secrets.token_bytes(32), b"")[:-32]
         said = bytes(hello) + login
         stream.send_parts(fd, [login, _proof(token, b"taker", said)], timeout_s)
-        welcome = bytearray(_WELCOME.size)
         try:
-            stream.receive_parts(fd, [welcome], _WELCOME.size, timeout_s)
+            welcome = _receive(fd, _WELCOME.size, deadline)
         except (EOFError, ConnectionResetError) as exc:
             raise ConnectionError(f"{address} hung up: it has another session's token, or too many takers") from exc
         magic, proof = _WELCOME.unpack(welcome)
@@ -247,6 +249,20 @@ def connect(
         sock.close()
         raise
     return sock, checksum
+
+
+def _receive(fd: int, nbytes: int, deadline: float) -> bytearray:
+    """So many bytes of a handshake. Unlike data, they must be there by then: each byte more is no reason to wait on."""
+    data, have = bytearray(nbytes), 0
+    begun = time.monotonic()
+    while have < nbytes:
+        left = deadline - time.monotonic()
+        try:
+            have += stream.receive_parts(fd, [memoryview(data)[have:]], 1, max(left, 0.0))
+        except TimeoutError:
+            waited = time.monotonic() - begun
+            raise TimeoutError(f"{have} of {nbytes} bytes of the handshake came in {waited:.1f} s") from None
+    return data
 
 
 def prepare(sock: socket.socket) -> None:
