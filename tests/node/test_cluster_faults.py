@@ -167,7 +167,7 @@ def test_a_driver_without_a_node_is_told_what_to_start(runtime_dir):
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    """Two authorities, each with a certificate for 127.0.0.1, and one that has expired: options by name."""
+    """Options by name: of two authorities, each with certificates for 127.0.0.1, for elsewhere, and from the past."""
     folder = tmp_path_factory.mktemp("tls")
 
     def openssl(*words):
@@ -179,8 +179,8 @@ def certificates(tmp_path_factory):
         new = ["req", "-newkey", "rsa:2048", "-nodes", "-subj"]
         openssl(*new, "/CN=ca", "-x509", "-days", "2", "-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem")
         openssl(*new, "/CN=node", "-keyout", key, "-out", request)
-        (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-        for called, days in ((name, "2"), (f"old-{name}", "-1")):
+        for called, days, host in ((name, "2", 1), (f"old-{name}", "-1", 1), (f"elsewhere-{name}", "2", 9)):
+            (folder / "names").write_text(f"subjectAltName=IP:127.0.0.{host}")
             signed = ["-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial", "-days", days]
             certificate = f"{called}.pem"
             openssl("x509", "-req", "-in", request, *signed, "-extfile", "names", "-out", certificate)
@@ -201,3 +201,10 @@ def test_nodes_with_certificates_of_one_authority_work_together(start, certifica
         said = refusal(runtime_dir, "--address", head.head, "--num-workers", "1", *wrong, FASTRT_START_TIMEOUT_S="3")
         assert f"the head at {head.head} does not answer" in said
         assert "do the certificates (--tls-cert, --tls-key, --tls-ca) suit the cluster's?" in said
+
+
+@pytest.mark.long
+def test_a_head_whose_certificate_is_for_another_machine_does_not_start(certificates, runtime_dir):
+    """Its own node is its first caller, and checks the name as all others would."""
+    options = ("--head", "--port", "0", "--num-workers", "0", *certificates["elsewhere-ours"])
+    assert "Hostname Verification Check failed" in refusal(runtime_dir, *options, FASTRT_START_TIMEOUT_S="3")
