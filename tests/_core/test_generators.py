@@ -47,6 +47,31 @@ def test_items_come_in_order_and_then_the_end(client, function):
     assert take(client, stream, end) is None
 
 
+def test_waiting_for_some_of_streams_and_values_finds_those_that_are_ready(client, function):
+    one, other = submit(client, function), submit(client, function)
+    there = handles.put_scalar(client, 1)
+    things = [one, there, other, there]
+
+    def ready(count, timeout_s=0):
+        return generators.wait_some(client, things, count, timeout_s, 0.0)
+
+    assert ready(4) == [1, 3]
+    assert ready(1, None) == [1]
+    assert ready(3, 0.001) == [1, 3]
+    first, second = next_task(client), next_task(client)
+    Producer(client, second).add(1)
+    assert ready(3, None) == [1, 2, 3]
+    take(client, *other)
+    assert ready(4) == [1, 3]
+    assert tasks.finish_scalar(client, first, None)
+    assert ready(3, None) == [0, 1, 3]
+    with pytest.raises(FastrtError, match="no stream's"):
+        generators.wait_some(client, [(there, there)], 1, 0, 0.0)
+    with pytest.raises(TypeError):
+        generators.wait_some(client, [there, 1], 1, 0, 0.0)
+    assert tasks.finish_scalar(client, second, None)
+
+
 def test_error_stands_after_the_items_that_came_before_it(client, function):
     stream, end = submit(client, function)
     task = next_task(client)

@@ -304,6 +304,9 @@ def generators_give_references_one_by_one():
     assert [get(ref) for ref in counting.remote(3)] == [0, 1, 2]
     assert get(get(counting.options(num_returns="dynamic").remote(3))) == [0, 1, 2]
     assert get(counting.options(num_returns=2).remote(2)) == [0, 1]
+    value, stream = fastrt.put(7), counting.remote(2)
+    assert fastrt.wait([value, stream], num_returns=2, timeout=SOON_S) == ([value, stream], [])
+    assert [get(next(stream)), get(next(stream))] == [0, 1]
 
 
 if hasattr(fastrt, "ObjectRefGenerator"):

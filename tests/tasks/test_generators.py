@@ -173,6 +173,34 @@ def test_back_pressure_bounds_what_is_unread(wait_until):
         assert list(generator) == []
 
 
+def test_wait_takes_generators_that_are_ready_when_their_next_item_is(tmp_path):
+    slow, quick, value = gated.remote(str(tmp_path), 2, 1), count.remote(1), fastrt.put(1)
+    assert fastrt.wait([slow, value, quick], num_returns=3, timeout=SOON_S) == ([slow, value, quick], [])
+    assert get(next(slow)) == 0
+    get(quick.completed())
+    assert fastrt.wait([slow, quick], timeout=SOON_S) == ([quick], [slow])
+    assert fastrt.wait([slow, quick, value], num_returns=3, timeout=0.01) == ([quick, value], [slow])
+    (tmp_path / "gate").touch()
+    assert fastrt.wait((slow,)) == ([slow], [])
+    assert [get(ref) for ref in (*slow, *quick)] == [1, 0]
+    assert fastrt.wait([slow, quick], num_returns=2, timeout=0) == ([slow, quick], []), "an end is ready, too"
+    with pytest.raises(TypeError, match="one has a int"):
+        fastrt.wait([slow, 1])
+
+
+def test_tasks_that_wait_for_generators_give_their_place_to_these():
+    @fastrt.remote
+    def first_of(generators):
+        ready, _ = fastrt.wait(generators)
+        return fastrt.get(next(ready[0]))
+
+    @fastrt.remote
+    def lead():
+        return fastrt.get([first_of.remote([count.remote(3)]) for _ in range(4)])
+
+    assert get(lead.remote()) == [0] * 4
+
+
 def test_generators_that_wait_for_readers_do_not_keep_these_from_running():
     bounded = count.options(generator_backpressure=1)
 
@@ -459,8 +487,8 @@ def test_generator_where_references_are_wanted_is_refused_with_what_to_pass():
         yield 1
 
     generator = items.remote()
-    for call in (fastrt.get, lambda one: fastrt.get([one]), fastrt.wait, lambda one: fastrt.wait([one]),
-                 lambda one: fastrt.as_completed([one])):  # fmt: skip
+    calls = (fastrt.get, lambda one: fastrt.get([one]), fastrt.wait, lambda one: fastrt.as_completed([one]))
+    for call in calls:
         with pytest.raises(TypeError, match=r"ObjectRefGenerator; next\(generator\) gives the reference"):
             call(generator)
     ready, _ = fastrt.wait([next(generator), generator.completed()], num_returns=2)

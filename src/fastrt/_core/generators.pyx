@@ -7,6 +7,7 @@ and a wake only when somebody sleeps. The task's only result is the end of the s
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from fastrt._core.clients cimport Client
@@ -31,6 +32,7 @@ cdef enum:
     KIND_STREAM = 15  # never read as a value
     NOTICE_NS = 50000000
     SPINS_PER_LOOK = 32
+    NO_STREAM = 0xFFFFFFFF
     ITEMS_PER_LOOK = 64  # between two looks at signals, and at other threads that want to run
 
 
@@ -163,6 +165,109 @@ def is_ready(Client client, Ref stream, Ref end):
     cdef frt_stream *s = _stream(client, stream)
     ref_use(client, end)
     return <uint32_t>a64_load_sc(&s.head) != 0 or object_is_sealed(&client.x, end.index)
+
+
+def wait_some(Client client, list things, Py_ssize_t num_returns, timeout_s, double spin_s):
+    """Wait until so many of some references and streams are ready, or until the timeout.
+
+    Args:
+        things: Refs, and pairs as `take` has them, of streams: these are ready when `take` would not have to wait.
+        num_returns: from 1 to len(things).
+        timeout_s: seconds, or None for ever.
+        spin_s: how much of it to spend spinning before sleeping.
+    Returns:
+        The numbers of the first `num_returns` of `things` that are ready; fewer after the timeout.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef Py_ssize_t k
+    cdef uint32_t n = <uint32_t>len(things)
+    cdef uint32_t want = <uint32_t>num_returns
+    cdef int64_t now, deadline, spin = <int64_t>(spin_s * 1e9)
+    cdef uint32_t *all_of
+    cdef list ready
+    cdef int rc
+    client.ensure()
+    things = things[:]  # keeps them; another thread may change the caller's list while we sleep
+    deadline = 1 << 62
+    if timeout_s is not None:
+        deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
+    all_of = <uint32_t *>malloc(2 * len(things) * sizeof(uint32_t))
+    if all_of == NULL:
+        raise MemoryError()
+    try:
+        for k in range(len(things)):
+            _note(client, things[k], all_of + 2 * k)
+        while True:
+            ready = [k for k in range(len(things)) if _is_ready(x, all_of + 2 * k)][:num_returns]
+            now = frt_now_ns()
+            if len(ready) == num_returns or timeout_s == 0 or now >= deadline:
+                return ready
+            with nogil:
+                rc = _wait_some(x, all_of, n, want, min(deadline, now + spin + NOTICE_NS), spin)
+            spin = 0
+            PyErr_CheckSignals()
+            client.ensure()
+            if rc == FRT_CORRUPT:
+                check(rc)
+    finally:
+        free(all_of)
+
+
+cdef int _note(Client client, thing, uint32_t *at) except -1:
+    """Write down which entries to look at: of a stream two."""
+    cdef Ref ref
+    if isinstance(thing, tuple):
+        _stream(client, thing[0])
+        at[0] = (<Ref>thing[0]).index
+        ref = thing[1]
+    else:
+        at[0] = NO_STREAM
+        ref = thing
+    ref_use(client, ref)
+    at[1] = ref.index
+    return 0
+
+
+cdef inline bint _is_ready(frt_ctx *x, const uint32_t *at) noexcept nogil:
+    if at[0] != NO_STREAM and <uint32_t>a64_load_sc(&frt_stream_of(x, at[0]).head) != 0:
+        return True
+    return frt_word_state(a64_load_sc(frt_state(x, at[1]))) > FRT_OBJ_PENDING
+
+
+cdef uint32_t _count_ready(frt_ctx *x, const uint32_t *all_of, uint32_t n, uint32_t want, bint mark) noexcept nogil:
+    """How many are ready, counting no further than `want`; with `mark`, ask the rest to wake us."""
+    cdef uint32_t k, ready = 0
+    cdef const uint32_t *at
+    for k in range(n):
+        at = all_of + 2 * k
+        if mark and not _is_ready(x, at):
+            if at[0] != NO_STREAM:
+                a64_or_sc(frt_waits(x, at[0]) + x.me_word, x.me_bit)
+            a64_or_sc(frt_waits(x, at[1]) + x.me_word, x.me_bit)
+        ready += _is_ready(x, at)
+        if ready == want:
+            break
+    return ready
+
+
+cdef int _wait_some(frt_ctx *x, const uint32_t *all_of, uint32_t n, uint32_t want, int64_t deadline,
+                    int64_t spin) noexcept nogil:
+    """Wait until `want` are ready: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
+    cdef int64_t started = frt_now_ns()
+    cdef uint32_t seen
+    cdef int rc
+    if spin:
+        while wait_spin_on(started, spin):
+            if _count_ready(x, all_of, n, want, False) == want:
+                return FRT_OK
+            a_relax()
+    while True:
+        seen = a32_load_sc(&x.clients[x.me].wake)
+        if _count_ready(x, all_of, n, want, True) == want:
+            return FRT_OK
+        rc = wait_nap(x, seen, deadline)
+        if rc != FRT_OK:
+            return FRT_OK if _count_ready(x, all_of, n, want, False) == want else rc
 
 
 def wait_any(Client client, list streams, double timeout_s):

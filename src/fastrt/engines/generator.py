@@ -104,7 +104,7 @@ class RayGenerator(EngineGenerator):
     """
 
     def __init__(self, inner: Any, wrap: Callable[[Any], ObjectRef], wait: Callable[..., Any]) -> None:
-        self._inner = inner
+        self.inner = inner
         self._wrap = wrap
         self._wait = wait
 
@@ -114,14 +114,14 @@ class RayGenerator(EngineGenerator):
         Raises:
             GetTimeoutError: the timeout passed.
         """
-        if timeout is not None and not self._inner.is_finished() and not self._wait([self._inner], timeout=timeout)[0]:
+        if timeout is not None and not self.inner.is_finished() and not self._wait([self.inner], timeout=timeout)[0]:
             raise GetTimeoutError(f"{self!r} had no further item after {timeout} s; wait again, or cancel it")
-        return self._wrap(next(self._inner))
+        return self._wrap(next(self.inner))
 
     def completed(self) -> ObjectRef:
         """Return Ray's reference of the end."""
-        return self._wrap(self._inner.completed())
+        return self._wrap(self.inner.completed())
 
     def is_finished(self) -> bool:
         """Whether all items have been read."""
-        return bool(self._inner.is_finished())
+        return bool(self.inner.is_finished())

@@ -220,16 +220,14 @@ class LocalEngine:
             )
         return [ref.stored.load() for ref in listed if ref.stored is not None]
 
-    def wait(
-        self, refs: list[ObjectRef], num_returns: int, timeout: float | None
-    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-        """Split references into those that are ready and the others."""
-        listed = [self._mine(ref) for ref in refs]
-        self._drive(lambda: sum(ref.stored is not None for ref in listed) >= num_returns, timeout)
-        ready: list[ObjectRef] = []
-        others: list[ObjectRef] = []
+    def wait(self, refs: list[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
+        """Split references into those that are ready and the others; a generator always is, as it runs when asked."""
+        listed = [ref if isinstance(ref, LocalGenerator) else self._mine(ref) for ref in refs]
+        self._drive(lambda: sum(_is_ready(ref) for ref in listed) >= num_returns, timeout)
+        ready: list[Any] = []
+        others: list[Any] = []
         for ref in listed:
-            (ready if ref.stored is not None and len(ready) < num_returns else others).append(ref)
+            (ready if _is_ready(ref) and len(ready) < num_returns else others).append(ref)
         return ready, others
 
     def _mine(self, ref: object) -> LocalRef:
@@ -527,6 +525,10 @@ def refuse_environment(given: Mapping[str, Any]) -> None:
 
 def _as_returned(count: int, refs: list[LocalRef]) -> Any:
     return refs[0] if count == 1 else refs if count else None
+
+
+def _is_ready(one: LocalRef | LocalGenerator) -> bool:
+    return isinstance(one, LocalGenerator) or one.stored is not None
 
 
 def _tries(retries: int) -> int:

@@ -146,11 +146,9 @@ class RayEngine:
         except ray.exceptions.RayError as exc:
             raise ray_errors.translated(exc) from None
 
-    def wait(
-        self, refs: list[ObjectRef], num_returns: int, timeout: float | None
-    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    def wait(self, refs: list[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
         """`ray.wait`; a reference that stands there twice, which Ray refuses, counts twice."""
-        inner = [self._inner(ref) for ref in refs]
+        inner = [ref.inner if isinstance(ref, RayGenerator) else self._inner(ref) for ref in refs]
         unique = list(dict.fromkeys(inner))
         until = None if timeout is None else time.monotonic() + timeout
         most = min(num_returns, len(unique))
@@ -159,8 +157,8 @@ class RayEngine:
             done = set(ray.wait(unique, num_returns=wanted, timeout=left)[0])
             if sum(ref in done for ref in inner) >= num_returns:
                 break
-        ready: list[ObjectRef] = []
-        others: list[ObjectRef] = []
+        ready: list[Any] = []
+        others: list[Any] = []
         for ref, of_ray in zip(refs, inner, strict=True):
             (ready if of_ray in done and len(ready) < num_returns else others).append(ref)
         return ready, others

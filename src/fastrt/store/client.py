@@ -26,7 +26,7 @@ from fastrt.errors import (
     StaleReferenceError,
     for_users,
 )
-from fastrt.store import advice
+from fastrt.store import advice, mixed
 from fastrt.store import engine as engines
 from fastrt.store import ref as ref_module
 from fastrt.store.ref import ObjectRef, kind_of
@@ -491,7 +491,8 @@ def wait(
     """Wait until some of several references are ready.
 
     Args:
-        refs: a list or tuple of ObjectRefs; one that stands there twice counts twice.
+        refs: a list or tuple of ObjectRefs; one that stands there twice counts twice. Generators may stand among
+            them: one is ready when `next` would not have to wait.
         num_returns: how many to wait for, from 1 to len(refs).
         timeout: seconds to wait at most; None waits for ever, 0 only looks.
         fetch_local: accepted for programs written for Ray; a value that is ready is in this node's memory, or comes
@@ -523,11 +524,8 @@ def wait(
         return require().wait(refs, num_returns, timeout)
     except ForkedHandle:
         return require().wait(refs, num_returns, timeout)
-    except TypeError:
-        for ref in refs:
-            if not isinstance(ref, ObjectRef):
-                raise TypeError(f"wait takes a list of ObjectRefs; this one has a {kind_of(ref)}") from None
-        raise
+    except TypeError:  # so that lists without generators are not looked through
+        return mixed.wait(require(), refs, num_returns, timeout)
 
 
 def check_timeout(timeout: float | None) -> None:

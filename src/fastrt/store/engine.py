@@ -34,9 +34,7 @@ class Engine(Protocol):
     def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None) -> Any:
         """`fastrt.get`."""
 
-    def wait(
-        self, refs: list[ObjectRef], num_returns: int, timeout: float | None
-    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    def wait(self, refs: list[Any], num_returns: int, timeout: float | None) -> tuple[list[Any], list[Any]]:
         """`fastrt.wait`."""
 
     def submit(

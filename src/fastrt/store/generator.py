@@ -12,7 +12,7 @@ from fastrt._core.clients import ForkedHandle
 from fastrt.errors import FastrtError, GetTimeoutError
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
-from fastrt.store.ref import ObjectRef
+from fastrt.store.ref import ObjectRef, Waitable
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NAP_S = 0.05
 
 
-class ObjectRefGenerator:
+class ObjectRefGenerator(Waitable):
     """References to what a generator task yields, in order: `for ref in f.remote(): fastrt.get(ref)`.
 
     `next` and `async for` wait for the next item; the task runs meanwhile. An exception of the task stands where it
@@ -82,6 +82,10 @@ class ObjectRefGenerator:
         if found is None:
             raise StopIteration
         return found  # type: ignore[return-value]
+
+    def waited_for(self) -> tuple[ObjectRef, ObjectRef]:
+        """Return what `fastrt.wait` looks at: the stream, and its end."""
+        return self._stream, self._end
 
     def completed(self) -> ObjectRef:
         """Return a reference that is ready when the task has ended: None, or the error that ended it."""

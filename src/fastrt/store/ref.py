@@ -74,6 +74,20 @@ def install_hooks(**hooks: Callable[..., Any]) -> None:
 handles.set_ref_class(ObjectRef)
 
 
+class Waitable:
+    """What `wait` takes beside references, because it is ready at some time: a generator."""
+
+    __slots__ = ()
+
+    def waited_for(self) -> tuple[ObjectRef, ObjectRef]:
+        """Return the references to its stream and to its end, one of which becomes ready.
+
+        Raises:
+            NotImplementedError: it is another engine's, which waits for it by itself.
+        """
+        raise NotImplementedError
+
+
 def kind_of(one: object) -> str:
     """What something is that is no reference, for messages: of a generator also where its references come from."""
     name = type(one).__name__
