@@ -84,6 +84,9 @@ class Counter:
     def fail(self):
         raise ValueError("no")
 
+    def count(self, n):
+        yield from range(n)
+
     def context(self):
         return fastrt.get_runtime_context()
 
@@ -307,6 +310,10 @@ def generators_give_references_one_by_one():
     value, stream = fastrt.put(7), counting.remote(2)
     assert fastrt.wait([value, stream], num_returns=2, timeout=SOON_S) == ([value, stream], [])
     assert [get(next(stream)), get(next(stream))] == [0, 1]
+    counter = Counter.remote()
+    assert [get(ref) for ref in counter.count.remote(3)] == [0, 1, 2]
+    assert [get(ref) for ref in counter.count.options(generator_backpressure=1).remote(3)] == [0, 1, 2]
+    assert get(counter.count.options(num_returns=2).remote(2)) == [0, 1]
 
 
 if hasattr(fastrt, "ObjectRefGenerator"):

@@ -9,8 +9,7 @@ from fastrt.store import engine as engines
 from fastrt.tasks import special
 from fastrt.tasks.handle import ActorHandle
 from fastrt.tasks.method import RETURNS_MAX, MethodPlan, check_options, whole
-
-STREAMING = ("streaming", "dynamic")
+from fastrt.tasks.special import DYNAMIC, STREAMING
 
 
 class CallingEngine(engines.Engine, Protocol):
@@ -47,7 +46,7 @@ class EngineMethod:
         unlike = {name: value for name, value in options.items() if name not in ("num_returns", "max_task_retries")}
         check_options(unlike)
         special.take({"num_returns": self._settings["num_returns"], **options}, None, method=True)
-        if options.get("num_returns", 1) not in STREAMING:
+        if options.get("num_returns", 1) not in (STREAMING, DYNAMIC):
             whole("num_returns", options.get("num_returns", 1), 0, RETURNS_MAX)
         if "max_task_retries" in options:
             whole("max_task_retries", options["max_task_retries"], -1, 250)
@@ -89,7 +88,7 @@ class EngineHandle(ActorHandle):
         else:
             found = [which for which in self._methods if which.name == name]
         if found:
-            return EngineMethod(self, found[0], {"num_returns": found[0].num_returns})
+            return EngineMethod(self, found[0], {"num_returns": _returns_of(found[0])})
         if name.startswith("__"):
             raise AttributeError(name)
         there = ", ".join(which.name for which in self._methods if not which.name.startswith("_")) or "none"
@@ -107,3 +106,11 @@ class EngineHandle(ActorHandle):
 
     def __hash__(self) -> int:
         return hash(self._actor)
+
+
+def _returns_of(which: MethodPlan) -> int | str:
+    """What a method's num_returns is where nobody has said another."""
+    unlike = which.special
+    if unlike is not None and unlike.streaming:
+        return STREAMING
+    return DYNAMIC if unlike is not None and unlike.policy is not None and unlike.policy.dynamic else which.num_returns

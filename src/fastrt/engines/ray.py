@@ -8,12 +8,13 @@ they are given. The machines of the cluster need fastrt as they need every modul
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import inspect
 import socket
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import ray
@@ -38,9 +39,10 @@ _ACTOR_OPTIONS = (
     "name", "get_if_exists", "lifetime", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups",
     "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling", "scheduling_strategy",
 )  # fmt: skip
-_CALL_OPTIONS = ("num_returns", "max_task_retries", "retry_exceptions")
+_CALL_OPTIONS = ("num_returns", "max_task_retries", "retry_exceptions", "_generator_backpressure_num_objects")
 _AS_RAY_SAYS = {"generator_backpressure": "_generator_backpressure_num_objects"}
 _KNOCK_S = 10.0
+_KILL_S = 10.0
 _PLACES = {"spread": "SPREAD", "pack": "DEFAULT", "default": "DEFAULT"}
 
 
@@ -231,7 +233,6 @@ class RayEngine:
     def call(self, handle: RayHandle, which: MethodPlan, settings: dict[str, Any], args: Any, kwargs: Any) -> Any:
         """`.remote` of an actor's method."""
         given = dict(which.special.given) if which.special is not None else {}
-        given = {name: value for name, value in given.items() if name.startswith("retry_")}
         options = _options("methods", _CALL_OPTIONS, {**given, **settings})
         if options.get("num_returns") == DYNAMIC:
             _refuse("num_returns='dynamic' of a method")
@@ -272,6 +273,8 @@ class RayEngine:
         if not isinstance(actor, RayHandle) or actor._engine is not self:
             raise engines.stale(actor)
         ray.kill(actor._actor, no_restart=no_restart)
+        if no_restart:
+            _wait_for_the_end(actor._actor)
 
     # ---- what there is ----
 
@@ -338,6 +341,14 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
 
 
+def _wait_for_the_end(actor: Any) -> None:
+    """Wait until a call of a killed actor is an error: Ray's own `kill` returns before that."""
+    until = time.monotonic() + _KILL_S
+    with contextlib.suppress(ray.exceptions.RayError):  # the actor's end, or the timeout
+        while (left := until - time.monotonic()) > 0:
+            ray.get(actor.__ray_ready__.remote(), timeout=left)
+
+
 def enter() -> RayEngine:
     """The engine of this process, which Ray has started to run tasks or an actor.
 
@@ -373,9 +384,16 @@ def _entering(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def generate(*args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         enter()
-        yield from function(*args, **kwargs)
+        yield from _plainly(function(*args, **kwargs))
 
     return generate if inspect.isgeneratorfunction(function) else call
+
+
+def _plainly(made: Generator[Any, Any, Any]) -> Iterator[Any]:
+    """The items of a generator. Ray sends into the one that it runs, which not all that is yielded from can take."""
+    with contextlib.closing(made):
+        for item in made:  # noqa: UP028  (`yield from` would pass on what is sent)
+            yield item
 
 
 def _collecting(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -401,6 +419,10 @@ def _entering_class(cls: Any, methods: tuple[MethodPlan, ...]) -> type:
         def _fastrt_methods(self) -> tuple[str, tuple[MethodPlan, ...]]:
             return described
 
+    for which in methods:
+        method = inspect.getattr_static(cls, which.name, None)
+        if inspect.isgeneratorfunction(method):
+            setattr(Entering, which.name, _entering(method))
     Entering.__name__, Entering.__qualname__ = cls.__name__, cls.__qualname__
     return Entering
 
