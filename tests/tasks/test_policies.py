@@ -171,6 +171,100 @@ def test_timeout_counts_each_attempt_and_can_be_retried(tmp_path):
     assert get(slow_at_first.remote(tmp_path / "a")) == "done"
 
 
+@fastrt.remote
+class Waiter:
+    def __init__(self):
+        self.interrupted = 0
+
+    @fastrt.method(timeout=0.1)
+    def wait(self):
+        try:
+            threading.Event().wait(SOON_S)
+        finally:
+            self.interrupted += 1
+
+    def count(self):
+        return self.interrupted
+
+    def deaf(self):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        worker_special._GRACE_S = 0.15
+        threading.Event().wait(SOON_S)
+
+    def until(self, path, seconds=SOON_S):
+        while seconds > 0 and not os.path.exists(path):
+            threading.Event().wait(0.002)
+            seconds -= 0.002
+        return fastrt.get_runtime_context().task_id
+
+    @fastrt.method(timeout=0.1)
+    def first_items(self):
+        yield 1
+        threading.Event().wait(SOON_S)
+
+
+def test_call_that_runs_too_long_is_interrupted_and_the_actor_lives():
+    waiter = Waiter.remote()
+    refs = [waiter.wait.remote(), waiter.wait.options(timeout=0.05).remote()]
+    for ref, limit in zip(refs, ("0.1", "0.05"), strict=True):
+        with pytest.raises(TaskTimeoutError, match=rf"'Waiter.wait' did not end within its timeout of {limit} s"):
+            get(ref)
+    assert get(waiter.count.remote()) == 2
+    first, last = waiter.first_items.remote()
+    assert get(first) == 1
+    with pytest.raises(TaskTimeoutError):
+        get(last)
+
+
+def test_call_that_does_not_listen_to_its_timeout_ends_with_the_actors_process():
+    waiter = Waiter.options(max_restarts=1).remote()
+    with pytest.raises(TaskTimeoutError, match="a call of actor 'Waiter' ran for longer"):
+        get(waiter.deaf.options(timeout=0.05).remote())
+    assert get(waiter.count.remote()) == 0, "another process"
+
+
+def test_caller_of_a_call_in_a_thread_is_told_while_that_goes_on(tmp_path):
+    waiter = Waiter.options(max_concurrency=2).remote()
+    gate = str(tmp_path / "gate")
+    late = [waiter.until.options(timeout=0.1).remote(gate) for _ in range(2)]
+    for ref in late:
+        with pytest.raises(TaskTimeoutError, match="did not end within its timeout"):
+            get(ref)
+    after = waiter.until.options(timeout=SOON_S).remote(gate)
+    assert fastrt.wait([after], timeout=0.05) == ([], [after]), "both threads are busy still"
+    (tmp_path / "gate").touch()
+    assert get(after)
+    assert all(get([waiter.until.remote(gate) for _ in range(20)]))
+
+
+def test_coroutine_that_takes_too_long_is_cancelled_and_may_run_again():
+    @fastrt.remote
+    class Sleeper:
+        def __init__(self):
+            self.begun = 0
+
+        @fastrt.method(timeout=0.1, retry_exceptions=[TimeoutError])
+        async def stay(self, times):
+            self.begun += 1
+            if self.begun <= times:
+                await asyncio.Event().wait()
+            return self.begun
+
+        @fastrt.method(timeout=0.1)
+        async def items(self):
+            yield 1
+            await asyncio.Event().wait()
+
+    sleeper = Sleeper.options(max_task_retries=3).remote()
+    assert get(sleeper.stay.remote(2)) == 3
+    with pytest.raises(TaskTimeoutError, match="did not end within its timeout"):
+        get(sleeper.stay.options(retry_exceptions=False).remote(100))
+    first, last = sleeper.items.remote()
+    assert get(first) == 1
+    with pytest.raises(TaskTimeoutError):
+        get(last)
+
+
 def test_time_in_the_queue_does_not_count(tmp_path):
     gate = tmp_path / "gate"
     waiting = [wait_for.remote(tmp_path / f"w{k}", gate) for k in range(2)]
@@ -317,8 +411,8 @@ def test_wrong_options_are_refused():
     ):
         with pytest.raises(error, match=words):
             fastrt.remote(**options)(note)
-    with pytest.raises(TypeError, match="'timeout' is not an option of methods"):
-        fastrt.method(timeout=1)
+    with pytest.raises(ValueError, match="timeout is 0"):
+        fastrt.method(timeout=0)(note)
     settings = {"retry_exceptions": [Passing], "retry_delay": 2, "timeout": 3, "max_retries": -1}
     again = fastrt.remote(**settings)(note).options(timeout=4)
     assert again.options()._special.policy.timeout_s == 4

@@ -48,15 +48,18 @@ class Janitor:
         info = core.info(store.client, task)
         name = function_name(store.client, info["function"][0])
         error: FastrtError
-        if info["actor"] is not None and not core.cancelled(store.client, task):
+        if info["flags"] & stop.LATE and not core.cancelled(store.client, task):
+            what = "task" if info["actor"] is None else "a call of actor"
+            error = TaskTimeoutError(
+                f"{what} {name!r} ran for longer than its timeout, and did not end when it was told"
+            )
+        elif info["actor"] is not None and not core.cancelled(store.client, task):
             error = ActorDiedError(f"actor {name} died while it ran this call: its process {pid} {how}")
             error.attempts = info["attempts"]
         elif not info["function"][0]:  # a stand-in, of which another process was to make an object of another node
             error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
         elif core.cancelled(store.client, task) or info["attempts"] == 0:
             error = TaskCancelledError(f"task {name!r} was cancelled")
-        elif info["flags"] & stop.LATE:
-            error = TaskTimeoutError(f"task {name!r} ran for longer than its timeout, and did not end when it was told")
         else:
             error = WorkerCrashedError(
                 f"task {name!r} was given up after {info['attempts']} attempts: its worker, process {pid}, "

@@ -18,7 +18,7 @@ from fastrt.tasks.special import Special
 _SETTINGS = "__fastrt_method__"
 CALL = "__fastrt_call__"  # what every actor has: calls a function with the instance before the other arguments
 _CALL_SIGNATURE = inspect.signature(lambda function, /, *args, **kwargs: None)
-_SPECIAL = ("retry_exceptions", *(name for name in special.OPTIONS if name not in ("timeout", "priority")))
+_SPECIAL = ("retry_exceptions", *(name for name in special.OPTIONS if name != "priority"))
 _OPTIONS = ("num_returns", "concurrency_group", *_SPECIAL)
 RETURNS_MAX = 10_000
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -73,7 +73,8 @@ def method(
             generators "streaming"; "dynamic" as for `fastrt.remote`.
         concurrency_group: the group that its calls run in, one of those that `fastrt.remote` was given.
         **options: generator_backpressure, retry_exceptions (up to `max_task_retries` times), retry_delay,
-            retry_backoff and retry_delay_max, as for `fastrt.remote`.
+            retry_backoff, retry_delay_max and timeout, as for `fastrt.remote`. A call that does not end although its
+            timeout was raised in it ends with the actor's process; one in a thread goes on, and its caller is told.
     Returns:
         A decorator.
     Raises:

@@ -6,6 +6,7 @@ its turn has come, so one that waits for its turn can still be cancelled, and is
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,8 @@ class Threads:
             name: ThreadPoolExecutor(most, f"fastrt-{name or 'calls'}") for name, most in limits_of(worker).items()
         }
         self._running: dict[int, int] = {}  # task index by thread
-        worker.store.task_here = lambda: self._running.get(threading.get_ident())
+        worker.threaded = True
+        worker.store.task_here = self._task_here
 
     def serve(self) -> None:
         """Run calls until the actor is over, or told to stop."""
@@ -73,10 +75,17 @@ class Threads:
         try:
             function, args, kwargs = self._worker.prepare(task)
             self._worker.seal(task, function(*args, **kwargs))
+        except special.Answered:
+            pass
         except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
             self._worker.fail(task, exc)
         finally:
+            self._worker.answered.discard(threading.get_ident())
             trace.end(client, traced)
+
+    def _task_here(self) -> int | None:
+        thread = threading.get_ident()
+        return None if thread in self._worker.answered else self._running.get(thread)
 
 
 class Group:
@@ -154,13 +163,37 @@ class Coroutines:
         value = function(*args, **kwargs)
         return await value if worker.is_async(task) else value
 
+    async def _call_in_time(self, task: int, timeout_s: float) -> Any:
+        """The same with an end."""
+        import asyncio
+
+        here, over = self._running[task], False
+
+        def tell() -> None:
+            nonlocal over
+            over = True
+            here.cancel()
+
+        alarm = self._loop.call_later(timeout_s, tell)
+        try:
+            return await self._call(task)
+        except asyncio.CancelledError:
+            if not over or core.cancelled(self._client, task):
+                raise
+            if sys.version_info >= (3, 11):
+                here.uncancel()
+            raise special.late(self._worker.name_of(task), timeout_s) from None
+        finally:
+            alarm.cancel()
+
     async def _run(self, group: Group, task: int) -> None:
         worker = self._worker
         traced = trace.begin_task(self._client, task)
         try:
             while True:
                 try:
-                    value = await self._call(task)
+                    timeout_s = worker.policy_of(task).timeout_s
+                    value = await (self._call_in_time(task, timeout_s) if timeout_s else self._call(task))
                     break
                 except Exception as exc:
                     if not await special.retry_async(worker, task, exc):

@@ -30,6 +30,7 @@ from fastrt.worker.environment import Rooms
 
 _SCALARS = 1  # the kind of arguments that the core reads by itself
 _IDLE_S = 1.0
+_PLAIN = Policy()
 _HELP_DEPTH_MAX = 32  # about eight frames each of the thousand that Python allows
 
 
@@ -64,6 +65,8 @@ class Worker:
         self._runner = Runner(store.client, self.functions.loaded, self._prepare, seal, fail, end_child, outputs)
         self._policies: dict[int, Policy] = {}  # by objref
         self.retries_here = False  # an actor runs its calls again itself
+        self.threaded = False  # an actor may run several calls at once, in threads
+        self.answered: set[int] = set()  # threads whose call has had its answer, for the time, and still runs
         self.clock = Clock()
         self.timers: dict[int, special.Timer] = {}  # by task
         self.leaving = False
@@ -107,7 +110,7 @@ class Worker:
         """How a task that has a policy is run."""
         ref = core_special.policy_of(self._client, task)
         if ref is None:
-            return Policy()
+            return _PLAIN
         found = self._policies.get(ref.objref)
         if found is None:
             found = self._policies[ref.objref] = self._store.load(ref)
@@ -130,6 +133,10 @@ class Worker:
     def name_of(self, task: int) -> str:
         """What the task is called in messages."""
         return self.functions.name(task)
+
+    def fail(self, task: int, exc: BaseException) -> None:
+        """Seal an exception as the results, and end the task."""
+        self._fail(task, exc)
 
     def _seal(self, task: int, value: Any) -> None:
         """Seal what the function returned, and end the task."""

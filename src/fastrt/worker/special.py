@@ -52,7 +52,8 @@ def wrap(worker: Worker, task: int, function: Callable[..., Any]) -> Callable[..
     elif flags & generators.STREAM:
         function = _streaming(worker, task, function)
     if policy.timeout_s:
-        function = _timed(worker, task, policy.timeout_s, function)
+        timed = _answered if worker.threaded else _timed
+        function = timed(worker, task, policy.timeout_s, function)
     if worker.retries_here:
         function = _retrying(worker, task, policy, function)
     return function
@@ -92,6 +93,40 @@ def _timed(worker: Worker, task: int, timeout_s: float, function: Callable[..., 
     return call
 
 
+class Answered(BaseException):
+    """In a thread whose call has been answered already: nothing more is to be said of it."""
+
+
+def _answered(worker: Worker, task: int, timeout_s: float, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in one of several threads, which nothing can interrupt: its caller is told, and it goes on."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        thread, lock, ended = threading.get_ident(), threading.Lock(), False
+
+        def tell() -> None:
+            with lock, contextlib.suppress(FastrtError):  # the session has ended
+                if not ended:
+                    worker.answered.add(thread)  # before the record can be another call's
+                    worker.fail(task, late(worker.name_of(task), timeout_s))
+
+        alarm = worker.clock.start(timeout_s, tell)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            alarm.stop()
+            with lock:
+                ended = True
+            if thread in worker.answered:
+                raise Answered
+
+    return call
+
+
+def late(name: str, timeout_s: float) -> TaskTimeoutError:
+    """What to raise in a task or call that takes too long."""
+    return TaskTimeoutError(f"task {name!r} did not end within its timeout of {timeout_s:g} s")
+
+
 class Timer:
     """Ends one attempt of a task that takes too long.
 
@@ -121,7 +156,7 @@ class Timer:
 
     def error(self) -> TaskTimeoutError:
         """What to raise in it."""
-        return TaskTimeoutError(f"task {self._name!r} did not end within its timeout of {self._timeout_s:g} s")
+        return late(self._name, self._timeout_s)
 
     def _attempt_now(self) -> tuple[int, int]:
         info = core.info(self._worker.client, self._task)
