@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import gc
 import os
 import pickle
 import signal
@@ -451,6 +452,11 @@ def test_workers_draw_different_random_numbers(rt):
 
     drawn = fastrt.get([run.remote(draw) for _ in range(8)], timeout=30)
     assert len({number for pair in drawn for number in pair}) == 16
+
+
+def test_worker_collects_garbage_but_looks_at_nothing_it_was_forked_with(rt):
+    assert call(run, gc.isenabled)
+    assert call(run, gc.get_freeze_count) > 10_000  # a Python that has only started has none
 
 
 def test_result_that_shares_memory_with_the_arguments_is_right(rt):

@@ -145,7 +145,11 @@ def _spawn(
     stdout: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
-    code = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; {call}"
+    # What is loaded stays to the end: no collection looks at it, neither while it loads, nor later, nor at the end.
+    code = (
+        f"import gc, sys; gc.disable(); sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; "
+        f"gc.freeze(); gc.enable(); {call}"
+    )
     # A session of its own: Ctrl-C at the terminal is the driver's to handle.
     return subprocess.Popen(
         [sys.executable, "-c", code, argument],

@@ -44,6 +44,7 @@ def main(control_fd: int) -> None:
         return  # the daemon could not start
     session = json.loads(data)
     sys.path[:] = session["sys_path"]
+    gc.disable()
     for name in session["preload"]:
         try:
             importlib.import_module(name)
@@ -51,8 +52,8 @@ def main(control_fd: int) -> None:
             continue  # the worker that needs it says so
     from fastrt.worker import actor as worker_actor  # noqa: F401  (imported here so that every worker has it)
 
-    gc.collect()
     gc.freeze()  # what is here now stays shared between all workers: no collection ever writes to it
+    gc.enable()
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # a signal handler's only way into the select below
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
