@@ -41,6 +41,9 @@ os.environ.update([TOKEN.split("=")])
 os.environ.setdefault("FASTRT_ADVICE", "0")
 
 SEGMENTS: set[Path] = set()  # that were there before the run
+# Processes that are not ours: to read of a hundred, before and after each test, whose they are costs more than most
+# tests do. A number that has changed hands is seen to at the end of each module, where all are read again.
+OTHERS: set[int] = set()
 REPORTED: set[str] = set()  # so that the module and the session do not fail again for what a test has left
 
 
@@ -100,23 +103,48 @@ def free_port() -> int:
     raise AssertionError("a hundred ports are all taken")
 
 
-def is_ours(pid: int) -> bool:
+def is_ours(pid: int) -> bool | None:
+    """Whether this process started that one, directly or not; None if that cannot be said, as while it calls exec."""
+    environ = b""
     try:
-        return TOKEN.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # ended, or another user's
-        return False
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        environ = b"another user's"
+    except OSError:
+        pass  # it has ended; perhaps nobody has waited for it yet
+    above = ancestors(pid)
+    if TOKEN.encode() in environ.split(b"\0") or os.getpid() in above:
+        return True
+    return False if environ or 2 in above else None  # 2 is above the kernel's threads
 
 
-def processes() -> dict[str, int]:
-    """The processes that this one started, directly or not, each described by its id and command."""
-    ours = {p.pid for p in psutil.Process().children(recursive=True)} | {p for p in psutil.pids() if is_ours(p)}
-    found = {}
-    for pid in ours - {os.getpid()}:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            # Not its state: one that is there all the time may run at one look and sleep at the next.
-            found[f"process {pid}: {' '.join(process.cmdline()) or process.name()}"] = pid
+def ancestors(pid: int) -> set[int]:
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        while pid > 1:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            found.add(pid)
     return found
+
+
+def processes() -> set[int]:
+    """The processes that this one started, directly or not."""
+    there = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
+    OTHERS.intersection_update(there)
+    whose = {pid: is_ours(pid) for pid in there - OTHERS}
+    OTHERS.update(pid for pid, ours in whose.items() if ours is False)
+    return {pid for pid, ours in whose.items() if ours}
+
+
+def described(thing: str) -> str:
+    """Of a process, the command as well."""
+    if not thing.startswith("process "):
+        return thing
+    try:
+        process = psutil.Process(int(thing.split()[1]))
+        return f"{thing}: {' '.join(process.cmdline()) or process.name()}"
+    except psutil.NoSuchProcess:
+        return f"{thing}, which has ended: perhaps nobody has waited for it"
 
 
 def is_foreign(segment: Path) -> bool:
@@ -152,7 +180,8 @@ class Footprint:
 
     def __init__(self) -> None:
         self.fds = descriptors()
-        self.things = {f"segment {path}" for path in SHM.glob("fastrt-*")} | set(processes())
+        self.things = {f"segment {path}" for path in SHM.glob("fastrt-*")}
+        self.things |= {f"process {pid}" for pid in processes()}
         for connection in psutil.Process().net_connections(kind="inet"):
             if connection.status == psutil.CONN_LISTEN:
                 self.things.add(f"listening port {connection.laddr.port}")
@@ -181,7 +210,7 @@ def leaves_nothing(what: str) -> Iterator[None]:
         wait_for(clean, "a clean end", PATIENCE_S)
     if left:
         REPORTED.update(left)
-        pytest.fail(f"{what} left behind after {PATIENCE_S} s:\n  " + "\n  ".join(left), pytrace=False)
+        pytest.fail(f"{what} left behind after {PATIENCE_S} s:\n  " + "\n  ".join(map(described, left)), pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -189,8 +218,9 @@ def session_leaves_nothing() -> Iterator[None]:
     try:
         with leaves_nothing("the session"):
             yield
+            OTHERS.clear()
     finally:
-        for pid in processes().values():  # the failure is reported; do not leave the machine with it
+        for pid in processes():  # the failure is reported; do not leave the machine with it
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).kill()
 
@@ -203,6 +233,7 @@ def module_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.freeze()
     with leaves_nothing(f"the module {request.node.name}"):
         yield
+        OTHERS.clear()
 
 
 @pytest.fixture(autouse=True)
