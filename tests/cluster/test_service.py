@@ -439,6 +439,21 @@ def test_http_shows_the_cluster_scales_it_and_instructs_its_servers(serve: Any, 
     settled([servers[0], worker], (1, 1))
 
 
+def test_instruction_that_a_server_cannot_carry_out_is_answered_and_nobody_is_lost(serve: Any, join: Any) -> None:
+    def fail(command: int, role: Role, rank: int, data: bytes) -> bytes:
+        raise ValueError("no such instance")
+
+    service = serve(1, 2, http_address="127.0.0.1:0", token=TOKEN)
+    servers = [join(service.address, SERVER, member_id=f"s{k}", on_data=[None, fail][k]) for k in range(2)]
+    join(service.address, WORKER).wait_ready(20)
+    for _ in range(2):
+        status, content = http(service, "POST", "/newInstance", {"a": 1})
+        texts = {rank: json.loads(text)["error_message"] for rank, text in content["result"].items()}
+        expected = {0: "this member takes no data", 1: "the handler failed: no such instance"}
+        assert (status, texts) == (200, {str(one.rank): expected[k] for k, one in enumerate(servers)})
+    assert http(service, "GET", "/state")[1]["cluster_state"] == "CLUSTER_READY"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "words"),
     [

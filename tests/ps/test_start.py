@@ -214,9 +214,13 @@ def test_scaling_over_http_moves_the_tables_under_load(wait_until) -> None:
                 ("/scalein", {"node_ids": []}, "are empty"),
                 ("/scalein", {"node_ids": ["server-7"]}, "No server has it"),
                 ("/scalein", {"node_ids": ["server-0"]}, "leads, and cannot leave"),
+                ("/newInstance", {}, "no instances of federated learning"),
+                ("/enableFLS", {}, "no instances of federated learning"),
             ):
                 status, answer = manage(cluster, path, body)
                 assert (status, words in answer["error_message"]) == (400, True), answer
+            held = manage(cluster, "/queryInstance", {})[1]["result"]
+            assert [json.loads(held[rank])["tables"]["w"]["parts"] for rank in "01"] == [3, 3]
             scaled("/scalein", {"node_ids": ["server-1"]}, 1)
         finally:
             ended.set()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import threading
 import time
@@ -384,8 +385,10 @@ class ClusterMember(Messages):
 
     async def _on_data(self, incoming: Incoming, meta: Any, frame: Frame) -> None:
         handler = self.options.on_data
+        # An instruction of the scheduler's: without its connection this member would be lost to the whole cluster.
+        is_told = meta.role == Role.SCHEDULER
         if handler is None:
-            incoming.close("this member takes no data")
+            self._refuse_data(incoming, meta, is_told, "this member takes no data")
             return
         loop = asyncio.get_running_loop()
         try:
@@ -394,9 +397,16 @@ class ClusterMember(Messages):
             )
         except Exception as error:  # whatever the user's function raises: its caller learns by the closed connection
             _log.exception("the handler of data failed")
-            incoming.close(f"the handler failed: {error}")
+            self._refuse_data(incoming, meta, is_told, f"the handler failed: {error}")
             return
         incoming.answer(meta, self.role, self._rank or 0, answer)
+
+    def _refuse_data(self, incoming: Incoming, meta: Any, is_told: bool, why: str) -> None:
+        """An answer has no place for an error: another member learns by the closed connection."""
+        if is_told:
+            incoming.answer(meta, self.role, self._rank or 0, json.dumps({"error_message": why}).encode())
+        else:
+            incoming.close(why)
 
     def _on_metadata(self, told: Any) -> None:
         members = wire.views(told.servers_meta)

@@ -7,6 +7,7 @@ when they are in. A request is answered when it has begun, as the membership's a
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -85,10 +86,25 @@ class Scaling:
             return self._begin(Phase.SCALE_OUT, self._growth(event))
         if isinstance(event, ev.ScaleIn):
             return self._begin(Phase.SCALE_IN, self._shrinkage(event))
+        if isinstance(event, ev.Instruct):
+            return self._instructed(event)
         answer = self._head.scheduler.ask(make)
         if isinstance(event, ev.View) and self._is_busy() and answer.phase is Phase.READY:
             return answer._replace(phase=self._kind)  # the tables are on their way yet
         return answer
+
+    def _instructed(self, event: ev.Instruct) -> dict[int, str]:
+        """What servers hold, by rank; the others are instructions for federated learning, which these servers are not.
+
+        Raises:
+            Refused: it is such an instruction.
+        """
+        if event.instruction is not ev.Instruction.QUERY_INSTANCE:
+            raise ev.Refused("These servers have parameter tables, and no instances of federated learning.")
+        with self._head.lock:  # no server ends meanwhile
+            indexes = {member_id(index): index for index in self._head.servers}
+            there = [one for one in self._members() if one.alive and one.member_id in indexes]
+            return {one.rank: json.dumps(self._head.ask(indexes[one.member_id], {"op": "stats"})) for one in there}
 
     def _growth(self, event: ev.ScaleOut) -> Callable[[], None]:
         if event.workers:
