@@ -165,30 +165,6 @@ def test_a_driver_without_a_node_is_told_what_to_start(runtime_dir):
         fastrt.init(0, runtime_dir=runtime_dir)
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    """Options by name: of two authorities, each with certificates for 127.0.0.1, for elsewhere, and from the past."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*words):
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    options = {}
-    for name in ("ours", "foreign"):
-        key, request = f"{name}.key", f"{name}.csr"
-        new = ["req", "-newkey", "rsa:2048", "-nodes", "-subj"]
-        openssl(*new, "/CN=ca", "-x509", "-days", "2", "-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem")
-        openssl(*new, "/CN=node", "-keyout", key, "-out", request)
-        for called, days, host in ((name, "2", 1), (f"old-{name}", "-1", 1), (f"elsewhere-{name}", "2", 9)):
-            (folder / "names").write_text(f"subjectAltName=IP:127.0.0.{host}")
-            signed = ["-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial", "-days", days]
-            certificate = f"{called}.pem"
-            openssl("x509", "-req", "-in", request, *signed, "-extfile", "names", "-out", certificate)
-            files = {"--tls-cert": certificate, "--tls-key": key, "--tls-ca": f"{name}-ca.pem"}
-            options[called] = [word for option, file in files.items() for word in (option, str(folder / file))]
-    return options
-
-
 @pytest.mark.long
 def test_nodes_with_certificates_of_one_authority_work_together(start, certificates, runtime_dir):
     head = start("--head", "--port", "0", "--num-workers", "0", *certificates["ours"])

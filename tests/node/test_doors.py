@@ -1,0 +1,219 @@
+"""Every port on which a whole cluster listens, and strangers who knock at all of them.
+
+The ports are asked of the kernel, not of the program: one that is new, and not in `DOORS`, fails.
+"""
+
+import re
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from fastrt.rpc.auth import read_token
+from fastrt.rpc.channel import bearer
+from fastrt.rpc.descriptors import message_set
+from fastrt.scheduler import SchedulerClient
+from fastrt.transfer import wire
+
+PATIENCE_S = 20.0
+MAIN = [sys.executable, "-c", "from fastrt.cli.main import main; main()"]
+MODULE = "import fastrt\n\n@fastrt.remote\ndef exported():\n    return 1\n"
+HEALTH = "/grpc.health.v1.Health/Check"
+SETS = [message_set(name) for name in ("node", "ray", "transfer", "cluster")]
+# JAX's clients cannot carry a token: the coordinator has a listener of its own, and nothing else is served there.
+TOKENLESS = [message_set(name) for name in ("coordination", "coordination_tensorflow", "coordination_xla")]
+TOKENLESS += [message_set(name) for name in ("runtime_v1", "runtime_v3")]
+METHODS = [
+    f"/{service}/{method}" for set_ in SETS for service in set_.service_names() for method in set_.methods(service)
+]
+SIDE = ["/grpc.health.v1.Health/Watch", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
+TOKENLESS_METHODS = [
+    f"/{service}/{method}" for set_ in TOKENLESS for service in set_.service_names() for method in set_.methods(service)
+]
+# By process: what its ports speak; a gRPC service by the method that shows it.
+DOORS = {
+    "head": {"/fastrt.node.Head/Join": 1},
+    "uplink": {"/fastrt.node.Node/Exchange": 1, "native": 1},
+    "scheduler": {"/Scheduler/SchedulerInfo": 1},
+    "coordinator": {"coordinator": 1},
+    "bridge": {"/ObjStore/ObjStoreInfo": 1, "/WorkerService/InvokeCall": 1, "native": 1},
+    "parameter servers' scheduler": {"/fastrt.ps.Cluster/Exchange": 1, "http": 1, "frames": 1},
+}
+
+
+@dataclass(frozen=True)
+class Door:
+    """A listening port."""
+
+    process: str
+    address: str
+
+
+def doors_of(*pids: int) -> list[Door]:
+    """Where these processes and all their children listen."""
+    found = []
+    for pid in pids:
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            words = " ".join(process.cmdline())
+            marks = {
+                "fastrt.runtime.head": "head", "fastrt.node.uplink": "uplink", "fastrt.runtime.bridge": "bridge",
+                '"kind": "scheduler"': "scheduler", '"kind": "coordinator"': "coordinator",
+                "ps scheduler": "parameter servers' scheduler",
+            }  # fmt: skip
+            name = next((name for mark, name in marks.items() if mark in words), words)
+            for one in process.net_connections("inet"):
+                assert one.type is socket.SOCK_STREAM, f"{name} has a socket that is not TCP: {one}"
+                if one.status == psutil.CONN_LISTEN:
+                    host = one.laddr.ip.removeprefix("::ffff:")
+                    assert host == "127.0.0.1", f"{name} listens beyond this machine: {one}"
+                    found.append(Door(name, f"{host}:{one.laddr.port}"))
+    return found
+
+
+def knock(address, method, metadata=(), credentials=None, timeout_s=PATIENCE_S):
+    """Call a method of any kind with an empty request: the status, and what came before it."""
+    options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+    if credentials is None:
+        channel = grpc.insecure_channel(address, options)
+    else:
+        channel = grpc.secure_channel(address, credentials, options)
+    with channel:
+        call = channel.stream_stream(method)(iter([b""]), timeout=timeout_s, metadata=metadata)
+        came = []
+        try:
+            came += call
+        except grpc.RpcError:
+            pass
+        return call.code(), came
+
+
+def spoken(door, token):
+    """What a door speaks, in the words of DOORS; found with the right token."""
+    host, port = wire.split_address(door.address)
+    with socket.create_connection((host, port), PATIENCE_S) as sock:
+        sock.settimeout(1.0)
+        try:
+            first = sock.recv(48)
+        except TimeoutError:
+            first = b""
+    if first.startswith(b"fastrtN1"):
+        return "native"
+    if not first:  # of gRPC a server's settings come first
+        try:
+            urllib.request.urlopen(f"http://{door.address}/none", timeout=PATIENCE_S)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return "http"
+        except OSError:
+            return "frames"
+    for method in [name for names in DOORS.values() for name in names if name.startswith("/")]:
+        if knock(door.address, method, bearer(token), timeout_s=1.0)[0] is not grpc.StatusCode.UNIMPLEMENTED:
+            return method
+    return "coordinator"
+
+
+@pytest.fixture
+def cluster(start, runtime_dir, tmp_path, monkeypatch):
+    """Two nodes with all services, and a function that starts them with options of one's own: (head, node)."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "exported_here.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
+
+    def begin(*options):
+        more = ("--num-workers", "1", "--export", "exported_here", *options)
+        served = ("--scheduler-port", "0", "--coordinator-port", "0", "--num-tasks", "1")
+        head = start("--head", "--port", "0", *served, *more)
+        (address,) = re.findall(r"^scheduler: +(\S+)", head.output, re.M)
+        return head, start("--address", head.head, "--scheduler", address, *more), address
+
+    return begin
+
+
+@pytest.fixture
+def parameter_servers(tmp_path):
+    """The scheduler of a cluster of parameter servers, as a process with all its ports; and its token's file."""
+    token_file = tmp_path / "ps-token"
+    words = ["ps", "scheduler", "--address", "127.0.0.1:0", "--num-workers", "1", "--num-servers", "1"]
+    words += ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--token-file", str(token_file)]
+    with subprocess.Popen([*MAIN, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert "HTTP on" in process.stdout.readline()
+        yield process.pid, token_file
+        process.terminate()
+
+
+@pytest.mark.long
+def test_no_door_of_a_cluster_opens_without_its_token(cluster, parameter_servers, wait_until):
+    head, other, scheduler = cluster()
+    token, ps_token = read_token(Path(head.note.token_file)), read_token(parameter_servers[1])
+    with SchedulerClient(scheduler, token=token) as client:
+        wait_until(lambda: len(client.info().avail_worker) == 2, "both nodes' workers", PATIENCE_S)
+        before = client.info()
+        found: dict[str, Counter[str]] = {}
+        for door in doors_of(head.process.pid, other.process.pid, parameter_servers[0]):
+            ours = ps_token if door.process.startswith("parameter") else token
+            kind = spoken(door, ours)
+            found.setdefault(door.process, Counter())[kind] += 1
+            for wrong in (None, "", "0" * len(ours), ours[:-1], ours + "0"):
+                get_nothing(door, kind, wrong)
+        twice = {name: {kind: 2 * n for kind, n in DOORS[name].items()} for name in ("uplink", "bridge")}
+        assert {name: dict(kinds) for name, kinds in found.items()} == {**DOORS, **twice}
+        assert client.info() == before
+
+
+def get_nothing(door, kind, token):
+    """Try all that there is, with a token that is not this cluster's, or without one."""
+    metadata = () if token is None else bearer(token)
+    if kind == "native":
+        with pytest.raises(ConnectionError, match="hung up"):
+            wire.connect(door.address, token or "", False)
+    elif kind == "http":
+        for path in ("/state", "/nodes", "/"):
+            request = urllib.request.Request(f"http://{door.address}{path}", headers=dict(metadata))
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=PATIENCE_S)
+            assert refused.value.code == 401
+            refused.value.close()
+    elif kind == "coordinator":
+        for method in METHODS:
+            assert knock(door.address, method, metadata) == (grpc.StatusCode.UNIMPLEMENTED, []), (door, method)
+    elif kind != "frames":  # as the coordinator's clients, MindSpore's cannot carry a token
+        for method in METHODS + TOKENLESS_METHODS + SIDE:
+            code, came = knock(door.address, method, metadata)
+            assert came == [], (door, method)
+            assert code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED), (door, method)
+        assert knock(door.address, kind, metadata)[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.long
+def test_no_door_of_a_cluster_opens_to_a_foreign_certificate(cluster, certificates):
+    """Whoever has none of this authority gets not even an answer to a health check, also with the right token."""
+    head, other, _ = cluster(*certificates["ours"])
+    token = bearer(read_token(Path(head.note.token_file)))
+    key, chain, ca = (Path(certificates["ours"][k]).read_bytes() for k in (3, 1, 5))
+    foreign_key, foreign_chain, foreign_ca = (Path(certificates["foreign"][k]).read_bytes() for k in (3, 1, 5))
+    strangers = {
+        "in the clear": None,
+        "no certificate": grpc.ssl_channel_credentials(ca),
+        "a foreign certificate": grpc.ssl_channel_credentials(ca, foreign_key, foreign_chain),
+        "all foreign": grpc.ssl_channel_credentials(foreign_ca, foreign_key, foreign_chain),
+    }
+    doors = doors_of(head.process.pid, other.process.pid)
+    assert Counter(door.process for door in doors) == {
+        "head": 1, "uplink": 2, "scheduler": 1, "coordinator": 1, "bridge": 4,
+    }  # fmt: skip  # the native streams are off
+    for door in doors:
+        for name, credentials in strangers.items():
+            code, came = knock(door.address, HEALTH, token, credentials)
+            assert (code, came) == (grpc.StatusCode.UNAVAILABLE, []), (door, name)
+        code, _ = knock(door.address, HEALTH, token, grpc.ssl_channel_credentials(ca, key, chain))
+        assert code is not grpc.StatusCode.UNAVAILABLE, door
