@@ -8,7 +8,6 @@ from typing import Any
 from fastrt._core import actors, demands
 from fastrt._core import tasks as core
 from fastrt.config import RESOURCE_PARTS
-from fastrt.store import attach
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.client import Store
@@ -88,8 +87,6 @@ def runtime_context() -> RuntimeContext:
 
     Returns:
         What is true now; it does not change when the task ends.
-    Raises:
-        AttachError: the node daemon does not answer.
     Source:
         The semantics of `ray.get_runtime_context`.
     """
@@ -102,7 +99,7 @@ def _facts(store: Store) -> dict[str, Any]:
     task, actor = store.task_here(), store.actor_here
     facts: dict[str, Any] = {
         "job_id": f"{client.job:016x}",
-        "node_id": str(attach.inquire(store.socket_path, "nodes")["here"][0]),
+        "node_id": client.segment.session,  # a node has one session, and its name in the cluster
         "worker_id": f"{client.segment.session}{client.index:04x}{client.gen:08x}",
         "task_id": None,
         "task_name": None,
