@@ -44,6 +44,7 @@ from fastrt.tasks.context import RuntimeContext, runtime_context
 from fastrt.tasks.decorator import remote
 from fastrt.tasks.demand import NodeAffinity
 from fastrt.tasks.handle import ActorHandle, get_actor, kill, list_named_actors
+from fastrt.tasks.leaving import exit_actor
 from fastrt.tasks.method import method
 from fastrt.tasks.placement import (
     PlacementGroup,
@@ -114,6 +115,7 @@ __all__ = [
     "cluster_resources",
     "get",
     "exceptions",
+    "exit_actor",
     "get_actor",
     "get_runtime_context",
     "get_placement_group",

@@ -84,6 +84,9 @@ class Counter:
     def fail(self):
         raise ValueError("no")
 
+    def leave(self):
+        fastrt.exit_actor()
+
     def count(self, n):
         yield from range(n)
 
@@ -276,6 +279,31 @@ def names_of_actors():
 def actor_that_cannot_begin_says_so_at_each_call():
     with raises(fastrt.ActorDiedError, "cannot begin"):
         get(Broken.remote().work.remote())
+
+
+@check
+def actor_ends_by_itself_or_when_it_is_asked_to():
+    counter = Counter.remote()
+    assert get(counter.__ray_ready__.remote()) is True
+    assert get(counter.__ray_call__.remote(lambda self, by: self.add(by), 3)) == 3
+    end = counter.leave.remote()
+    with raises(fastrt.ActorDiedError):
+        get(end)
+    with raises(fastrt.ActorDiedError):
+        get(counter.add.remote())
+    other, gate = Counter.remote(), Gate.remote()
+    last = other.add.remote()
+    ends = [other.__ray_terminate__.remote(), gate.__ray_terminate__.remote()]
+    assert get(last) == 1, "what was called before it has run"
+    for actor, end in ((other, ends[0]), (gate, ends[1])):
+        with raises(fastrt.ActorDiedError):
+            get(end)
+        with raises(fastrt.ActorDiedError):
+            get(actor.__ray_ready__.remote())
+    with raises(AttributeError):
+        _ = counter.__ray_nonsense__
+    with raises(TypeError):
+        fastrt.exit_actor()
 
 
 @check

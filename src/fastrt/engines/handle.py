@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol
 
 from fastrt.store import engine as engines
 from fastrt.tasks import special
-from fastrt.tasks.handle import ActorHandle
+from fastrt.tasks.handle import ActorHandle, own_method
 from fastrt.tasks.method import RETURNS_MAX, MethodPlan, check_options, whole
 from fastrt.tasks.special import DYNAMIC, STREAMING
 
@@ -90,7 +90,7 @@ class EngineHandle(ActorHandle):
         if found:
             return EngineMethod(self, found[0], {"num_returns": _returns_of(found[0])})
         if name.startswith("__"):
-            raise AttributeError(name)
+            return own_method(self, name)
         there = ", ".join(which.name for which in self._methods if not which.name.startswith("_")) or "none"
         raise AttributeError(f"actor class {self._class_name} has no method {name!r}; it has {there}")
 

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from fastrt._core.tasks import PATH_STEP
 from fastrt.engines.generator import DYNAMIC, STREAMING, LocalGenerator
@@ -41,6 +41,7 @@ from fastrt.store import engine as engines
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import contained_ref, deserialize, serialize
 from fastrt.tasks.environment import OPTION as ENVIRONMENT
+from fastrt.tasks.leaving import LEFT, ActorLeaves
 from fastrt.tasks.method import MethodPlan, methods_of
 
 _PAUSE_S = 0.0005
@@ -365,6 +366,8 @@ class LocalEngine:
     def fail(self, refs: list[LocalRef], exc: BaseException, name: str) -> None:
         """Keep an error as every result that is not there yet; as the task's of that name, unless that is empty."""
         cause: BaseException | None = None
+        if isinstance(exc, ActorLeaves):
+            exc, name = exc.error, ""
         if name and type(exc) not in _AS_THEY_ARE:
             cause = exc
             if exc.__traceback__ is not None:
@@ -468,6 +471,19 @@ class LocalEngine:
         if not isinstance(actor, LocalHandle) or actor._engine is not self:
             raise engines.stale(actor)
         actor._actor.kill(no_restart)
+
+    def exit_actor(self) -> NoReturn:
+        """End the actor whose method runs.
+
+        Raises:
+            TypeError: none does.
+            ActorLeaves: always.
+        """
+        actor = self.running.get().actor
+        if actor is None:
+            raise TypeError("exit_actor ends the actor that calls it, and this is no actor; use fastrt.kill(handle)")
+        actor.end(LEFT)
+        raise ActorLeaves(actor.death())
 
     # ---- what there is ----
 

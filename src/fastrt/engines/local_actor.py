@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError, format_user_traceback
+from fastrt.tasks.leaving import ActorLeaves
+from fastrt.tasks.method import bound_method
 
 if TYPE_CHECKING:
     from fastrt.engines.local import LocalEngine, LocalRef, Running, Stored
@@ -91,9 +93,9 @@ class LocalActor:
     ) -> None:
         """Run a method, or begin it where it is a coroutine function."""
         if self.dead is not None:
-            self._engine.fail(refs, self._death(), "")
+            self._engine.fail(refs, self.death(), "")
         elif not which.is_async or self.loop is None:
-            self._engine.run(running, getattr(self._instance, which.name), given, refs, tries, wanted)
+            self._engine.run(running, bound_method(self._instance, which.name), given, refs, tries, wanted)
         else:
             token = self._engine.running.set(running)
             try:
@@ -110,11 +112,10 @@ class LocalActor:
     def method(self, which: MethodPlan) -> Callable[..., Any]:
         """The instance's method; of a dead one, what raises that it is."""
         if self.dead is None:
-            found: Callable[..., Any] = getattr(self._instance, which.name)
-            return found
+            return bound_method(self._instance, which.name)
 
         def raise_death(*args: Any, **kwargs: Any) -> None:
-            raise self._death()
+            raise self.death()
 
         return raise_death
 
@@ -138,10 +139,10 @@ class LocalActor:
                 self._engine.seal(refs, await self._attempts(which, given, tries, wanted))
         except asyncio.CancelledError:
             if self.dead is not None:
-                self._engine.fail(refs, self._death(), "")
+                self._engine.fail(refs, self.death(), "")
             else:
                 self._engine.fail(refs, TaskCancelledError("the call was cancelled"), "")
-        except Exception as exc:
+        except (Exception, ActorLeaves) as exc:
             self._engine.fail(refs, exc, running.name)
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -188,7 +189,8 @@ class LocalActor:
         if self.loop is not None and not self.loop.is_running():
             self.loop.close()
 
-    def _death(self) -> ActorDiedError:
+    def death(self) -> ActorDiedError:
+        """What calls of it get when it is dead."""
         return ActorDiedError(f"actor {self.cls.__name__} is dead: {self.dead}")
 
 

@@ -29,7 +29,7 @@ from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.environment import Environment
-from fastrt.tasks.method import MethodPlan, methods_of
+from fastrt.tasks.method import CALL, MethodPlan, methods_of
 
 _TASK_OPTIONS = (
     "num_returns", "max_retries", "retry_exceptions", "name", "num_cpus", "num_gpus", "memory", "resources",
@@ -238,7 +238,7 @@ class RayEngine:
             _refuse("num_returns='dynamic' of a method")
         if which.group:
             options["concurrency_group"] = which.group
-        method = getattr(handle._actor, which.name).options(**options)
+        method = getattr(handle._actor, "__ray_call__" if which.name == CALL else which.name).options(**options)
         return self._wrapped(method.remote(*self._unwrapped(args), **self._unwrapped_named(kwargs)))
 
     def get_actor(self, name: str) -> RayHandle:
@@ -275,6 +275,15 @@ class RayEngine:
         ray.kill(actor._actor, no_restart=no_restart)
         if no_restart:
             _wait_for_the_end(actor._actor)
+
+    def exit_actor(self) -> NoReturn:
+        """`ray.actor.exit_actor`.
+
+        Raises:
+            AssertionError: that has returned.
+        """
+        ray.actor.exit_actor()
+        raise AssertionError("Ray's exit_actor has returned")
 
     # ---- what there is ----
 

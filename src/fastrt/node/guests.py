@@ -142,7 +142,7 @@ class Guests:
             info = actors.info(self._client, guest.actor)
             if info["state"] == actors.DEAD:
                 del self._guests[number]
-                failed = info["ended"] == actors.FAILED
+                failed = info["ended"] in (actors.FAILED, actors.EXITED)  # it is not to be built again
                 self._exchange.out.add("gone", _Gone(hosted=number, reason=info["reason"], failed=failed), 512)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ and whatever asks for one is told that it has no counterpart there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from fastrt.errors import StaleReferenceError, UnsupportedError
 
@@ -53,6 +53,9 @@ class Engine(Protocol):
 
     def kill(self, actor: Any, no_restart: bool) -> None:
         """`fastrt.kill`."""
+
+    def exit_actor(self) -> NoReturn:
+        """`fastrt.exit_actor`."""
 
     def cancel(self, ref: ObjectRef, **options: Any) -> None:
         """`fastrt.cancel`."""

@@ -26,6 +26,7 @@ from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments, special
 from fastrt.tasks.environment import Environment
+from fastrt.tasks.leaving import OWN, OwnMethod
 from fastrt.tasks.method import CALL, RETURNS_MAX, MethodPlan, check_options, whole
 from fastrt.tasks.special import Special
 
@@ -263,9 +264,9 @@ class ActorHandle:
         self._actor_ref = ref
         self._actor_plan = plan
 
-    def __getattr__(self, name: str) -> ActorMethod:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in ("__call__", CALL):
-            raise AttributeError(name)
+            return own_method(self, name)
         plan = plan_of(self)
         for which in plan.methods:
             if which.name == name:
@@ -289,6 +290,19 @@ class ActorHandle:
 
     def __hash__(self) -> int:
         return hash(self._actor_ref)
+
+
+def own_method(handle: ActorHandle, name: str) -> Any:
+    """What Ray's handles have beside the methods of the class: `__ray_call__`, `__ray_ready__`, `__ray_terminate__`.
+
+    Raises:
+        AttributeError: there is no such one.
+    """
+    if name == "__ray_call__":
+        return getattr(handle, CALL)
+    if name not in OWN:
+        raise AttributeError(name)
+    return OwnMethod(getattr(handle, CALL), OWN[name])
 
 
 def plan_of(handle: ActorHandle) -> ActorPlan:

@@ -5,6 +5,7 @@ One at a time and in order, by the compiled frame that tasks run in; or several 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -17,10 +18,11 @@ from fastrt._core import actors, handles, trace
 from fastrt._core import tasks as core
 from fastrt._core.inbox import Inbox
 from fastrt._core.run import Runner
-from fastrt.errors import format_user_traceback
+from fastrt.errors import ActorDiedError, format_user_traceback
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.handle import ActorPlan
+from fastrt.tasks.leaving import LEFT, ActorLeaves
 from fastrt.tasks.method import bound_method
 from fastrt.worker import environment, special
 from fastrt.worker.concurrent import Coroutines, Threads
@@ -45,9 +47,15 @@ class ActorWorker(Worker):
         store.on_block = store.help_with = None  # an actor has no place among the workers to give away
         self.retries_here = True
         self.actor = store.actor_here = actor
-        self.told_to_stop = told_to_stop
+        self.exiting = False
+        self._told_to_stop = told_to_stop
+        self._alone = False  # its calls run one at a time
         self.plan: ActorPlan
         self._methods: list[Any] = []
+
+    def told_to_stop(self) -> bool:
+        """Whether to take no more calls."""
+        return self.exiting or self._told_to_stop()
 
     def run(self) -> None:
         """Build the instance and take calls."""
@@ -60,6 +68,8 @@ class ActorWorker(Worker):
             return
         actors.alive(self._client, self.actor)
         self._serve()
+        if self.exiting:
+            atexit._run_exitfuncs()  # the process itself ends without them
 
     def _begin(self) -> str:
         """Build the instance; why it cannot be."""
@@ -114,10 +124,12 @@ class ActorWorker(Worker):
         self._runner = Runner(
             self._client, {}, self.prepare, self.seal, self.fail, end_child, self._outputs, self._methods
         )
-        while not self.told_to_stop():
-            self._runner.serve(inbox, _IDLE_S, self._store.spin_s)
-            if actors.is_over(self._client, self.actor):
-                return
+        self._alone = True
+        with contextlib.suppress(ActorLeaves):
+            while not self.told_to_stop():
+                self._runner.serve(inbox, _IDLE_S, self._store.spin_s)
+                if actors.is_over(self._client, self.actor):
+                    return
 
     def prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Find what to call for a call, and load its arguments."""
@@ -142,9 +154,22 @@ class ActorWorker(Worker):
         self._seal(task, value)
 
     def fail(self, task: int, exc: BaseException) -> None:
-        """Seal an exception as the call's results, and end the call."""
+        """Seal an exception as the call's results, and end the call.
+
+        Raises:
+            ActorLeaves: it is that, and calls run one at a time: the frame that takes them ends.
+        """
         self._flush()
-        self._fail(task, exc)
+        if not isinstance(exc, ActorLeaves):
+            self._fail(task, exc)
+            return
+        actors.end_for_good(self._client, self.actor, actors.EXITED, LEFT)
+        self.exiting = True
+        self._store.put_error(task, ActorDiedError(f"actor {self.plan.name} is dead: {LEFT}"))
+        core.finish(self._client, task)
+        if self._alone:
+            raise exc
+        self._client.wake(self._client.index)
 
     def _flush(self) -> None:
         for output in self._outputs:

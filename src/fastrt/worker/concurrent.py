@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from fastrt._core import actors, trace
 from fastrt._core import tasks as core
 from fastrt._core.inbox import Inbox
-from fastrt.errors import FastrtError
+from fastrt.errors import ActorDiedError, FastrtError
+from fastrt.tasks.leaving import LEFT, ActorLeaves
 from fastrt.worker import special
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Threads:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, cell: int) -> None:
-        task = self._inbox.claim(cell)
+        task = core.NO_TASK if self._worker.exiting else self._inbox.claim(cell)
         if task == core.NO_TASK:
             return
         client = self._worker.store.client
@@ -148,7 +149,7 @@ class Coroutines:
 
     def _fill(self, group: Group) -> None:
         """Begin as many calls as may run."""
-        while group.waiting and group.running < group.most:
+        while group.waiting and group.running < group.most and not self._worker.exiting:
             task = self._inbox.claim(group.waiting.popleft())
             if task != core.NO_TASK:
                 group.running += 1
@@ -190,6 +191,8 @@ class Coroutines:
         worker = self._worker
         traced = trace.begin_task(self._client, task)
         try:
+            if worker.exiting:  # since this one got its turn
+                raise ActorLeaves(ActorDiedError(LEFT))
             while True:
                 try:
                     timeout_s = worker.policy_of(task).timeout_s

@@ -1,0 +1,94 @@
+"""An actor that ends by itself, `fastrt.exit_actor()`; and how a handle asks for that, or whether the actor lives."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, Protocol
+
+from fastrt.errors import ActorDiedError
+from fastrt.store import client as store_client
+from fastrt.store import engine as engines
+
+LEFT = "it left by fastrt.exit_actor"
+
+
+class ActorLeaves(BaseException):
+    """Raised in an actor's code to end the actor; no `except Exception` is to catch it.
+
+    Args:
+        error: what whoever made the call gets.
+    """
+
+    def __init__(self, error: ActorDiedError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Callable(Protocol):
+    """A method of an actor."""
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+
+    def options(self, **options: Any) -> Callable:
+        """The same method with other settings."""
+
+
+class OwnMethod:
+    """A method that every actor has: a function that the actor's process calls with the instance.
+
+    Args:
+        call: the method that does so.
+        function: which one.
+    """
+
+    __slots__ = ("_call", "_function")
+
+    def __init__(self, call: Callable, function: Any) -> None:
+        self._call = call
+        self._function = function
+
+    def options(self, **options: Any) -> OwnMethod:
+        """Return the same method with other settings; see `ActorMethod.options`."""
+        return OwnMethod(self._call.options(**options), self._function)
+
+    def remote(self) -> Any:
+        """Call it; see `ActorMethod.remote`."""
+        return self._call.remote(self._function)
+
+
+def exit_actor() -> NoReturn:
+    """End the actor in whose method this is called, for good: it is not started again.
+
+    The call's results are `ActorDiedError`, as are those of calls that have not ended. Functions that were registered
+    with `atexit` run.
+
+    Raises:
+        TypeError: this is not an actor's process.
+        ActorLeaves: always, in an actor; a BaseException.
+    Source:
+        The semantics of `ray.actor.exit_actor`.
+    """
+    other = engines.current()
+    if other is not None:
+        other.exit_actor()
+    store = store_client.current()
+    if store is None or store.actor_here is None:
+        raise TypeError("exit_actor ends the actor that calls it, and this is no actor; use fastrt.kill(handle)")
+    raise ActorLeaves(ActorDiedError(f"the actor is dead: {LEFT}"))
+
+
+def is_ready(instance: object) -> bool:
+    """What `handle.__ray_ready__` calls: the actor has been built, and has come to this call."""
+    return True
+
+
+def leave(instance: object) -> NoReturn:
+    """What `handle.__ray_terminate__` calls.
+
+    Raises:
+        ActorLeaves: always.
+    """
+    exit_actor()
+
+
+OWN = {"__ray_ready__": is_ready, "__ray_terminate__": leave}
