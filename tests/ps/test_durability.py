@@ -242,6 +242,68 @@ def test_cluster_that_was_restored_into_a_folder_is_there_when_it_is_started_aga
         again.close()
 
 
+@pytest.mark.parametrize("op", ["limits", "checkpoint"])
+def test_server_that_dies_within_a_checkpoint_takes_no_push_that_others_hold(
+    site, tmp_path, monkeypatch, wait_until, op
+) -> None:
+    """What is restored is of one moment, and what was evicted before that server died stays so."""
+    place = site(2, mode="async")
+    session = place.worker()
+    table = place.table(session, "w", (2048,), SGD(lr=1.0), parts=2)
+    rows = place.embedding(session, "e", 2, SGD(lr=1.0), capacity=64)
+    table.push(np.ones(2048, F))
+    rows.pull(np.arange(40))
+    place.head.checkpoint(tmp_path / "c", False)
+    rows.pull(np.arange(1000, 1040))
+    living = [set(np.concatenate([one.server.shards["e"].dump(range(256))["keys"]]).tolist())
+              for one in place.places.values()]  # fmt: skip
+    ask, pushing = place.head.ask, threading.Thread(target=lambda: table.push(np.ones(2048, F)))
+
+    def deadly(index: int, meta: Any, parts: Any = ()) -> Any:
+        if meta["op"] == op and index == 1 and not pushing.ident:
+            place.places[1].server.snapshot()  # its log, which has the evictions, is short now
+            place.places[1].die()
+            place.places[1].awake()
+            pushing.start()
+            wait_until(lambda: place.places[1].server.shards["w"].pace.floor() == 2, "the push at that server")
+        return ask(index, meta, parts)
+
+    monkeypatch.setattr(place.head, "ask", deadly)
+    path = place.head.checkpoint(tmp_path / "c", True)
+    pushing.join()
+    assert (table.pull() == -2).all()
+    other = site(1)
+    other.head.checkpoints.load(path, other.head.options)
+    assert len(set(other.table(other.worker(), "w", (2048,), SGD(lr=1.0), parts=2).pull().tolist())) == 1
+    assert set(other.places[0].server.shards["e"].dump(range(256))["keys"].tolist()) == set.union(*living)
+
+
+def test_push_that_has_not_come_to_all_servers_is_waited_for(site, tmp_path, monkeypatch) -> None:
+    """While its client is connected; one that is gone cannot bring it."""
+    monkeypatch.setattr("fastrt.ps.cut._GRACE_S", 0.05)
+    monkeypatch.setattr("fastrt.ps.checkpoints._SETTLE_S", 0.3)
+    place = site(2, mode="async")
+    place.table(place.worker(), "w", (2048,), SGD(lr=1.0), parts=2)
+    meta = {"op": "push", "table": "w", "epoch": 1, "rank": 0, "seq": 1, "lr": None, "timeout": 5}
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(contextlib.closing(dial(None, k.address, 5.0))) for k in place.places.values()]
+        for wire in wires:
+            wire.call({"token": place.head.token, "version": VERSION, "client": 99}, timeout_s=5)
+        assert "error" not in wires[0].call(meta, [np.ones(1024, F)], timeout_s=5)[0]
+        with pytest.raises(CheckpointError, match=r"did not come to server 1 within 0\.3 s"):
+            place.head.checkpoint(tmp_path / "c", False)
+        wires[1].send(meta, [np.ones(1024, F)])
+        path = place.head.checkpoint(tmp_path / "c", False)
+    other = site(1)
+    other.head.checkpoints.load(path, other.head.options)
+    table = other.table(other.worker(), "w", (2048,), SGD(lr=1.0), parts=2)
+    assert (table.pull() == -1).all()
+    with contextlib.closing(dial(None, place.places[0].address, 5.0)) as wire:
+        wire.call({"token": place.head.token, "version": VERSION, "client": 99}, timeout_s=5)
+        assert "error" not in wire.call({**meta, "seq": 2}, [np.ones(1024, F)], timeout_s=5)[0]
+    place.head.checkpoint(tmp_path / "c", False)
+
+
 def test_checkpoint_is_whole_or_is_none(site, tmp_path, monkeypatch) -> None:
     place = site(1)
     table = place.table(place.worker(), "w", (64,), SGD(lr=1.0), 3.0)

@@ -1,29 +1,33 @@
 """Checkpoints of a whole cluster: a folder for each, made under another name and renamed when it is whole.
 
-All servers are stopped between two pushes, the same two for all: each says which pushes of each client it has, those
-that have reached any server are let through to all, and then each writes its file. An incremental checkpoint has the
-rows of embeddings that changed since the one before it, which it names, and dense tables whole.
+All servers are stopped between two pushes, the same two for all (see `cut`), and then each writes its file. If one
+dies meanwhile, all are stopped anew. An incremental checkpoint has the rows of embeddings that changed since the one
+before it, which it names, and dense tables whole.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastrt.ps.errors import CheckpointError
+from fastrt.ps.errors import CheckpointError, CutLostError, TableTimeoutError
 from fastrt.ps.placement import assign
 from fastrt.ps.spec import Spec
 
 if TYPE_CHECKING:
     from fastrt.ps.head import Head, HeadOptions
 
+_log = logging.getLogger(__name__)
 FORMAT = 1
 _MANIFEST = "manifest.json"
 _PREFIX = "checkpoint-"
-_SETTLE_S = 5.0
+_SETTLE_S = 30.0
+_TRIES = 5
 
 
 class Checkpoints:
@@ -39,6 +43,7 @@ class Checkpoints:
     def __init__(self, head: Head) -> None:
         self._head = head
         self._last: Path | None = None
+        self._lives: dict[int, str] = {}  # of the servers that made it
         self.must_be_full = True
 
     def write(self, folder: Path, incremental: bool) -> Path:
@@ -68,8 +73,8 @@ class Checkpoints:
         done = folder / f"{_PREFIX}{number:08}"
         self.must_be_full = False
         try:
-            files = self._write_files(working, base is not None)
-            manifest = {"format": FORMAT, "files": files, "base": base.name if base is not None else None}
+            files, built = self._write_files(working, base is not None)
+            manifest = {"format": FORMAT, "files": files, "base": base.name if base is not None and built else None}
             manifest["tables"] = [spec.to_json() for spec, _ in head.tables.values()]
             _write_durably(working / _MANIFEST, json.dumps(manifest, indent=1).encode())
             os.rename(working, done)
@@ -77,33 +82,57 @@ class Checkpoints:
         except BaseException as error:
             self.must_be_full = True  # servers may have noted that all is written
             shutil.rmtree(working, ignore_errors=True)
-            if isinstance(error, OSError):
+            if isinstance(error, (OSError, CutLostError, TableTimeoutError)):
                 raise CheckpointError(f"Cannot make a checkpoint in {folder}: {error}.") from error
             raise
         self._last = done
         return done
 
-    def _write_files(self, working: Path, incremental: bool) -> list[str]:
-        """Stop all servers at one cut, and have each write its file."""
+    def _write_files(self, working: Path, may_build: bool) -> tuple[list[str], bool]:
+        """Stop all servers at one cut, and have each write its file.
+
+        Returns:
+            The files' names, and whether they have only what has changed since the last checkpoint.
+        Raises:
+            CutLostError: servers die again and again.
+        """
+        for attempt in range(_TRIES):
+            try:
+                return self._write_at_cut(working, may_build and not attempt, secrets.token_hex(8))
+            except CutLostError as error:
+                if attempt == _TRIES - 1:
+                    raise
+                _log.warning("the checkpoint is begun again: %s", str(error))
+                for path in working.iterdir():
+                    path.unlink()
+        raise AssertionError
+
+    def _write_at_cut(self, working: Path, may_build: bool, cut: str) -> tuple[list[str], bool]:
         head = self._head
         files = []
         try:
             latest: dict[str, dict[str, int]] = {}
+            lives: dict[int, str] = {}
             for index in head.servers:
-                for name, clients in head.ask(index, {"op": "hold"})["latest"].items():
+                answer = head.ask(index, {"op": "hold", "cut": cut})
+                lives[index] = answer["incarnation"]
+                for name, clients in answer["latest"].items():
                     known = latest.setdefault(name, {})
                     for client, number in clients.items():
                         known[client] = max(known.get(client, 0), number)
+            # What a server has forgotten since the last one, because it evicted it, dies with it.
+            incremental = may_build and lives == self._lives
             for index in head.servers:
-                head.ask(index, {"op": "limits", "latest": latest, "timeout": _SETTLE_S})
+                head.ask(index, {"op": "limits", "cut": cut, "latest": latest, "timeout": _SETTLE_S})
             for index in head.servers:
                 path = working / f"server-{index}"
-                head.ask(index, {"op": "checkpoint", "path": str(path), "incremental": incremental})
+                head.ask(index, {"op": "checkpoint", "cut": cut, "path": str(path), "incremental": incremental})
                 files.append(path.name)
+            self._lives = lives
+            return files, incremental
         finally:
             for index in head.servers:
                 head.ask(index, {"op": "release"})
-        return files
 
     def load(self, path: Path, options: HeadOptions) -> None:
         """Give the servers, which have no tables yet, what is in a checkpoint.

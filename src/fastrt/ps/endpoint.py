@@ -191,10 +191,15 @@ class Endpoint:
             return False
         caller.hello = hello
         try:
-            caller.wire.send(self._service.greet(caller))
+            welcome = self._service.greet(caller)
         except (FastrtError, ValueError) as error:
             caller.wire.send(refusal(error))
             return False
+        try:
+            caller.wire.send(welcome)
+        except BrokenWireError:
+            self._service.gone(caller)
+            raise
         return True
 
     def _serve_one(self, caller: Caller) -> None:

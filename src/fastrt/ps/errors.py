@@ -26,3 +26,7 @@ class NotFiniteError(FastrtError, ValueError):
 
 class CheckpointError(FastrtError):
     """A checkpoint cannot be written, or one that is to be loaded is incomplete, damaged or of another format."""
+
+
+class CutLostError(FastrtError):
+    """A server does not know a cut that a checkpoint is made at: it has begun anew since; between head and servers."""

@@ -135,6 +135,7 @@ class Moving:
         """Write all that is here, or what has changed of embeddings, into a file of the given name."""
         path = Path(meta["path"])
         with self._server.turn:
+            self._server.cut.require(meta["cut"])
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 write_all(fd, 1, self._written(bool(meta.get("incremental"))), sync=True)

@@ -22,6 +22,7 @@ import numpy as np
 from fastrt.durable import StateDirectoryError
 from fastrt.errors import FastrtError, NotFoundError
 from fastrt.ps.arrays import pack, unpack
+from fastrt.ps.cut import Cut
 from fastrt.ps.dense import DenseShard
 from fastrt.ps.endpoint import Answer, Caller
 from fastrt.ps.errors import TableTimeoutError
@@ -62,13 +63,13 @@ class Server:
         self.shards: dict[str, Shard] = {}
         self.journal = journal
         self.turn = threading.Condition(threading.RLock())
-        self._held: dict[str, dict[str, int]] | None = None  # during a checkpoint: the last pushes that go on
+        self.cut = Cut(self)
         self._leaving: list[tuple[Shard, int, int | None]] = []  # readers whose connection has ended
         self._moving = Moving(self)
         self._handlers = {
             "create": self._create, "push": self._push, "wait": self._wait, "pull": self._pull, "rows": self._rows,
-            "open": self._open, "lane": self._lane, "bye": self._bye, "stats": self._stats, "hold": self._hold,
-            "limits": self._limits, "release": self._release, **self._moving.handlers,
+            "open": self._open, "lane": self._lane, "bye": self._bye, "stats": self._stats,
+            **self.cut.handlers, **self._moving.handlers,
         }  # fmt: skip
         for meta, data in journal.recover():
             self._replay(meta, data)
@@ -83,6 +84,8 @@ class Server:
         """
         if not isinstance(caller.hello.get("client"), int):
             raise ValueError("a greeting names its client")
+        with self.turn:
+            self.cut.came(caller.hello["client"], 1)
         return {"incarnation": self.incarnation, "index": self.index}
 
     def room(self, caller: Caller, meta: Meta) -> int:
@@ -123,6 +126,7 @@ class Server:
     def gone(self, caller: Caller) -> None:
         """See `endpoint.Service`."""
         with self.turn:
+            self.cut.came(caller.hello["client"], -1)
             self._leaving += [
                 (shard, reader, caller.wire.peer) for shard, reader in caller.kept.get("readers", {}).values()
             ]
@@ -200,8 +204,8 @@ class Server:
         while True:
             shard = self.shard(meta)
             fresh = shard.pace.fresh(client, number)
-            held = self._held is not None and number > self._held.get(shard.spec.name, {}).get(str(client), 0)
-            if not fresh.any() or not (held or shard.pace.is_blocked(rank, fresh)):
+            stops = self.cut.stops(shard.spec.name, client, number) or shard.pace.is_blocked(rank, fresh)
+            if not fresh.any() or not stops:
                 if shard.has_room():
                     return shard, fresh
                 self._dismiss()
@@ -301,36 +305,6 @@ class Server:
             return Answer(
                 {"tables": tables, "log_bytes": self.journal.log_bytes, "generation": self.journal.generation}
             )
-
-    # ---- a consistent cut for checkpoints ----
-
-    def _hold(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Let no new push begin; says which were the last of each client."""
-        with self.turn:
-            self._held = {name: shard.pace.latest() for name, shard in self.shards.items()}
-            return Answer({"latest": self._held})
-
-    def _limits(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Let those go on that have begun at any server, and wait until they are here."""
-        until = _deadline(meta)
-        with self.turn:
-            self._held = meta["latest"]
-            self.turn.notify_all()
-            while any(
-                self.shards[name].pace.fresh(int(client), number).any()
-                for name, clients in meta["latest"].items()
-                if name in self.shards
-                for client, number in clients.items()
-            ):
-                if not self.turn.wait(max(0.0, until - time.monotonic())):
-                    break  # its client died within a push: that was never acknowledged
-            return Answer({})
-
-    def _release(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        with self.turn:
-            self._held = None
-            self.turn.notify_all()
-            return Answer({})
 
     # ---- keeping ----
 
