@@ -198,8 +198,9 @@ def test_done_of_an_earlier_round_does_not_count() -> None:
     assert len(play.state.round.undone) == 6  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("applied", [False, True])
-def test_scale_out_that_does_not_end_in_time_is_taken_back(applied: bool) -> None:
+def test_scale_out_that_does_not_end_in_time_or_shall_not_is_taken_back(applied: bool, asked: bool) -> None:
     play = formed(1, 1, scale_timeout_s=20.0, heartbeat_timeout_s=1000.0)
     play.do(ev.ScaleOut, 0, 2)
     play.again("w0", "s0")
@@ -208,13 +209,17 @@ def test_scale_out_that_does_not_end_in_time_is_taken_back(applied: bool) -> Non
         play.register("s2")
         play.done(Phase.SCALE_OUT, "w0", "s0")
         assert play.rank("s2") == 2
-    play.later(21)
+    if asked:
+        assert play.do(ev.TakeBack) is None
+    else:
+        play.later(21)
     assert play.phase is Phase.READY
     assert play.state.members.counts == {SERVER: 1, WORKER: 1}
     assert play.rank("s1") is None
     back = play.orders("w0", Metadata)[-1].overview
     assert (back.phase, back.servers, names(back.members)) == (Phase.READY, 1, ["s0", "w0"])
     assert isinstance(play.register("s3"), Refused)
+    assert isinstance(play.do(ev.TakeBack), Refused)
     scaled_out(play)
 
 

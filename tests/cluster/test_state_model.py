@@ -144,6 +144,17 @@ class AnyOrder(RuleBasedStateMachine):
         can = self.play.phase is Phase.READY and not self.finished and not leads
         assert isinstance(self.play.do(ev.ScaleIn, sorted(leaving)), Refused) != can
 
+    @rule()
+    def take_back(self) -> None:
+        current = self.play.state.round
+        assert isinstance(self.play.do(ev.TakeBack), Refused) == (current is None)
+        if current is not None:
+            kept = current.phase is Phase.SCALE_IN and not current.gathering
+            assert self.play.state.members.counts == (current.after if kept else current.before)
+            assert self.play.state.round is None
+        self.said &= self.alive
+        self.sync()
+
     @precondition(lambda self: self.play.state.round is not None)
     @rule(data=st.data(), all_of_them=st.booleans())
     def go_on_scaling(self, data: st.DataObject, all_of_them: bool) -> None:

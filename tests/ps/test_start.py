@@ -230,6 +230,21 @@ def test_scaling_over_http_moves_the_tables_under_load(wait_until) -> None:
 
 
 @pytest.mark.long
+def test_scaling_that_fails_is_taken_back_at_once_and_can_be_tried_again(wait_until) -> None:
+    with ps.start(1) as cluster:
+        table = cluster.table("w", (4000,), optimizer=ps.SGD(lr=1.0), shard=4)
+        table.push(np.ones(4000, F))
+        wait_until(lambda: cluster.state() == "READY", "all servers in the membership", 30)
+        with pytest.raises(ps.TableTimeoutError, match="has 1 of 2 servers"):
+            cluster.scale(2, timeout=0)
+        assert (cluster.state(), len(servers(cluster))) == ("READY", 1)
+        table.push(np.ones(4000, F))
+        cluster.scale(2)
+        assert (cluster.state(), len(servers(cluster))) == ("READY", 2)
+        assert (table.pull() == -2).all()
+
+
+@pytest.mark.long
 def test_cluster_is_closed_while_it_is_scaled(wait_until) -> None:
     with ps.start(1, http_port=0) as cluster:
         cluster.table("w", (4000,), shard=4).push(np.ones(4000, F))

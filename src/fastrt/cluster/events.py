@@ -133,6 +133,14 @@ class ScaleIn:
 
 
 @dataclass(slots=True)
+class TakeBack:
+    """The scaling that is under way is not to be waited for: answered with None when it has been taken back, or, one in
+    whose leavers have gone, when it has ended."""
+
+    call: int
+
+
+@dataclass(slots=True)
 class Instruct:
     """All servers are told something: answered with what `Instructed` brings."""
 
@@ -180,6 +188,7 @@ Event = (
     | Publish
     | ScaleOut
     | ScaleIn
+    | TakeBack
     | Instruct
     | Instructed
     | View

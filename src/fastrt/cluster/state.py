@@ -90,6 +90,7 @@ class ClusterState:
             ev.Publish: self._on_publish,
             ev.ScaleOut: self._on_scale_out,
             ev.ScaleIn: self._on_scale_in,
+            ev.TakeBack: self._on_take_back,
             ev.Instruct: self._on_instruct,
             ev.Instructed: self._on_instructed,
             ev.View: lambda e: self.overview(),
@@ -332,6 +333,11 @@ class ClusterState:
                 raise Refused(f"The node id:{member_id} is illegal. {member.role.name} 0 leads, and cannot leave.")
             after[member.role] -= 1
         self._begin_round(Phase.SCALE_IN, after, leaving)
+
+    def _on_take_back(self, event: ev.TakeBack) -> None:
+        if self.round is None:
+            raise Refused("Nothing is being scaled.")
+        self._give_up(self.round)
 
     def _begin_round(self, phase: Phase, after: dict[Role, int], leaving: frozenset[str]) -> None:
         deadline = self._now + self.settings.scale_timeout_s

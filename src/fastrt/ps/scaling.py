@@ -7,6 +7,7 @@ when they are in. A request is answered when it has begun, as the membership's a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -154,7 +155,8 @@ class Scaling:
         try:
             head.add(added)
             self._wait_ready(len(head.servers), timeout_s)
-        except BaseException:  # the membership takes its round back by itself
+        except BaseException:
+            self._take_back(added)
             head.drop([index for index in added if index in head.servers])
             raise
         head.move_to(sorted(head.servers))
@@ -163,8 +165,23 @@ class Scaling:
         head = self._head
         head.move_to([index for index in sorted(head.servers) if index not in leaving])
         head.scheduler.ask(lambda call: ev.ScaleIn(call, [member_id(index) for index in leaving]))
-        self._wait_ready(len(head.servers) - len(leaving), timeout_s)
+        try:
+            self._wait_ready(len(head.servers) - len(leaving), timeout_s)
+        except BaseException:
+            self._take_back(())
+            raise
         head.drop(leaving)
+
+    def _take_back(self, added: Sequence[int]) -> None:
+        """Have the membership as it was, so that it can be scaled again; it would wait for its own time to be up."""
+        scheduler = self._head.scheduler
+        try:
+            scheduler.ask(ev.TakeBack)
+        except ev.Refused:  # its round has ended just now: who came leaves in another one
+            came = [one.member_id for one in self._members() if one.member_id in map(member_id, added)]
+            if came:
+                with contextlib.suppress(ev.Refused):  # somebody is lost; that one is missed in any case
+                    scheduler.ask(lambda call: ev.ScaleIn(call, came))
 
     def _members(self) -> list[MemberView]:
         return [one for one in self._head.scheduler.overview().members if one.role is Role.SERVER]
