@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import fastrt
@@ -296,14 +297,59 @@ def test_session_without_a_daemon_is_an_error_everywhere_and_init_starts_another
     assert "gone for good" in capfd.readouterr().err
 
 
-def test_zygote_killed_is_a_clear_error(start, capfd):
+class Counter:
+    def __init__(self):
+        self.count = 0
+
+    def add(self, amount):
+        self.count += amount
+        return self.count
+
+
+@pytest.mark.parametrize("order", ["zygote", "zygote daemon", "daemon zygote"])
+def test_killed_zygote_is_replaced_and_its_workers_and_nothing_is_lost(start, wait_until, tmp_path, capfd, order):
+    rt = start()
+    counter = fastrt.remote(max_restarts=1, max_task_retries=1)(Counter).remote()
+    value = fastrt.put(np.arange(50_000))
+    assert fastrt.get(counter.add.remote(1)) == 1
+    seen, go = tmp_path / "seen", tmp_path / "go"
+
+    def run(seen, go):
+        child = subprocess.Popen(["sleep", "100"])
+        with seen.open("a") as file:
+            file.write(f"{os.getpid()} {child.pid}\n")
+        while not go.exists():
+            os.sched_yield()
+        child.kill()
+        child.wait()
+        return 7
+
+    ref = fastrt.remote(run).remote(seen, go)
+    wait_until(lambda: seen.exists() and "\n" in seen.read_text(), "the task to run")
+    for name in order.split():
+        os.kill(getattr(rt._processes, name).pid, signal.SIGKILL)
+    wait_until(lambda: seen.read_text().count("\n") == 2, "the task to run again")
+    for pid in map(int, seen.read_text().splitlines()[0].split()):
+        wait_until(lambda pid=pid: not psutil.pid_exists(pid), "the first run's processes to go")
+    go.touch()
+    assert fastrt.get(ref, timeout=20) == 7
+    assert fastrt.get(counter.add.remote(1), timeout=20) == 1  # another instance
+    assert fastrt.get(value).sum() == sum(range(50_000))
+    assert fastrt.get([echo.remote(k) for k in range(20)], timeout=20) == list(range(20))
+    assert "gone for good" not in capfd.readouterr().err
+
+
+def test_zygote_that_is_killed_too_often_is_a_clear_error(start, monkeypatch, capfd):
+    from fastrt.runtime import session
+
+    monkeypatch.setattr(session, "_DEATHS_MAX", 0)
     rt = start()
     blocked = fastrt.remote(lambda: threading.Event().wait(100)).remote()
     os.kill(rt._processes.zygote.pid, signal.SIGKILL)
     with pytest.raises(NodeDiedError):
         fastrt.get(blocked, timeout=20)
     fastrt.shutdown()
-    assert "no worker can be started any more" in capfd.readouterr().err
+    assert "gone for good" in capfd.readouterr().err
 
 
 # ---- everything at once ----

@@ -1,17 +1,19 @@
 """The daemon's process: `python -m fastrt.node SETTINGS`, started by `fastrt.runtime`.
 
-SETTINGS is JSON: config (settings by name), bootstrap_fd, zygote_fd, session (sys_path, preload), adopt (the segment
-of a session whose daemon died, or null), cluster (whether it is a node of one).
+SETTINGS is JSON: config (settings by name), bootstrap_fd, zygote_fd, zygote_is_new (no daemon has used it), session
+(sys_path, preload), adopt (the segment of a session whose daemon died, or null), cluster (whether it is a node of one).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import sys
 
 from fastrt.config import Config
-from fastrt.node.daemon import Daemon
+from fastrt.node.daemon import Daemon, ZygoteEndedError
 from fastrt.node.pool import Pool
 
 _SPARE_WORKERS = 16
@@ -24,7 +26,8 @@ def main() -> None:
     zygote = socket.socket(fileno=settings["zygote_fd"])
     try:
         config = Config.load(**settings["config"])
-        pool = Pool(zygote, config.num_workers, _SPARE_WORKERS, config.clients_max - 2)  # this process and a driver
+        most = config.clients_max - 2  # beside this process and a driver
+        pool = Pool(zygote, config.num_workers, _SPARE_WORKERS, most, settings["zygote_is_new"])
         daemon = Daemon(config, pool, settings["session"], settings["adopt"], settings["cluster"])
     except Exception as exc:  # the starter reports it to the user
         starter.send(json.dumps({"error": f"{type(exc).__name__}: {exc}"}).encode())
@@ -32,6 +35,10 @@ def main() -> None:
     try:
         starter.send(json.dumps({"socket": daemon.socket_path}).encode())
         daemon.run(starter)
+    except ZygoteEndedError:
+        sys.stderr.write("fastrt: the process that forks the workers was killed; others take its place and theirs\n")
+        daemon.leave()
+        os.kill(os.getpid(), signal.SIGKILL)  # the starter replaces a daemon that was killed, and a dead zygote too
     finally:
         daemon.close()
 

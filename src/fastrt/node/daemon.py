@@ -28,7 +28,7 @@ from fastrt.node.advisor import Advisor
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.logs import LogPipe
 from fastrt.node.memory import KillCounters
-from fastrt.node.pool import Pool
+from fastrt.node.pool import Pool, kill_group
 from fastrt.node.spiller import Spiller
 from fastrt.store.attach import Link, answers, listen
 from fastrt.store.client import Store
@@ -44,6 +44,10 @@ _BACKLOG_BYTES = 1 << 20  # of output that a driver has not read yet
 _LAST_WORDS_S = 1.0
 _COMEBACK_S = 2.0  # in which drivers connect to a new daemon; what workers print waits for them
 _STILLBORN_MAX = 5
+
+
+class ZygoteEndedError(Exception):
+    """The zygote was killed, and its workers with it; the session can go on with another one."""
 
 
 class Member:
@@ -100,7 +104,7 @@ class Daemon:
         self._refreshed_at = 0.0
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
-        self._had_driver = False
+        self._had_driver = self._starter_left = False
         self._ended = False
         self._comeback_until = 0.0
         self._surplus_since = 0.0
@@ -114,17 +118,18 @@ class Daemon:
         self._unclaimed: list[LogPipe] = []  # of workers that the zygote has not named yet, in order
         self._pipes: dict[int, list[LogPipe]] = {}
         self._muted: list[LogPipe] = []  # not read while a driver is far behind
-        if adopt is None:
+        if pool.zygote_is_new:
             own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6}
             pool.configure({**session, **own, "call_sites": config.record_call_sites, "advice": config.advice})
-        else:
+        if adopt is not None:
             self._take_over()
 
     def _take_over(self) -> None:
         """Learn from the client table and the zygote who is there; the dead predecessor is the first to be buried."""
         self._segment.take_over()
         self._comeback_until = time.monotonic() + _COMEBACK_S
-        self._pool.count()
+        if not self._pool.zygote_is_new:
+            self._pool.count()
         for row in table(self._segment):
             pid, index = row["pid"], row["client"]
             if index == self._client.index:
@@ -134,7 +139,9 @@ class Daemon:
                 continue
             kind = next(name for name, number in _KINDS.items() if number == row["kind"])
             self._had_driver |= kind == "driver"
-            if row["blocked"]:
+            if kind in _FORKED and self._pool.zygote_is_new:
+                kill_group(pid)  # it ended with the old zygote, but not what its tasks have started
+            elif row["blocked"]:
                 self._pool.blocked.add(pid)
             self._watch(Member(pid, index, kind, _pidfd_of(pid, row["start_time"]), None))
         self._admission.take_over()
@@ -158,10 +165,9 @@ class Daemon:
             self._staff()
             self._tend()
 
-    def close(self) -> None:
-        """End the workers and remove everything the session had."""
+    def leave(self) -> None:
+        """End the workers, and pass on what they have printed. The session stays, for another daemon."""
         self._pool.kill()
-        self._admission.close()
         for pipes in [*self._pipes.values(), self._unclaimed]:
             for pipe in pipes:
                 pipe.drain()
@@ -169,6 +175,11 @@ class Daemon:
             if member.link is not None:
                 member.link.flush(_LAST_WORDS_S if member.logs else 0.0)
                 member.link.close()
+
+    def close(self) -> None:
+        """End the workers and remove everything the session had."""
+        self.leave()
+        self._admission.close()
         arena.discard(
             self._client, [m.index for m in self._members.values() if m.kind not in _FORKED and not m.gone_at]
         )
@@ -184,7 +195,7 @@ class Daemon:
 
     def _on_starter(self, starter: socket.socket) -> None:
         self._selector.unregister(starter)  # it only ever closes
-        self._had_driver = True
+        self._had_driver = self._starter_left = True
 
     def _patience_s(self) -> float:
         return _HURRY_S if any(member.gone_at for member in self._members.values()) else _TICK_S
@@ -326,8 +337,10 @@ class Daemon:
 
     def _on_zygote(self, control: socket.socket) -> None:
         message = self._pool.receive()
+        if message is None and self._starter_left:
+            sys.exit("fastrt: the zygote ended, and who started the session has left: nobody can start another one")
         if message is None:
-            sys.exit("fastrt: the zygote ended, so no worker can be started any more: the session ends")
+            raise ZygoteEndedError
         if message.get("actor") is not None:
             self._actors.started(message["actor"], message.get("started") or message["worker"])
         if "started" in message:

@@ -19,11 +19,13 @@ class Pool:
         size: workers that should be able to run tasks.
         spare: how many more there may be because others wait; beyond it, waiting workers help themselves.
         most: how many there can be at all.
+        zygote_is_new: whether no daemon has told it yet which session its workers join.
     """
 
-    def __init__(self, control: socket.socket, size: int, spare: int, most: int) -> None:
+    def __init__(self, control: socket.socket, size: int, spare: int, most: int, zygote_is_new: bool = True) -> None:
         self.control = control
         self.most = most
+        self.zygote_is_new = zygote_is_new
         self.size = size
         self.spare = spare
         self.pids: set[int] = set()
@@ -112,10 +114,15 @@ class Pool:
         A zygote that has not said its pid yet ends when it finds its socket closed.
         """
         for pid in [*self.pids, *self.actors, *filter(None, [self._zygote])]:
-            for send in (os.killpg, os.kill):
-                try:
-                    send(pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    continue
+            kill_group(pid)
         self.pids.clear()
         self.control.close()
+
+
+def kill_group(pid: int) -> None:
+    """End a process, and what it has started that is still in its group."""
+    for send in (os.killpg, os.kill):
+        try:
+            send(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue

@@ -1,7 +1,8 @@
 """The two processes of an embedded session: the node daemon and the zygote, started side by side.
 
 The starter keeps the daemon's end of the zygote's socket open and hands it to each daemon: while one is dead the
-zygote and its workers go on, and what the zygote reports meanwhile waits in the socket.
+zygote and its workers go on, and what the zygote reports meanwhile waits in the socket. A zygote that dies takes its
+workers along, and the daemon that sees it ends too: both are started anew, and the tasks run again.
 """
 
 from __future__ import annotations
@@ -40,9 +41,19 @@ class Processes:
         self.daemon: subprocess.Popen[bytes] | None = None
         self._config = config
         self._bootstrap: socket.socket | None = None  # tells the daemon by its end that the starter is gone
+        self._start_zygote()
+
+    def _start_zygote(self) -> None:
         self._control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.zygote = _spawn("fastrt.worker.zygote", "main(int(sys.argv[1]))", str(zygote_end.fileno()), zygote_end)
+        self._zygote_is_new = True  # until a daemon has told it which session it serves
         zygote_end.close()
+
+    def await_end(self) -> bool:
+        """Wait for the daemon's end; whether another can take its place: a signal ended it, or the zygote."""
+        assert self.daemon is not None
+        status = self.daemon.wait()
+        return status < 0 or (self.zygote.poll() or 0) < 0
 
     def start_daemon(self, adopt: str | None = None) -> None:
         """Start a daemon and wait until it listens at `socket_path`.
@@ -53,6 +64,9 @@ class Processes:
             FastrtError: it cannot start; the message says why.
             NodeDiedError: it did not answer in time.
         """
+        if self.zygote.poll() is not None:
+            self._control.close()
+            self._start_zygote()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = json.dumps(self._settings(theirs.fileno(), adopt))
         self.daemon = _spawn("fastrt.node.__main__", "main()", settings, theirs, self._control)
@@ -70,6 +84,7 @@ class Processes:
         if "error" in answer:
             raise FastrtError(f"the runtime cannot start: {answer['error']}")
         self.socket_path = answer["socket"]
+        self._zygote_is_new = False
 
     def end(self, patience_s: float = _END_S) -> None:
         """Wait for the processes, which have been told to end; kill those that do not."""
@@ -93,6 +108,7 @@ class Processes:
             "config": {name: str(value) if isinstance(value, Path) else value for name, value in config.items()},
             "bootstrap_fd": bootstrap_fd,
             "zygote_fd": self._control.fileno(),
+            "zygote_is_new": self._zygote_is_new,
             "adopt": adopt,
             "cluster": self._cluster,
             "session": {

@@ -175,12 +175,11 @@ class Embedded(Runtime):
         return False
 
     def _was_killed(self) -> bool:
-        """Whether the daemon has just died by a signal, and not so often that another would fare no better."""
-        assert self._processes.daemon is not None
-        status = self._processes.daemon.wait()
+        """Whether a signal has just ended daemon or zygote, and not so often that others would fare no better."""
+        by_signal = self._processes.await_end()
         now = time.monotonic()
         self._deaths = [at for at in self._deaths if now - at < _DEATHS_WITHIN_S] + [now]
-        return status < 0 and len(self._deaths) <= _DEATHS_MAX
+        return by_signal and len(self._deaths) <= _DEATHS_MAX
 
     def _end(self, segment: Segment) -> None:
         self._listener.join(_SHUTDOWN_S)
