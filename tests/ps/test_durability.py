@@ -17,10 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastrt.durable import StateDirectoryError
+from fastrt.errors import ObjectStoreFullError
 from fastrt.ps import SGD, Adam, CheckpointError, LazyAdam, Normal, TableTimeoutError
 from fastrt.ps.checkpoints import chain_of
 from fastrt.ps.journal import FolderMedium, Journal, MemoryMedium
 from fastrt.ps.placement import assign, divide, rebalance
+from fastrt.ps.rows import part_numbers
 from fastrt.ps.wire import VERSION, dial
 
 F = np.float32
@@ -108,6 +110,23 @@ def test_push_that_reached_one_server_of_two_is_taken_up_by_the_next(site) -> No
     other(0, 2)
     other(1, 2)
     assert (table.pull() == -11).all()
+
+
+def test_push_after_one_that_a_server_refused_reaches_all_servers(site) -> None:
+    """Servers that had the refused one do not take the next one for it; the same one again is not made twice."""
+    place = site(2, mode="async")
+    session = place.worker()
+    rows = place.embedding(session, "e", 1, SGD(lr=1.0), capacity=64)
+    keys = np.arange(200, dtype=np.uint64)
+    owner = np.array(place.head.tables["e"][1])[part_numbers(keys)]
+    ours, theirs = keys[owner == 0], keys[owner == 1]
+    too_many = np.concatenate([ours[:3], theirs[:50]])
+    for _ in range(2):
+        with pytest.raises(ObjectStoreFullError, match="50 keys of embedding 'e' in one call"):
+            rows.push(too_many, np.ones((53, 1), F))
+    rows.push(np.concatenate([ours[:2], theirs[:2]]), np.ones((4, 1), F))
+    rows.push(ours[:1], np.ones((1, 1), F))
+    assert rows.pull(np.concatenate([ours[:3], theirs[:2]])).ravel().tolist() == [-3, -2, -1, -1, -1]
 
 
 def test_parts_move_under_load_and_no_update_is_lost_or_made_twice(site, together) -> None:

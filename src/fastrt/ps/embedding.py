@@ -171,21 +171,21 @@ class Embedding(Paced):
         keys, grads = summed(keys, grads)
         with session.lock:
             self._open(timeout)
-            rank, number = session.rank, self._number()
+            rank = session.rank
 
-            def plan(directory: Directory) -> dict[int, Request]:
+            def plan(directory: Directory, number: int, empty: bool) -> dict[int, Request]:
                 owners = directory.tables[self.name][1]
                 servers = np.array(owners)[part_numbers(keys)]
                 requests = {}
                 for index in sorted(set(owners)):
-                    chosen = servers == index
+                    chosen = np.zeros(len(keys), bool) if empty else servers == index
                     pieces = [keys[chosen], grads[chosen]] if not chosen.all() else [keys, grads]
                     meta = {"op": "push", "table": self.name, "epoch": directory.epoch, "rank": rank, "seq": number}
-                    meta |= {"lr": lr, "timeout": timeout, "dropped": False, "n": len(pieces[0])}
+                    meta |= {"lr": lr, "timeout": timeout, "dropped": empty, "n": len(pieces[0])}
                     requests[index] = Request(meta, pieces)
                 return requests
 
-            self._pushed(session.exchange(plan, timeout))
+            self._give([keys, grads], lambda number, empty: lambda where: plan(where, number, empty), timeout)
 
 
 def _memories(opened: dict[int, Opened]) -> list[EmbeddingMemory | None]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
 
+from fastrt._core import stream
 from fastrt._core.versions import SLOTS, PinnedView, Span, Versions
-from fastrt.ps.client import Directory, Opened, Replies, Request, Session
+from fastrt.ps.client import Directory, Opened, Plan, Replies, Request, Session
 from fastrt.ps.dense import layout, padded
 from fastrt.ps.errors import TableTimeoutError
 from fastrt.ps.handles import Background, Handle, is_finite, refuse_not_finite
@@ -40,7 +42,7 @@ class Paced:
         self._session = session
         self._background = background
         self._clock = -1  # how often this worker has pushed, in all its lives
-        self._unfinished = 0  # the number of a push that some servers may have and others not
+        self._unfinished: tuple[int, int] | None = None  # number and checksum of a push that some servers may not have
 
     @property
     def name(self) -> str:
@@ -83,13 +85,31 @@ class Paced:
         self._session.note(self.name, self._session.exchange(plan, timeout))
         return self._open(timeout)
 
-    def _number(self) -> int:
-        """The number of the next push: that of the one before, if that failed, so that no server has both."""
-        self._unfinished = self._unfinished or self._session.next_number()
-        return self._unfinished
+    def _give(self, arrays: Sequence[Array], plan_of: Callable[[int, bool], Plan], timeout: float) -> None:
+        """Push, under a number by which servers know a push that comes again.
+
+        After one that failed, some servers may have it and others not. The same one again has its number. Another one
+        has too in synchronous mode, where each push is this worker's part of a step. Otherwise the servers that have
+        not got the failed one take it as one without a gradient first, so that none mistakes the other one for it.
+
+        Args:
+            arrays: what is pushed.
+            plan_of: the plan for a number, without the gradient if that is said.
+            timeout: in seconds.
+        """
+        failed = self._unfinished
+        if failed is not None and self.spec.mode != "sync" and failed[1] != _checksum(arrays):
+            self._pushed(self._session.exchange(plan_of(failed[0], True), timeout))
+        number = self._session.next_number() if self._unfinished is None else self._unfinished[0]
+        try:
+            replies = self._session.exchange(plan_of(number, False), timeout)
+        except BaseException:
+            self._unfinished = number, _checksum(arrays)
+            raise
+        self._pushed(replies)
 
     def _pushed(self, replies: Replies) -> None:
-        self._unfinished = 0
+        self._unfinished = None
         self._clock += 1
         self._session.note(self.name, replies)
 
@@ -138,8 +158,8 @@ class Table(Paced):
             TypeError: the gradient is no float32 array.
             ValueError: it has another shape.
             NotFiniteError: it has NaN, and the table's policy is "raise".
-            TableTimeoutError: other workers, or a server, did not come in time. The next push takes this one up:
-                servers that have it already do not take another.
+            TableTimeoutError: other workers, or a server, did not come in time. Some servers may have this push: the
+                same one again goes to the others alone. In synchronous mode that is so of any next push.
         """
         given, rate = self._checked(grad, "gradient"), self._rate(lr)
         if async_op:
@@ -212,18 +232,18 @@ class Table(Paced):
             dropped = not is_finite(flat)
         with session.lock:
             self._open(timeout)
-            rank, number = session.rank, self._number()
+            rank = session.rank
 
-            def plan(directory: Directory) -> dict[int, Request]:
+            def plan(directory: Directory, number: int, empty: bool) -> dict[int, Request]:
                 owners = directory.tables[self.name][1]
                 meta = {"op": "push", "table": self.name, "epoch": directory.epoch, "rank": rank, "seq": number}
-                meta |= {"lr": lr, "timeout": timeout, "dropped": dropped}
+                meta |= {"lr": lr, "timeout": timeout, "dropped": empty}
                 return {
-                    index: Request(meta, [] if dropped else _pieces(flat, self.spec.cuts, _parts(owners, index)))
+                    index: Request(meta, [] if empty else _pieces(flat, self.spec.cuts, _parts(owners, index)))
                     for index in sorted(set(owners))
                 }
 
-            self._pushed(session.exchange(plan, timeout))
+            self._give([flat], lambda number, empty: lambda where: plan(where, number, empty or dropped), timeout)
 
     def _pull(self, out: Array | None, timeout: float) -> Array:
         with self._session.lock:
@@ -303,6 +323,13 @@ class Table(Paced):
                 flat[begin : begin + count] = values[at : at + count]
         flat.flags.writeable = False
         return flat.reshape(self.spec.shape)
+
+
+def _checksum(arrays: Sequence[Array]) -> int:
+    check = 0
+    for array in arrays:
+        check = stream.crc32c(array.reshape(-1), check) if array.nbytes else check
+    return check
 
 
 def _parts(owners: list[int], index: int) -> list[int]:
