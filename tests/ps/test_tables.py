@@ -121,6 +121,23 @@ def test_pull_into_an_array_push_pull_rates_and_handles(site) -> None:
     assert scalar.push_pull(np.array(1.0, F)) == 1.0
 
 
+def test_calls_come_after_those_that_go_on_in_the_background(site) -> None:
+    place = site(1, mode="async")
+    session = place.worker()
+    table = place.table(session, "w", (1 << 20,), SGD(lr=1.0))
+    rows = place.embedding(session, "e", 2, SGD(lr=1.0))
+    rows._background.close()
+    rows._background = table._background  # as it is for all tables of a cluster
+    handles = [table.push(np.ones(1 << 20, F), async_op=True) for _ in range(20)]
+    handles.append(rows.push([5], np.ones((1, 2), F), async_op=True))
+    assert not handles[-1].done()
+    assert rows.pull([5]).tolist() == [[-1, -1]]
+    assert table.pull()[0] == -20
+    for handle in handles:
+        assert handle.wait(10) is None
+    table._background.close()
+
+
 def test_worker_elsewhere_gets_the_same_over_tcp(site, monkeypatch) -> None:
     place = site(2)
     near, far = place.worker(), place.worker()

@@ -69,9 +69,8 @@ class Embedding(Paced):
                 f"embedding {self.name!r}: the array for the result has shape {out.shape}; it must be "
                 f"{(*shape, self.dim)}, C-contiguous and writable"
             )
-        if async_op:
-            return self._background.submit(self._pull, keys, out, self._limit(timeout))
-        return self._pull(keys, out, self._limit(timeout))
+        done: Array | Handle = self._background.run(async_op, self._pull, keys, out, self._limit(timeout))
+        return done
 
     @overload
     def push(
@@ -115,10 +114,9 @@ class Embedding(Paced):
                 f"must have {(*np.shape(ids), self.dim)}"
             )
         rate, flat = self._rate(lr), np.ascontiguousarray(grads).reshape(len(keys), self.dim)
-        if async_op:
-            return self._background.submit(self._push, keys, flat, rate, self._limit(timeout))
-        self._push(keys, flat, rate, self._limit(timeout))
-        return None
+        limit = self._limit(timeout)
+        done: Handle | None = self._background.run(async_op, self._push, keys, flat, rate, limit)
+        return done
 
     def _keys(self, ids: Any) -> Array:
         array = np.asarray(ids)

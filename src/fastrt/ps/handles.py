@@ -54,18 +54,30 @@ class Background:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
+        self._count = 0  # queued or running
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> Handle:
-        """Queue a call."""
+    def run(self, async_op: bool, function: Callable[..., Any], *args: Any) -> Any:
+        """Make a call: in the background, for a handle, or now, after those that are under way there."""
+        if not (async_op or self._count):
+            return function(*args)
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, "fastrt-ps-async")
-            return Handle(self._pool.submit(function, *args))
+            handle = Handle(self._pool.submit(self._run, function, args))
+            self._count += 1
+        return handle if async_op else handle.wait()
 
     def close(self) -> None:
         """Wait for what is queued, and take no more."""
         if self._pool is not None:
             self._pool.shutdown()
+
+    def _run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        try:
+            return function(*args)
+        finally:
+            with self._lock:
+                self._count -= 1
 
 
 def is_finite(array: Array) -> bool:

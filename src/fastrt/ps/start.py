@@ -176,7 +176,7 @@ class Cluster:
         Raises:
             TableTimeoutError: one has not in time; the message says which.
         """
-        self._session.barrier(self._timeout if timeout is None else timeout)
+        self._background.run(False, self._session.barrier, self._timeout if timeout is None else timeout)
 
     def checkpoint(self, path: str | os.PathLike[str] | None = None, *, incremental: bool = False) -> Path:
         """Write all tables, as they are between the same two pushes at all servers. Pushes wait meanwhile.

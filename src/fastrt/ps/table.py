@@ -162,10 +162,8 @@ class Table(Paced):
                 same one again goes to the others alone. In synchronous mode that is so of any next push.
         """
         given, rate = self._checked(grad, "gradient"), self._rate(lr)
-        if async_op:
-            return self._background.submit(self._push, given, rate, self._limit(timeout))
-        self._push(given, rate, self._limit(timeout))
-        return None
+        done: Handle | None = self._background.run(async_op, self._push, given, rate, self._limit(timeout))
+        return done
 
     @overload
     def pull(
@@ -195,9 +193,8 @@ class Table(Paced):
             self._checked(out, "array for the result")
             if not out.flags.c_contiguous or not out.flags.writeable:
                 raise ValueError("the array for the result must be C-contiguous and writable")
-        if async_op:
-            return self._background.submit(self._pull, out, self._limit(timeout))
-        return self._pull(out, self._limit(timeout))
+        done: Array | Handle = self._background.run(async_op, self._pull, out, self._limit(timeout))
+        return done
 
     def push_pull(
         self, grad: Any, *, out: Array | None = None, lr: float | None = None, timeout: float | None = None,
@@ -212,7 +209,8 @@ class Table(Paced):
             self._push(given, rate, limit)
             return self._pull(out, limit)
 
-        return self._background.submit(both) if async_op else both()
+        done: Array | Handle = self._background.run(async_op, both)
+        return done
 
     def _checked(self, array: Any, what: str) -> Array:
         if not isinstance(array, np.ndarray):
