@@ -34,6 +34,7 @@ class Net:
         self._prefix = f"frt{os.getpid()}n{_counter}"
         self._made: list[str] = []
         self._cuts: set[str] = set()
+        self._unplugged: set[str] = set()
         try:
             self._make()
         except BaseException:
@@ -54,8 +55,16 @@ class Net:
             ip("-n", self._prefix + "r", "route", "add", "blackhole", self.host(name) + "/32")
             self._cuts.add(name)
 
+    def unplug(self, *hosts: str) -> None:
+        """Take the link to these hosts down: unlike at a cut, their kernels see that the carrier is gone."""
+        for name in set(hosts) - self._unplugged:
+            ip("-n", self._prefix + "r", "link", "set", "to" + name, "down")
+            self._unplugged.add(name)
+
     def heal(self) -> None:
         """Pass everything on again."""
+        while self._unplugged:
+            ip("-n", self._prefix + "r", "link", "set", "to" + self._unplugged.pop(), "up")
         while self._cuts:
             ip("-n", self._prefix + "r", "route", "del", "blackhole", self.host(self._cuts.pop()) + "/32")
 

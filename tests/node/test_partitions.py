@@ -6,6 +6,7 @@ what the driver was told. Times are printed (`pytest -s`), as no bound of this n
 
 import contextlib
 import os
+import random
 import sys
 import threading
 import time
@@ -144,6 +145,65 @@ def test_a_network_that_flaps_loses_and_repeats_nothing(pair, net, tmp_path, tim
     assert {k: fastrt.get(ref, timeout=120) for k, ref in results.items()} == {k: k * k for k in results}
     assert fastrt.get(sums, timeout=120) == [int(array.sum()) for array in arrays]
     check_once(path, results)
+
+
+@fastrt.remote(max_retries=50)
+def again(path, number):
+    note(path, "began", number)
+    return bytes([number % 256]) * 1000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(420)  # a minute and a half of it, and twice the bounds of `get`
+def test_a_link_that_goes_up_and_down_for_long_loses_nothing(pair, net, tmp_path):
+    """Cut, half cut or unplugged more than a hundred times, now and then for longer than the streams bear.
+
+    A task that may run once only has run once or failed with a word; all others bring what they should, however often
+    they were begun; and what was made before the first cut is there after the last.
+    """
+    seed = int(os.environ.get("FASTRT_SEED", "20"))
+    say(f"FASTRT_SEED={seed}")
+    rng, pause = random.Random(seed), threading.Event()
+    once_path, again_path = tmp_path / "once", tmp_path / "again"
+    kept = [fastrt.put(np.full(1 << 18, k)) for k in range(8)]
+    made = [again.remote(again_path, k) for k in range(20)]
+    assert fastrt.get(made, timeout=RESUMED_S) == [bytes([k]) * 1000 for k in range(20)]
+    singles, many, sums, cuts, longest = {}, {}, [], 0, 0.0
+    until = time.monotonic() + 90
+    while time.monotonic() < until:
+        for _ in range(5):
+            number = 100 + len(singles)
+            singles[number] = once.remote(once_path, number, rng.choice((0, 0.01, 0.3)))
+            number = 100 + len(many)
+            many[number] = again.remote(again_path, number)
+        if cuts % 10 == 0:
+            sums.append((total.remote(kept[cuts % 8]), (1 << 18) * (cuts % 8)))
+        seconds = 12.0 if cuts % 60 == 59 else rng.uniform(0.02, 0.6)
+        longest = max(longest, seconds)
+        rng.choice((net.cut, net.unplug))(*rng.choice(("ab", "a", "b")))
+        pause.wait(seconds)
+        net.heal()
+        pause.wait(rng.uniform(0.02, 0.5))
+        cuts += 1
+    began = time.monotonic()
+    assert {k: fastrt.get(ref, timeout=120) for k, ref in many.items()} == {k: bytes([k % 256]) * 1000 for k in many}
+    assert fastrt.get([ref for ref, _ in sums], timeout=120) == [value for _, value in sums]
+    returned, failed = {}, 0
+    for number, ref in singles.items():
+        try:
+            returned[number] = fastrt.get(ref, timeout=120)
+        except fastrt.WorkerCrashedError:
+            failed += 1
+    assert returned == {k: k * k for k in returned}
+    check_once(once_path, returned)
+    assert fastrt.get(made, timeout=RESUMED_S) == [bytes([k]) * 1000 for k in range(20)]
+    assert [int(array[0]) for array in fastrt.get(kept)] == list(range(8))
+    say(
+        f"{cuts} cuts of {longest:g} s at most: all {len(many) + len(sums)} tasks that may run again came, begun "
+        f"{len(notes(again_path)) - 20} times; of {len(singles)} that may not {failed} failed; the last came "
+        f"{time.monotonic() - began:.1f} s after the last cut"
+    )
+    resumed(once_path, 100_000)
 
 
 @pytest.mark.long
