@@ -4,13 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fastrt.tasks.handle import list_named_actors
+
+# Not when it is first used: the function has its module's name, which would take its place here.
+from fastrt.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
 if TYPE_CHECKING:
     from fastrt.util.actor_pool import ActorPool
     from fastrt.util.executor import Executor
     from fastrt.util.pool import Pool
     from fastrt.util.queue import Empty, Full, Queue
 
-__all__ = ["ActorPool", "Empty", "Executor", "Full", "Pool", "Queue"]
+__all__ = [
+    "ActorPool",
+    "Empty",
+    "Executor",
+    "Full",
+    "Pool",
+    "Queue",
+    "get_placement_group",
+    "list_named_actors",
+    "placement_group",
+    "placement_group_table",
+    "remove_placement_group",
+]
 
 _HOMES = {
     "ActorPool": "fastrt.util.actor_pool",

@@ -1,0 +1,17 @@
+"""Placement groups under the names that Ray gives them: `from fastrt.util.placement_group import placement_group`."""
+
+from fastrt.tasks.placement import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+__all__ = [
+    "PlacementGroup",
+    "get_placement_group",
+    "placement_group",
+    "placement_group_table",
+    "remove_placement_group",
+]
