@@ -392,6 +392,57 @@ def test_force_under_many_tasks_ends_no_worker_that_runs_another():
     assert ended
 
 
+# ---- how often in one process ----
+
+
+@fastrt.remote(max_calls=2)
+def where(fails=False):
+    if fails:
+        raise ValueError("no")
+    return os.getpid()
+
+
+def test_worker_leaves_after_so_many_calls_of_a_function_and_another_takes_its_place():
+    seen = get([where.remote() for _ in range(20)])
+    assert max(seen.count(pid) for pid in seen) <= 2
+    assert len(set(seen)) >= 10
+    others = get([fastrt.remote(os.getpid).remote() for _ in range(50)])
+    assert len(set(others)) < 10, "other functions do not count"
+
+
+def test_calls_that_fail_wait_or_yield_count_too(tmp_path):
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no"):
+            get(where.options(max_calls=1, max_retries=0).remote(True))
+
+    @fastrt.remote(max_calls=1)
+    def lead():
+        return os.getpid(), fastrt.get([where.options(max_calls=1).remote() for _ in range(6)])
+
+    here, there = get(lead.remote())
+    assert len({here, *there}) == 7
+
+    @fastrt.remote(max_calls=1)
+    def items():
+        yield os.getpid()
+        yield os.getpid()
+
+    streams = [[get(ref) for ref in items.remote()] for _ in range(3)]
+    assert len({pid for stream in streams for pid in stream}) == 3
+
+
+def test_worker_that_leaves_keeps_the_delay_of_what_it_is_to_run_again(tmp_path):
+    @fastrt.remote(max_calls=1, retry_exceptions=[Passing], retry_delay=0.3, max_retries=1)
+    def again(path):
+        if note(path) < 2:
+            raise Passing
+        return os.getpid()
+
+    began = time.monotonic()
+    get(again.remote(tmp_path / "a"))
+    assert time.monotonic() - began >= 0.3
+
+
 # ---- wrong use ----
 
 
@@ -408,11 +459,15 @@ def test_wrong_options_are_refused():
         ({"timeout": 0}, ValueError, "above 0"),
         ({"timeout": True}, TypeError, "it must be a number"),
         ({"max_retries": -2}, ValueError, "max_retries is -2"),
+        ({"max_calls": -1}, ValueError, "max_calls is -1"),
+        ({"max_calls": 1.5}, TypeError, "max_calls is 1.5"),
     ):
         with pytest.raises(error, match=words):
             fastrt.remote(**options)(note)
     with pytest.raises(ValueError, match="timeout is 0"):
         fastrt.method(timeout=0)(note)
+    with pytest.raises(TypeError, match="'max_calls' is not an option of methods"):
+        fastrt.method(max_calls=1)
     settings = {"retry_exceptions": [Passing], "retry_delay": 2, "timeout": 3, "max_retries": -1}
     again = fastrt.remote(**settings)(note).options(timeout=4)
     assert again.options()._special.policy.timeout_s == 4

@@ -5,7 +5,7 @@ from fastrt._core.clients cimport Client
 
 cdef class Runner:
     cdef readonly list stack
-    cdef public bint interruptible
+    cdef public bint interruptible, leaving
 
     cdef Client client
     cdef dict loaded

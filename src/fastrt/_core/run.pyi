@@ -10,6 +10,7 @@ from fastrt._core.inbox import Inbox
 class Runner:
     stack: list[int]
     interruptible: bool
+    leaving: bool
     def __init__(
         self,
         client: Client,

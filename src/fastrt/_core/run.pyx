@@ -32,6 +32,7 @@ cdef class Runner:
     Attributes:
         stack: tasks under way, the innermost last; more than one where a task waits and others run meanwhile.
         interruptible: whether user code runs at this moment, so that a signal's handler may raise.
+        leaving: set it to have `run` return after the task that it runs.
 
     Args:
         client: whose tasks.
@@ -53,7 +54,7 @@ cdef class Runner:
         self.outputs = tuple(outputs)
         self.methods = methods
         self.stack = []
-        self.interruptible = False
+        self.interruptible = self.leaving = False
         self.last_objref = 0
         self.last_function = None
 
@@ -61,7 +62,7 @@ cdef class Runner:
         """Run tasks until there was none for `timeout_s`, of which the first `spin_s` are spent spinning."""
         cdef int t
         cdef uint32_t count = 0
-        while True:
+        while not self.leaving:
             t = next_task(self.client, timeout_s, spin_s)
             if t < 0:
                 return

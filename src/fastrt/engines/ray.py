@@ -33,7 +33,7 @@ from fastrt.tasks.method import CALL, MethodPlan, methods_of
 
 _TASK_OPTIONS = (
     "num_returns", "max_retries", "retry_exceptions", "name", "num_cpus", "num_gpus", "memory", "resources",
-    "runtime_env", "scheduling", "scheduling_strategy", "_generator_backpressure_num_objects",
+    "runtime_env", "scheduling", "scheduling_strategy", "_generator_backpressure_num_objects", "max_calls",
 )  # fmt: skip
 _ACTOR_OPTIONS = (
     "name", "get_if_exists", "lifetime", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups",
@@ -182,11 +182,12 @@ class RayEngine:
         collecting = options.get("num_returns") == DYNAMIC
         if collecting:
             del options["num_returns"]
-        functions = self._collecting if collecting else self._functions
-        remote = functions.get(function.function)
+        functions = (self._collecting if collecting else self._functions).setdefault(function.function, {})
+        most = options.pop("max_calls", 0)  # which Ray takes nowhere else
+        remote = functions.get(most)
         if remote is None:
             entering = _collecting(function.function) if collecting else _entering(function.function)
-            remote = functions[function.function] = ray.remote(entering)
+            remote = functions[most] = ray.remote(max_calls=most)(entering)
         remote = remote.options(**options) if options else remote
         return self._wrapped(remote.remote(*self._unwrapped(args), **self._unwrapped_named(kwargs)))
 

@@ -18,6 +18,7 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         num_returns: of a function: how many results a call has; it returns a tuple or list of that many.
         max_retries: of a function: how often a task runs again after its worker died; default 3.
         retry_exceptions: of a function: whether it also runs again after an exception of its own; default False.
+        max_calls: of a function: how many calls of it a worker process runs before it ends; default 0: any number.
         name: of a function: for error messages and listings; default: its qualified name.
         max_restarts: of a class: how often an actor whose process died gets another one, built anew by the
             constructor; default 0; -1: any number.

@@ -18,7 +18,7 @@ from fastrt.tasks.special import Special
 _SETTINGS = "__fastrt_method__"
 CALL = "__fastrt_call__"  # what every actor has: calls a function with the instance before the other arguments
 _CALL_SIGNATURE = inspect.signature(lambda function, /, *args, **kwargs: None)
-_SPECIAL = ("retry_exceptions", *(name for name in special.OPTIONS if name != "priority"))
+_SPECIAL = ("retry_exceptions", *(name for name in special.OPTIONS if name not in special.OF_FUNCTIONS))
 _OPTIONS = ("num_returns", "concurrency_group", *_SPECIAL)
 RETURNS_MAX = 10_000
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -321,6 +321,8 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
             its worker is killed if it does not end.
         priority: from -100 to 100, default 0: of tasks that are ready, the one with the highest is run first, and of
             equal ones the one that was submitted first. A task that runs is not interrupted for another.
+        max_calls: how many calls of this function a worker process runs before it ends, and gives back what they have
+            left in it, such as memory; another takes its place. Default 0: any number.
         name: for error messages and listings; default: the function's qualified name.
         num_cpus, num_gpus, resources: what a call takes while it runs, in amounts that may be fractions, and
             resources by name ({"license": 0.5}); default: one CPU. It waits until that is free.

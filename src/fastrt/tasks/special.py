@@ -26,7 +26,9 @@ LIMIT_MAX = (1 << 31) - 1
 RETRIES_FOREVER = 255  # in a task's record
 _LIMITS = ("generator_backpressure", "_generator_backpressure_num_objects")  # ours, and as Ray spells it
 _DELAYS = ("retry_delay", "retry_backoff", "retry_delay_max")
-OPTIONS = (*_LIMITS, *_DELAYS, "timeout", "priority")
+OPTIONS = (*_LIMITS, *_DELAYS, "timeout", "priority", "max_calls")
+OF_FUNCTIONS = ("priority", "max_calls")  # not of methods
+CALLS_MAX = 1 << 30
 SECONDS_MAX = 1e9
 NO_PRIORITY = (
     "an actor's calls have no priority: those of one caller run in the order in which they are made; give priority to "
@@ -46,6 +48,7 @@ class Policy:
         delay_max_s: how long one waits at most.
         timeout_s: how long an attempt may run; 0: for ever.
         environment: what it finds around it; None: what its worker has.
+        max_calls: how many tasks of this function a worker runs before it leaves; 0: any number.
     """
 
     dynamic: bool = False
@@ -55,6 +58,7 @@ class Policy:
     delay_max_s: float = 60.0
     timeout_s: float = 0.0
     environment: Environment | None = None
+    max_calls: int = 0
 
     def delay(self, attempts: int) -> float:
         """How many seconds the next attempt waits after so many."""
@@ -126,7 +130,8 @@ def take(settings: dict[str, Any], function: Any, method: bool = False) -> Speci
     surroundings = environment_of(settings.pop(ENVIRONMENT, None))
     if surroundings is not None:
         given[ENVIRONMENT] = surroundings
-    policy = Policy(count == DYNAMIC, named, *_delays_of(given), _timeout_of(given), surroundings)
+    calls = _calls_of(given)
+    policy = Policy(count == DYNAMIC, named, *_delays_of(given), _timeout_of(given), surroundings, calls)
     special = Special(
         retries, count == STREAMING, limit, None if policy == Policy() else policy, _priority_of(given),
         tuple(given.items()),
@@ -159,6 +164,15 @@ def _timeout_of(given: dict[str, Any]) -> float:
     if "timeout" in given and not timeout:
         raise ValueError("timeout is 0; it must be a number of seconds above 0")
     return timeout
+
+
+def _calls_of(given: dict[str, Any]) -> int:
+    value = given.get("max_calls", 0)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"max_calls is {value!r}; it must be a whole number")
+    if not 0 <= value <= CALLS_MAX:
+        raise ValueError(f"max_calls is {value}; it must be from 0 (any number) to {CALLS_MAX}")
+    return value
 
 
 def _priority_of(given: dict[str, Any]) -> int:

@@ -42,6 +42,11 @@ class Clock:
             threading.Thread(target=self._run, name="fastrt-clock", daemon=True).start()
         return alarm
 
+    def wait(self) -> None:
+        """Wait until nothing is to be done any more."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._running)
+
     def flush(self) -> None:
         """Call all that is to come now, from here."""
         with self._lock:
@@ -61,6 +66,7 @@ class Clock:
                     heapq.heappop(self._heap)
                 if not self._heap:
                     self._running = False
+                    self._lock.notify_all()
                     return
                 left = self._heap[0][0] - time.monotonic()
                 if left > 0:

@@ -70,6 +70,7 @@ class Worker:
         self.clock = Clock()
         self.timers: dict[int, special.Timer] = {}  # by task
         self.leaving = False
+        self.calls: dict[int, int] = {}  # by objref, of functions after some calls of which this process leaves
         self._thread = threading.get_ident()  # the one that runs tasks
         self._sleepers: set[int] = set()  # threads that sleep in a get or wait
         self._sleepers_lock = threading.Lock()
@@ -83,10 +84,18 @@ class Worker:
         stop.listen(self._client)
         while True:
             self._runner.run(_IDLE_S, self._store.spin_s)
+            if self._runner.leaving:
+                self._say("blocked")  # another may begin
+                self.clock.wait()
+                return
             if self._told_to_stop():
                 self.leaving = True
                 self.clock.flush()
                 return
+
+    def leave(self) -> None:
+        """Take no more tasks; those that this process has begun go on to their end."""
+        self._runner.leaving = True
 
     def task_here(self) -> int | None:
         """The task that runs on this thread, for `fastrt.runtime_context()`."""

@@ -54,6 +54,8 @@ def wrap(worker: Worker, task: int, function: Callable[..., Any]) -> Callable[..
     if policy.timeout_s:
         timed = _answered if worker.threaded else _timed
         function = timed(worker, task, policy.timeout_s, function)
+    if policy.max_calls:
+        function = _counted(worker, task, policy.max_calls, function)
     if worker.retries_here:
         function = _retrying(worker, task, policy, function)
     return function
@@ -89,6 +91,21 @@ def _timed(worker: Worker, task: int, timeout_s: float, function: Callable[..., 
             return function(*args, **kwargs)
         finally:  # not reached if the timeout is now; then the timer finds out by itself
             timer.stop()
+
+    return call
+
+
+def _counted(worker: Worker, task: int, most: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, after so many calls of which the worker leaves, once the task that it runs has ended."""
+    objref, _ = core.function_of(worker.client, task)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        finally:
+            worker.calls[objref] = worker.calls.get(objref, 0) + 1
+            if worker.calls[objref] >= most:
+                worker.leave()
 
     return call
 
