@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from fastrt.cli.main import main
 from fastrt.observe import profile as measured
+from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerOptions
 
 
 @pytest.fixture(autouse=True)
@@ -17,11 +18,9 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 # grpc opens now what it keeps open for good.
-with measured.TwoNodes(1024, "token") as _nodes:
-    _nodes.prepare(1024)
-    for _run in _nodes.paths().values():
-        _run()
-del _nodes, _run
+with Scheduler(SchedulerOptions()) as _scheduler, SchedulerClient(_scheduler.address) as _client:
+    _client.register_store("127.0.0.1:9")
+del _scheduler, _client
 
 
 def run(*arguments: object) -> Result:

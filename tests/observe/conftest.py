@@ -1,9 +1,7 @@
 """Nothing but a start of gRPC, which opens now what it keeps open for good."""
 
-from fastrt.observe.profile import TwoNodes
+from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerOptions
 
-with TwoNodes(1024, "token") as _nodes:
-    _nodes.prepare(1024)
-    for _run in _nodes.paths().values():
-        _run()
-del _nodes, _run
+with Scheduler(SchedulerOptions()) as _scheduler, SchedulerClient(_scheduler.address) as _client:
+    _client.register_store("127.0.0.1:9")
+del _scheduler, _client
