@@ -21,7 +21,7 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	@# Each of these has one core to itself: 12 s instead of 23.
 	$(BIN)/cython-lint src & style=$$!; $(BIN)/mypy && $(BIN)/python -m mypy.stubtest fastrt._core \
 	--allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist; types=$$?; wait $$style && exit $$types
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real Ray, long tests (12 minutes; downloads in .cache)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
@@ -31,7 +31,7 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	-$(BIN)/python tests/engines/ray_env.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
 	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
-	FASTRT_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	FASTRT_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 asan: .venv/.tools ## the core's tests on builds with AddressSanitizer, UndefinedBehavior- and ThreadSanitizer (4 minutes)
 	$(BIN)/python tests/crash/sanitizers.py address

@@ -63,6 +63,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if ("long" in item.keywords) == wanted]
+    if hasattr(config, "workerinput"):  # of several processes, none is to begin with the longest file at the end
+        patience: dict[Path, float] = {}
+        for item in items:
+            given = item.get_closest_marker("timeout")
+            patience[item.path] = max(patience.get(item.path, 0.0), given.args[0] if given is not None else 0.0)
+        items.sort(key=lambda item: -patience[item.path])
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

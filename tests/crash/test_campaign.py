@@ -23,9 +23,11 @@ def mutants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.timeout(300)  # it compiles the core with failpoints when its sources have changed
+@pytest.mark.timeout(600)  # it compiles the core with failpoints when its sources have changed
 def test_kill_at_every_point_of_the_core_loses_nothing() -> None:
-    done = subprocess.run([sys.executable, str(HERE / "chaos.py"), "--short"], capture_output=True, text=True)
+    # Other tests have the other cores; and what lanes have in common each does again: 74 s of CPU, not 53.
+    command = [sys.executable, str(HERE / "chaos.py"), "--short", "--lanes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
