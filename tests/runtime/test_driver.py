@@ -306,6 +306,16 @@ class Counter:
         return self.count
 
 
+def test_processes_are_told_apart_by_their_names(start):
+    rt = start()
+    counter = fastrt.remote(Counter).remote()
+    assert fastrt.get(counter.add.remote(1)) == 1
+    assert psutil.Process(rt._processes.daemon.pid).name() == "fastrt-daemon"
+    zygote = psutil.Process(rt._processes.zygote.pid)
+    assert zygote.name() == "fastrt-zygote"
+    assert {child.name() for child in zygote.children()} == {"fastrt-worker", "fastrt-actor"}
+
+
 @pytest.mark.parametrize("order", ["zygote", "zygote daemon", "daemon zygote"])
 def test_killed_zygote_is_replaced_and_its_workers_and_nothing_is_lost(start, wait_until, tmp_path, capfd, order):
     rt = start()

@@ -161,9 +161,10 @@ def _spawn(
     stdout: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
+    name = "daemon" if module.endswith("__main__") else module.rpartition(".")[2]  # what `ps` and `top` show
     # What is loaded stays to the end: no collection looks at it, neither while it loads, nor later, nor at the end.
     code = (
-        f"import gc, sys; gc.disable(); sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; "
+        f"open('/proc/self/comm', 'w').write('fastrt-{name}'); import gc, sys; gc.disable(); sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; "
         f"gc.freeze(); gc.enable(); {call}"
     )
     # A session of its own: Ctrl-C at the terminal is the driver's to handle.

@@ -23,13 +23,15 @@ import sys
 import traceback
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _MESSAGE_BYTES_MAX = 1 << 16
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this worker when the zygote ends: no orphan outlives a killed daemon."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def introduce(name: str) -> None:
+    """Name this process for `ps` and `top`, and have the kernel kill it when the zygote ends, so that none is left."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_NAME, name.encode())
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(control_fd: int) -> None:
@@ -174,7 +176,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     from fastrt.worker.actor import ActorWorker
     from fastrt.worker.main import Worker
 
-    die_with_parent()
+    introduce("fastrt-worker" if actor is None else "fastrt-actor")
     os.setpgid(0, 0)  # so that the daemon can end the worker together with what its tasks have started
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
