@@ -164,8 +164,8 @@ def _spawn(
     name = "daemon" if module.endswith("__main__") else module.rpartition(".")[2]  # what `ps` and `top` show
     # What is loaded stays to the end: no collection looks at it, neither while it loads, nor later, nor at the end.
     code = (
-        f"open('/proc/self/comm', 'w').write('fastrt-{name}'); import gc, sys; gc.disable(); sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; "
-        f"gc.freeze(); gc.enable(); {call}"
+        f"open('/proc/self/comm', 'w').write('fastrt-{name}'); import gc, sys; gc.disable(); "
+        f"sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; gc.freeze(); gc.enable(); {call}"
     )
     # A session of its own: Ctrl-C at the terminal is the driver's to handle.
     return subprocess.Popen(
