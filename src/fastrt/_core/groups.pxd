@@ -74,6 +74,7 @@ cdef class GroupMemory:
     cdef list returned  # the same of blocks that are gone, until the next allocation
     cdef bint crowded
     cdef int64_t moved_ns  # when this process last moved to another processor
+    cdef int looked_at  # the rank that was looked at last, of those that are not waited for
     cdef object raised
 
     cdef char *staging(self, int rank, int parity, int step) noexcept nogil
@@ -84,7 +85,7 @@ cdef class GroupMemory:
     cdef int wait(self, const uint64_t *word, uint64_t least, int rank, uint64_t seq,
                   int64_t *deadline_ns) noexcept nogil
     cdef void _part(self, int rank, int64_t now) noexcept nogil
-    cdef int _look(self, int rank) noexcept with gil
+    cdef int _look(self, int rank, bint of_all) noexcept with gil
     cdef void mark_dead(self, int rank) noexcept nogil
 
 

@@ -2,8 +2,8 @@
 """The memory that the ranks of one node share: mapping it, its heap, and waiting for one another.
 
 `include/group.h` is the map and says who writes what. A rank waits for a word of another one to reach a value: it
-spins, as the others are usually microseconds away, then sleeps on a futex, and every 50 ms looks whether those it
-waits for still live and whether a signal came. The first to find a rank dead says so in the group's head and wakes all.
+spins, as the others are usually microseconds away, then sleeps on a futex, and every 50 ms looks whether others
+still live and whether a signal came. The first to find a rank dead says so in the group's head and wakes all.
 """
 import os
 from bisect import insort
@@ -262,7 +262,7 @@ cdef class GroupMemory:
             now = frt_now_ns()
             left = deadline_ns[0] - now
             if now - looked >= LOOK_NS or left <= 0:
-                rc = self._look(rank)
+                rc = self._look(rank, seq != 0)
                 if rc != WAIT_MET:
                     break
                 looked = now
@@ -295,12 +295,22 @@ cdef class GroupMemory:
             sched_setaffinity(0, sizeof(others), &others)
             sched_setaffinity(0, sizeof(allowed), &allowed)
 
-    cdef int _look(self, int rank) noexcept with gil:
-        """What waiting alone does not show: signals, and whether the rank that is waited for still lives."""
+    cdef int _look(self, int rank, bint of_all) noexcept with gil:
+        """What waiting alone does not show: signals, and whether the rank that is waited for still lives.
+
+        In an operation of all ranks the others are looked at, too, one at a time in turns: all may wait for one that is
+        late, and nobody for one that is dead. (One that has left may have done its part in this operation.)
+        """
+        cdef frt_rank *other
         try:
             PyErr_CheckSignals()
             if self.is_gone(rank):
                 self.mark_dead(rank)
+                return WAIT_DEAD
+            self.looked_at = (self.looked_at + 1) % self.world_size
+            other = &self.ranks[self.looked_at]
+            if of_all and a32_load_sc(&other.state) == FRT_RANK_HERE and start_time(other.pid) != other.start:
+                self.mark_dead(self.looked_at)
                 return WAIT_DEAD
         except BaseException as e:
             self.raised = e
