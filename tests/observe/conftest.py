@@ -1,4 +1,9 @@
-"""Nothing but a start of gRPC, which opens now what it keeps open for good."""
+"""Makes the helpers of this folder importable; and a start of gRPC, which opens now what it keeps open for good."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerOptions
 

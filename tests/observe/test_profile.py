@@ -1,12 +1,14 @@
 """The transfer profile on small sizes: every path is measured, and what is drawn of it can be read."""
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import grpc
 import pytest
+import traces
 
 from fastrt._core.clients import KIND_DRIVER, Client, admit
 from fastrt._core.segment import Segment
@@ -58,6 +60,22 @@ def test_trace_has_every_operation_and_its_parts_inside(found: Profile) -> None:
     assert len(whole) == len([event for event in found.events if event[0] == "put"])
     assert {event["name"] for event in puts if event not in whole} == {"serialize", "copy"}
     assert min(event["ts"] for event in events if event["ph"] == "X") == 0.0
+
+
+def test_trace_keeps_perfettos_rules(found: Profile) -> None:
+    traces.check(list(measured.events_of(found)))
+
+
+def test_trace_keeps_perfettos_rules_whatever_the_clock_says() -> None:
+    """Parts that fill their operation to the last digit, which is not the same one in sums and in products."""
+    rng = random.Random(3)
+    profile, now = Profile(), rng.uniform(0, 1e6)
+    for _ in range(3000):
+        parts = {name: rng.choice((0.0, 1e-9, rng.expovariate(1e6), rng.random())) for name in ("copy", "wire", "wait")}
+        seconds = rng.choice((sum(parts.values()), rng.random())) or 1e-9
+        profile.events.append((rng.choice([*LIMITS]), 1024, now, seconds, parts))
+        now += seconds + rng.choice((0.0, 1e-7))
+    traces.check(list(measured.events_of(profile)))
 
 
 def test_page_shows_a_line_for_each_path(found: Profile, tmp_path: Path) -> None:

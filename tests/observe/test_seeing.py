@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import traces
 
 import fastrt
 from fastrt.observe import listing, memory
@@ -161,42 +162,6 @@ def test_line_of_a_task_inside_a_task_is_written_down_by_its_worker(rt, fifo, wa
     wait_until(lambda: fastrt.wait([child], timeout=0)[0], "the end of the child")
 
 
-def check_format(events):
-    """The rules of Chrome's trace format that these events must keep; what Perfetto would leave out silently."""
-    lanes, flows, last = {}, {}, 0.0
-    for event in events:
-        assert {"ph", "pid", "tid", "ts", "name"} <= event.keys()
-        assert all(isinstance(event[name], int) for name in ("pid", "tid"))
-        assert event["ts"] >= 0
-        if event["ph"] == "M":
-            assert event["args"]
-            continue
-        assert event["ts"] >= last  # in the order of time
-        last = event["ts"]
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-            lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
-        elif event["ph"] == "i":
-            assert event["s"] == "t"
-        else:
-            assert event["ph"] in "sf"
-            flows.setdefault(event["id"], {})[event["ph"]] = event
-    for slices in lanes.values():
-        ends = []
-        for start, end in sorted(slices, key=lambda one: (one[0], -one[1])):
-            while ends and ends[-1] <= start + 1e-6:
-                ends.pop()
-            assert not ends or end <= ends[-1] + 1e-6, "slices of a track lie beside or inside each other"
-            ends.append(end)
-    for both in flows.values():
-        assert both.keys() == {"s", "f"}
-        assert both["s"]["ts"] <= both["f"]["ts"]
-        assert both["f"]["bp"] == "e"
-        for one in both.values():
-            slices = lanes[one["pid"], one["tid"]]
-            assert any(start <= one["ts"] <= end for start, end in slices), "an arrow needs a slice at both ends"
-
-
 def test_timeline_shows_tasks_calls_waits_and_values_in_chromes_format(rt, tmp_path, fifo, wait_until):
     path, release = fifo
     running = held_up.options(name="still on").remote(str(path))
@@ -210,7 +175,7 @@ def test_timeline_shows_tasks_calls_waits_and_values_in_chromes_format(rt, tmp_p
     wait_until(lambda: fastrt.list_tasks(name="still on", state="running"), "the task to run")
     events = fastrt.timeline(tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text())["traceEvents"] == events
-    check_format(events)
+    traces.check(events)
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     slices = [event for event in events if event["ph"] == "X"]
     counts = Counter(event["name"] for event in slices)

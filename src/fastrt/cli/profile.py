@@ -95,9 +95,10 @@ def transfer(
     except grpc.RpcError as exc:
         raise click.ClickException(f"{address or 'the other process'} says: {exc}") from exc
     if trace is not None:
+        from fastrt.observe import chrome
         from fastrt.observe.profile import events_of
 
-        trace.write_text(json.dumps({"traceEvents": list(events_of(found)), "displayTimeUnit": "ms"}))
+        chrome.write(events_of(found), trace)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:

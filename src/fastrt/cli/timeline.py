@@ -23,6 +23,7 @@ def timeline(out: Path, seconds: float | None, session: str | None) -> None:
         click.ClickException: no session runs here, more than one does, or it does not record.
     """
     from fastrt._core import trace
+    from fastrt.observe import chrome
     from fastrt.observe import timeline as drawn
 
     found = sockets(session)
@@ -41,7 +42,7 @@ def timeline(out: Path, seconds: float | None, session: str | None) -> None:
             )
         events = recording.events()
         try:
-            drawn.write(events, out)
+            chrome.write(events, out)
         except OSError as exc:
             raise click.ClickException(f"{out} cannot be written: {exc}") from exc
     lost = f"; {recording.lost:,} records were overwritten before they were read" if recording.lost else ""

@@ -34,6 +34,7 @@ from fastrt._core.clients import KIND_DRIVER, KIND_TOOL, Client, admit
 from fastrt._core.segment import Segment
 from fastrt.config import SHM_DIR
 from fastrt.errors import FastrtError
+from fastrt.observe.chrome import micros
 from fastrt.rpc.channel import bearer, open_channel
 from fastrt.rpc.descriptors import message_set
 from fastrt.store.client import Store, mib
@@ -500,16 +501,18 @@ def events_of(profile: Profile) -> Iterator[dict[str, Any]]:
         yield {**title, "name": "thread_name", "tid": track, "args": {"name": path}}
         yield {**title, "name": "thread_sort_index", "tid": track, "args": {"sort_index": track}}
     for path, nbytes, start, seconds, parts in profile.events:
-        at = (start - began) * 1e6
+        at = round((start - began) * 1e9)
+        length = round((start + seconds - began) * 1e9) - at
         args = {"bytes": nbytes, "GB_per_s": nbytes / seconds / 1e9}
         event = {"ph": "X", "pid": 1, "tid": tracks[path], "cat": "transfer"}
-        yield {**event, "name": f"{path} {size_name(nbytes)}", "ts": at, "dur": seconds * 1e6, "args": args}
+        name = f"{path} {size_name(nbytes)}"
+        yield {**event, "name": name, "ts": micros(at), "dur": micros(length), "args": args}
         # Several threads may spend more together than the operation took; its parts have to lie inside of it.
-        whole = max(sum(parts.values()), seconds)
-        for name, length in parts.items():
-            share = length / whole * seconds * 1e6
-            yield {**event, "name": name, "ts": at, "dur": share, "args": {}}
-            at += share
+        whole, done = max(sum(parts.values()), seconds), 0.0
+        for name, part in parts.items():
+            begin, done = min(length, int(done / whole * length)), done + part
+            end = min(length, int(done / whole * length))
+            yield {**event, "name": name, "ts": micros(at + begin), "dur": micros(end - begin), "args": {}}
 
 
 def size_name(nbytes: int) -> str:

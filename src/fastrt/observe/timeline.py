@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastrt._core import clients, trace
 from fastrt.errors import FastrtError
+from fastrt.observe.chrome import Event, micros, write
 from fastrt.observe.listing import KINDS, Names
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.worker.actor import NAMES_FOLDER
 
-Event = dict[str, Any]
 _ORDER = {"driver": 0, "daemon": 1, "worker": 2, "actor": 3, "tool": 4}
 _VALUES = {trace.PUT: "put", trace.GET: "get", trace.SPILL: "spill", trace.RESTORE: "restore", trace.FETCH: "fetch"}
 _SUBMIT_NS = 200  # a submission takes longer than that; its record has no end
@@ -127,15 +127,6 @@ def timeline(filename: str | Path | None = None) -> list[Event]:
     return events
 
 
-def write(events: Iterable[Event], filename: str | Path) -> None:
-    """Write events as a file that Perfetto opens."""
-    with open(filename, "w") as file:
-        file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
-        for k, event in enumerate(events):
-            file.write((",\n" if k else "") + json.dumps(event))
-        file.write("\n]}\n")
-
-
 class _Process:
     """One process's records, from one or several tenancies of a client's slot."""
 
@@ -211,13 +202,14 @@ def _event(process: _Process, one: Record, end: int, zero: int, names: Names) ->
         name, category, args = "joined", "process", {"pid": one.id}
     else:
         return None
-    event: Event = {"name": name, "cat": category, "pid": process.pid, "ts": (one.start - zero) / 1000, "args": args}
+    event: Event = {"name": name, "cat": category, "pid": process.pid, "args": args}
+    event["ts"] = micros(one.start - zero)
     if one.kind in (trace.GET, trace.PROCESS):
         return {**event, "ph": "i", "s": "t", "tid": 0}
     if one.kind == trace.SUBMIT:  # it must not stick out of the task that made it
         end = min([end, *(ends[-1] for ends in process.lanes if ends and ends[-1] > one.start)])
     lane, end = process.lane(one.start, end)
-    return {**event, "ph": "X", "tid": lane, "dur": (end - one.start) / 1000}
+    return {**event, "ph": "X", "tid": lane, "dur": micros(end - one.start)}
 
 
 def _name(process: _Process, one: Record, names: Names) -> str:
