@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,7 @@ def test_runtime_dir_follows_xdg_then_the_temporary_folder(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/5")
     assert Config.load().runtime_dir == Path("/run/user/5/fastrt")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(config.tempfile, "gettempdir", lambda: "/tmp")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/tmp")
     assert Config.load().runtime_dir == Path(f"/tmp/fastrt-{os.getuid()}")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -216,7 +215,11 @@ def default_runtime_dir() -> Path:
         The path; nothing is made.
     """
     xdg = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(xdg, "fastrt") if xdg else Path(tempfile.gettempdir(), f"fastrt-{os.getuid()}")
+    if xdg:
+        return Path(xdg, "fastrt")
+    import tempfile  # here: with all that it imports it takes longer than the rest of this module
+
+    return Path(tempfile.gettempdir(), f"fastrt-{os.getuid()}")
 
 
 def default_spill_dir() -> Path:

@@ -440,3 +440,11 @@ def test_worker_helps_itself_when_there_is_room_for_no_other():
 
     with fastrt.init(num_workers=1, clients_max=3, object_store_memory=64 << 20):
         assert fastrt.get(deeper.remote(5), timeout=30) == 5
+
+
+def test_daemon_loads_nothing_that_only_others_need():
+    """Every session waits for its daemon; what takes milliseconds to load is imported where it is used."""
+    heavy = {"asyncio", "grpc", "hashlib", "numpy", "random", "secrets", "subprocess", "tempfile"}
+    code = "import sys, fastrt.node.__main__; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert heavy & set(done.stdout.split()) == set()

@@ -13,7 +13,6 @@ touches it: a full /dev/shm is an error code, never SIGBUS.
 import operator
 import os
 import re
-import secrets
 import stat
 import zlib
 
@@ -326,7 +325,8 @@ cdef class Segment:
         sb.words = (clients_max + 63) // 64
         sb.clients_max = 64 * sb.words
         sb.objects_max, sb.tasks_max, sb.node = objects_max, tasks_max, node
-        sb.session[0], sb.session[1] = secrets.randbits(64), secrets.randbits(64)
+        random = os.urandom(16)
+        sb.session[0], sb.session[1] = int.from_bytes(random[:8], "big"), int.from_bytes(random[8:], "big")
         sb.boot_hash, sb.pid_namespace, sb.uid = boot_hash(), pid_namespace(), os.getuid()
         _lay_out(&sb, store_bytes)
         sb.static_crc = zlib.crc32((<char *>&sb)[:FRT_STATIC_BYTES])

@@ -12,13 +12,15 @@ import json
 import os
 import select
 import socket
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastrt.config import Config
 from fastrt.errors import FastrtError, NodeDiedError
+
+if TYPE_CHECKING:  # imported where it is used: the processes that are started here import this module, and start none
+    import subprocess
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Modules that workers get ready-made in the zygote when the driver uses them: importing NumPy takes 80 ms.
@@ -88,6 +90,8 @@ class Processes:
 
     def end(self, patience_s: float = _END_S) -> None:
         """Wait for the processes, which have been told to end; kill those that do not."""
+        import subprocess
+
         self.forget()
         for process in filter(None, (self.daemon, self.zygote)):
             try:
@@ -142,6 +146,8 @@ def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> t
     Raises:
         FastrtError: it ended, or did not answer in time; its own error output says why.
     """
+    import subprocess
+
     process = _spawn(module, "main(sys.argv[1])", json.dumps(settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     line = process.stdout.readline() if select.select([process.stdout], [], [], patience_s)[0] else b""
@@ -157,10 +163,12 @@ def _spawn(
     call: str,
     argument: str,
     *ends: socket.socket,
-    stdin: int = subprocess.DEVNULL,
+    stdin: int | None = None,
     stdout: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
+    import subprocess
+
     name = "daemon" if module.endswith("__main__") else module.rpartition(".")[2]  # what `ps` and `top` show
     # What is loaded stays to the end: no collection looks at it, neither while it loads, nor later, nor at the end.
     code = (
@@ -171,7 +179,7 @@ def _spawn(
     return subprocess.Popen(
         [sys.executable, "-c", code, argument],
         pass_fds=[end.fileno() for end in ends],
-        stdin=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=stdout,
         start_new_session=True,
     )

@@ -6,7 +6,6 @@ worker for each CPU. Every other carries a reference to an object that says it, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -152,6 +151,8 @@ def export(store: Store, demand: Demand) -> ObjectRef:
     data = demand.to_bytes()
     if demand.bundle or group_of(demand):  # one for each group would fill the table: whoever demands it keeps it
         return store.put(data)
+    import hashlib  # here: it loads OpenSSL, which most processes never need
+
     digest = hashlib.blake2b(data, digest_size=16, person=b"demand").digest()
     found: ObjectRef | None = functions.find_function(store.client, digest)
     if found is None:

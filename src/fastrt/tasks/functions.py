@@ -6,7 +6,6 @@ imported where they run; those of `__main__`, closures and lambdas travel by val
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +32,8 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> ObjectRef:
     Raises:
         SerializationError: it captures something that cannot be pickled.
     """
+    import hashlib  # here: it loads OpenSSL, which most processes never need
+
     try:
         parts = serialize((name, function))
     except SerializationError as exc:

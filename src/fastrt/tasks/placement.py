@@ -8,7 +8,7 @@ lost, and ends with whoever made it. Tasks of the group demand resources under n
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -160,7 +160,7 @@ def placement_group(
     session = store.client.segment.session
     if name and find_elsewhere(store, GROUP_NAME + name) is not None:
         raise _taken(name)
-    group = PlacementGroup(secrets.token_hex(8), tuple(dict(bundle) for bundle in bundles), strategy, name, session)
+    group = PlacementGroup(os.urandom(8).hex(), tuple(dict(bundle) for bundle in bundles), strategy, name, session)
     refs = []
     for k, one in enumerate(amounts):
         demand = export(store, Demand(one, bundle=f"{group.id}/{k}/{len(amounts)}/{strategy}"))

@@ -7,7 +7,6 @@ While nobody asks, nothing of this is called: `start` puts itself in front of `p
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -71,6 +70,8 @@ class Sites:
                 look.set_site(ref.owner, ref, number)
 
     def _write(self, text: str) -> int:
+        import hashlib  # here: it loads OpenSSL, which most processes never need
+
         number = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=4).digest(), "big") or 1
         self._folder.mkdir(mode=0o700, exist_ok=True)
         line = f"{number:08x} {text}\n".encode("utf-8", "backslashreplace")

@@ -6,7 +6,6 @@ each policy, which the task's record names.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -212,6 +211,8 @@ def export(store: Store, policy: Policy | None) -> ObjectRef | None:
     """The object that says how a task is run: one for each policy, among the functions, and for as long as these."""
     if policy is None:
         return None
+    import hashlib  # here: it loads OpenSSL, which most processes never need
+
     parts = serialize(policy)
     digest = hashlib.blake2b(parts.to_bytes(), digest_size=16, person=b"policy").digest()
     found: ObjectRef | None = functions.find_function(store.client, digest)

@@ -52,7 +52,9 @@ def main(control_fd: int) -> None:
             importlib.import_module(name)
         except ImportError:
             continue  # the worker that needs it says so
-    from fastrt.worker import actor as worker_actor  # noqa: F401  (imported here so that every worker has it)
+    import hashlib  # noqa: F401  (imported here so that every worker has it)
+
+    from fastrt.worker import actor as worker_actor  # noqa: F401
 
     gc.freeze()  # what is here now stays shared between all workers: no collection ever writes to it
     gc.enable()
