@@ -140,7 +140,7 @@ def calls_on(client, ref, task):
         lambda: tasks.finish_scalar(client, task, 1),
         lambda: tasks.function_of(client, task),
         lambda: tasks.info(client, task),
-        lambda: tasks.must_stop(client, task),
+        lambda: tasks.cancel_terms(client, task),
         lambda: tasks.next_task(client, 0.0, 0.0),
         lambda: tasks.queued(client),
         lambda: tasks.resume(client, task),

@@ -110,11 +110,11 @@ def test_claimed_task_is_this_clients_and_goes_back_without_an_attempt(client, f
     assert demands.claim(client, *held)
     assert not demands.claim(client, *held)
     assert tasks.info(client, held[0])["attempts"] == 1
-    demands.give_back(client, held[0])
+    assert tasks.give_back(client, held[0])
     assert demands.take_held(client) == [held]
     assert tasks.info(client, held[0])["attempts"] == 0
     with pytest.raises(FastrtError, match="not this client's"):
-        demands.give_back(client, held[0])
+        tasks.give_back(client, held[0])
     assert demands.claim(client, *held)
     end(client, held[0], 5)
     assert handles.read_scalar(client, ref, None) == 5

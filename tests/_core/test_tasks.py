@@ -266,19 +266,61 @@ def test_error_of_a_cancelled_task_releases_those_that_wait_for_it(node, client,
 def test_cancel_of_a_running_task_marks_it_and_names_its_process(node, client, function):
     ref = submit(client, function, retries=3)
     task = next_task(client)
-    assert not tasks.must_stop(client, task)
+    assert tasks.cancel_terms(client, task) is None
     assert tasks.cancel(client, ref) == ("running", task, os.getpid())
     assert tasks.cancelled(client, task)
-    assert tasks.must_stop(client, task)
+    assert tasks.cancel_terms(client, task) == (False, False)
     assert not tasks.retry(client, task)
+    assert not tasks.give_back(client, task)
     tasks.finish_scalar(client, task, None)
     following = submit(client, function, retries=3)
     again = next_task(client)
     assert again == task  # the record has another tenant, who is not meant
     assert not tasks.cancelled(client, task)
-    assert not tasks.must_stop(client, task)
+    assert tasks.cancel_terms(client, task) is None
     tasks.finish_scalar(client, task, None)
     assert handles.is_ready(client, following)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [
+        ((False, True), (False, True), (False, True)),
+        ((True, True), (False, False), (True, False)),
+        ((False, False), (True, True), (True, False)),
+        ((False, True), (True, True), (True, True)),
+    ],
+)
+def test_one_of_two_cancellers_is_enough_for_more(client, function, first, second, both):
+    ref = submit(client, function)
+    task = next_task(client)
+    tasks.cancel(client, ref, *first)
+    assert tasks.cancel_terms(client, task) == first
+    tasks.cancel_task(client, task, tasks.info(client, task)["id"], *second)
+    assert tasks.cancel_terms(client, task) == both
+    tasks.finish_scalar(client, task, None)
+
+
+def test_two_tasks_of_one_client_are_cancelled_at_once(client, function):
+    """As one that runs on top of another in a worker, or all that a node has lent."""
+    refs = [submit(client, function, k) for k in range(3)]
+    running = [next_task(client) for _ in refs]
+    tasks.cancel(client, refs[0], True)
+    tasks.cancel(client, refs[2], False, True)
+    assert [tasks.cancel_terms(client, task) for task in running] == [(True, False), None, (False, True)]
+    for task in running:
+        tasks.finish_scalar(client, task, None)
+
+
+def test_task_that_is_given_back_is_run_by_the_next_and_has_lost_no_attempt(client, function):
+    ref = submit(client, function, 7)
+    other = submit(client, function, 8)
+    task = next_task(client)
+    assert tasks.give_back(client, task)
+    assert (state(client, task), tasks.info(client, task)["attempts"]) == (READY, 0)
+    assert run_all(client) == [8, 7]
+    assert handles.is_ready(client, ref)
+    assert handles.is_ready(client, other)
 
 
 def test_cancel_of_a_value_is_done(client):
@@ -322,7 +364,7 @@ def test_claim_for_what_runs_elsewhere_is_nothing(client, function):
 
 def test_call_on_a_task_of_nobody_is_refused(node, client):
     for task in (0, 63, 64, 8192, 1 << 20, 0xFFFFFFFF):
-        for call in (tasks.info, tasks.cancelled, tasks.must_stop, tasks.function_of):
+        for call in (tasks.info, tasks.cancelled, tasks.cancel_terms, tasks.function_of):
             with pytest.raises(IndexError, match=f"no task {task}"):
                 call(client, task)
 

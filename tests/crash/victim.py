@@ -167,12 +167,12 @@ class Victim:
         seen = demands.news(c)
         for k, held in enumerate(demands.take_held(c)):
             if k % 4 == 1 and demands.claim(c, *held):
-                demands.give_back(c, held[0])
+                tasks.give_back(c, held[0])
             elif k % 4 == 2 and demands.refuse(c, *held):
                 if 9000 <= work.seed_of(c, held[0]) < 9100:
                     work.fail(c, held[0])
                 else:
-                    demands.give_back(c, held[0])  # a task of the survivor's, who wants its result
+                    tasks.give_back(c, held[0])  # a task of the survivor's, who wants its result
             elif k % 4 != 3:
                 demands.admit(c, *held)
         demands.wait_news(c, seen, 0.0003)
@@ -198,8 +198,8 @@ class Victim:
             work.perform(c, f, task)  # somebody else has run ours meanwhile, and the record has another tenant
         elif task != tasks.NO_TASK:
             tasks.cancel_task(c, task, tasks.info(c, task)["id"] + 1)  # another tenant's
-            tasks.cancel_task(c, task, tasks.info(c, task)["id"])
-            tasks.must_stop(c, task)
+            tasks.cancel_task(c, task, tasks.info(c, task)["id"], False, True)
+            tasks.cancel_task(c, task, tasks.info(c, task)["id"], True)
             work.fail(c, task)
         for k in range(540):  # each leaves a stale cell: the ring is full of them and swept
             what, task, _ = tasks.cancel(c, work.submit(c, f, INT, 6100 + k)[0])

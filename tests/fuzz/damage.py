@@ -261,7 +261,7 @@ class User:
                      spill.last_round, spill.rounds):  # fmt: skip
             attempt(call, client)
         for t in range(12):
-            for look in (tasks.info, tasks.cancelled, tasks.must_stop, tasks.function_of):
+            for look in (tasks.info, tasks.cancelled, tasks.cancel_terms, tasks.function_of):
                 with contextlib.suppress(IndexError):
                     attempt(look, client, t)
         for slot in range(4):

@@ -192,7 +192,7 @@ class Tasks(Model):
                     yield from self.end(me, "ERROR")
                     return
             elif word[0] in (RUNNING, CLAIMED):
-                yield at(C + "task_mark_cancelled: a64_store_sc(&x.tasks[t].cancelled"), store, "cancelled", 1
+                yield at(C + "task_mark_cancelled: a64_cas_sc(&x.tasks[t].cancelled"), store, "cancelled", 1
                 return
             else:
                 return
@@ -227,7 +227,7 @@ class Tasks(Model):
                 return True
             word = yield at(R + "_take_waiting: word[0] = a64_load_acq"), load, "word"
         if word[0] in (CLAIMED, RUNNING) and v == 0 and self.scenario == "cancel":
-            yield at(C + "task_mark_cancelled: a64_store_sc(&x.tasks[t].cancelled"), store, "cancelled", 1
+            yield at(C + "task_mark_cancelled: a64_cas_sc(&x.tasks[t].cancelled"), store, "cancelled", 1
         if word[1] != v or word[0] in (EMPTY, READY):
             return False
         if word[0] == RESERVED:

@@ -110,6 +110,33 @@ def test_a_busy_node_lends_what_would_wait_and_keeps_the_rest(start, runtime_dir
 
 
 @pytest.mark.long
+def test_cancelled_tasks_end_wherever_two_busy_nodes_have_lent_them(start, runtime_dir, tmp_path, wait_until):
+    """Both have more tasks than they can run at once, small ones first: that is when they lend most."""
+    head = start("--head", "--port", "0", "--num-workers", "1", "--name", "one")
+    start("--address", head.head, "--num-workers", "1", "--name", "two")
+
+    @fastrt.remote
+    def begun(k):
+        (tmp_path / f"{k}-{os.getpid()}").touch()
+        threading.Event().wait(0.2)
+        return k
+
+    @fastrt.remote
+    def quick(k):
+        return k
+
+    with fastrt.init(address=head.head, runtime_dir=runtime_dir):
+        assert fastrt.get([quick.remote(k) for k in range(3000)], timeout=60) == list(range(3000))
+        refs = [begun.remote(k) for k in range(100)]
+        wait_until(lambda: len(list(tmp_path.iterdir())) >= 4, "both nodes to work")
+        for ref in refs:
+            fastrt.cancel(ref)
+        assert fastrt.get([quick.remote(k) for k in range(10)], timeout=10) == list(range(10))
+        ran = len(list(tmp_path.iterdir()))
+        assert fastrt.get([quick.remote(k) for k in range(3000)], timeout=60) == list(range(3000))
+        assert len(list(tmp_path.iterdir())) == ran < 40
+
+
 def test_a_function_that_holds_a_reference_takes_it_along(pair):
     array = fastrt.put(np.arange(1000))
 

@@ -12,9 +12,9 @@ from fastrt._core.clients import Client
 from fastrt._core.fsck import fsck, usage
 from fastrt._core.segment import Segment
 from fastrt.node.exchange import Exchange
+from fastrt.node.peers import Peer, nearest
 from fastrt.node.readiness import Readiness
 from fastrt.node.references import PeerError
-from fastrt.node.uplink import Peer, nearest
 from fastrt.rpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.tasks.demand import Demand, export
@@ -101,7 +101,7 @@ async def test_a_value_in_the_frame_of_the_task_that_names_it_arrives():
         assert core.finish_scalar(there.client, task, one + 41)
         here.exchange.on_frame(await there.frames(lambda frame: frame.ended))
         assert here.store.get(result, timeout=0) == 42
-        assert here.exchange.lent == 0
+        assert here.exchange.ledger.lent == 0
         del stand_in
 
 
@@ -221,6 +221,62 @@ def test_what_makes_no_sense_closes_the_stream_and_changes_nothing(frame, words)
     run()
 
 
+@pytest.mark.parametrize("terms", [(False, False), (True, False), (False, True)])
+def test_cancelled_tasks_are_ended_over_there_as_it_was_asked_for_each(terms):
+    """Two are cancelled before anything of it is passed on, beside a third that is spared: each on its own terms."""
+
+    @in_loop
+    async def run():
+        async with pair() as (here, there):
+            refs = [here.lend(k) for k in range(3)]
+            there.exchange.on_frame(await here.frames(lambda frame: len(frame.task) == 3))
+            core.cancel(here.client, refs[0], *terms)
+            core.cancel(here.client, refs[2])
+            here.exchange.pass_cancels()
+            frame = await here.frames(lambda frame: len(frame.cancel) == 2)
+            assert [(one.task, one.force, one.alone) for one in frame.cancel] == [(1, *terms), (3, False, False)]
+            assert [handles.is_ready(here.client, ref) for ref in refs] == [True, False, True]
+            assert here.exchange.ledger.lent == 1
+            there.exchange.on_frame(frame)
+            task = core.next_task(there.client, 0.0, 0.0)
+            assert core.arguments(there.client, task)[1] == (1,)
+            assert core.finish_scalar(there.client, task, 5)
+            assert core.next_task(there.client, 0.0, 0.0) == core.NO_TASK
+            here.exchange.on_frame(await there.frames(lambda frame: len(frame.ended) == 3))
+            assert (here.store.get(refs[1]), here.exchange.ledger.lent) == (5, 0)
+
+    run()
+
+
+@in_loop
+async def test_a_task_that_is_lent_on_says_how_often_it_was():
+    async with pair() as (here, there):
+        here.lend(1)
+        there.exchange.on_frame(await here.frames(lambda frame: frame.task))
+        assert there.exchange.ledger.borrowed == 1
+        for times in (2, 3):
+            task = core.next_task(there.client, 0.0, 0.0)
+            assert core.info(there.client, task)["hops"] == times - 1
+            there.exchange.lend(task)
+            frame = await there.frames(lambda frame: frame.task)
+            assert [one.hops for one in frame.task] == [times]
+            here.exchange.on_frame(frame)
+            here, there = there, here
+        assert core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 7)
+
+
+@in_loop
+async def test_a_node_with_workers_lends_what_the_other_has_room_for_and_one_without_what_keeps_it_busy():
+    async with pair() as (here, _):
+        here.exchange.on_frame(Frame(hello={"node": "n", "workers": 2}, room=3))
+        choosy, forced = (Peer(None, choice, here.exchange, target=8.0) for choice in (True, False))
+        assert (choosy.room, forced.room) == (3, 8)
+        here.lend(1)
+        assert (choosy.room, forced.room) == (2, 7)
+        here.exchange.on_frame(Frame(room=0))
+        assert (choosy.room, forced.room) == (0, 7)
+
+
 @in_loop
 async def test_bytes_that_the_other_node_has_been_sent_are_known():
     async with pair() as (here, there):
@@ -233,7 +289,7 @@ async def test_bytes_that_the_other_node_has_been_sent_are_known():
         there.exchange.on_frame(await here.frames(lambda frame: has_values(frame, 1)))
         assert 70_000 <= here.exchange.holds([sent, own]) < 80_000
         assert [objref for objref, nbytes in held if nbytes >= 70_000] == [sent.objref]
-        near, far = Peer(None, here.exchange, target=1.0), Peer(None, another, target=9.0)
+        near, far = Peer(None, False, here.exchange, target=1.0), Peer(None, False, another, target=9.0)
         tasks = [core.submit_scalars(here.client, here.function, args, 1, 0, 0) for args in ((sent, 1), (own,), (3,))]
         claimed = [core.next_task(here.client, 0.0, 0.0) for _ in tasks]
         assert nearest(here.client, [far, near], claimed[0]) is near

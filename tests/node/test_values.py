@@ -94,7 +94,7 @@ def test_large_values_go_by_the_native_stream_both_ways(wait_until, plan):
                 core.finish(there.client, task)
                 found = await asyncio.to_thread(here.store.get, result, PATIENCE_S)
                 np.testing.assert_array_equal(found, pattern(2))
-                await asyncio.to_thread(wait_until, lambda: here.exchange.lent == 0, "the task has ended")
+                await asyncio.to_thread(wait_until, lambda: here.exchange.ledger.lent == 0, "the task has ended")
                 assert (here.pieces, there.pieces) == (0, 0)
                 assert [what for what, _ in here.answers + there.answers] == ["taken"] * 2
                 del found, result

@@ -11,12 +11,10 @@ from fastrt._core.clients cimport Client
 from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Ref, ref_wrap
 from fastrt._core.layout cimport *
-from fastrt._core.links cimport (
-    links_hold, links_relist, links_take_held, links_take_waiting, links_tell_held, task_is_mine)
+from fastrt._core.links cimport links_relist, links_take_held, links_take_waiting, links_tell_held, task_is_mine
 from fastrt._core.objects cimport object_acquire
 from fastrt._core.scalar cimport args_write
 from fastrt._core.tasks cimport ARGS_SCALARS, task_start, task_submit
-from fastrt.errors import FastrtError
 
 DEMAND = FRT_TASK_DEMAND
 # Where a task is, for `states`.
@@ -37,7 +35,7 @@ def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, u
     client.ensure()
     refs.append(demand)
     return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns,
-                       retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0)
+                       retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0, 0)
 
 
 def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
@@ -49,7 +47,7 @@ def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, ui
     if len(args) >= 1 << 32:
         raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
     return task_submit(client, function, kind, args, <uint32_t>len(args), [*refs[:ndeps], demand, *refs[ndeps:]],
-                       ndeps + 1, nreturns, retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0)
+                       ndeps + 1, nreturns, retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0, 0)
 
 
 def demand_of(Client client, uint32_t t, uint64_t id):
@@ -176,21 +174,6 @@ def refuse(Client client, uint32_t t, uint64_t id):
     """Take a held task in order to end it with an error; False when it is not held any more."""
     client.ensure()
     return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_ENDING))
-
-
-def give_back(Client client, uint32_t t):
-    """Let a task that this client has claimed, and not begun, be held again: it was no attempt.
-
-    Raises:
-        FastrtError: it is not this client's.
-    """
-    cdef frt_ctx *x = &client.x
-    client.ensure()
-    if not task_is_mine(x, t):
-        raise FastrtError(f"task {t} is not this client's to give back")
-    if x.tasks[t].attempts:
-        x.tasks[t].attempts -= 1
-    links_hold(x, t)
 
 
 def news(Client client):

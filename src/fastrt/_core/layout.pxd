@@ -31,11 +31,14 @@ cdef extern from "layout.h" nogil:
     uint32_t FRT_SPILL_BYTES_MIN
     uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED, FRT_TASK_DEMAND, FRT_TASK_STREAM
     uint8_t FRT_TASK_POLICY, FRT_TASK_LATE, FRT_TASK_RANKED
+    uint32_t FRT_CANCEL_FORCE, FRT_CANCEL_ALONE
 
     uint64_t frt_word(int state, uint32_t client, uint32_t gen) noexcept
     int frt_word_state(uint64_t word) noexcept
     uint32_t frt_word_client(uint64_t word) noexcept
     uint32_t frt_word_gen(uint64_t word) noexcept
+    uint64_t frt_cancel_word(uint64_t id, uint32_t how) noexcept
+    bint frt_cancels(uint64_t cancelled, uint64_t id) noexcept
     uint64_t frt_word_deleting(uint32_t client, uint64_t word) noexcept
     uint64_t frt_word_undeleted(uint64_t word) noexcept
     uint64_t frt_page_word(int state, uint32_t cls, uint32_t pages) noexcept
@@ -88,7 +91,7 @@ cdef extern from "layout.h" nogil:
         uint32_t kind
         uint64_t starttime
         uint32_t sealing, pushing, task, blocked
-        uint64_t cancel, job, tasks_done
+        uint64_t job, tasks_done
         uint32_t wake, sleepers
         char name[64]
 
@@ -112,7 +115,7 @@ cdef extern from "layout.h" nogil:
         uint64_t id, function, job, cancelled, offset, path
         uint32_t function_index, bytes, nreturns, nrefs, ndeps, waiter, dep, actor
         uint16_t kind
-        uint8_t flags, attempts, retries, signal, caller
+        uint8_t flags, attempts, retries, signal, caller, hops
         int8_t priority
         char inlined[168]
 

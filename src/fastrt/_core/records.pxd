@@ -14,4 +14,4 @@ cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil
 cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil
 cdef int task_priority(frt_ctx *x, uint32_t t) noexcept nogil
 cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil
-cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil
+cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word, uint32_t how) noexcept nogil

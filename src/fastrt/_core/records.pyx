@@ -160,24 +160,34 @@ cdef int task_priority(frt_ctx *x, uint32_t t) noexcept nogil:
 
 cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil:
     """Whether the record's present tenant shall end."""
-    return a64_load_sc(&x.tasks[t].cancelled) == x.tasks[t].id
+    return frt_cancels(a64_load_sc(&x.tasks[t].cancelled), x.tasks[t].id)
 
 
-cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
+cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word, uint32_t how) noexcept nogil:
     """Mark a task that a client was running when its word said `word`.
 
-    The pid of that client; 0 when the word says something else by now; FRT_CORRUPT when there is no such client.
+    Of two cancellers one is enough to force it, or to take along what it has submitted.
+
+    Args:
+        how: FRT_CANCEL_*.
+    Returns:
+        The pid of that client; 0 when the word says something else by now; FRT_CORRUPT when there is no such client.
     """
     cdef uint32_t w = frt_word_client(word)
     cdef uint64_t id = a64_load_acq(&x.tasks[t].id)
+    cdef uint64_t told, mark
     cdef int pid
     pid = x.clients[w].pid if w < x.clients_max else 0
-    # The id and the pid are the task's and its worker's if the word still says so.
-    if a64_load_sc(x.task_words + t) != word:
-        return 0
-    if pid <= 0:
-        return FRT_CORRUPT  # -1 would be every process there is
-    a64_store_sc(&x.tasks[t].cancelled, id)
-    a64_store_sc(&x.clients[w].cancel, id)
-    client_wake(x, w)
-    return pid
+    while True:
+        told = a64_load_sc(&x.tasks[t].cancelled)
+        # The id, the pid and what was told are the task's and its worker's if the word still says so.
+        if a64_load_sc(x.task_words + t) != word:
+            return 0
+        if pid <= 0:
+            return FRT_CORRUPT  # -1 would be every process there is
+        mark = frt_cancel_word(id, how)
+        if frt_cancels(told, id):
+            mark = frt_cancel_word(id, ((told | how) & FRT_CANCEL_FORCE) | (told & how & FRT_CANCEL_ALONE))
+        if mark == told or a64_cas_sc(&x.tasks[t].cancelled, told, mark):
+            client_wake(x, w)
+            return pid

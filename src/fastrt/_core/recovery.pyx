@@ -167,17 +167,24 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running):
             continue
         rc = FRT_OK
         if job and x.tasks[t].job == job and state != FRT_TASK_RESERVED and state != FRT_TASK_ENDING:
-            if _take_waiting(x, t, &word):
-                links_unwait(x, t)
-                ending.append(t)
+            pid = 0
+            while pid == 0:  # until it is taken, marked, or not to be stopped
+                if _take_waiting(x, t, &word):
+                    links_unwait(x, t)
+                    ending.append(t)
+                    break
+                pid = FRT_NOT_FOUND
+                # A call that runs goes on: its actor may be others', too.
+                if FRT_TASK_CLAIMED <= frt_word_state(word) <= FRT_TASK_BLOCKED and frt_word_gen(word) == gen and \
+                        x.tasks[t].actor == 0:
+                    pid = task_mark_cancelled(x, t, word, FRT_CANCEL_FORCE)
+                    word = word if pid else a64_load_acq(x.task_words + t)
+            if pid == 0:
                 continue
-            # A call that runs goes on: its actor may be others', too.
-            if frt_word_state(word) >= FRT_TASK_CLAIMED and frt_word_gen(word) == gen and x.tasks[t].actor == 0:
-                pid = task_mark_cancelled(x, t, word)
-                if frt_word_client(word) != v:
-                    if pid > 0 and start_time(pid) == x.clients[frt_word_client(word)].starttime:
-                        running.append(pid)
-                    continue
+            if pid > 0 and frt_word_client(word) != v:
+                if start_time(pid) == x.clients[frt_word_client(word)].starttime:
+                    running.append(pid)
+                continue
         if frt_word_client(word) == v:
             rc = check(_task_of_dead(x, t, word))
             if rc == 1:

@@ -32,6 +32,7 @@ def submit(
     policy: Ref | None = ...,
     stream: Ref | None = ...,
     priority: int = ...,
+    hops: int = ...,
 ) -> Any: ...
 def call_scalars(
     client: Client,

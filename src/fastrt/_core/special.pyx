@@ -46,7 +46,7 @@ cdef int _check_args(bytes args, list refs, uint32_t ndeps) except -1:
 
 
 cdef object _submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
-                    uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags, int priority):
+                    uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags, int priority, uint8_t hops):
     """As `task_submit`. The id of a task with a priority says its turn, so it is not from a range of this client's."""
     cdef frt_ctx *x = &client.x
     cdef uint64_t next_objref = x.next_objref
@@ -54,12 +54,12 @@ cdef object _submit(Client client, Ref function, uint16_t kind, const char *args
     if not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
         raise ValueError(f"priority is {priority}; it must be from {-PRIORITY_MAX} to {PRIORITY_MAX}")
     if priority == 0:
-        return task_submit(client, function, kind, args, nbytes, refs, ndeps, nreturns, retries, flags, 0)
+        return task_submit(client, function, kind, args, nbytes, refs, ndeps, nreturns, retries, flags, 0, hops)
     x.next_objref = a64_add_rlx(&x.sb.next_objref, <uint64_t>nreturns + 1)  # its results take theirs first
     x.end_objref = x.next_objref + nreturns + 1
     try:
         return task_submit(client, function, kind, args, nbytes, refs, ndeps, nreturns, retries, flags,
-                           <int8_t>priority)
+                           <int8_t>priority, hops)
     finally:
         x.next_objref, x.end_objref = next_objref, end_objref
 
@@ -87,12 +87,14 @@ def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, u
         flags |= FRT_TASK_DEMAND
     ndeps = <uint32_t>len(refs)
     flags |= _extend(refs, policy, stream)
-    return _submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, ndeps, nreturns, retries, flags, priority)
+    return _submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, ndeps, nreturns, retries, flags, priority,
+                   0)
 
 
 def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
-           uint8_t retries, uint8_t flags, Ref demand=None, Ref policy=None, Ref stream=None, int priority=0):
-    """As `tasks.submit`, with what `submit_scalars` takes."""
+           uint8_t retries, uint8_t flags, Ref demand=None, Ref policy=None, Ref stream=None, int priority=0,
+           uint8_t hops=0):
+    """As `tasks.submit`, with what `submit_scalars` takes; and `hops`: how often nodes have lent it before."""
     client.ensure()
     _check_args(args, refs, ndeps)
     flags &= FRT_TASK_RETRY_ERRORS
@@ -102,7 +104,8 @@ def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, ui
         ndeps += 1
         flags |= FRT_TASK_DEMAND
     flags |= _extend(refs, policy, stream)
-    return _submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries, flags, priority)
+    return _submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries, flags, priority,
+                   hops)
 
 
 def call_scalars(Client client, Ref actor, uint32_t method, tuple args, uint32_t nreturns, uint8_t retries,

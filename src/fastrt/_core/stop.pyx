@@ -3,7 +3,7 @@
 
 Between a canceller's look at a task and the signal that it sends, the worker may have gone on to the next one; so it
 sends none that kills. The handler runs in the thread that runs tasks, which therefore stands still, and ends the
-process if the task that it runs is one that somebody has cancelled.
+process if the task that it runs is one that somebody has cancelled by force.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -82,7 +82,7 @@ cdef void _on_stop(int number) noexcept nogil:
     """The signal's handler; all that it does may be done in one."""
     cdef frt_ctx *x = _ctx
     cdef uint32_t t
-    cdef uint64_t word
+    cdef uint64_t word, told
     if frt_this_thread() != _thread:
         frt_pass_on(_thread, number)  # in a forked child there is no such thread, and nothing happens
         return
@@ -90,6 +90,7 @@ cdef void _on_stop(int number) noexcept nogil:
     if t >= frt_tasks(x):
         return
     word = a64_load_acq(x.task_words + t)
+    told = a64_load_sc(&x.tasks[t].cancelled)
     if frt_word_client(word) == x.me and frt_word_state(word) in (FRT_TASK_RUNNING, FRT_TASK_BLOCKED) and \
-            a64_load_sc(&x.tasks[t].cancelled) == x.tasks[t].id:
+            frt_cancels(told, x.tasks[t].id) and told & FRT_CANCEL_FORCE:
         frt_end_now()

@@ -70,11 +70,13 @@ cdef int _rank(frt_ctx *x, uint32_t t, int8_t priority) noexcept nogil:
 
 
 cdef object task_submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
-                        uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags, int8_t priority):
+                        uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags, int8_t priority,
+                        uint8_t hops):
     cdef frt_refslot *slots
     cdef uint32_t t, k
     ref_use(client, function)
     t = task_fill(client, function.objref, function.index, kind, args, nbytes, refs, nreturns, retries, flags)
+    client.x.tasks[t].hops = hops
     if priority:
         check(_rank(&client.x, t, priority))
     slots = task_slots(&client.x, t)
@@ -107,7 +109,7 @@ def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, u
         return None
     client.ensure()
     return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns, retries,
-                       flags & FRT_TASK_RETRY_ERRORS, 0)
+                       flags & FRT_TASK_RETRY_ERRORS, 0, 0)
 
 
 def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
@@ -132,7 +134,7 @@ def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, ui
     if len(args) >= 1 << 32:
         raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
     return task_submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries,
-                       flags & FRT_TASK_RETRY_ERRORS, 0)
+                       flags & FRT_TASK_RETRY_ERRORS, 0, 0)
 
 
 def promise(Client client):
@@ -321,6 +323,24 @@ def retry(Client client, uint32_t t):
     return True
 
 
+def give_back(Client client, uint32_t t):
+    """Let whoever comes next run a task that this client has claimed, and not begun with: it was no attempt.
+
+    Returns:
+        False when it was cancelled meanwhile: it is this client's to end.
+    Raises:
+        FastrtError: it is not this client's.
+    """
+    cdef frt_ctx *x = &client.x
+    _check_mine(client, t)
+    if task_is_cancelled(x, t):
+        return False
+    if x.tasks[t].attempts:
+        x.tasks[t].attempts -= 1
+    task_requeue(x, t)
+    return True
+
+
 cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
     """Have a task that this client has claimed run by whoever comes next."""
     if x.tasks[t].flags & FRT_TASK_DEMAND:
@@ -410,6 +430,7 @@ def info(Client client, uint32_t t):
             "retries": task.retries, "signal": task.signal, "returns": task.nreturns, "refs": task.nrefs,
             "deps": task.ndeps - (task.flags & FRT_TASK_DEMAND != 0), "flags": task.flags, "kind": task.kind,
             "priority": task_priority(x, t), "cancelled": task_is_cancelled(x, t),
+            "hops": 0 if task.actor else task.hops,
             "actor": None if task.actor == 0 else task.actor - 1}
 
 
@@ -425,9 +446,23 @@ def cancelled(Client client, uint32_t t):
     return task_is_cancelled(&client.x, t)
 
 
-def cancel(Client client, Ref ref):
+def cancel_terms(Client client, uint32_t t):
+    """What those who asked for the task's end want: (its process shall end for it, what it submitted is spared).
+
+    None when nobody has asked for it.
+    """
+    _check_task(client, t)
+    cdef uint64_t told = a64_load_sc(&client.x.tasks[t].cancelled)
+    if not frt_cancels(told, client.x.tasks[t].id):
+        return None
+    return told & FRT_CANCEL_FORCE != 0, told & FRT_CANCEL_ALONE != 0
+
+
+def cancel(Client client, Ref ref, bint force=False, bint alone=False):
     """Cancel the task that will make `ref`.
 
+    Args:
+        force: its process shall end for it; `alone`: what it submitted is spared. For whoever runs it.
     Returns:
         (what, task, pid): "ending" when the task had not started: it is now this client's to end, by sealing its
         results with an error and `finish`; "running" when process `pid` runs it, must be interrupted; else "done".
@@ -441,16 +476,22 @@ def cancel(Client client, Ref ref):
         return "done", 0, 0
     if t > frt_tasks(x):
         check(FRT_CORRUPT)
-    return _cancel(x, t - 1, ref.index, 0)
+    return _cancel(x, t - 1, ref.index, 0, _how(force, alone))
 
 
-def cancel_task(Client client, uint32_t t, uint64_t id):
+def cancel_task(Client client, uint32_t t, uint64_t id, bint force=False, bint alone=False):
     """As `cancel`, for the task of that id, if it is still in record `t`."""
     client.ensure()
-    return _cancel(&client.x, t, FRT_NONE, id) if t < frt_tasks(&client.x) else ("done", 0, 0)
+    if t >= frt_tasks(&client.x):
+        return "done", 0, 0
+    return _cancel(&client.x, t, FRT_NONE, id, _how(force, alone))
 
 
-cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id):
+cdef inline uint32_t _how(bint force, bint alone) noexcept:
+    return (FRT_CANCEL_FORCE if force else 0) | (FRT_CANCEL_ALONE if alone else 0)
+
+
+cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id, uint32_t how):
     """Cancel the task that will make entry i, or the one of that id."""
     cdef uint64_t word
     cdef int state, pid
@@ -465,7 +506,7 @@ cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id):
                 links_unwait(x, t)
                 return "ending", t, 0
         elif state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED or state == FRT_TASK_CLAIMED:
-            pid = check(task_mark_cancelled(x, t, word))
+            pid = check(task_mark_cancelled(x, t, word, how))
             if pid > 0:
                 return "running", t, pid
         else:
@@ -518,9 +559,3 @@ def children(Client client, uint64_t job, uint64_t path):
             if a64_load_acq(x.task_words + t) == word or frt_word_gen(x.task_words[t]) == frt_word_gen(word):
                 found.append(row)
     return found
-
-
-def must_stop(Client client, uint32_t t):
-    """Whether the running task is the one that somebody wants this worker to stop (asked by a signal handler)."""
-    _check_task(client, t)
-    return client.x.clients[client.x.me].cancel == client.x.tasks[t].id

@@ -193,12 +193,6 @@ class Admission:
         for objref, nbytes in message["objects"]:
             self.placing.holds(str(message["node"]), int(objref), int(nbytes))
 
-    def on_cancel(self, message: Mapping[str, Any]) -> None:
-        """Somebody has cancelled a task that the uplink has lent."""
-        if self._uplink is not None:
-            about = {name: message.get(name) for name in ("task", "id", "force", "alone")}
-            self._uplink.post(op="cancel", **about)
-
     def further_workers(self) -> int:
         """How many workers should be there beyond the CPUs; below 0: how many fewer."""
         return -(-self.placing.relief // RESOURCE_PARTS)

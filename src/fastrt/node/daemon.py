@@ -271,8 +271,6 @@ class Daemon:
             self._admission.on_found(message)
         elif op == "holds":
             self._admission.on_holds(message)
-        elif op == "cancel":
-            self._admission.on_cancel(message)
         elif op == "may_wait":
             link.send(answer=self._pool.may_grow())
         else:

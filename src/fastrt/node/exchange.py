@@ -21,7 +21,8 @@ from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
 from fastrt.node.away import Away, Line
 from fastrt.node.flows import Flows, Watch
 from fastrt.node.guests import Guest, Guests
-from fastrt.node.lineage import Lineage, Origin, Record
+from fastrt.node.ledger import Borrowed, Ledger
+from fastrt.node.lineage import Lineage, Origin
 from fastrt.node.mailboxes import Mailboxes
 from fastrt.node.outgoing import Outgoing
 from fastrt.node.readiness import Readiness
@@ -39,24 +40,8 @@ _SET = message_set("node")
 _Frame, _Value, _Ref, _Task, _Function, _Release, _Cancel = (
     _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Function", "Release", "Cancel")
 )
+_HOPS_TOLD_MAX = 255  # what a task's record can hold
 _SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
-
-
-@dataclass
-class _Lent:
-    task: int  # of this node's table
-    done: bool = False  # sealed and given back already
-    record: Record | None = None  # how to run it again, if it has made what is missing here
-    line: Line | None = None  # the actor whose call it is
-
-
-@dataclass
-class _Borrowed:
-    """A task of the other node's that runs here."""
-
-    results: list[ObjectRef]
-    left: int
-    guest: Guest | None = None  # the other node's actor whose call it is
 
 
 @dataclass
@@ -78,7 +63,10 @@ class Exchange:
     Attributes:
         node: the other node's session, once it has said hello.
         name: what people call it.
-        workers, idle, queued: its load, as last heard.
+        workers, queued: its load, as last heard.
+        room: how many of this node's tasks it would have at once, as last heard.
+        told_room: whether it was told last that there is room here.
+        ledger: who owes what to whom.
         out: what is to be sent.
 
     Args:
@@ -103,30 +91,23 @@ class Exchange:
     ) -> None:
         self.node = ""
         self.name = ""
-        self.workers = self.idle = self.queued = 0
+        self.workers = self.queued = self.room = self.told_room = 0
+        self.ledger = Ledger()
         self.out = Outgoing(_Frame, _Value)
         self._store = self.store = store
         self._client = self.client = store.client
         self.readiness = readiness
         self._lineage = lineage or Lineage(store, readiness, 0)
         self.references = References(store, self._send_object, _Ref)
-        self._lent: dict[int, _Lent] = {}
-        self._borrowed: dict[int, _Borrowed] = {}
         self._arriving: dict[int, _Arriving] = {}  # by transfer; below 0: by the other node's native stream
         self._values = None if native is None else Values(native, self._landed)
         self._told: set[bytes] = set()  # functions that the other node has
         self._digests: dict[int, bytes] = {}
-        self._numbers = 0
         self.closed = False
         self._own = Mailboxes(self._client, readiness.loop), Watch(self._client, readiness.loop)  # idle, if others do
         self.away = Away(self, store, mailboxes or self._own[0])
         self.guests = Guests(self, store)
         self.flows = Flows(self, store, watch or self._own[1])
-
-    @property
-    def lent(self) -> int:
-        """How many of our tasks the other node has."""
-        return sum(lent.line is None for lent in self._lent.values())
 
     # ---- the side that lends ----
 
@@ -146,6 +127,7 @@ class Exchange:
             dependencies=info["deps"],
             results=info["returns"],
             priority=info["priority"],
+            hops=info["hops"] + 1,
         )
         if info["flags"] & demands.DEMAND:
             message.demand = self._store.load(demands.demand_of(self._client, task, info["id"]))
@@ -168,12 +150,10 @@ class Exchange:
         if policy is not None:
             message.policy = bytes(self._store.read(policy)[2])  # as it is: its types may be unknown here
         flow = self.flows.lend(task, message) if info["flags"] & generators.STREAM else None
-        self._numbers += 1
-        self._lent[self._numbers] = _Lent(task, line=line)
+        message.task = number = self.ledger.lend(task, line)
         if flow is not None:
-            self.flows.lent(self._numbers, flow)
-        message.task = self._numbers
-        return self._numbers
+            self.flows.lent(number, flow)
+        return number
 
     def function(self, objref: int, index: int) -> bytes:
         """The digest of a function that the other node has been sent."""
@@ -190,24 +170,20 @@ class Exchange:
 
     def pass_cancels(self) -> None:
         """Somebody has cancelled tasks of this process: end those that are lent, here at once and there as well."""
-        for lent in list(self._lent.values()):
-            if not lent.done and core.cancelled(self._client, lent.task):
-                self.cancel(lent.task, False, False)
-
-    def cancel(self, task: int, force: bool, alone: bool) -> None:
-        """End a cancelled task, if it is lent to this node: with its process there, and without what it submitted."""
-        for number, lent in list(self._lent.items()):
-            if lent.task == task and not lent.done:
-                del self._lent[number]
-                self.flows.drop(number)
-                self._drop_arriving(task)
-                self.out.add("cancel", _Cancel(task=number, force=force, alone=alone))
-                self.end(task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
-                if lent.line is not None:
-                    self.away.ended(lent.line, number)
+        for number, lent in self.ledger.open():
+            terms = core.cancel_terms(self._client, lent.task)
+            if terms is None:
+                continue
+            self.ledger.take(number)
+            self.flows.drop(number)
+            self._drop_arriving(lent.task)
+            self.out.add("cancel", _Cancel(task=number, force=terms[0], alone=terms[1]))
+            self.end(lent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
+            if lent.line is not None:
+                self.away.ended(lent.line, number)
 
     def _on_ended(self, number: int) -> None:
-        lent = self._lent.pop(number, None)
+        lent = self.ledger.take(number)
         if lent is None:
             return
         if not lent.done:
@@ -220,7 +196,7 @@ class Exchange:
             self.away.ended(lent.line, number)
 
     def _on_fallen(self, message: Any) -> None:
-        lent = self._lent.pop(message.task, None)
+        lent = self.ledger.take(message.task)
         if lent is not None and lent.line is not None:
             self.flows.drop(message.task)
             self._drop_arriving(lent.task)
@@ -245,7 +221,7 @@ class Exchange:
         refs = [self.references.resolve(one) for one in message.ref]
         if abs(message.priority) > special.PRIORITY_MAX:
             raise PeerError(f"node {self.name} sends a task of priority {message.priority}")
-        if message.results > self.RESULTS_MAX or message.dependencies > len(refs) or message.task in self._borrowed:
+        if message.results > self.RESULTS_MAX or message.dependencies > len(refs) or self.ledger.owed(message.task):
             raise PeerError(f"node {self.name} sends a task with impossible counts, or twice the same")
         function = functions.find_function(self._client, message.function) if message.function in self._told else None
         if function is None:
@@ -256,16 +232,23 @@ class Exchange:
             min(message.retries, RETRIES_FOREVER), flags,
         )  # fmt: skip
         demand = self.demand(message.demand) if message.demand else None
-        results = special.submit(*about, demand, policy, stream, message.priority)
+        results = special.submit(*about, demand, policy, stream, message.priority, min(message.hops, _HOPS_TOLD_MAX))
         self.borrow(message, [results] if message.results == 1 else results, stream)
 
-    def borrow(self, message: Any, made: list[ObjectRef], stream: ObjectRef | None, guest: Guest | None = None) -> None:
-        """Send the results of a task of the other node's, or of a call of its actor, as they come."""
+    def borrow(
+        self,
+        message: Any,
+        made: list[ObjectRef],
+        stream: ObjectRef | None,
+        guest: Guest | None = None,
+        is_call: bool = False,
+    ) -> None:
+        """Send the results of a task of the other node's, or of a call of an actor, as they come."""
         number = message.task
         if not made:
             self.out.add("ended", number)  # nobody will ever ask for more
             return
-        self._borrowed[number] = _Borrowed(made, len(made), guest)
+        self.ledger.borrow(number, Borrowed(made, len(made), guest, is_call))
         if stream is not None:
             self.flows.run(message, stream, made[0], partial(self._send_result, number, 0))
             return
@@ -299,25 +282,25 @@ class Exchange:
         return sum(handles.describe(self._client, ref)["bytes"] for ref in there)
 
     def _send_result(self, number: int, k: int, ref: ObjectRef) -> None:
-        borrowed = None if self.closed else self._borrowed.get(number)
+        borrowed = None if self.closed else self.ledger.owed(number)
         if borrowed is None:
             return
         if borrowed.guest is not None and self.guests.fell(borrowed.guest, number, ref):
-            del self._borrowed[number]
+            self.ledger.settle(number)
             return
         self.send_value(ref, partial(self._result_sent, number), task=number, result=k)
 
     def _result_sent(self, number: int) -> None:
-        borrowed = self._borrowed.get(number)
+        borrowed = self.ledger.owed(number)
         if borrowed is None:
             return
         borrowed.left -= 1
         if borrowed.left == 0:
-            del self._borrowed[number]
+            self.ledger.settle(number)
             self.out.add("ended", number)
 
     def _on_cancel(self, message: Any) -> None:
-        borrowed = self._borrowed.get(message.task)
+        borrowed = self.ledger.owed(message.task)
         if borrowed is not None:  # its results, which say so, are sent as any others
             ref = borrowed.results[0]
             cancel_in(self._store, ref, message.force and not calls.is_call(self._client, ref), not message.alone)
@@ -376,7 +359,7 @@ class Exchange:
             return
         self._remember(message, contains)
         if message.task:
-            self.flows.check_whole(message.task)
+            self.flows.end(message.task)
         if message.kind == 0 and not message.error and len(message.data) == message.size:
             value = pickle.loads(message.data)  # the stream has shown the session's token
             if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
@@ -450,8 +433,8 @@ class Exchange:
         if message.objref:
             origin = self.references.imported(message.objref).origin
         else:
-            lent = self._lent[message.task]
-            if lent.line is not None:
+            lent = self.ledger.find(message.task)
+            if lent is None or lent.line is not None:
                 return  # what an actor has made cannot be made again
             lent.record = lent.record or self._lineage.remember(lent.task)
             origin = Origin(lent.record, message.result)
@@ -464,7 +447,7 @@ class Exchange:
         if message.objref:
             standin = self.references.waiting(message.objref)
             return None if standin is None else standin.task
-        lent = self._lent.get(message.task)
+        lent = self.ledger.find(message.task)
         return None if lent is None or lent.done else lent.task
 
     def _on_piece(self, message: Any) -> None:
@@ -496,8 +479,9 @@ class Exchange:
         if message.objref:
             self.references.settled(message.objref)
         else:
-            self.flows.drop(message.task)
-            self._lent[message.task].done = True
+            lent = self.ledger.find(message.task)
+            assert lent is not None
+            lent.done = True
 
     def _drop_arriving(self, task: int, result: int | None = None) -> None:
         """Write no more pieces of a result, or of all, of a task: its memory goes to somebody else."""
@@ -525,7 +509,7 @@ class Exchange:
             self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
             if self._values is not None:
                 self._values.connect(frame.hello.native)
-        self.idle, self.queued = frame.idle, frame.queued
+        self.queued, self.room = frame.queued, frame.room
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
             (frame.function, self._on_function),
             (frame.actor, self.guests.on_actor),
@@ -575,9 +559,7 @@ class Exchange:
         self.flows.close()
         for own in self._own:
             own.close()
-        for lent in self._lent.values():
-            if lent.done:
-                continue
+        for _, lent in self.ledger.open():
             if core.cancelled(self._client, lent.task):
                 self.end(lent.task, TaskCancelledError("the task was cancelled"))
             elif not core.retry(self._client, lent.task):
@@ -586,13 +568,12 @@ class Exchange:
         for standin in self.references.unfinished():
             assert standin.task is not None
             self._lineage.rebuild(standin.task, standin.ref, standin.origin, lost)
-        for borrowed in self._borrowed.values():
+        for borrowed in self.ledger.all_owed():
             cancel_in(self._store, borrowed.results[0])
-        self._lent.clear()
-        self._borrowed.clear()
+        self.ledger.clear()
         self.references.clear()
 
     def _take_back(self, number: int) -> int | None:
         """The task behind a number, if it has not ended yet."""
-        lent = self._lent.pop(number, None)
+        lent = self.ledger.take(number)
         return None if lent is None or lent.done else lent.task

@@ -77,7 +77,7 @@ class Watch:
         flows = list(self._flows)
         outflows = [flow for flow in flows if isinstance(flow, Outflow)]
         readers = [flow.pair for flow in outflows if not flow.is_paused()]
-        producers = [(flow.producer, flow.taken) for flow in flows if isinstance(flow, Inflow) and flow.producer.limit]
+        producers = [(flow.producer, flow.taken) for flow in flows if isinstance(flow, Inflow) and flow.limit]
         patience = (_PAUSED_S if len(readers) < len(outflows) else _LOOK_S) if flows else _IDLE_S
         generators.wait_either(self._client, readers, producers, patience)
 
@@ -170,19 +170,21 @@ class Inflow:
 
     Attributes:
         number: by which the other node knows the task.
+        limit: unread items from which on the task waits; 0: it never does.
         taken: how many items were read, as it has been told.
     """
 
     def __init__(self, exchange: Exchange, producer: Producer, task: int) -> None:
         self.exchange, self.producer, self.task = exchange, producer, task
         self.number = 0
+        self.limit = int(producer.limit)
         self.taken, self._wanted = producer.taken, ITEMS
         self._next = int(producer.skip) + 1
         self._early: dict[int, Callable[[], None]] = {}
 
     def plan(self) -> Any:
         """What the other node must know."""
-        return _Stream(limit=self.producer.limit, produced=self.producer.skip, taken=self.taken)
+        return _Stream(limit=self.limit, produced=self.producer.skip, taken=self.taken)
 
     def wants_items(self) -> bool:
         """Whether anybody can read what comes."""
@@ -191,7 +193,7 @@ class Inflow:
     def look(self) -> None:
         """Tell what was read."""
         taken, wanted = self.producer.taken, self.producer.wanted
-        if (taken != self.taken and self.producer.limit) or wanted != self._wanted:
+        if (taken != self.taken and self.limit) or wanted != self._wanted:
             self.taken, self._wanted = taken, wanted
             self.exchange.out.add("reads", _Reads(task=self.number, taken=taken, wanted=wanted))
 
@@ -279,8 +281,8 @@ class Flows:
         )
         return True
 
-    def check_whole(self, number: int) -> None:
-        """The result of a task has come.
+    def end(self, number: int) -> None:
+        """The result of a task has come: before the task is given back, after which its stream is not ours to look at.
 
         Raises:
             PeerError: items are missing.
@@ -288,6 +290,7 @@ class Flows:
         flow = self._in.get(number)
         if flow is not None and not flow.is_whole():
             raise PeerError(f"node {self._exchange.name} ends a stream of which items are missing")
+        self.drop(number)
 
     def drop(self, number: int) -> None:
         """A task that was lent is not any more."""

@@ -106,7 +106,7 @@ class Guests:
             task, made = dead.args
             self._store.put_error(task, dead_actor(self._store, ref))
             core.finish(self._client, task)
-        self._exchange.borrow(message, [made] if message.results == 1 else made, more[-1], guest)
+        self._exchange.borrow(message, [made] if message.results == 1 else made, more[-1], guest, True)
 
     def fell(self, guest: Guest, number: int, ref: ObjectRef) -> bool:
         """Whether a result is only what a call becomes when its actor's process ends; its node is told just that."""

@@ -31,7 +31,7 @@ class Outgoing:
         self._transfers = 0
         self.nbytes = 0  # of small messages, and first pieces, that wait
         self._news = asyncio.Event()
-        self._closed = False
+        self._closed = self._stirred = False
 
     def add(self, field: str, message: Any, nbytes: int = 64) -> None:
         """Send a message, or a number, in a repeated field of the next frame."""
@@ -55,6 +55,11 @@ class Outgoing:
         if data.nbytes <= PIECE_BYTES:
             then()
 
+    def stir(self) -> None:
+        """Send a frame, be it empty, for what each frame says."""
+        self._stirred = True
+        self._news.set()
+
     def close(self) -> None:
         """Hand out nothing more."""
         self._closed = True
@@ -62,11 +67,12 @@ class Outgoing:
 
     async def next_frame(self) -> Any | None:
         """The next frame, once there is something to send; None after `close`."""
-        while not (self._small or self._large or self._closed):
+        while not (self._small or self._large or self._closed or self._stirred):
             self._news.clear()
             await self._news.wait()
         if self._closed:
             return None
+        self._stirred = False
         frame, room = self._frame(), FRAME_BYTES
         while self._small and room > 0:
             field, message, nbytes = self._small.popleft()

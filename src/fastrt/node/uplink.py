@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ import grpc.aio
 
 from fastrt._core import demands
 from fastrt._core import tasks as core
-from fastrt._core.clients import KIND_WORKER, Client, table
+from fastrt._core.clients import KIND_WORKER, table
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.node.exchange import Exchange
 from fastrt.node.finder import Finder
@@ -31,6 +30,7 @@ from fastrt.node.flows import Watch
 from fastrt.node.lineage import Lineage
 from fastrt.node.mailboxes import Mailboxes
 from fastrt.node.orders import Orders
+from fastrt.node.peers import Peer, nearest
 from fastrt.node.pressure import Pressure
 from fastrt.node.readiness import Readiness
 from fastrt.node.values import open_native
@@ -50,37 +50,10 @@ _ALONE_TICK_S = 0.5
 _TIDY_S = 1.0
 _TELL_S = 0.1  # between two reports to the head
 _AGAIN_S = 0.5  # before a node or the head that did not answer is called again
-_LENT_MAX = 4096
+_HOPS_MAX = 4  # so often a task is lent on at most, or a cancellation might never catch up with it
+_KEPT_A_LOOK = 64
 _CLAIM_S = 0.5
 _END_S = 2.0  # for streams to end in order
-
-
-@dataclass
-class Peer:
-    """Another node: where it is, the stream to it, and how many tasks it may have of ours at once."""
-
-    report: Any
-    exchange: Exchange | None = None
-    calling: bool = False
-    call_at: float = 0.0
-    target: float = 0.0
-
-    def room(self) -> int:
-        """How many more tasks it should be lent now."""
-        if self.exchange is None or not self.exchange.node:
-            return 0
-        return max(0, int(self.target) - self.exchange.lent)
-
-    def adapt(self) -> None:
-        """After a frame: more, while it has nothing waiting when our results come; fewer, while much waits there."""
-        assert self.exchange is not None
-        workers = max(1, self.exchange.workers)
-        least = 2 * workers
-        if not self.exchange.queued and self.exchange.lent * 2 <= self.target:
-            self.target = min(_LENT_MAX, self.target * 2)
-        elif self.exchange.queued > 4 * workers + self.target / 2:
-            self.target *= 0.9
-        self.target = max(least, self.target)
 
 
 class Uplink:
@@ -115,11 +88,9 @@ class Uplink:
         self._claimable = 0
         self._announce: Callable[[], None] | None = None
         self._told_waiting = False
-        self._kept: list[int] = []  # claimed, and not lent yet
         self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
         self._flows = Watch(self._client, asyncio.get_running_loop())
-        others = {"find_actor": self._on_find, "cancel": self._on_cancel}
-        self._orders = Orders(self._client, daemon, self._on_orders, others)
+        self._orders = Orders(self._client, daemon, self._on_orders, {"find_actor": self._on_find})
         self._finder = Finder(self._client, daemon, self._connected)
 
     async def run(self) -> None:
@@ -208,7 +179,7 @@ class Uplink:
         self._on_joined()
         there = {report.node: report for report in view.node if report.node != self._node}
         for node, report in there.items():
-            self._peers.setdefault(node, Peer(report)).report = report
+            self._peers.setdefault(node, Peer(report, bool(self._workers))).report = report
         self._orders.tell(view.node)
         for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
             del self._peers[node]
@@ -264,12 +235,17 @@ class Uplink:
     async def _write(self, exchange: Exchange, write: Any) -> None:
         frame = exchange.first_frame(self._report)
         while frame is not None:
-            frame.idle, frame.queued = self._report.idle, core.queued(self._client)
+            frame.queued, frame.room = core.queued(self._client), self._room_for(exchange)
             await write(frame)
             frame = await exchange.out.next_frame()
 
+    def _room_for(self, exchange: Exchange) -> int:
+        """How many tasks another node may have here at once."""
+        exchange.told_room = self._pressure.room
+        return exchange.ledger.borrowed + self._pressure.room
+
     def _on_frame(self, exchange: Exchange) -> None:
-        peer = self._peers.setdefault(exchange.node, Peer(None))
+        peer = self._peers.setdefault(exchange.node, Peer(None, bool(self._workers)))
         if peer.exchange is None:
             peer.exchange, peer.target = exchange, 2.0 * max(1, exchange.workers)
         if peer.exchange is exchange:
@@ -338,11 +314,11 @@ class Uplink:
                 self._report_free()
                 self._carry_out()
                 self._finder.tidy()
-                self._on_cancelled()  # of which the daemon should have told, and died
+                self._on_cancelled()  # of which the canceller should have told, and died
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
                     exchange.tidy(needed | set(self._lineage.wanted))
-            busy = self._report.queued or any(exchange.lent for exchange in self._exchanges)
+            busy = self._report.queued or any(e.ledger.lent or e.ledger.borrowed for e in self._exchanges)
             tick = (_BUSY_TICK_S if busy else _IDLE_TICK_S) if self._peers else _ALONE_TICK_S
             self._news.clear()
             try:
@@ -353,20 +329,23 @@ class Uplink:
     def _look(self) -> int:
         """Bring the report up to date; how many tasks wait too long here."""
         queued = core.queued(self._client)
-        if self._workers and not queued and not self._report.queued:
-            self._pressure.excess(time.monotonic(), 0, 0, 0)
-            return 0
         workers = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
         idle = sum(row["task"] is None for row in workers)
-        if (idle, queued) != (self._report.idle, self._report.queued):
+        if (queued or self._report.queued or not self._workers) and (idle, queued) != (
+            self._report.idle,
+            self._report.queued,
+        ):
             self._report.idle, self._report.queued = idle, queued
             self._to_tell.set()
             self._report_free()
         if not self._workers:
             self._lend_more()
             return 0
-        done = sum(row["tasks_done"] for row in workers)
-        return self._pressure.excess(time.monotonic(), queued, idle, done)
+        excess = self._pressure.excess(time.monotonic(), queued, idle, sum(row["tasks_done"] for row in workers))
+        for exchange in self._exchanges:
+            if self._pressure.room and not exchange.told_room:
+                exchange.out.stir()  # whoever has too much there need not ask
+        return excess
 
     def _helpers(self) -> list[Peer]:
         """Nodes that can take tasks, those with the most room first; others are called meanwhile."""
@@ -374,7 +353,7 @@ class Uplink:
             if peer.report is not None and peer.report.workers:
                 self._call_soon(peer)
         able = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.workers]
-        return sorted([peer for peer in able if peer.room()], key=Peer.room, reverse=True)
+        return sorted([peer for peer in able if peer.room], key=lambda peer: peer.room, reverse=True)
 
     def _call_soon(self, peer: Peer) -> None:
         """Call a node, unless that is under way, or was in vain a moment ago."""
@@ -385,37 +364,49 @@ class Uplink:
     def _lend_claimed(self, most: int) -> None:
         """Claim up to so many tasks and lend them."""
         helpers = self._helpers()
-        while helpers and most > 0:
+        kept = 0
+        while helpers and most > 0 and kept < _KEPT_A_LOOK:
             task = core.next_task(self._client, 0.0, 0.0)
             if task < 0:
                 return
             most -= 1
-            if demands.is_demanding(self._client, task):  # admitted here, and waiting for a worker: decide again
-                demands.give_back(self._client, task)
+            # Admitted here, and waiting for a worker: decide again. Or lent so often that it is better off here.
+            if demands.is_demanding(self._client, task) or core.info(self._client, task)["hops"] >= _HOPS_MAX:
+                kept += 1
+                self._give_back(task)
                 continue
             peer = nearest(self._client, helpers, task)
             self._lend(peer, task)
-            if not peer.room():
+            if not peer.room:
                 helpers.remove(peer)
 
     def _lend(self, peer: Peer, task: int) -> None:
         assert peer.exchange is not None
+        if core.cancelled(self._client, task):  # since it was claimed
+            self._end_cancelled(task)
+            return
         try:
             peer.exchange.lend(task)
         except FastrtError as exc:  # its function or arguments cannot be read: whoever wants its results is told
             self._store.put_error(task, exc)
             core.finish(self._client, task)
 
+    def _give_back(self, task: int) -> None:
+        """Leave a claimed task to whoever takes it next."""
+        if not core.give_back(self._client, task):
+            self._end_cancelled(task)
+
+    def _end_cancelled(self, task: int) -> None:
+        self._store.put_error(task, TaskCancelledError("the task was cancelled before it started"))
+        core.finish(self._client, task)
+
     def _lend_more(self) -> None:
         """On a node without workers of its own: let the claimer take what others have room for."""
         if self._workers:
             return
         helpers = self._helpers()
-        if self._kept and helpers:
-            self._lend_all([])
-            return
         with self._claims:
-            self._claimable = sum(peer.room() for peer in helpers)
+            self._claimable = sum(peer.room for peer in helpers)
             if self._claimable:
                 self._claims.notify()
 
@@ -433,41 +424,20 @@ class Uplink:
             loop.call_soon_threadsafe(self._lend_all, [task for task in tasks if task >= 0])
 
     def _lend_all(self, tasks: list[int]) -> None:
-        tasks = self._kept + tasks
         helpers = self._helpers()
-        while helpers and tasks:
-            peer = nearest(self._client, helpers, tasks[-1])
-            self._lend(peer, tasks.pop())
-            if not peer.room():
+        for task in tasks:
+            if not helpers:
+                self._give_back(task)  # the node that had room has gone: the next one gets it
+                continue
+            peer = nearest(self._client, helpers, task)
+            self._lend(peer, task)
+            if not peer.room:
                 helpers.remove(peer)
-        self._kept = tasks  # the node that had room has gone: the next one gets them
         self._lend_more()
-
-    def _on_cancel(self, message: dict[str, Any]) -> None:
-        """Somebody has cancelled a task, and said more about it than a signal can."""
-        task = int(message["task"])
-        if core.cancelled(self._client, task) and core.info(self._client, task)["id"] == message["id"]:
-            for exchange in self._exchanges:
-                exchange.cancel(task, bool(message["force"]), bool(message["alone"]))
-        self._on_cancelled()  # it may not be lent yet
 
     def _on_cancelled(self) -> None:
         for exchange in self._exchanges:
             exchange.pass_cancels()
-        for task in [task for task in self._kept if core.cancelled(self._client, task)]:
-            self._kept.remove(task)
-            self._store.put_error(task, TaskCancelledError("the task was cancelled before it started"))
-            core.finish(self._client, task)
-
-
-def nearest(client: Client, helpers: list[Peer], task: int) -> Peer:
-    """Of nodes with room, the one that has most of a task's arguments already; else the one with most room."""
-    if len(helpers) == 1:
-        return helpers[0]
-    _, _, refs = core.arguments(client, task, True)
-    if not refs:
-        return helpers[0]
-    return max(helpers, key=lambda peer: peer.exchange.holds(refs) if peer.exchange is not None else 0)
 
 
 def main(argument: str) -> None:

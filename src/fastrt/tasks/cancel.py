@@ -7,7 +7,7 @@ import signal
 
 from fastrt._core import calls, stop
 from fastrt._core import tasks as core
-from fastrt._core.clients import KIND_TOOL, KIND_WORKER, table
+from fastrt._core.clients import KIND_WORKER, table
 from fastrt.errors import TaskCancelledError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
@@ -60,9 +60,9 @@ def cancel_in(store: Store, ref: ObjectRef, force: bool = False, recursive: bool
             f"{ref!r} is the result of an actor's call: force would end the actor; use fastrt.kill for that"
         )
     maker = core.maker_of(store.client, ref)
-    what, task, pid = core.cancel(store.client, ref)
+    what, task, pid = core.cancel(store.client, ref, force, not recursive)
     words = f"the task that makes {ref!r} was cancelled before it started"
-    _carry_out(store, what, task, pid, force, recursive, words)
+    _carry_out(store, what, task, pid, force, words)
     if what == "running" and recursive and maker is not None:
         _cancel_children(store, *maker, force)
 
@@ -75,32 +75,21 @@ def _cancel_children(store: Store, job: int, path: int, force: bool) -> None:
     paths = [path]
     while paths:
         for child, known, below, is_call in core.children(store.client, job, paths.pop()):
-            what, task, pid = core.cancel_task(store.client, child, known)
+            force_child = force and not is_call
+            what, task, pid = core.cancel_task(store.client, child, known, force_child)
             words = "the task was cancelled with the one that submitted it"
-            _carry_out(store, what, task, pid, force and not is_call, True, words)
+            _carry_out(store, what, task, pid, force_child, words)
             if what == "running":
                 paths.append(below)
 
 
-def _carry_out(store: Store, what: str, task: int, pid: int, force: bool, recursive: bool, words: str) -> None:
+def _carry_out(store: Store, what: str, task: int, pid: int, force: bool, words: str) -> None:
     """Do what is left to do after the core has cancelled a task; `words` are its error if it never runs."""
     if what == "ending":
         store.put_error(task, TaskCancelledError(words))
         core.finish(store.client, task)
-    elif what == "running" and not ((force or not recursive) and _tell_lender(store, task, pid, force, recursive)):
+    elif what == "running":
         interrupt(store, pid, force)
-
-
-def _tell_lender(store: Store, task: int, pid: int, force: bool, recursive: bool) -> bool:
-    """Tell the process that has lent a task to another node what a signal cannot say; False when it is none."""
-    lender = any(row["pid"] == pid and row["kind"] == KIND_TOOL for row in table(store.client.segment))
-    if not lender or store.tell is None:
-        return False
-    info = core.info(store.client, task)
-    # Another task by now, if it is not cancelled.
-    return not info["cancelled"] or (
-        store.tell(op="cancel", task=task, id=info["id"], force=force, alone=not recursive) is not False
-    )
 
 
 def interrupt(store: Store, pid: int, force: bool) -> None:
@@ -110,7 +99,7 @@ def interrupt(store: Store, pid: int, force: bool) -> None:
         store: this process's attachment to its session.
         pid: the process.
         force: it shall end, if it is a worker and still runs that task. One that has lent the task to another node
-            is only told.
+            reads in the task's record what it shall ask for there.
     """
     try:
         pidfd = os.pidfd_open(pid)

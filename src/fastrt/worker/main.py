@@ -237,7 +237,7 @@ class Worker:
         if not self._runner.interruptible or not self._runner.stack:
             return
         task = self._runner.stack[-1]
-        if core.must_stop(self._client, task):
+        if core.cancelled(self._client, task):
             raise KeyboardInterrupt
         timer = self.timers.get(task)
         if timer is not None and timer.is_over():

@@ -22,7 +22,7 @@
 #include "lock.h"
 
 #define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
-#define FRT_LAYOUT_VERSION 1
+#define FRT_LAYOUT_VERSION 2
 
 /* Error codes of the core; errors.py turns them into exceptions. */
 enum {
@@ -223,10 +223,9 @@ typedef struct {
     uint32_t pushing; /* task: ready or about to be, perhaps not yet in the ring */
     uint32_t task;    /* the task this worker runs, index + 1: a hint for status and cancel */
     uint32_t blocked; /* depth of gets that sleep inside a task */
-    uint64_t cancel;  /* id of the running task that must stop */
     uint64_t job;     /* of the driver on whose behalf it works now */
     uint64_t tasks_done;
-    char pad0[48];
+    char pad0[56];
     uint32_t wake __attribute__((aligned(64))); /* futex: bumped by whoever has news for this client */
     uint32_t sleepers;                          /* its threads in the futex */
     char pad1[56];
@@ -305,8 +304,8 @@ typedef struct {
     uint64_t id; /* an objref of its own: unique, and grows with submission */
     uint64_t function; /* objref of the function's object */
     uint64_t job;      /* {gen, client} of the driver it belongs to */
-    uint64_t cancelled; /* * its own id once somebody wants it to end; any other value says nothing. Not a flag:
-                         * a canceller that comes too late must not hit the record's next tenant */
+    uint64_t cancelled; /* * its own id, and how, once somebody wants it to end; any other value says nothing. Not a
+                         * flag, and swapped: one who comes too late must neither hit nor spare the next tenant */
     uint64_t offset;   /* of the body; 0: inlined */
     uint64_t path;     /* what the program knows it by: FRT_PATH_STEP times its parent's, 0 for a driver, and its number
                         * among those that the parent submitted. The same in every run of the same program. Within
@@ -323,7 +322,9 @@ typedef struct {
     uint8_t attempts; /* * runs started */
     uint8_t retries;  /* runs allowed beyond the first */
     uint8_t signal;   /* * that ended the last attempt */
-    uint8_t caller;   /* of a call: the client that made it, for the order of its calls */
+    union { /* of a call: the client that made it, for their order; of a task: how often nodes have lent it */
+        uint8_t caller, hops;
+    };
     int8_t priority;  /* of a RANKED task; else it says nothing */
     char inlined[FRT_TASK_INLINE_BYTES];
 } frt_task;
@@ -341,6 +342,12 @@ enum {
     FRT_TASK_LATE = 64,   /* it ran for too long: its worker ends for it, and it is not run again */
     FRT_TASK_RANKED = 128 /* it has a priority: when READY it is in the heap beside the ready queue */
 };
+
+/* frt_task.cancelled: {the task's id without its two highest bits, the same in all of a node:62 | FRT_CANCEL_*:2}.
+ * FORCE: the process that runs it shall end for it, if it can; ALONE: what it has submitted is spared. */
+enum { FRT_CANCEL_FORCE = 1, FRT_CANCEL_ALONE = 2 };
+static inline uint64_t frt_cancel_word(uint64_t id, unsigned how) { return id << 2 | how; }
+static inline int frt_cancels(uint64_t cancelled, uint64_t id) { return (cancelled ^ id << 2) < 4; }
 
 /* A cell of that heap: the smallest key is taken first. `cell` is as in the ring. */
 typedef struct {
