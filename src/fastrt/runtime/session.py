@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil  # not where it is used: imported at exit, it would make Python forget that Ctrl-C ended the program
 import sys
 import threading
 import time
@@ -188,8 +189,6 @@ class Embedded(Runtime):
 
     def _remove(self, segment: Segment) -> None:
         """Remove what the session has outside of processes; the daemon does, if it can."""
-        import shutil  # here: it loads what packs files, and only the end of a session needs it
-
         segment.unlink()
         shutil.rmtree(os.path.dirname(self.socket_path), ignore_errors=True)
 
