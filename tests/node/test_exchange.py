@@ -11,6 +11,7 @@ from fastrt._core import tasks as core
 from fastrt._core.clients import Client
 from fastrt._core.fsck import fsck, usage
 from fastrt._core.segment import Segment
+from fastrt.errors import FastrtError
 from fastrt.node.exchange import Exchange
 from fastrt.node.peers import Peer, nearest
 from fastrt.node.readiness import Readiness
@@ -44,10 +45,7 @@ class Side:
 
     async def frames(self, enough):
         """One frame with everything that comes until `enough(frame)`."""
-        whole = Frame()
-        while not enough(whole):
-            whole.MergeFrom(await asyncio.wait_for(self.exchange.out.next_frame(), PATIENCE_S))
-        return whole
+        return await frames_of(self.exchange, enough)
 
     def close(self):
         self.exchange.close("the test is over")
@@ -55,6 +53,13 @@ class Side:
         assert fsck(self.client, True) == []
         self.client.close()
         self.segment.unlink()
+
+
+async def frames_of(exchange, enough):
+    whole = Frame()
+    while not enough(whole):
+        whole.MergeFrom(await asyncio.wait_for(exchange.out.next_frame(), PATIENCE_S))
+    return whole
 
 
 @contextlib.asynccontextmanager
@@ -332,6 +337,63 @@ async def test_items_are_added_in_order_and_make_no_sense_twice_or_with_gaps():
         give(here)
         assert handles.is_ready(here.client, end)
         here.exchange.on_frame(Frame(ended=[1]))
+
+
+def lend_stream(side, limit=0):
+    """Lend a generator's task: its stream and its end."""
+    stream = generators.create(side.client, limit)
+    end = special.submit_scalars(side.client, side.function, (1,), 1, 0, 0, None, None, stream)
+    side.exchange.lend(core.next_task(side.client, 0.0, 0.0))
+    return stream, end
+
+
+@in_loop
+async def test_a_stream_whose_task_ends_while_others_sleep_for_it_delays_none_of_them():
+    async with pair() as (here, there):
+        shown = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: shown.append(context["exception"]))
+        first, second = lend_stream(here, 1), lend_stream(here, 1)
+        there.exchange.on_frame(await here.frames(lambda frame: len(frame.task) == 2))
+        lent = {number: one.task for number, one in here.exchange.ledger.open()}
+        assert core.finish_scalar(here.client, lent[1], 1)  # as in the moment before its flow is dropped
+        for k in range(3):
+            give(here, task=2, item=k + 1)
+            generators.take(here.client, *second, 1.0, 0.0)
+            await here.frames(lambda frame, k=k: any((one.task, one.taken) == (2, k + 1) for one in frame.reads))
+        here.exchange.ledger.take(1)
+        here.exchange.flows.drop(1)
+        give(here, task=2)
+        assert handles.is_ready(here.client, first[1])
+        assert {type(exc) for exc in shown} <= {FastrtError}
+        here.exchange.on_frame(Frame(ended=[2]))
+
+
+@in_loop
+async def test_limit_of_unread_items_holds_over_a_node_between():
+    async with pair() as (here, between):
+        third = Side()
+        onward = Exchange(between.store, between.readiness)
+        try:
+            stream, end = lend_stream(here, 2)
+            between.exchange.on_frame(await here.frames(lambda frame: frame.task))
+            onward.lend(core.next_task(between.client, 0.0, 0.0))
+            third.exchange.on_frame(await frames_of(onward, lambda frame: frame.task))
+            task = core.next_task(third.client, 0.0, 0.0)
+            producer = generators.Producer(third.client, task)
+            for read in range(3):
+                while not producer.full:
+                    producer.add("item")
+                    onward.on_frame(await third.frames(lambda frame: frame.value))
+                    here.exchange.on_frame(await between.frames(lambda frame: frame.value))
+                assert generators.info(here.client, stream)["unread"] == 2
+                assert generators.info(here.client, stream)["taken"] == read
+                generators.take(here.client, stream, end, 1.0, 0.0)
+                between.exchange.on_frame(await here.frames(lambda frame: frame.reads))
+                third.exchange.on_frame(await frames_of(onward, lambda frame: frame.reads))
+            assert core.finish_scalar(third.client, task, None)
+        finally:
+            onward.close("the test is over")
+            third.close()
 
 
 @in_loop

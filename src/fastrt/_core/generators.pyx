@@ -395,6 +395,12 @@ cdef class Producer:
         return <uint32_t>(a64_load_sc(&self.stream.head) >> 32)
 
     @property
+    def read(self):
+        """How many items were read, modulo 2^32: less than `taken` where a process took some for readers elsewhere."""
+        self._check()
+        return <uint32_t>(a64_load_sc(&self.stream.head) >> 32) - a32_load_sc(&self.stream.away)
+
+    @property
     def limit(self):
         """Unread items from which on the task waits; 0: it never does."""
         self._check()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fastrt._core import generators, handles
 from fastrt._core.clients import Client
 from fastrt._core.generators import ITEMS, NOTHING, Producer
-from fastrt.errors import ObjectStoreFullError
+from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.node.references import PeerError
 from fastrt.node.sleeper import Sleeper
 from fastrt.rpc.descriptors import message_set
@@ -77,14 +77,20 @@ class Watch:
         flows = list(self._flows)
         outflows = [flow for flow in flows if isinstance(flow, Outflow)]
         readers = [flow.pair for flow in outflows if not flow.is_paused()]
-        producers = [(flow.producer, flow.taken) for flow in flows if isinstance(flow, Inflow) and flow.limit]
+        producers = [(flow.producer, flow.seen) for flow in flows if isinstance(flow, Inflow) and flow.limit]
         patience = (_PAUSED_S if len(readers) < len(outflows) else _LOOK_S) if flows else _IDLE_S
         generators.wait_either(self._client, readers, producers, patience)
 
     def _look(self) -> None:
+        failed: list[FastrtError] = []
         for flow in list(self._flows):
             if flow in self._flows:  # what came before it may have ended it
-                flow.look()
+                try:
+                    flow.look()
+                except FastrtError as exc:  # of one of them: the others go on
+                    failed.append(exc)
+        if failed:
+            raise failed[0]
 
 
 @dataclass(eq=False)
@@ -171,20 +177,21 @@ class Inflow:
     Attributes:
         number: by which the other node knows the task.
         limit: unread items from which on the task waits; 0: it never does.
-        taken: how many items were read, as it has been told.
+        seen: how many items had been taken at the last look.
     """
 
     def __init__(self, exchange: Exchange, producer: Producer, task: int) -> None:
         self.exchange, self.producer, self.task = exchange, producer, task
         self.number = 0
         self.limit = int(producer.limit)
-        self.taken, self._wanted = producer.taken, ITEMS
+        self.seen = producer.taken
+        self._read, self._wanted = producer.read, ITEMS  # as the other node has been told
         self._next = int(producer.skip) + 1
         self._early: dict[int, Callable[[], None]] = {}
 
     def plan(self) -> Any:
         """What the other node must know."""
-        return _Stream(limit=self.limit, produced=self.producer.skip, taken=self.taken)
+        return _Stream(limit=self.limit, produced=self.producer.skip, taken=self._read)
 
     def wants_items(self) -> bool:
         """Whether anybody can read what comes."""
@@ -192,10 +199,12 @@ class Inflow:
 
     def look(self) -> None:
         """Tell what was read."""
-        taken, wanted = self.producer.taken, self.producer.wanted
-        if (taken != self.taken and self.limit) or wanted != self._wanted:
-            self.taken, self._wanted = taken, wanted
-            self.exchange.out.add("reads", _Reads(task=self.number, taken=taken, wanted=wanted))
+        self.seen = self.producer.taken
+        # What this process took for readers on a third node, those may not have read.
+        read, wanted = self.producer.read, self.producer.wanted
+        if (read != self._read and self.limit) or wanted != self._wanted:
+            self._read, self._wanted = read, wanted
+            self.exchange.out.add("reads", _Reads(task=self.number, taken=read, wanted=wanted))
 
     def put(self, item: int, add: Callable[[], None]) -> None:
         """Item number so and so has come: add it when those before it have been.

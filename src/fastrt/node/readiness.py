@@ -62,7 +62,7 @@ class Readiness:
                 done = [item for item in pending if item[0] in ready]
                 with self._added:
                     self._pending = [item for item in self._pending if item[0] not in ready]
-                self.loop.call_soon_threadsafe(_tell, done)
+                self.loop.call_soon_threadsafe(self._tell, done)
                 del done
             del pending, ready  # a sleep must not keep what was let go of
 
@@ -72,7 +72,10 @@ class Readiness:
             return set()
         return set(handles.wait_some(self._client, refs, len(refs), 0, 0.0)[0])
 
-
-def _tell(done: list[tuple[ObjectRef, Then]]) -> None:
-    for ref, then in done:
-        then(ref)
+    def _tell(self, done: list[tuple[ObjectRef, Then]]) -> None:
+        for k, (ref, then) in enumerate(done):
+            try:
+                then(ref)
+            except BaseException:  # is shown by the loop; nobody else may miss his word for it
+                self.loop.call_soon(self._tell, done[k + 1 :])
+                raise

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 
+from fastrt._core import tasks as core
 from fastrt._core.clients import Client
 from fastrt.errors import FastrtError
+
+_AGAIN_S = 0.01
 
 
 class Sleeper:
@@ -65,6 +69,10 @@ class Sleeper:
                 return
             try:
                 self._sleep()
+            except FastrtError:  # something that it sleeps for has ended meanwhile: it must not miss all the rest
+                time.sleep(_AGAIN_S)
+            try:
+                core.queued(self._client)
                 self._loop.call_soon_threadsafe(self._look_once)
             except (FastrtError, RuntimeError):
                 return  # the session is broken, or the loop closed: the process ends by what it meets itself
