@@ -157,7 +157,7 @@ def test_a_value_that_is_not_wanted_any_more_leaves_nothing(wait_until, how):
 
             async with pair(wait_until) as (there, here):
                 # The result of a task that runs at the end whose stream stalls on its way.
-                here.exchange._values.connect(stalled(there.native.address))
+                here.exchange.values.connect(stalled(there.native.address))
                 result = here.lend(None)
                 task = await lent_task(wait_until, there)
                 there.store.put_result(task, 0, serialized(pattern(4)))

@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fastrt._core import actors, calls, demands, functions, generators, handles, special
 from fastrt._core import tasks as core
 from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
+from fastrt.node.arrivals import Arrivals, Arriving
 from fastrt.node.away import Away, Line
 from fastrt.node.flows import Flows, Watch
 from fastrt.node.guests import Guest, Guests
@@ -44,19 +44,6 @@ _HOPS_TOLD_MAX = 255  # what a task's record can hold
 _SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
 
 
-@dataclass
-class _Arriving:
-    """A value whose pieces come one after the other."""
-
-    writer: Any
-    contains: list[ObjectRef]
-    size: int
-    task: int  # of this node's table,
-    result: int  # whose result it is; below 0: whose item
-    finish: Callable[[ObjectRef], None]
-    at: int = 0
-
-
 class Exchange:
     """This node's side of one stream.
 
@@ -67,6 +54,7 @@ class Exchange:
         room: how many of this node's tasks it would have at once, as last heard.
         told_room: whether it was told last that there is room here.
         ledger: who owes what to whom.
+        values: large ones, by the native stream; None: there is none.
         out: what is to be sent.
 
     Args:
@@ -99,8 +87,8 @@ class Exchange:
         self.readiness = readiness
         self._lineage = lineage or Lineage(store, readiness, 0)
         self.references = References(store, self._send_object, _Ref)
-        self._arriving: dict[int, _Arriving] = {}  # by transfer; below 0: by the other node's native stream
-        self._values = None if native is None else Values(native, self._landed)
+        self._arrivals = Arrivals(self)
+        self.values = None if native is None else Values(native, self._arrivals.landed)
         self._told: set[bytes] = set()  # functions that the other node has
         self._digests: dict[int, bytes] = {}
         self.closed = False
@@ -176,7 +164,7 @@ class Exchange:
                 continue
             self.ledger.take(number)
             self.flows.drop(number)
-            self._drop_arriving(lent.task)
+            self._arrivals.drop(lent.task)
             self.out.add("cancel", _Cancel(task=number, force=terms[0], alone=terms[1]))
             self.end(lent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
             if lent.line is not None:
@@ -199,7 +187,7 @@ class Exchange:
         lent = self.ledger.take(message.task)
         if lent is not None and lent.line is not None:
             self.flows.drop(message.task)
-            self._drop_arriving(lent.task)
+            self._arrivals.drop(lent.task)
             self.away.fell(lent.line, message.task, lent.task, message.attempts)
 
     def end(self, task: int, error: FastrtError) -> None:
@@ -321,7 +309,7 @@ class Exchange:
     def send_value(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
         """Send a value, which is `where` to the other node; `then` is called once it needs nothing here any more."""
         try:
-            if self._values is not None and self._offer_value(self._values, ref, then, where):
+            if self.values is not None and self._offer_value(self.values, ref, then, where):
                 return
             kind, error, data = self._store.read(ref)
         except FastrtError as exc:  # lost here: whoever asked gets that as the value
@@ -346,7 +334,7 @@ class Exchange:
 
     def _on_value(self, message: Any) -> None:
         if message.at:
-            self._on_piece(message)
+            self._arrivals.on_piece(message)
             return
         contains = [self.references.resolve(one) for one in message.contains]
         if message.item:
@@ -365,7 +353,7 @@ class Exchange:
             if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
                 self._sealed(message)
                 return
-        self._drop_arriving(task, message.result)
+        self._arrivals.drop(task, message.result)
         self.receive(message, contains, task, None)
 
     def receive(
@@ -389,37 +377,16 @@ class Exchange:
             self._refuse(message)
             return
         place, then = (message.result, partial(self._arrived, message, task)) if finish is None else (-1, finish)
-        arriving = _Arriving(writer, contains, message.size, task, place, then)
-        if message.native:
-            if self._values is None:
-                raise PeerError(f"node {self.name} offers a value by a stream that this node does not have")
-            self._arriving[-message.native] = arriving
-            self._values.take(message.native, writer, kind)
-            return
-        self._take_piece(arriving, message)
-        if arriving.at < arriving.size:
-            self._arriving[message.transfer] = arriving
+        self._arrivals.begin(message, Arriving(writer, kind, contains, message.size, task, place, then))
 
     def _refuse(self, message: Any) -> None:
         """Nobody wants this value."""
         if message.native:
             self.out.add("taken", message.native)
 
-    def _landed(self, number: int, error: BaseException | None) -> None:
-        """A value has come by the native stream, or cannot."""
-        arriving = self._arriving.get(-number)
-        if arriving is None:
-            return
-        if error is not None:
-            self.out.add("again", number)
-            return
-        del self._arriving[-number]
-        arriving.finish(arriving.writer.seal(arriving.contains))
-        self.out.add("taken", number)
-
     def _on_answer(self, number: int, again: bool) -> None:
         """The other node has taken a value of ours, or wants it in pieces."""
-        offer = self._values.answered(number, again) if self._values is not None else None
+        offer = self.values.answered(number, again) if self.values is not None else None
         if offer is not None and again:
             self.send_value(offer.ref, offer.then, **offer.where)
         elif offer is not None:
@@ -450,25 +417,6 @@ class Exchange:
         lent = self.ledger.find(message.task)
         return None if lent is None or lent.done else lent.task
 
-    def _on_piece(self, message: Any) -> None:
-        arriving = self._arriving.get(message.transfer)
-        if arriving is None:
-            return  # of a value that nobody wants any more
-        self._take_piece(arriving, message)
-        if arriving.at == arriving.size:
-            del self._arriving[message.transfer]
-
-    def _take_piece(self, arriving: _Arriving, message: Any) -> None:
-        if message.at != arriving.at or arriving.at + len(message.data) > arriving.size:
-            raise PeerError(
-                f"node {self.name} sends {len(message.data)} bytes at {message.at} of a value of {arriving.size}, of "
-                f"which {arriving.at} have come"
-            )
-        arriving.writer.copy(arriving.at, message.data)
-        arriving.at += len(message.data)
-        if arriving.at == arriving.size:
-            arriving.finish(arriving.writer.seal(arriving.contains))
-
     def _arrived(self, message: Any, task: int, ref: ObjectRef | None) -> None:
         if message.objref:
             core.finish(self._client, task)
@@ -482,15 +430,6 @@ class Exchange:
             lent = self.ledger.find(message.task)
             assert lent is not None
             lent.done = True
-
-    def _drop_arriving(self, task: int, result: int | None = None) -> None:
-        """Write no more pieces of a result, or of all, of a task: its memory goes to somebody else."""
-        for transfer, one in list(self._arriving.items()):
-            if one.task == task and result in (None, one.result):
-                del self._arriving[transfer]
-                if transfer < 0 and self._values is not None:
-                    self._values.cancel(-transfer)
-                    self.out.add("taken", -transfer)
 
     # ---- the stream ----
 
@@ -507,8 +446,8 @@ class Exchange:
         """
         if frame.HasField("hello"):
             self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
-            if self._values is not None:
-                self._values.connect(frame.hello.native)
+            if self.values is not None:
+                self.values.connect(frame.hello.native)
         self.queued, self.room = frame.queued, frame.room
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
             (frame.function, self._on_function),
@@ -536,11 +475,10 @@ class Exchange:
 
     def tidy(self, needed: set[int]) -> None:
         """Give up objects of the other node's that nobody here uses; not those with a stand-in in `needed`."""
-        arriving = {ref.objref for one in self._arriving.values() for ref in one.contains}
-        for objref, standin in self.references.given_up(needed | arriving, self.away.is_used):
+        for objref, standin in self.references.given_up(needed | self._arrivals.named(), self.away.is_used):
             self.away.given_up(standin.ref.objref)
             if standin.task is not None:
-                self._drop_arriving(standin.task)
+                self._arrivals.drop(standin.task)
                 self.end(standin.task, TaskCancelledError("nobody holds this object any more"))
             self.out.add("release", _Release(objref=objref, named=standin.named))
 
@@ -550,9 +488,9 @@ class Exchange:
             return
         self.closed = True
         self.out.close()
-        if self._values is not None:
-            self._values.close()
-        self._arriving.clear()
+        if self.values is not None:
+            self.values.close()
+        self._arrivals.clear()
         lost = f"node {self.name or 'that had it'} was lost: {why}"
         self.away.close(self._take_back, lost)
         self.guests.close()
