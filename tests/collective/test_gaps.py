@@ -4,11 +4,19 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 
 from fastrt.collective import PeerDied, init_group
+from fastrt.coordination import Coordinator, CoordinatorOptions
 
 NOTICED_S = 10.0  # well below the group's timeout of 30 s: the death was noticed, not waited for
+
+
+@pytest.fixture(scope="module")
+def coordinator():
+    with Coordinator(CoordinatorOptions(num_tasks=1)) as service:
+        yield service.address
 
 
 def join(rank, world_size, name, address, nodes):
@@ -44,3 +52,47 @@ def run_busy(rank, world_size, name, address, nodes, gate):
 def test_death_is_noticed_by_those_that_wait_for_another_one(ranks, name, tmp_path):
     outcomes = ranks.outcomes(3, run_busy, name, None, "AAA", str(tmp_path / "gate"))
     assert outcomes == [("returned", (2, True))] * 2 + [("died", signal.SIGKILL)]
+
+
+def run_first_message(rank, world_size, name, address, nodes):
+    g = join(rank, world_size, name, address, nodes)
+    g.barrier()
+    if rank == 1:
+        die()
+    return told(lambda: g.recv(np.empty(1), 1))
+
+
+def test_rank_that_died_before_its_first_message_is_not_waited_for(ranks, name, coordinator):
+    outcomes = ranks.outcomes(2, run_first_message, name, coordinator, "AB")
+    assert outcomes == [("returned", (1, True)), ("died", signal.SIGKILL)]
+
+
+def run_split(rank, world_size, name, address, nodes, victim):
+    g = join(rank, world_size, name, address, nodes)
+    if rank == victim:
+        g.all_gather_object((0, 0))  # what `split` begins with
+        die()
+    return told(lambda: g.split(0))
+
+
+@pytest.mark.parametrize(("nodes", "victim"), [("", 0), ("", 2), ("AAB", 0), ("AAB", 1), ("ABB", 2)])
+def test_rank_that_dies_within_split_is_named_to_the_others(ranks, name, coordinator, nodes, victim):
+    address = coordinator if nodes else None
+    outcomes = ranks.outcomes(3, run_split, name, address, nodes, victim)
+    assert outcomes.pop(victim) == ("died", signal.SIGKILL)
+    assert outcomes == [("returned", (victim, True))] * 2
+
+
+def run_rebuild(rank, world_size, name, address, nodes, victim):
+    g = join(rank, world_size, name, address, nodes)
+    g.barrier()
+    if rank == victim:
+        die()
+    return told(lambda: g.rebuild(range(world_size)))
+
+
+@pytest.mark.parametrize(("nodes", "victim"), [("", 0), ("", 1)])
+def test_rank_that_dies_within_rebuild_is_named_to_the_others(ranks, name, nodes, victim):
+    outcomes = ranks.outcomes(3, run_rebuild, name, None, nodes, victim)
+    assert outcomes.pop(victim) == ("died", signal.SIGKILL)
+    assert outcomes == [("returned", (victim, True))] * 2

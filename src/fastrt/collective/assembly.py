@@ -13,6 +13,7 @@ import secrets
 import select
 import socket
 import time
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -20,10 +21,12 @@ from fastrt._core.segment import boot_hash
 from fastrt.collective.frames import dial, read_line
 from fastrt.coordination.client import Keys, open_keys
 from fastrt.coordination.errors import CoordinationError, CoordinationTimeoutError
-from fastrt.errors import CollectiveMismatch, CollectiveTimeout
+from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 
 _RETRY_S = 0.05
 _GREETING_S = 1.0
+_LOOK_S = 1.0  # how often ranks that have not come are looked at, if somebody can
+Watch = Callable[[Collection[int]], None]
 
 
 class Place(NamedTuple):
@@ -51,7 +54,14 @@ def node_identity() -> str:
 
 
 def assemble(
-    address: str, name: str, rank: int, world_size: int, timeout: float, node: str, wish: str = ""
+    address: str,
+    name: str,
+    rank: int,
+    world_size: int,
+    timeout: float,
+    node: str,
+    wish: str = "",
+    watch: Watch | None = None,
 ) -> Assembled:
     """Wait for all ranks of a group, wherever they are.
 
@@ -62,9 +72,11 @@ def assemble(
         timeout: seconds.
         node: which processes share memory with this one: those that say the same.
         wish: must be the same on all ranks.
+        watch: called now and then with ranks that are waited for; raises PeerDied when one of them cannot come.
     Returns:
         Where everybody is.
     Raises:
+        PeerDied: see `watch`.
         CollectiveTimeout: they did not all come in time.
         CollectiveMismatch: two have the same rank, or they disagree about the group.
     """
@@ -78,7 +90,7 @@ def assemble(
         with open_keys(address) as keys:
             # Quoted, because a key is deleted with all below it: no group's key may be below another's.
             key = f"fastrt/groups/name={quote(name, safe='')}"
-            return take_part(keys, key, name, hello, listener, deadline)
+            return take_part(keys, key, name, hello, listener, deadline, watch)
     except CoordinationError as error:
         listener.close()
         raise CollectiveTimeout(f"group {name!r}: the coordinator at {address}: {error}") from None
@@ -96,7 +108,13 @@ def _own_host(address: str) -> str:
 
 
 def _gather(
-    keys: Keys, key: str, name: str, mine: dict[str, Any], listener: socket.socket, deadline: float
+    keys: Keys,
+    key: str,
+    name: str,
+    mine: dict[str, Any],
+    listener: socket.socket,
+    deadline: float,
+    watch: Watch | None,
 ) -> Assembled:
     size: int = mine["world_size"]
     group_id, token = secrets.token_hex(8), secrets.token_hex(16)
@@ -104,9 +122,13 @@ def _gather(
     where = json.dumps({"host": mine["place"].host, "port": port, "token": token})
     keys.set(key, where, overwrite=True, timeout_s=deadline - time.monotonic())
     there: dict[int, tuple[socket.socket | None, Place]] = {0: (None, mine["place"])}
+    look_at = time.monotonic() + _LOOK_S
     try:
         while len(there) < size:
             _drop_the_gone(there)
+            if watch is not None and time.monotonic() > look_at:
+                watch([q for q in range(size) if q not in there])
+                look_at = time.monotonic() + _LOOK_S
             if time.monotonic() > deadline:
                 missing = ", ".join(str(q) for q in range(size) if q not in there)
                 text = f"group {name!r}: of {size} ranks these did not come in time: {missing}"
@@ -119,6 +141,9 @@ def _gather(
         places = [there[q][1] for q in range(size)]
         _tell_all(there, {"group_id": group_id, "places": places})
         return Assembled(group_id, token, places, listener)
+    except PeerDied as error:
+        _tell_all(there, {"died": str(error), "rank": error.rank})
+        raise
     finally:
         for sock, _ in there.values():
             if sock is not None:
@@ -175,12 +200,22 @@ def _tell_all(there: dict[int, tuple[socket.socket | None, Place]], answer: dict
 
 
 def _follow(
-    keys: Keys, key: str, name: str, mine: dict[str, Any], listener: socket.socket, deadline: float
+    keys: Keys,
+    key: str,
+    name: str,
+    mine: dict[str, Any],
+    listener: socket.socket,
+    deadline: float,
+    watch: Watch | None,
 ) -> Assembled:
     while time.monotonic() < deadline:
+        left = deadline - time.monotonic()
         try:
-            where = json.loads(keys.get(key, deadline - time.monotonic()))
+            where = json.loads(keys.get(key, left if watch is None else min(left, _LOOK_S)))
         except CoordinationTimeoutError as error:
+            if watch is not None and time.monotonic() < deadline:
+                watch([0])
+                continue
             raise CollectiveTimeout(f"group {name!r}: rank 0 did not come in time ({error})") from None
         hello = json.dumps({**mine, "token": where["token"]}).encode()
         try:
@@ -192,10 +227,14 @@ def _follow(
             answer = {}
         if "mismatch" in answer:
             raise CollectiveMismatch(answer["mismatch"])
+        if "died" in answer:
+            raise PeerDied(answer["died"], answer["rank"])
         if "timeout" in answer:
             raise CollectiveTimeout(answer["timeout"])
         if "places" in answer:
             places = [Place(*one) for one in answer["places"]]
             return Assembled(answer["group_id"], where["token"], places, listener)
+        if watch is not None:
+            watch([0])
         time.sleep(_RETRY_S)  # what the key says is of a rank 0 that is gone
     raise CollectiveTimeout(f"group {name!r}: rank 0 did not come in time")

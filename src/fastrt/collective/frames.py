@@ -17,6 +17,7 @@ from fastrt.errors import CollectiveTimeout
 
 _HEAD = struct.Struct("<QQ")  # operation, bytes of the body
 _WASTE_BYTES = 1 << 20
+_PROBE_S = 0.5
 
 
 class Broken(ConnectionError):
@@ -148,6 +149,17 @@ def dial(address: tuple[str, int], hello: bytes, timeout: float) -> socket.socke
     sock = socket.create_connection(address, timeout)
     sock.sendall(hello + b"\n")
     return sock
+
+
+def has_ended(address: tuple[str, int]) -> bool:
+    """Whether the process that listened there has ended; a machine that does not answer may be slow."""
+    try:
+        socket.create_connection(address, _PROBE_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def read_line(sock: socket.socket, timeout: float) -> bytes:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from fastrt.collective.assembly import Assembled
-from fastrt.collective.frames import Broken, Frames, dial, read_line
+from fastrt.collective.frames import Broken, Frames, dial, has_ended, read_line
 from fastrt.collective.handles import Line
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 
 _GREETING_S = 1.0
+_LOOK_S = 0.5  # how often a rank that does not connect is looked at
 _TAG = struct.Struct("<q")
 
 
@@ -70,14 +71,22 @@ class Peers:
 
         Raises:
             CollectiveTimeout: it did not in time.
+            PeerDied: it has ended.
         """
+        place = self._assembled.places[rank]
+        look_at = time.monotonic() + _LOOK_S
         while True:
             with self._lock:  # several threads may wait for different ranks: each takes its turn at the listener
                 if (rank, use) in self._waiting:
                     return self._waiting.pop((rank, use))
                 self._accept_one()
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise CollectiveTimeout(f"rank {rank} did not connect in time")
+            if now > look_at:
+                if has_ended((place.host, place.port)):
+                    raise PeerDied(f"rank {rank} at {place.host}:{place.port} has ended", rank)
+                look_at = time.monotonic() + _LOOK_S
 
     def _accept_one(self) -> None:
         if not select.select([self._listener], [], [], 0.05)[0]:

@@ -17,6 +17,7 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fastrt._core.groups import GroupMemory
@@ -34,7 +35,9 @@ class Met(NamedTuple):
     group_id: str  # random, the same on all ranks
 
 
-def meet(name: str, rank: int, world_size: int, timeout: float, wish: str = "") -> Met:
+def meet(
+    name: str, rank: int, world_size: int, timeout: float, wish: str = "", watch: Callable[[], None] | None = None
+) -> Met:
     """Wait for all ranks of a group on this machine.
 
     Args:
@@ -43,6 +46,7 @@ def meet(name: str, rank: int, world_size: int, timeout: float, wish: str = "") 
         world_size: how many they are.
         timeout: seconds.
         wish: must be the same on all ranks.
+        watch: called now and then while others are waited for; raises PeerDied when one of them cannot come.
     Returns:
         The memory, attached, and the group's id.
     Raises:
@@ -56,8 +60,8 @@ def meet(name: str, rank: int, world_size: int, timeout: float, wish: str = "") 
     if rank == 0:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             if _bind(listener, address):
-                return _Gathering(name, listener, me, deadline).run()
-    return _join(name, address, me, deadline)
+                return _Gathering(name, listener, me, deadline, watch).run()
+    return _join(name, address, me, deadline, watch)
 
 
 def _bind(listener: socket.socket, address: str) -> bool:
@@ -95,8 +99,16 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
 class _Gathering:
     """Rank 0's side: who has come, until all have."""
 
-    def __init__(self, name: str, listener: socket.socket, me: dict[str, Any], deadline: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        listener: socket.socket,
+        me: dict[str, Any],
+        deadline: float,
+        watch: Callable[[], None] | None,
+    ) -> None:
         self.name = name
+        self.watch = watch
         self.listener = listener
         self.me = me
         self.deadline = deadline
@@ -115,6 +127,9 @@ class _Gathering:
         except CollectiveTimeout as error:
             self._tell({"error": "CollectiveTimeout", "text": str(error)})
             raise
+        except PeerDied as error:
+            self._tell({"error": "PeerDied", "text": str(error), "rank": error.rank})
+            raise
         finally:
             self.selector.close()
             for connection, _ in self.there.values():
@@ -128,6 +143,8 @@ class _Gathering:
                 f"group {self.name!r}: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.size} "
                 "did not come in time"
             )
+        if self.watch is not None:
+            self.watch()
         for key, _ in self.selector.select(min(left, 0.1)):
             if key.fileobj is self.listener:
                 connection, _ = self.listener.accept()
@@ -190,7 +207,6 @@ class _Gathering:
             action(connection)
         except (OSError, EOFError):
             text = f"rank {rank} (process {hello['pid']}) ended while group {self.name!r} was made"
-            self._tell({"error": "PeerDied", "text": text, "rank": rank})
             raise PeerDied(text, rank) from None
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -201,7 +217,7 @@ class _Gathering:
                 continue  # it ended, too
 
 
-def _join(name: str, address: str, me: dict[str, Any], deadline: float) -> Met:
+def _join(name: str, address: str, me: dict[str, Any], deadline: float, watch: Callable[[], None] | None) -> Met:
     """Any other rank's side. A rank 0 that breaks off is waited for again: it may be started anew."""
     pause = _RETRY_S
     while time.monotonic() < deadline:
@@ -213,6 +229,8 @@ def _join(name: str, address: str, me: dict[str, Any], deadline: float) -> Met:
                     return _be_told(connection, me, deadline)
             except (ConnectionError, EOFError):
                 pass
+        if watch is not None:
+            watch()
         time.sleep(pause)
         pause = min(2 * pause, _RETRY_S_MAX)
     raise CollectiveTimeout(

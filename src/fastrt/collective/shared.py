@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fastrt.collective.buffers import Bits, as_buffer
 from fastrt.collective.group import Group
 from fastrt.collective.handles import Line
 from fastrt.collective.rendezvous import Met, meet
-from fastrt.errors import FastrtError
+from fastrt.errors import FastrtError, PeerDied
 
 _groups: weakref.WeakSet[SharedGroup] = weakref.WeakSet()
 
@@ -45,7 +46,16 @@ class SharedGroup(Collective, Group):
         _groups.add(self)
 
     @classmethod
-    def join(cls, name: str, rank: int, world_size: int, timeout: float, shown: str, wish: str = "") -> SharedGroup:
+    def join(
+        cls,
+        name: str,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        shown: str,
+        wish: str = "",
+        watch: Callable[[], None] | None = None,
+    ) -> SharedGroup:
         """Meet the other ranks under a name, and make the group.
 
         Args:
@@ -54,10 +64,11 @@ class SharedGroup(Collective, Group):
             timeout: to meet, and then the group's; seconds.
             shown: the group's name for users.
             wish: must be the same on all ranks.
+            watch: see `meet`.
         Returns:
             The group.
         """
-        met: Met = meet(name, rank, world_size, timeout, wish)
+        met: Met = meet(name, rank, world_size, timeout, wish, watch)
         return cls(met.memory, timeout, shown, met.group_id)
 
     def __repr__(self) -> str:
@@ -223,7 +234,9 @@ class SharedGroup(Collective, Group):
             return None
         members = sorted((k, rank) for rank, (c, k) in enumerate(wishes) if c == color)
         name = f"{self._id}/split/{self._splits}/{color}"
-        return SharedGroup.join(name, members.index((key, self.rank)), len(members), patience, f"{self.name}/{color}")
+        place = members.index((key, self.rank)), len(members)
+        watch = partial(self.refuse_gone, [rank for _, rank in members])
+        return SharedGroup.join(name, *place, patience, f"{self.name}/{color}", watch=watch)
 
     def rebuild(self, alive: Iterable[int] | None = None, *, timeout: float | None = None) -> SharedGroup:
         """Make a group of the ranks that are left, in their order here. All of these call it; this group ends.
@@ -235,6 +248,7 @@ class SharedGroup(Collective, Group):
             The new group.
         Raises:
             ValueError: this rank is not among them.
+            PeerDied: one of them has ended by now; this group is as it was.
         """
         memory = self._require()
         ranks = sorted(alive) if alive is not None else [q for q in range(self.world_size) if not memory.is_gone(q)]
@@ -242,9 +256,21 @@ class SharedGroup(Collective, Group):
             raise ValueError(f"rank {self.rank} is not among those that go on: {ranks}")
         name = f"{self._id}/rebuild"
         patience = self.timeout if timeout is None else timeout
-        group = SharedGroup.join(name, ranks.index(self.rank), len(ranks), patience, self.name, wish=str(ranks))
+        place = ranks.index(self.rank), len(ranks)
+        watch = partial(self.refuse_gone, ranks)
+        group = SharedGroup.join(name, *place, patience, self.name, str(ranks), watch)
         self.destroy()
         return group
+
+    def refuse_gone(self, ranks: Iterable[int]) -> None:
+        """See `meet`: these ranks are to come to another group.
+
+        Raises:
+            PeerDied: one of them has ended, or left this group.
+        """
+        for rank in ranks:
+            if self._require().is_gone(rank):
+                raise PeerDied(f"{self.name_of(rank)} ended while a group was made of this one", rank)
 
     def destroy(self) -> None:
         """Leave the group. Ranks that wait for this one are told (`PeerDied`). Arrays of `empty` stay valid here."""

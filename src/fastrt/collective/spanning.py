@@ -8,7 +8,8 @@ anywhere, all ranks hear of it. all_reduce, broadcast and all_gather are made th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ import numpy.typing as npt
 
 from fastrt._core.collective import OPS
 from fastrt._core.reduce import reduce_buffers
-from fastrt.collective.assembly import Assembled, assemble
+from fastrt._core.segment import start_time
+from fastrt.collective.assembly import Assembled, Place, Watch, assemble
 from fastrt.collective.buffers import Bits, new_like, raw_bytes, shape_of
+from fastrt.collective.frames import has_ended
 from fastrt.collective.group import Group
 from fastrt.collective.handles import Line
 from fastrt.collective.peers import Peers
@@ -68,7 +71,9 @@ class SpanningGroup(Group):
         mine = self._nodes[self._index]
         deadline = time.monotonic() + timeout
         self._peers = Peers(assembled, rank, [q for q in range(len(assembled.places)) if q not in mine])
-        self._local = SharedGroup.join(f"{assembled.group_id}/{node}", mine.index(rank), len(mine), timeout, name)
+        here = mine.index(rank), len(mine)
+        watch = partial(_refuse_ended, [assembled.places[q] for q in mine])
+        self._local = SharedGroup.join(f"{assembled.group_id}/{node}", *here, timeout, name, watch=watch)
         self._local.labels = mine
         self._ring: Ring | None = None
         if self._local.rank == 0 and len(self._nodes) > 1:
@@ -76,7 +81,16 @@ class SpanningGroup(Group):
 
     @classmethod
     def join(
-        cls, address: str, name: str, rank: int, world_size: int, timeout: float, node: str, shown: str, wish: str = ""
+        cls,
+        address: str,
+        name: str,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        node: str,
+        shown: str,
+        wish: str = "",
+        watch: Watch | None = None,
     ) -> SpanningGroup:
         """Meet the other ranks at a coordinator, and make the group.
 
@@ -88,10 +102,12 @@ class SpanningGroup(Group):
             node: which processes share memory with this one: those that say the same.
             shown: the group's name for users.
             wish: must be the same on all ranks.
+            watch: see `assemble`.
         Returns:
             The group.
         """
-        return cls(address, shown, rank, timeout, node, assemble(address, name, rank, world_size, timeout, node, wish))
+        assembled = assemble(address, name, rank, world_size, timeout, node, wish, watch)
+        return cls(address, shown, rank, timeout, node, assembled)
 
     def _make_ring(self, deadline: float) -> Ring:
         count = len(self._nodes)
@@ -365,7 +381,21 @@ class SpanningGroup(Group):
         members = sorted((k, rank) for rank, (c, k) in enumerate(wishes) if c == color)
         name = f"{self._id}/split/{self._splits}/{color}"
         place = members.index((key, self.rank)), len(members)
-        return SpanningGroup.join(self._address, name, *place, patience, self._node, f"{self.name}/{color}")
+        watch = partial(self._refuse_gone, [rank for _, rank in members])
+        shown = f"{self.name}/{color}"
+        return SpanningGroup.join(self._address, name, *place, patience, self._node, shown, watch=watch)
+
+    def _refuse_gone(self, members: list[int], missing: Collection[int]) -> None:
+        """See `assemble`: which ranks here are the members of another group, and who of those has not come."""
+        mine = self._nodes[self._index]
+        for rank in [members[k] for k in missing]:
+            if rank in mine:
+                try:
+                    self._local.refuse_gone([mine.index(rank)])
+                except PeerDied as error:
+                    raise self._in_our_words(error) from None
+            elif has_ended((self._places[rank].host, self._places[rank].port)):
+                raise PeerDied(f"rank {rank} ended while a group was made of this one", rank)
 
     def rebuild(self, alive: Iterable[int], *, timeout: float | None = None) -> SpanningGroup:
         """Make a group of the ranks that are left, in their order here; see `SharedGroup.rebuild`.
@@ -397,3 +427,10 @@ class SpanningGroup(Group):
                 self._ring.close()
             self._peers.close()
             self._local.destroy()
+
+
+def _refuse_ended(places: Sequence[Place]) -> None:
+    """See `meet`: these are ranks of this machine."""
+    for place in places:
+        if not start_time(place.pid):
+            raise PeerDied(f"rank {place.rank} (process {place.pid}) ended while the group was made", place.rank)
