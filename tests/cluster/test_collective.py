@@ -16,6 +16,7 @@ from fastrt.errors import CollectiveMismatch, CollectiveTimeout, FastrtError, Pe
 
 WORKER = Role.WORKER
 ONE, TWO = (WORKER, 1), (WORKER, 2)
+BOTH = {ONE: 0, TWO: 0}
 
 
 def workers(serve: Any, join: Any, count: int, here: int | None = None) -> tuple[Any, list[Any]]:
@@ -138,6 +139,27 @@ def test_lost_member_is_named_to_all_that_wait_and_the_others_go_on(serve: Any, 
     assert again == [2.0, 2.0]
 
 
+def test_group_of_a_member_whose_place_another_one_has_ends(serve: Any, join: Any) -> None:
+    """Who is in its place is in no group of before, which would be waited in until the time is up."""
+    service, members = workers(serve, join, 2)
+    for member in members:
+        member.wait_ready(20)
+    with MemberGroup(members[0], ranks=[0, 1]) as group, MemberGroup(members[1], ranks=[0, 1]) as lost:
+        with ThreadPoolExecutor(1) as pool:
+            there = pool.submit(lost.barrier)
+            group.barrier()
+            there.result()
+        members[1].close()
+        newcomer = join(service.address, WORKER, member_id="another")
+        assert newcomer.wait_ready(20) == 1
+        members[0].wait_for(lambda: any(view.member_id == "another" for view in members[0].members), 20, "the newcomer")
+        with pytest.raises(PeerDied, match="has left the cluster") as told:
+            group.barrier(timeout_s=50)
+        assert told.value.rank == 1
+    again = each([members[0], newcomer], lambda group: float(group.all_reduce(np.ones(8))[0]), "again", ranks=[0, 1])
+    assert again == [2.0, 2.0]
+
+
 class Foreign:
     """A worker by hand, as the original is: it matches bytes by their order alone, and knows nothing of tags."""
 
@@ -241,17 +263,25 @@ def test_mailbox_gives_each_asker_its_own() -> None:
     first, second = Tag("g", 1, 0, "sum"), Tag("g", 2, 0, "sum")
     for tag, data in ((MESSAGE, b"user 1"), (first, b"late"), (second, b"step"), (MESSAGE, b"user 2"), (None, b"old")):
         box.put(ONE, tag, data)
-    assert box.take_step(ONE, second, 0, [ONE]) == b"step"
+    assert box.take_step(ONE, second, 0, BOTH) == b"step"
     box.put(ONE, Tag("g", 3, 0, "sum"), b"next")
     with pytest.raises(CollectiveTimeout, match="given up by worker 1"):
-        box.take_step(ONE, second, 0, [ONE])
+        box.take_step(ONE, second, 0, BOTH)
     assert [box.take(ONE, 0) for _ in range(4)] == [b"user 1", b"user 2", b"old", None]
     with pytest.raises(CollectiveMismatch, match="worker 1 does sum, and here it is max"):
-        box.take_step(ONE, Tag("g", 3, 0, "max"), 0, [ONE])
+        box.take_step(ONE, Tag("g", 3, 0, "max"), 0, BOTH)
     box.forget("g")
-    assert box.take_step(ONE, Tag("g", 3, 0, "sum"), 0, [ONE]) is None
-    box.set_gone(frozenset([TWO]))
+    assert box.take_step(ONE, Tag("g", 3, 0, "sum"), 0, BOTH) is None
+    names = {ONE: "one", TWO: "two"}
+    box.set_members(names, frozenset())
+    box.set_members(names, frozenset([TWO]))
     box.put(ONE, second, b"already here")
-    assert box.take_step(ONE, second, 0, [ONE, TWO]) == b"already here"
-    assert box.take_step(ONE, second, 50, [ONE, TWO]) is None
-    assert box.lost([ONE, TWO]) == TWO
+    assert box.take_step(ONE, second, 0, BOTH) == b"already here"
+    assert box.take_step(ONE, second, 50, BOTH) is None
+    assert box.lost(BOTH) == TWO
+    box.set_members(names, frozenset())
+    assert box.lost(BOTH) == TWO
+    assert box.lost(box.ends(BOTH)) is None
+    now = box.ends(BOTH)
+    box.set_members({**names, TWO: "another"}, frozenset())
+    assert box.lost(now) == TWO

@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
@@ -411,7 +411,7 @@ class ClusterMember(Messages):
     def _on_metadata(self, told: Any) -> None:
         members = wire.views(told.servers_meta)
         places = {(view.role, view.rank): (view.host, view.port) for view in members}
-        self._mailbox.set_gone(frozenset((view.role, view.rank) for view in members if not view.alive))
+        self._note_members(members)
         for key, peer in list(self._peers.items()):
             if places.get(key) != peer.place:  # what is on its way to others goes on
                 peer.close()
@@ -474,9 +474,13 @@ class ClusterMember(Messages):
         with contextlib.suppress(MemberUnreachableError):
             await self._ask(command, message(node_id=self.member_id).SerializeToString())
 
+    def _note_members(self, views: Sequence[MemberView]) -> None:
+        ids = {(view.role, view.rank): view.member_id for view in views}
+        self._mailbox.set_members(ids, frozenset((view.role, view.rank) for view in views if not view.alive))
+
     def _take_state(self, state: Any) -> None:
         """What a heartbeat was answered with, or what the scheduler says unasked."""
-        self._mailbox.set_gone(frozenset((v.role, v.rank) for v in wire.views(state.servers_meta) if not v.alive))
+        self._note_members(wire.views(state.servers_meta))
         if state.cluster_state not in set(Phase):
             return
         phase = Phase(state.cluster_state)

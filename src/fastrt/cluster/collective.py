@@ -62,6 +62,7 @@ class MemberGroup:
         self.rank = self.ranks.index(own)
         self.timeout_s: float = member.options.call_timeout_s if timeout_s is None else timeout_s
         self._member: Messages = member
+        self._members = self._member.ends_of(self.ranks)
         self._lock = threading.Lock()
         self._count = 0
         self._closed = False
@@ -224,7 +225,7 @@ class _Operation:
         tag = Tag(group.name, self._number, step, self._what)
         left = max(self._deadline - time.monotonic(), 0.0)
         try:
-            came = group._member.take_step(group.ranks[rank], tag, left, group.ranks)
+            came = group._member.take_step(group.ranks[rank], tag, left, group._members)
         except ClusterTimeoutError as error:
             raise CollectiveTimeout(f"{self._where(rank)} did not come in time: {error}") from None
         except MemberLostError as error:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from fastrt.cluster.events import Role
@@ -45,6 +45,8 @@ class Mailbox:
         self._changed = threading.Condition()
         self._came: dict[Source, deque[tuple[Tag | None, bytes]]] = {}
         self._gone: frozenset[Source] = frozenset()
+        self._ids: dict[Source, str] = {}
+        self._ends: Counter[Source] = Counter()
 
     def put(self, source: Source, tag: Tag | None, data: bytes) -> None:
         """Bytes have come; without a tag they are of no member of fastrt's."""
@@ -52,25 +54,33 @@ class Mailbox:
             self._came.setdefault(source, deque()).append((tag, data))
             self._changed.notify_all()
 
-    def set_gone(self, gone: frozenset[Source]) -> None:
-        """Who is lost: nobody waits for them."""
+    def set_members(self, ids: dict[Source, str], gone: frozenset[Source]) -> None:
+        """Who is there, and who of them is lost: nobody waits for those."""
         with self._changed:
-            if gone != self._gone:
-                self._gone = gone
-                self._changed.notify_all()
+            ended = {source for source in gone if source not in self._gone}
+            ended |= {source for source, one in self._ids.items() if source in ids and ids[source] != one}
+            self._ids, self._gone = ids, gone
+            self._ends.update(ended)
+            self._changed.notify_all()
+
+    def ends(self, sources: Collection[Source]) -> dict[Source, int]:
+        """How often each of some members was lost, or had its place taken by another one."""
+        with self._changed:
+            return {source: self._ends[source] for source in sources}
 
     def take(self, source: Source, timeout_s: float) -> bytes | None:
         """The next message of the sender's user; None when none has come in time."""
-        return self._wait(lambda: self._next(source, lambda tag: not tag.group), timeout_s, ())
+        return self._wait(lambda: self._next(source, lambda tag: not tag.group), timeout_s, {})
 
-    def take_step(self, source: Source, wanted: Tag, timeout_s: float, members: Collection[Source]) -> bytes | None:
+    def take_step(self, source: Source, wanted: Tag, timeout_s: float, members: Mapping[Source, int]) -> bytes | None:
         """The message of one step of an operation.
 
         Args:
             source: who sends it.
             wanted: what it belongs to.
             timeout_s: how long to wait.
-            members: of the group; when one of them is lost, nothing more will come.
+            members: of the group, as `ends` gave them when it was made; when one of them is lost, or another one is in
+                its place, nothing more will come.
         Returns:
             Its bytes; None when they have not come in time, or a member is lost.
         Raises:
@@ -113,7 +123,7 @@ class Mailbox:
                 return data
         return None
 
-    def _wait(self, look: Callable[[], bytes | None], timeout_s: float, members: Collection[Source]) -> bytes | None:
+    def _wait(self, look: Callable[[], bytes | None], timeout_s: float, members: Mapping[Source, int]) -> bytes | None:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
@@ -125,9 +135,9 @@ class Mailbox:
                     return None
                 self._changed.wait(left)
 
-    def lost(self, members: Collection[Source]) -> Source | None:
-        """One of some members that is lost, if any is."""
-        return next((member for member in members if member in self._gone), None)
+    def lost(self, members: Mapping[Source, int]) -> Source | None:
+        """One of some members that is lost, or was since then (see `ends`), if any is."""
+        return next((one for one, ends in members.items() if one in self._gone or self._ends[one] != ends), None)
 
 
 def _name(source: Source) -> str:

@@ -88,15 +88,18 @@ class Messages:
             raise FastrtError("The member is not started, or closed.")
         return asyncio.run_coroutine_threadsafe(self._give(role, rank, data, tag), self._loop)
 
-    def take_step(self, rank: int, tag: Tag, timeout_s: float, ranks: Sequence[int]) -> bytes:
-        """The bytes of one step of an operation of members of this one's role, all of whose `ranks` take part.
+    def ends_of(self, ranks: Sequence[int]) -> dict[tuple[Role, int], int]:
+        """How often members of this one's role were lost or replaced; see `Mailbox.ends`."""
+        return self._mailbox.ends([(self.role, one) for one in ranks])
+
+    def take_step(self, rank: int, tag: Tag, timeout_s: float, members: dict[tuple[Role, int], int]) -> bytes:
+        """The bytes of one step of an operation in which these members, as `ends_of` gave them, take part.
 
         Raises:
             CollectiveTimeout, CollectiveMismatch: the sender does something else; see `Mailbox.take_step`.
             ClusterTimeoutError: they have not come in time.
             MemberLostError: a member is lost.
         """
-        members = [(self.role, one) for one in ranks]
         found = self._mailbox.take_step((self.role, rank), tag, timeout_s, members)
         if found is not None:
             return found
