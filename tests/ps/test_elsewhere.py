@@ -122,6 +122,21 @@ def test_server_that_an_actor_keeps_is_killed_and_goes_on(rt: Any) -> None:
     fastrt.remove_placement_group(group)
 
 
+def test_server_whose_actor_is_killed_goes_on_from_its_folder(rt: Any, tmp_path: Path, wait_until: Any) -> None:
+    with ps.start(1, scheduling="default", checkpoint_dir=tmp_path / "c") as cluster:
+        table = cluster.table("w", (3000,), optimizer=ps.SGD(lr=1.0))
+        for count in range(1, 3):
+            table.push(np.ones(3000, F))
+            before = servers(cluster)[0].pid
+            os.kill(psutil.Process(before).ppid(), signal.SIGKILL)
+            table.push(np.ones(3000, F))  # maybe before that server has noticed
+            wait_until(lambda before=before: servers(cluster)[0].pid != before, "another one")
+            assert (table.pull() == -2 * count).all()
+        cluster.checkpoint()
+        last = servers(cluster)[0].pid
+    wait_until(lambda: not psutil.pid_exists(last), "the end of the server")
+
+
 OVER_THERE = """
 import json, sys
 import numpy as np

@@ -2,14 +2,17 @@
 
 The keeper holds one connection to the head. Over that it is told what the server is to be, and tells where it listens,
 in each of its lives; its log is the keeper's, or lies in a folder. When the connection ends, whoever ended it, the
-server ends; when the head did not want that, the cluster is given up, since what is gone with a node cannot be had
-again. A server that begins again takes no push until the head says so: parts may be on their way.
+server ends. When the head did not want that, another keeper has the server go on from its folder, which only one
+process at a time can use; without a folder the cluster is given up, since what is gone with a node cannot be had again.
+A server that begins again takes no push until the head says so: parts may be on their way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +26,9 @@ from fastrt.tasks.actor import ActorClass
 from fastrt.tasks.handle import kill
 from fastrt.tasks.placement import PlacementGroup, PlacementGroupSchedulingStrategy
 
+_log = logging.getLogger(__name__)
 _DIAL_S = 20.0
+_LOSSES_MAX, _LOSSES_S = 3, 60.0
 _LOOK_S = 0.05
 
 
@@ -42,9 +47,12 @@ class Keeper:
         """
         with contextlib.closing(dial(None, address, _DIAL_S)) as wire:
             raise_refusal(wire.call({"token": token, "version": VERSION, "client": 0}, timeout_s=_DIAL_S)[0])
-            settings = _tell(wire, {"index": index, "what": "keep"})["settings"]
+            told = _tell(wire, {"index": index, "what": "keep"})
+            settings = told["settings"]
             settings["host"] = wire.local_host
             begun, turn = threading.Event(), threading.Lock()
+            if told["again"]:
+                begun.set()
 
             def tell(what: str, **more: Any) -> None:
                 with turn, contextlib.suppress(BrokenWireError):
@@ -100,9 +108,16 @@ class DistantServer:
         self._settings = settings
         self._restarted, self._lost = restarted, lost
         self._caller: Caller | None = None
-        self._ending, self._up = threading.Event(), threading.Event()
-        self._actor = ActorClass(Keeper, scheduling=scheduling).remote()
-        home = settings["home"], settings["token"], settings["index"]
+        self._ending, self._up, self._back = threading.Event(), threading.Event(), threading.Event()
+        self._actors = ActorClass(Keeper, scheduling=scheduling)
+        self._losses: list[float] = []
+        self._successor: threading.Thread | None = None
+        self._keep()
+
+    def _keep(self) -> None:
+        """Have an actor keep it."""
+        self._actor = self._actors.remote()
+        home = self._settings["home"], self._settings["token"], self._settings["index"]
         self._kept = self._actor.keep.remote(*home)
 
     def hear(self, caller: Caller, meta: Meta) -> Meta:
@@ -114,7 +129,7 @@ class DistantServer:
         what = meta.get("what")
         if what == "keep" and self._caller is None and not self._ending.is_set():
             self._caller = caller
-            return {"settings": self._settings}
+            return {"settings": self._settings, "again": self._up.is_set()}
         if caller is not self._caller:
             raise FastrtError(f"server {self._settings['index']} is kept by somebody else, or is to end")
         if what == "serves":
@@ -122,6 +137,7 @@ class DistantServer:
             if self._up.is_set():
                 self._restarted(self)
             self._up.set()
+            self._back.set()
         elif what == "lost":
             self._fail(str(meta["why"]))
         else:
@@ -130,8 +146,29 @@ class DistantServer:
 
     def gone(self, caller: Caller) -> None:
         """A connection to the head has ended."""
-        if caller is self._caller:
-            self._fail(f"server {self._settings['index']} is lost, with the actor that kept it or its node")
+        if caller is not self._caller or self._ending.is_set():
+            return
+        why = f"server {self._settings['index']} is lost, with the actor that kept it or its node"
+        now = time.monotonic()
+        self._losses = [when for when in self._losses if when > now - _LOSSES_S] + [now]
+        if self._settings["folder"] is None or not self._up.is_set() or len(self._losses) > _LOSSES_MAX:
+            self._fail(why)
+            return
+        _log.warning("%s; another one goes on from its folder", why)
+        self._caller = None
+        self._back.clear()
+        self._successor = threading.Thread(target=self._keep_again, args=(why,), name="fastrt-ps-keep", daemon=True)
+        self._successor.start()
+
+    def _keep_again(self, why: str) -> None:
+        """In a thread: have another actor keep it."""
+        try:
+            with contextlib.suppress(FastrtError):
+                kill(self._actor)  # only its connection may be lost
+            self._keep()
+            self._wait_for(self._back, self._settings["start_timeout_s"])
+        except (FastrtError, TimeoutError) as error:
+            self._fail(f"{why}, and did not begin again: {error}")
 
     def wait_until_up(self, timeout_s: float) -> None:
         """Wait until it serves.
@@ -139,8 +176,11 @@ class DistantServer:
         Raises:
             FastrtError: it does not in this time; the actor's error, if that has ended.
         """
+        self._wait_for(self._up, timeout_s)
+
+    def _wait_for(self, event: threading.Event, timeout_s: float) -> None:
         for _ in range(max(1, int(timeout_s / _LOOK_S))):
-            if self._up.wait(_LOOK_S):
+            if event.wait(_LOOK_S) or self._ending.is_set():
                 return
             if store_client.wait([self._kept], timeout=0)[0]:
                 store_client.get(self._kept)
@@ -162,6 +202,8 @@ class DistantServer:
 
     def wait(self) -> None:
         """Wait for its end; see `end`."""
+        if self._successor is not None:
+            self._successor.join()
         with contextlib.suppress(FastrtError, TimeoutError):  # the session has ended before, or the actor has
             if self._caller is not None:
                 store_client.wait([self._kept], timeout=END_S)

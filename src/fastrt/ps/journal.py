@@ -14,9 +14,11 @@ memory or of a file, took 220 to 300 ms on a virtual machine, and 9 to 12 ms on 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +35,7 @@ _HEAD = struct.Struct(
 _MAGIC = b"frpj"
 _WRITE_BYTES = 16 << 20
 _LOG_BYTES_MIN = 64 << 20
+_LOCK_S, _LOCK_RETRY_S = 20.0, 0.02  # one that is told to end may have to finish what it does
 _FDS = ("log", "snapshot-0", "snapshot-1")
 
 
@@ -77,13 +80,20 @@ class FolderMedium:
         """See `Medium`.
 
         Raises:
-            StateDirectoryError: it cannot be used.
+            StateDirectoryError: it cannot be used, or another process does, maybe on another node.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StateDirectoryError(f"Cannot use {self._folder / name}: {error}.") from error
+        try:
+            if name == "log":
+                _lock(fd, self._folder)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
 
 class Journal:
@@ -167,6 +177,25 @@ class Journal:
             return 0
         generation: int = _HEAD.unpack(head)[2]
         return generation if any("end" in meta for meta, _ in read(fd, generation)) else 0
+
+
+def _lock(fd: int, folder: Path) -> None:
+    """Have a log for this process alone, until the descriptor is closed.
+
+    Raises:
+        StateDirectoryError: another process has it, and does not end.
+    """
+    until = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise StateDirectoryError(f"{folder} is in use by another server, which does not end.") from None
+            time.sleep(_LOCK_RETRY_S)
+        except OSError:  # a file system without locks
+            return
 
 
 def write_all(fd: int, generation: int, records: Iterable[Written], sync: bool) -> None:
