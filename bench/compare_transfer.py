@@ -1,11 +1,12 @@
-"""Objects between two nodes beside plain TCP, iperf3 and Arrow Flight, in turns; judges what must be reached.
+"""Objects between two nodes beside plain TCP, iperf3, Arrow Flight and Ray, in turns; judges what must be reached.
 
-Run: python bench/compare_transfer.py [--rounds 9] [--size 1GiB] [--flight-python PYTHON]
+Run: python bench/compare_transfer.py [--rounds 9] [--size 1GiB] [--flight-python PYTHON] [--ray-python PYTHON]
 
 "empty gRPC" is a stream of as many bytes in as large messages, which a server of the same kind throws away: what gRPC
-itself leaves to be reached. iperf3 is left out where it is not installed, Arrow Flight where PYTHON (default: this
-one) has no pyarrow. Each round runs everything once, so all meet the same machine; ratios are medians over rounds of
-the ratio within a round.
+itself leaves to be reached. iperf3 is left out where it is not installed, Arrow Flight and Ray where PYTHON (default:
+this one) has no pyarrow or no Ray; Ray has two nodes on this machine, and is timed from the moment when the value is
+whole on the other one (`peers/ray_nodes.py`). Each round runs everything once, so all meet the same machine; ratios
+are medians over rounds of the ratio within a round.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import click
@@ -37,6 +39,7 @@ WIDTH = 110
 REQUIRED = (
     ("native", "plain TCP", 0.95),
     ("native", "iperf3", 1.2),
+    ("native", "Ray", 3.0),
     ("grpc", "iperf3", 0.8),
     ("empty gRPC", "iperf3", 0.8),
     ("grpc", "Arrow Flight", 1.4),
@@ -145,10 +148,57 @@ class Flight:
         return float(self._client.stdout.readline())
 
 
+class Ray:
+    """A value that Ray brings from one of its nodes to the other, in processes of a Python that has Ray."""
+
+    def __init__(self, python: str, nbytes: int, stack: ExitStack) -> None:
+        # Its text, not its file: in that folder `import ray` would find another one.
+        text = (Path(__file__).parent / "peers" / "ray_nodes.py").read_text()
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen([python, "-c", text, str(nbytes)], **pipes)
+        stack.callback(self._end)
+        self._line(lambda line: line == "ready\n" or None)
+
+    def __call__(self) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._line(_number))
+
+    def _line(self, read: Callable[[str], Any]) -> Any:
+        """What the first line says that is not Ray's own."""
+        for line in self._process.stdout or ():
+            found = read(line)
+            if found is not None:
+                return found
+        raise click.ClickException("Ray's nodes ended; see above")
+
+    def _end(self) -> None:
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            end(self._process)
+
+
+def _number(line: str) -> float | None:
+    try:
+        return float(line)
+    except ValueError:
+        return None
+
+
 def end(process: subprocess.Popen[Any]) -> None:
     """End a process of ours."""
     process.kill()
     process.wait()
+
+
+def has(python: str, module: str) -> bool:
+    """Whether a Python can import a module."""
+    try:
+        return subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 def timed(run: Callable[[], Any]) -> float:
@@ -163,8 +213,9 @@ def timed(run: Callable[[], Any]) -> float:
 @click.option("--rounds", default=9, show_default=True, help="How often everything is run, after once to warm up.")
 @click.option("--size", default="1GiB", show_default=True, help="Of the large object.")
 @click.option("--flight-python", default=sys.executable, help="A Python that has pyarrow.")
+@click.option("--ray-python", default=sys.executable, help="A Python that has Ray.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Keep all times there.")
-def main(rounds: int, size: str, flight_python: str, json_path: str | None) -> None:
+def main(rounds: int, size: str, flight_python: str, ray_python: str, json_path: str | None) -> None:
     """Measure, print the rates, and judge what must be reached."""
     nbytes = parse_bytes(size)
     with ExitStack() as stack:
@@ -184,8 +235,10 @@ def main(rounds: int, size: str, flight_python: str, json_path: str | None) -> N
         runs["empty gRPC"] = EmptyStream(nbytes, stack)
         if shutil.which("iperf3"):
             runs["iperf3"] = Iperf(nbytes, stack)
-        if subprocess.run([flight_python, "-c", "import pyarrow.flight"], capture_output=True).returncode == 0:
+        if has(flight_python, "pyarrow.flight"):
             runs["Arrow Flight"] = Flight(flight_python, nbytes, stack)
+        if has(ray_python, "ray"):
+            runs["Ray"] = Ray(ray_python, nbytes, stack)
         times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(rounds + 1):
             for name, run in runs.items():
