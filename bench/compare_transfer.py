@@ -7,6 +7,22 @@ itself leaves to be reached. iperf3 is left out where it is not installed, Arrow
 this one) has no pyarrow or no Ray; Ray has two nodes on this machine, and is timed from the moment when the value is
 whole on the other one (`peers/ray_nodes.py`). Each round runs everything once, so all meet the same machine; ratios
 are medians over rounds of the ratio within a round.
+
+Why "grpc" stays below iperf3 (0.5 to 0.75 of it, the empty stream 0.6 to 0.9): it is bound by two processors, 1.1 s of
+which go into a GB: 0.6 on the receiver, 0.5 on the sender. A quarter of the receiver's (perf, cpu-clock) are copies,
+three equal ones: grpcio makes bytes of each slice and joins these, then we copy them into the arena. 18 % of the
+sender's are two: ours into bytes with a chunk's head, and grpcio's of those. Nothing that is ours can be left out, as
+grpcio takes and gives bytes only (its main branch has a build switch, IsPythonZeroCopyEnabled, that saves two of the
+five). What has been tried, medians of four turns beside the options in use, where turns differ by 10 % and more:
+
+    bdp_probe on; lookahead 4 and 64 MiB; frames of 64, 256, 512 KiB and 1 MiB; write buffer of 1 MiB;
+    tcp_min_read_chunk_size 256 KiB and 1 MiB; tcp_receive_buffer_size 8 MiB; optimization_target throughput;
+    GRPC_EXPERIMENTS tcp_rcv_lowat, tcp_frame_size_tuning, both; chunks of 512 KiB, 2 and 4 MiB   no difference seen
+    chunks of 256 KiB                                                                             a fifth slower
+    a Unix socket, empty stream                                                                   0.78 of TCP
+    two connections, empty stream, half each                                                      1.12 of one
+
+Two connections cost as much processor time a GB, and a StreamObj is one stream: its chunks come in order.
 """
 
 from __future__ import annotations
