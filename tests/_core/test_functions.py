@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from fastrt._core import fsck, functions, handles
-from fastrt.errors import StaleReferenceError
+from fastrt._core import fsck, functions, handles, look
+from fastrt.errors import ObjectStoreFullError, StaleReferenceError
 
 
 def digest_of(k: int) -> bytes:
@@ -41,14 +41,34 @@ def test_digests_that_begin_alike_are_told_apart(node, client):
     assert functions.find_function(client, b"\0" * 14 + b"\1\1") is None
 
 
-def test_table_full_of_functions_raises(make_node):
-    node = make_node(objects_max=1 << 15)
+def test_there_can_be_as_many_functions_as_objects(make_node):
+    node = make_node(objects_max=1 << 16)
     client = node.client
-    digests = map(digest_of, range(1 << 15))
-    held = node.fill(lambda: functions.add_function(client, next(digests), handles.put_scalar(client, 1), "f"), "loops")
-    assert len(held) == 16384  # FRT_FUNCTIONS
-    assert functions.find_function(client, next(digests)) is None
+    digests = map(digest_of, range(1 << 17))
+    held = node.fill(
+        lambda: functions.add_function(client, next(digests), handles.put_scalar(client, 1), "f"), "object"
+    )
     node.keeps += len(held)
+    assert len(held) > 65_000
+    assert functions.find_function(client, next(digests)) is None
+    assert [functions.find_function(client, digest_of(k)) for k in range(len(held))] == held
+    assert functions.function_name(client, held[-1].objref) == "f"
+    assert len(look.functions(client)) == len(held) == fsck.usage(client)["functions"]
+    assert fsck.fsck(client, True) == []
+
+
+def test_digests_that_crowd_one_place_find_room_in_the_next_tables(make_node):
+    """They differ in what is not looked at to find their place."""
+    node = make_node(objects_max=1 << 14)  # for which there are two tables
+    client = node.client
+    digests = [bytes(8) + k.to_bytes(8, "little") for k in range(150)]
+    refs = [functions.add_function(client, digest, handles.put_scalar(client, 1), "f") for digest in digests[:128]]
+    another = handles.put_scalar(client, 1)
+    with pytest.raises(ObjectStoreFullError, match="slots of functions"):
+        functions.add_function(client, digests[128], another, "f")
+    assert [functions.find_function(client, digest) for digest in digests[:128]] == refs
+    assert functions.find_function(client, digests[128]) is None
+    node.keeps += len(refs)
 
 
 @pytest.mark.parametrize("digest", [b"", b"x" * 15, b"x" * 17])

@@ -123,3 +123,27 @@ def test_function_larger_than_the_store_is_refused(rt):
     advice.configure(True)
     with pytest.warns(UserWarning, match="captures 300 MiB"), pytest.raises(ObjectStoreFullError, match="300"):
         fastrt.remote(lambda: array).remote()
+
+
+def test_session_with_very_many_functions_takes_more(program):
+    """More than its first table of functions has room for; most come straight from the core, to be quick."""
+    one = program(
+        """
+        import hashlib
+        import fastrt
+        from fastrt._core import functions
+        from fastrt.store import client as store_client
+
+        with fastrt.init(2, "64MiB"):
+            store = store_client.require()
+            for k in range(17_000):
+                digest = hashlib.blake2b(str(k).encode(), digest_size=16).digest()
+                functions.add_function(store.client, digest, store.put(k), f"f{k}")
+            made = [fastrt.remote(lambda k=k: k) for k in range(300)]
+            print(fastrt.get([one.remote() for one in made]) == list(range(300)))
+            counter = fastrt.remote(type("Counter", (), {"count": lambda self: 7})).remote()
+            print(fastrt.get(counter.count.remote()))
+            print(fastrt.get(fastrt.remote(num_cpus=0.5, timeout=30)(len).remote("abc")))
+        """
+    )
+    assert one.finish()[0].split() == ["True", "7", "3"]

@@ -81,7 +81,7 @@ cdef void _recount(frt_ctx *x, uint32_t *counted) noexcept:
         if x.tasks[i].flags & FRT_TASK_COUNTED and frt_word_state(x.task_words[i]) != FRT_TASK_EMPTY:
             frt_task_body(x, i, &body)
             _count(x, counted, body.refs, body.nrefs)
-    for i in range(FRT_FUNCTIONS):
+    for i in range(frt_functions(x)):
         if x.functions[i].objref:
             n = x.functions[i].index
             if n < x.objects_max:
@@ -395,7 +395,7 @@ def usage(Client client):
     cdef uint64_t reserved = 0
     cdef int state
     client.ensure()
-    for i in range(FRT_FUNCTIONS):
+    for i in range(frt_functions(x)):
         functions += a64_load_acq(&x.functions[i].objref) != 0
     for i in range(frt_actors(x)):
         actors += frt_word_state(x.actors[i].word) != FRT_ACTOR_EMPTY

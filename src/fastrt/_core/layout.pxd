@@ -4,7 +4,8 @@ from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, 
 cdef extern from "layout.h" nogil:
     uint64_t FRT_MAGIC
     uint32_t FRT_LAYOUT_VERSION, FRT_NONE, FRT_PAGE_BYTES, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_BLOCKS_PER_PAGE
-    uint32_t FRT_BINS, FRT_OWNER_TASK, FRT_COMMIT_RECORDS, FRT_CLIENTS_MOST, FRT_FUNCTIONS, FRT_RING_CELLS, FRT_ACTORS
+    uint32_t FRT_BINS, FRT_OWNER_TASK, FRT_COMMIT_RECORDS, FRT_CLIENTS_MOST, FRT_RING_CELLS, FRT_ACTORS
+    uint32_t FRT_FUNCTIONS, FRT_FUNCTION_PROBES
     uint32_t FRT_CELL_BYTES, FRT_PRIORITY_MAX, FRT_TRACE_RECORDS, FRT_CLOCK_MONOTONIC, FRT_CLOCK_TSC
     uint32_t FRT_INLINE_BYTES, FRT_TASK_INLINE_BYTES, FRT_MAGAZINE
     uint64_t FRT_PATH_STEP
@@ -73,7 +74,7 @@ cdef extern from "layout.h" nogil:
         uint64_t ring_head, ring_tail
         uint32_t ranked, ranked_cells
         uint64_t idle[4]
-        uint32_t spinner, ring_cells, wanted_workers, actors_fresh
+        uint32_t spinner, ring_cells, wanted_workers, actors_fresh, function_slots
         uint32_t pages_committed
         uint32_t bin_head[32]
         uint32_t slab_head[6]
@@ -179,7 +180,7 @@ cdef extern from "layout.h" nogil:
         uint64_t *bits
         frt_trace_ring *traces
         uint64_t payload_offset
-        uint32_t words, stride, clients_max, objects_max, tasks_max, pages_max, ring_max, node
+        uint32_t words, stride, clients_max, objects_max, tasks_max, pages_max, ring_max, functions_max, node
         uint32_t *free_objects
         uint32_t *free_tasks
         uint32_t me, gen, me_word
@@ -203,6 +204,7 @@ cdef extern from "layout.h" nogil:
     uint32_t frt_objects(const frt_ctx *x) noexcept
     uint32_t frt_tasks(const frt_ctx *x) noexcept
     uint32_t frt_pages(const frt_ctx *x) noexcept
+    uint32_t frt_functions(const frt_ctx *x) noexcept
     uint32_t frt_actors(const frt_ctx *x) noexcept
     char *frt_inside(const frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept
     bint frt_task_body(const frt_ctx *x, uint32_t t, frt_body *body) noexcept

@@ -352,7 +352,7 @@ cdef void _rebuild(frt_ctx *x) noexcept nogil:
         if x.entries[i].flags & FRT_ENTRY_STREAM and \
                 frt_word_state(a64_load_acq(frt_state(x, i))) != FRT_OBJ_EMPTY and stream_rebuild(x, i) != FRT_OK:
             break
-    for k in range(FRT_FUNCTIONS):
+    for k in range(frt_functions(x)):
         i = x.functions[k].index
         if x.functions[k].objref and i < objects and x.entries[i].objref == x.functions[k].objref:
             a32_add_sc(&x.entries[i].counted, 1)

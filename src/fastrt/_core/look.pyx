@@ -144,7 +144,7 @@ def functions(Client client):
     cdef uint32_t k
     client.ensure()
     rows = []
-    for k in range(FRT_FUNCTIONS):
+    for k in range(frt_functions(x)):
         f = x.functions + k
         if a64_load_acq(&f.objref):
             rows.append((f.objref, f.index, f.name[:strnlen(f.name, 64)].decode("utf-8", "replace")))

@@ -165,6 +165,14 @@ cdef uint64_t _place(uint64_t *end, uint64_t nbytes) noexcept:
     return at
 
 
+cdef uint32_t _functions_most(uint64_t objects_max) noexcept:
+    """Slots of the function table's parts, each twice as large as the one before: twice as many as objects, or more."""
+    cdef uint64_t most = FRT_FUNCTIONS
+    while most < 2 * objects_max:
+        most = 2 * most + FRT_FUNCTIONS
+    return <uint32_t>most
+
+
 cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
     """Fill in the regions' offsets and the total size from the tables' sizes."""
     cdef uint64_t end = 4096
@@ -177,7 +185,7 @@ cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
     sb.locks_offset = _place(&end, FRT_LOCKS * sizeof_lock)
     sb.clients_offset = _place(&end, sb.clients_max * sizeof_client)
     sb.actors_offset = _place(&end, FRT_ACTORS * sizeof_actor)
-    sb.functions_offset = _place(&end, FRT_FUNCTIONS * sizeof_function)
+    sb.functions_offset = _place(&end, <uint64_t>_functions_most(n) * sizeof_function)
     sb.ctl_offset = _place(&end, n * 8 * (1 + 3 * sb.words))
     sb.entries_offset = _place(&end, n * sizeof_entry)
     sb.free_objects_offset = _place(&end, n * 4)
@@ -275,6 +283,7 @@ cdef class Segment:
         x.payload_offset = sb.payload_offset
         x.words, x.stride = sb.words, 1 + 3 * sb.words
         x.clients_max, x.objects_max, x.tasks_max = sb.clients_max, sb.objects_max, sb.tasks_max
+        x.functions_max = _functions_most(sb.objects_max)
         x.pages_max, x.ring_max, x.node = sb.pages_max, sb.ring_max, sb.node
         x.me = FRT_NONE
 
@@ -357,7 +366,7 @@ cdef class Segment:
         there.trace_on = there.trace_clock if trace else 0
         there.daemon_pid, there.daemon_start = os.getpid(), start_time(os.getpid())
         there.next_objref = 1
-        there.ring_cells = FRT_RING_CELLS
+        there.ring_cells, there.function_slots = FRT_RING_CELLS, FRT_FUNCTIONS
         there.objects.max, there.objects.free_offset = sb.objects_max, sb.free_objects_offset
         there.tasks.max, there.tasks.free_offset = sb.tasks_max, sb.free_tasks_offset
         for i in range(FRT_BINS):

@@ -114,13 +114,15 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #ifdef FRT_FAILPOINTS /* small steps, so that the small workloads of a kill test take many of them */
 #define FRT_COMMIT_RECORDS 64
 #define FRT_COMMIT_BYTES (1u << 18)
-#define FRT_FUNCTIONS 64
+#define FRT_FUNCTIONS 64 /* slots of the function table at first */
+#define FRT_FUNCTION_PROBES 4
 #define FRT_ACTORS 32
 #define FRT_RING_CELLS 16
 #else
 #define FRT_COMMIT_RECORDS 8192 /* records whose memory is committed in one step; about 1.5 MiB */
 #define FRT_COMMIT_BYTES (64u << 20)
 #define FRT_FUNCTIONS 16384
+#define FRT_FUNCTION_PROBES 64 /* slots where a function may stand; that full, the next table is used */
 #define FRT_ACTORS 1024 /* those that are dead count while anybody has a handle */
 #define FRT_RING_CELLS 16384 /* of the ready queue at first; it doubles up to ring_max */
 #endif
@@ -194,6 +196,7 @@ typedef struct {
     uint32_t ring_cells;                           /* a power of two; committed after the cells are moved */
     uint32_t wanted_workers;                       /* how many workers should be able to run now */
     uint32_t actors_fresh;                         /* actor records at this index and beyond were never used */
+    uint32_t function_slots;                       /* that there is memory for; committed before one is used */
 
     uint32_t pages_committed __attribute__((aligned(64)));
     uint32_t bin_head[FRT_BINS];      /* free runs, derived */
@@ -448,8 +451,9 @@ static inline uint32_t frt_abi(void) {
     uint64_t h = 1469598103934665603ULL;
     const uint64_t facts[] = {sizeof(frt_superblock), sizeof(frt_client), sizeof(frt_entry), sizeof(frt_task),
                               sizeof(frt_lock), sizeof(frt_page_link), sizeof(frt_trace_ring), sizeof(frt_function),
-                              sizeof(frt_actor), sizeof(frt_ranked), FRT_ACTORS, FRT_LOCKS, FRT_PAGE_SHIFT,
-                              FRT_CLASSES, FRT_CELL_BYTES, offsetof(frt_superblock, ring_head), 0x01020304};
+                              sizeof(frt_actor), sizeof(frt_ranked), FRT_ACTORS, FRT_FUNCTIONS, FRT_LOCKS,
+                              FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES, offsetof(frt_superblock, ring_head),
+                              0x01020304};
     for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) h = (h ^ facts[i]) * 1099511628211ULL;
     return (uint32_t)(h ^ (h >> 32));
 }
@@ -479,7 +483,7 @@ typedef struct {
     frt_trace_ring *traces;
     uint64_t payload_offset;
     uint32_t words, stride; /* stride: 1 + 3 * words */
-    uint32_t clients_max, objects_max, tasks_max, pages_max, ring_max, node;
+    uint32_t clients_max, objects_max, tasks_max, pages_max, ring_max, functions_max, node;
     uint32_t *free_objects, *free_tasks;
 
     uint32_t me; /* client index */
@@ -527,6 +531,7 @@ static inline uint32_t frt_objects(const frt_ctx *x) { return frt_most(&x->sb->o
 static inline uint32_t frt_tasks(const frt_ctx *x) { return frt_most(&x->sb->tasks.fresh, x->tasks_max); }
 static inline uint32_t frt_pages(const frt_ctx *x) { return frt_most(&x->sb->pages_committed, x->pages_max); }
 
+static inline uint32_t frt_functions(const frt_ctx *x) { return frt_most(&x->sb->function_slots, x->functions_max); }
 static inline uint32_t frt_actors(const frt_ctx *x) { return frt_most(&x->sb->actors_fresh, FRT_ACTORS); }
 
 /* The memory at an offset if so many bytes of a block fit there, else NULL. */
