@@ -2,9 +2,12 @@
 
 Each mutant is one piece of text of one file replaced by another; only that module is compiled again. MODELS names
 those that need an interleaving which kills do not bring about: tests/models removes the same rule from a protocol.
+Others name a test of the core that has to fail: their rule is one of order, not of deaths, and a campaign comes to
+where it counts only now and then.
 """
 
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +17,7 @@ from typing import NamedTuple
 import chaos
 import variant
 
+CORE = "tests/_core/"
 SECONDS = 60.0  # of campaign for each mutant, at most
 MODELS = "models"
 
@@ -66,7 +70,8 @@ MUTANTS = (
            "        claimed = queue_means(x, cell, word) and a64_cas_sc(\n"
            "            x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))\n"),
     gone("ranked: stale cells kept when it is full", "ranked.pyx",
-         "ranked_rebuild(x)  # drops what is stale, and finds this one, too"),
+         "ranked_rebuild(x)  # drops what is stale, and finds this one, too",
+         CORE + "test_queue.py::test_full_heap_drops_what_is_stale_and_keeps_the_rest"),
     Mutant("queue: wider before the cells are moved", "queue.pyx",
            "    for k in range(x.sb.ring_head, x.sb.ring_tail):\n        if k & cells:\n",
            "    a32_store_rel(&x.sb.ring_cells, 2 * cells)\n"
@@ -178,11 +183,23 @@ def judge(mutant: Mutant, base: Path, seed: int) -> str:
     with tempfile.TemporaryDirectory(prefix="frt-mutant-") as name:
         folder = Path(name)
         target = build(mutant, base, folder)
+        if mutant.by.startswith(CORE):
+            return complaint_of_test(mutant.by, target)
         spec = {**chaos.FORMS["short"], "seed": seed, "per_side": 4, "first": True, "until": time.monotonic() + SECONDS}
         spec["prefer"] = mutant.file  # die there first
         spec["source"] = str(folder / "tree" / "src" / "fastrt" / "_core")
         failures = [failure for lane in chaos.run_lanes(target, spec, 2) for failure in lane.failures]
         return failures[0]["failure"] if failures else ""
+
+
+def complaint_of_test(test: str, target: Path) -> str:
+    """The error that a test of the core ends with on a build; nothing if it passes."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=line", test]
+    done = subprocess.run(command, cwd=variant.ROOT, env=variant.environment(target), capture_output=True, text=True)
+    if done.returncode not in (0, 1):  # no test has run
+        raise RuntimeError(f"{test} cannot be run:\n{done.stdout}{done.stderr}")
+    failures = [line for line in done.stdout.splitlines() if line.startswith(("E ", "/", "FAILED"))]
+    return (failures or ["it failed"])[0] if done.returncode else ""
 
 
 def campaign(names: list[str], seed: int = 1) -> int:
