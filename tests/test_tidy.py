@@ -55,8 +55,13 @@ def part_of(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def imports_of(path: str, text: str) -> Iterator[str]:
+@functools.cache  # for three checks
+def imports_of(path: str, text: str) -> frozenset[str]:
     """Every module of fastrt that a file imports, also inside functions; not those for type checkers only."""
+    return frozenset(imported_by(path, text))
+
+
+def imported_by(path: str, text: str) -> Iterator[str]:
     if path.endswith((".pyx", ".pxd")):
         package = module_of(path).rpartition(".")[0]
         for match in re.finditer(r"^\s*from\s+([\w.]+)\s+c?import\s+([^#\n]+)", text, re.M):
@@ -70,7 +75,7 @@ def imports_of(path: str, text: str) -> Iterator[str]:
     todo: list[ast.AST] = [ast.parse(text, path)]
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and any(getattr(n, "id", "") == "TYPE_CHECKING" for n in ast.walk(node.test)):
             todo += node.orelse
             continue
         todo += ast.iter_child_nodes(node)
@@ -95,7 +100,7 @@ def check_layers(files: Files) -> Complaints:
         if mine not in RANK:
             yield f"{path}: {mine!r} has no layer; the layers are {LAYERS}"
             continue
-        for name in set(imports_of(path, text)):
+        for name in sorted(imports_of(path, text)):
             other = part_of(name) if name.split(".")[0] == "fastrt" else mine
             if other in TOP and mine == "cli":
                 continue  # commands are programs that use the public names, as a user's are
@@ -105,7 +110,7 @@ def check_layers(files: Files) -> Complaints:
 
 def check_no_circles(files: Files) -> Complaints:
     """Inside a layer too; an import inside a function counts, one for type checkers only does not."""
-    code = {module_of(path): set(imports_of(path, text)) for path, text in files.items() if path.endswith(".py")}
+    code = {module_of(path): imports_of(path, text) for path, text in files.items() if path.endswith(".py")}
     try:
         TopologicalSorter({name: imported & code.keys() for name, imported in code.items()}).prepare()
     except CycleError as e:
