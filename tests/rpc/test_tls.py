@@ -88,7 +88,7 @@ def test_node_shows_a_head_with_anothers_certificate_no_token(files: dict[str, T
             await context.write(ANYTHING[1]())
 
         access = {key: streams.Access("secret", files[key]) for key in ("ours", name)}
-        server, address = await streams.serve("127.0.0.1:0", access[name], NODE, {EXCHANGE: answer})
+        server, address = await streams.serve("127.0.0.1:0", access[name], NODE, {EXCHANGE: answer}, asyncio.Event())
         channel, open_stream = streams.open_stream(address, access["ours"], NODE, EXCHANGE)
         try:
             stream = open_stream()

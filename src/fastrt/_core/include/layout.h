@@ -307,8 +307,7 @@ typedef struct {
     uint64_t id; /* an objref of its own: unique, and grows with submission */
     uint64_t function; /* objref of the function's object */
     uint64_t job;      /* {gen, client} of the driver it belongs to */
-    uint64_t cancelled; /* * its own id, and how, once somebody wants it to end; any other value says nothing. Not a
-                         * flag, and swapped: one who comes too late must neither hit nor spare the next tenant */
+    uint64_t cancelled; /* * frt_cancel_word; swapped, as who comes too late must neither hit nor spare the next tenant */
     uint64_t offset;   /* of the body; 0: inlined */
     uint64_t path;     /* what the program knows it by: FRT_PATH_STEP times its parent's, 0 for a driver, and its number
                         * among those that the parent submitted. The same in every run of the same program. Within
@@ -325,9 +324,8 @@ typedef struct {
     uint8_t attempts; /* * runs started */
     uint8_t retries;  /* runs allowed beyond the first */
     uint8_t signal;   /* * that ended the last attempt */
-    union { /* of a call: the client that made it, for their order; of a task: how often nodes have lent it */
-        uint8_t caller, hops;
-    };
+    /* Of a call: the client that made it, for their order; of a task: how often nodes have lent it. */
+    union { uint8_t caller, hops; };
     int8_t priority;  /* of a RANKED task; else it says nothing */
     char inlined[FRT_TASK_INLINE_BYTES];
 } frt_task;
@@ -530,7 +528,6 @@ static inline uint32_t frt_most(const uint32_t *word, uint32_t most) {
 static inline uint32_t frt_objects(const frt_ctx *x) { return frt_most(&x->sb->objects.fresh, x->objects_max); }
 static inline uint32_t frt_tasks(const frt_ctx *x) { return frt_most(&x->sb->tasks.fresh, x->tasks_max); }
 static inline uint32_t frt_pages(const frt_ctx *x) { return frt_most(&x->sb->pages_committed, x->pages_max); }
-
 static inline uint32_t frt_functions(const frt_ctx *x) { return frt_most(&x->sb->function_slots, x->functions_max); }
 static inline uint32_t frt_actors(const frt_ctx *x) { return frt_most(&x->sb->actors_fresh, FRT_ACTORS); }
 
