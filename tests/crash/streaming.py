@@ -113,7 +113,7 @@ def pass_on(client: Client, function: Ref, stream: Stream) -> None:
     task = _begin(client, stream)
     if task is not None:
         if work.seed_of(client, task) == stream[2]:
-            generators.wait_either(client, [], [(Producer(client, task), 0)], 0.0003)
+            generators.wait_either(client, [], [(Producer(client, task), 0)], [], 0.0003)
         generators.pass_on(client, *stream[:2])
         generators.pass_on(client, *stream[:2])
         generators.told(client, stream[0], 1, generators.ITEMS)
@@ -121,6 +121,20 @@ def pass_on(client: Client, function: Ref, stream: Stream) -> None:
         generators.told(client, stream[0], 0, generators.NOTHING)
         work.perform(client, function, task)
     del end
+    fill(client)
+
+
+def fill(client: Client) -> None:
+    """Fill a stream with items of another node's, which somebody here has waited for."""
+    stream = generators.create(client, generators.ELSEWHERE)
+    if generators.take(client, stream, stream, 0, 0.0) is not False or not generators.is_awaited(client, stream):
+        raise Wrong("a stream without items has some, or nobody wants them")
+    generators.wait_either(client, [], [], [(stream, 0)], 0.0003)
+    generators.add_to(client, stream, handles.put_scalar(client, 5))
+    generators.take(client, stream, stream, 0, 0.0003)
+    generators.close(client, stream)
+    if generators.take(client, stream, stream, 0, 0.0) is not None:
+        raise Wrong("a stream that is over has items")
 
 
 def _begin(client: Client, stream: Stream) -> int | None:

@@ -165,6 +165,49 @@ def test_next_attempt_over_there_repeats_nothing_and_errors_stand_at_their_place
     assert list(generator) == []
 
 
+@fastrt.remote(scheduling="two")
+def read_there(generator, most=None):
+    """Values of so many items, and how it went on."""
+    found = []
+    try:
+        for ref in generator:
+            found.append(fastrt.get(ref))
+            if len(found) == most:
+                return found, "stopped"
+    except KeyError as exc:
+        return found, exc.args[0]
+    return found, generator.is_finished()
+
+
+@fastrt.remote
+class Reader:
+    async def read(self, generator):
+        return [await ref async for ref in generator]
+
+
+@pytest.mark.parametrize("where", ["one", "two"])
+def test_handles_are_read_on_another_node(rt, tmp_path, where):
+    def failing(most):
+        yield from range(most)
+        raise KeyError(most)
+
+    generator = counted.options(scheduling=where).remote(str(tmp_path / "a"), 300, 3)
+    assert get(next(generator)) == 0
+    reading = read_there.remote(generator)
+    there = [read_there.remote(fastrt.remote(failing).options(scheduling=where).remote(5)), reading]
+    open(tmp_path / "a-go", "w").close()
+    assert get(there) == [([0, 1, 2, 3, 4], 5), (list(range(1, 300)), True)]
+
+    both = counted.options(scheduling=where).remote(str(tmp_path / "b"), 1000)
+    first, state = get(read_there.remote(both, 10))
+    assert (first, state) == (list(range(10)), "stopped")
+
+    source = Source.options(scheduling=where).remote()
+    reader = Reader.options(scheduling="two").remote()
+    assert get(get(reader.read.remote(source.put.remote(100)))) == [[k] for k in range(100)]
+    assert get(reader.read.remote(fastrt.remote(lambda: iter(())).options(num_returns="streaming").remote())) == []
+
+
 def test_everything_is_given_back(rt, wait_until):
     wait_until(lambda: fastrt.available_resources() == {"CPU": 3.0}, "everything to be free")
 

@@ -27,6 +27,8 @@ cdef extern from "Python.h":
 STREAM = FRT_TASK_STREAM
 # What readers still want, for `Producer.wanted`.
 NOTHING, END, ITEMS = 0, 1, 2
+cdef uint32_t _ELSEWHERE = 0xffffffff
+ELSEWHERE = _ELSEWHERE  # the limit of a stream that a process fills with the items of another node's, until it `ends`
 
 cdef enum:
     KIND_STREAM = 15  # never read as a value
@@ -92,7 +94,7 @@ def take(Client client, Ref stream, Ref end, timeout_s, double spin_s):
         deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9) if timeout_s else 0
     spin = <int64_t>(spin_s * 1e9)
     while True:
-        over = object_is_sealed(x, end.index)  # before the look at the list: the last item came before that
+        over = _is_over(x, s, end.index)  # before the look at the list: the last item came before that
         i = _take(x, stream.index)
         if i >= 0:
             return ref_wrap(client, i)
@@ -100,6 +102,8 @@ def take(Client client, Ref stream, Ref end, timeout_s, double spin_s):
             check(i)
         if over:
             return end if x.entries[end.index].flags & FRT_ENTRY_ERROR else None
+        if s.limit == _ELSEWHERE:
+            a64_or_sc(frt_waits(x, stream.index) + x.me_word, x.me_bit)  # nothing is fetched before somebody wants it
         now = frt_now_ns()
         if now >= deadline and not spin:
             return False
@@ -149,22 +153,27 @@ cdef int _wait_item(frt_ctx *x, frt_stream *stream, uint32_t s, uint32_t end, in
     if spin:
         while wait_spin_on(started, spin):
             for _k in range(SPINS_PER_LOOK):
-                if <uint32_t>a64_load_sc(&stream.head) or object_is_sealed(x, end):
+                if <uint32_t>a64_load_sc(&stream.head) or _is_over(x, stream, end):
                     return FRT_OK
                 a_relax()
     seen = a32_load_sc(&x.clients[x.me].wake)
     a64_or_sc(frt_waits(x, s) + x.me_word, x.me_bit)
     a64_or_sc(frt_waits(x, end) + x.me_word, x.me_bit)
-    if <uint32_t>a64_load_sc(&stream.head) or object_is_sealed(x, end):
+    if <uint32_t>a64_load_sc(&stream.head) or _is_over(x, stream, end):
         return FRT_OK
     return wait_nap(x, seen, deadline)
+
+
+cdef inline bint _is_over(frt_ctx *x, frt_stream *stream, uint32_t end) noexcept nogil:
+    """Whether no item is added any more. The end of a stream of another node's may come before its last items."""
+    return object_is_sealed(x, end) and a32_load_sc(&stream.limit) != _ELSEWHERE
 
 
 def is_ready(Client client, Ref stream, Ref end):
     """Whether `take` would not have to wait."""
     cdef frt_stream *s = _stream(client, stream)
     ref_use(client, end)
-    return <uint32_t>a64_load_sc(&s.head) != 0 or object_is_sealed(&client.x, end.index)
+    return <uint32_t>a64_load_sc(&s.head) != 0 or _is_over(&client.x, s, end.index)
 
 
 def wait_some(Client client, list things, Py_ssize_t num_returns, timeout_s, double spin_s):
@@ -272,7 +281,7 @@ cdef int _wait_some(frt_ctx *x, const uint32_t *all_of, uint32_t n, uint32_t wan
 
 def wait_any(Client client, list streams, double timeout_s):
     """Sleep once, until one of several streams may be ready: a list of pairs as `take` has them."""
-    wait_either(client, streams, [], timeout_s)
+    wait_either(client, streams, [], [], timeout_s)
 
 
 def info(Client client, Ref stream):
@@ -306,16 +315,67 @@ def told(Client client, Ref stream, uint32_t away, uint32_t wanted):
     cdef frt_stream *s = _stream(client, stream)
     a32_store_sc(&s.away, away)
     a32_store_sc(&s.elsewhere, wanted + 1)
-    if frt_any(frt_waits(&client.x, stream.index), client.x.words):
-        object_tell(&client.x, stream.index)
+    _tell_of(&client.x, stream.index)
 
 
-def wait_either(Client client, list readers, list producers, double timeout_s):
+def is_stream(Client client, Ref ref):
+    """Whether an object is a stream."""
+    client.ensure()
+    ref_use(client, ref)
+    return client.x.entries[ref.index].flags & FRT_ENTRY_STREAM != 0
+
+
+def end_of(Client client, Ref stream):
+    """A reference to the end of a stream; None when its task has ended, or is another node's."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_body body
+    cdef frt_refslot slot
+    cdef uint32_t t
+    _stream(client, stream)
+    for t in range(frt_tasks(x)):
+        if frt_word_state(a64_load_acq(x.task_words + t)) <= FRT_TASK_RESERVED or \
+                not x.tasks[t].flags & FRT_TASK_STREAM or not frt_task_body(x, t, &body) or \
+                body.nrefs == 0 or body.nreturns == 0 or body.refs[body.nrefs - 1].objref != stream.objref:
+            continue
+        slot = body.results[0]
+        if slot.index < frt_objects(x) and object_acquire(x, slot.index, slot.objref, False) == FRT_OK:
+            return ref_wrap(client, slot.index)
+    return None
+
+
+def add_to(Client client, Ref stream, Ref item):
+    """Add an item of another node's."""
+    _stream(client, stream)
+    ref_use(client, item)
+    check(links_add_item(&client.x, stream.index, item.index))
+    _tell_of(&client.x, stream.index)
+
+
+def close(Client client, Ref stream):
+    """The last item of another node's stream has been added."""
+    a32_store_sc(&_stream(client, stream).limit, 0)
+    _tell_of(&client.x, stream.index)
+
+
+def is_awaited(Client client, Ref stream):
+    """Whether somebody has found no item, and been told of none since."""
+    _stream(client, stream)
+    return frt_any(frt_waits(&client.x, stream.index), client.x.words)
+
+
+cdef void _tell_of(frt_ctx *x, uint32_t stream) noexcept nogil:
+    """Wake readers that sleep."""
+    if frt_any(frt_waits(x, stream), x.words):
+        object_tell(x, stream)
+
+
+def wait_either(Client client, list readers, list producers, list fed, double timeout_s):
     """Sleep once, until there is something to do for a process that reads some streams and fills others.
 
     Args:
         readers: pairs as `take` has them.
         producers: (Producer, its `taken` as last seen) of each.
+        fed: (stream, how many items of it had been taken) of those that another node's items are added to.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t seen, taken
@@ -324,6 +384,10 @@ def wait_either(Client client, list readers, list producers, double timeout_s):
     cdef Producer producer
     client.ensure()
     seen = a32_load_sc(&x.clients[x.me].wake)
+    for stream, taken in fed:
+        a64_or_sc(frt_waits(x, stream.index) + x.me_word, x.me_bit)
+        if <uint32_t>(a64_load_sc(&_stream(client, stream).head) >> 32) != taken:
+            return
     for producer, taken in producers:
         a64_or_sc(frt_waits(x, producer.index) + x.me_word, x.me_bit)
         if <uint32_t>(a64_load_sc(&producer.stream.head) >> 32) != taken:
@@ -507,8 +571,7 @@ cdef bint _full(Producer self) noexcept nogil:
 
 cdef void _tell(Producer self) noexcept nogil:
     """Wake readers that sleep."""
-    if frt_any(frt_waits(&self.client.x, self.index), self.client.x.words):
-        object_tell(&self.client.x, self.index)
+    _tell_of(&self.client.x, self.index)
 
 
 cdef bint _add_soon(Producer self, object value) except -1:

@@ -27,6 +27,7 @@ from fastrt.node.mailboxes import Mailboxes
 from fastrt.node.outgoing import Outgoing
 from fastrt.node.readiness import Readiness
 from fastrt.node.references import PeerError, References
+from fastrt.node.streams import Streams
 from fastrt.node.values import Native, Values
 from fastrt.rpc.descriptors import message_set
 from fastrt.store.client import Store
@@ -96,6 +97,8 @@ class Exchange:
         self.away = Away(self, store, mailboxes or self._own[0])
         self.guests = Guests(self, store)
         self.flows = Flows(self, store, watch or self._own[1])
+        self.streams = Streams(self)
+        self.references.tell_stream = self.streams.mirror
 
     # ---- the side that lends ----
 
@@ -296,6 +299,9 @@ class Exchange:
     # ---- values, both ways ----
 
     def _send_object(self, ref: ObjectRef) -> None:
+        if generators.is_stream(self._client, ref):
+            self.streams.feed(ref)
+            return
         self.readiness.watch(ref, self._send_export)
 
     def _send_export(self, ref: ObjectRef) -> None:
@@ -338,7 +344,7 @@ class Exchange:
             return
         contains = [self.references.resolve(one) for one in message.contains]
         if message.item:
-            if not self.flows.on_item(message, contains):
+            if not (self.flows if message.task else self.streams).on_item(message, contains):
                 self._refuse(message)
             return
         task = self._sink(message)
@@ -463,20 +469,30 @@ class Exchange:
             (frame.fallen, self._on_fallen),
             (frame.gone, self.away.on_gone),
             (frame.unhost, self.guests.on_unhost),
-            (frame.reads, self.flows.on_reads),
+            (frame.over, self.streams.on_over),
+            (frame.reads, self._on_reads),
             (frame.cancel, self._on_cancel),
             (frame.taken, partial(self._on_answer, again=False)),
             (frame.again, partial(self._on_answer, again=True)),
-            (frame.release, lambda one: self.references.released(one.objref, one.named)),
+            (frame.release, self._on_release),
         )
         for messages, handle in steps:
             for message in messages:
                 handle(message)
 
+    def _on_reads(self, message: Any) -> None:
+        (self.flows if message.task else self.streams).on_reads(message)
+
+    def _on_release(self, message: Any) -> None:
+        self.references.released(message.objref, message.named)
+        if self.references.exported_ref(message.objref) is None:
+            self.streams.stop(message.objref)
+
     def tidy(self, needed: set[int]) -> None:
         """Give up objects of the other node's that nobody here uses; not those with a stand-in in `needed`."""
         for objref, standin in self.references.given_up(needed | self._arrivals.named(), self.away.is_used):
             self.away.given_up(standin.ref.objref)
+            self.streams.given_up(objref)
             if standin.task is not None:
                 self._arrivals.drop(standin.task)
                 self.end(standin.task, TaskCancelledError("nobody holds this object any more"))
@@ -495,6 +511,7 @@ class Exchange:
         self.away.close(self._take_back, lost)
         self.guests.close()
         self.flows.close()
+        self.streams.close(lost)
         for own in self._own:
             own.close()
         for _, lent in self.ledger.open():

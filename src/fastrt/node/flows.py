@@ -42,9 +42,58 @@ _WAITING_BYTES = 4 << 20  # of small messages, beyond which no items are added t
 _ITEMS_A_LOOK = 256
 
 
-class _Flow(Protocol):
+class Nap:
+    """What a process sleeps for, as `generators.wait_either` has it; and whether a flow waits for something else."""
+
+    def __init__(self) -> None:
+        self.readers: list[tuple[ObjectRef, ObjectRef]] = []
+        self.producers: list[tuple[Producer, int]] = []
+        self.fed: list[tuple[ObjectRef, int]] = []
+        self.is_short = False
+
+
+class Flow(Protocol):
+    """Items on their way from one node to another, at either end."""
+
     def look(self) -> None:
         """Do what there is to do."""
+
+    def prepare(self, nap: Nap) -> None:
+        """Say what it sleeps for; on another thread than that of the loop, which does not look meanwhile."""
+
+
+class InOrder:
+    """Items that may come in any order, large ones after small ones, and are added in their own.
+
+    Args:
+        what: they are of, for errors.
+        count: how many were there before.
+
+    Attributes:
+        count: how many have been added.
+    """
+
+    def __init__(self, what: str, count: int = 0) -> None:
+        self.count = count
+        self._what = what
+        self._early: dict[int, Callable[[], None]] = {}
+
+    def put(self, item: int, add: Callable[[], None]) -> None:
+        """Item number so and so has come: add it when those before it have been.
+
+        Raises:
+            PeerError: it has come before.
+        """
+        if item <= self.count or item in self._early:
+            raise PeerError(f"item {item} of {self._what} has come twice")
+        self._early[item] = add
+        while self.count + 1 in self._early:
+            self.count += 1
+            self._early.pop(self.count)()
+
+    def is_whole(self) -> bool:
+        """Whether nothing is missing before what came last."""
+        return not self._early
 
 
 class Watch:
@@ -57,15 +106,15 @@ class Watch:
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
-        self._flows: dict[_Flow, None] = {}  # in order
+        self._flows: dict[Flow, None] = {}  # in order
         self._sleeper = Sleeper(client, loop, "fastrt-flows", self._sleep, self._look)
 
-    def open(self, flow: _Flow) -> None:
+    def open(self, flow: Flow) -> None:
         """Look after a flow."""
         self._flows[flow] = None
         self._sleeper.stir()
 
-    def drop(self, flow: _Flow) -> None:
+    def drop(self, flow: Flow) -> None:
         """Look after it no more."""
         self._flows.pop(flow, None)
 
@@ -74,12 +123,12 @@ class Watch:
         self._sleeper.close()
 
     def _sleep(self) -> None:
+        nap = Nap()
         flows = list(self._flows)
-        outflows = [flow for flow in flows if isinstance(flow, Outflow)]
-        readers = [flow.pair for flow in outflows if not flow.is_paused()]
-        producers = [(flow.producer, flow.seen) for flow in flows if isinstance(flow, Inflow) and flow.limit]
-        patience = (_PAUSED_S if len(readers) < len(outflows) else _LOOK_S) if flows else _IDLE_S
-        generators.wait_either(self._client, readers, producers, patience)
+        for flow in flows:
+            flow.prepare(nap)
+        patience = (_PAUSED_S if nap.is_short else _LOOK_S) if flows else _IDLE_S
+        generators.wait_either(self._client, nap.readers, nap.producers, nap.fed, patience)
 
     def _look(self) -> None:
         failed: list[FastrtError] = []
@@ -91,6 +140,11 @@ class Watch:
                     failed.append(exc)
         if failed:
             raise failed[0]
+
+
+def is_laden(exchange: Exchange, sending: int) -> bool:
+    """Whether no more items of a flow should be sent for now, of which so many are on their way."""
+    return sending >= _SENDING_MAX or exchange.out.nbytes > _WAITING_BYTES
 
 
 @dataclass(eq=False)
@@ -124,7 +178,14 @@ class Outflow:
 
     def is_paused(self) -> bool:
         """Whether no more should be sent for now."""
-        return self.sending >= _SENDING_MAX or self.exchange.out.nbytes > _WAITING_BYTES
+        return is_laden(self.exchange, self.sending)
+
+    def prepare(self, nap: Nap) -> None:
+        """As every flow."""
+        if self.is_paused():
+            nap.is_short = True
+        else:
+            nap.readers.append(self.pair)
 
     def look(self) -> None:
         """Send what there is."""
@@ -186,8 +247,7 @@ class Inflow:
         self.limit = int(producer.limit)
         self.seen = producer.taken
         self._read, self._wanted = producer.read, ITEMS  # as the other node has been told
-        self._next = int(producer.skip) + 1
-        self._early: dict[int, Callable[[], None]] = {}
+        self.items = InOrder(f"a stream that node {exchange.name} fills", int(producer.skip))
 
     def plan(self) -> Any:
         """What the other node must know."""
@@ -206,22 +266,10 @@ class Inflow:
             self._read, self._wanted = read, wanted
             self.exchange.out.add("reads", _Reads(task=self.number, taken=read, wanted=wanted))
 
-    def put(self, item: int, add: Callable[[], None]) -> None:
-        """Item number so and so has come: add it when those before it have been.
-
-        Raises:
-            PeerError: it has come before.
-        """
-        if item < self._next or item in self._early:
-            raise PeerError(f"node {self.exchange.name} sends item {item} of a stream twice")
-        self._early[item] = add
-        while self._next in self._early:
-            self._early.pop(self._next)()
-            self._next += 1
-
-    def is_whole(self) -> bool:
-        """Whether nothing is missing before what came last."""
-        return not self._early
+    def prepare(self, nap: Nap) -> None:
+        """As every flow."""
+        if self.limit:
+            nap.producers.append((self.producer, self.seen))
 
     def add_scalar(self, value: Any) -> None:
         """Add a value.
@@ -279,14 +327,14 @@ class Flows:
         if flow is None:
             return False
         if not flow.wants_items():
-            flow.put(message.item, lambda: None)
+            flow.items.put(message.item, lambda: None)
             return False
         if message.kind == 0 and not message.error and len(message.data) == message.size:
             value = pickle.loads(message.data)  # the stream has shown the session's token
-            flow.put(message.item, partial(flow.add_scalar, value))
+            flow.items.put(message.item, partial(flow.add_scalar, value))
             return True
         self._exchange.receive(
-            message, contains, flow.task, lambda ref: flow.put(message.item, partial(flow.producer.add_ref, ref))
+            message, contains, flow.task, lambda ref: flow.items.put(message.item, partial(flow.producer.add_ref, ref))
         )
         return True
 
@@ -297,7 +345,7 @@ class Flows:
             PeerError: items are missing.
         """
         flow = self._in.get(number)
-        if flow is not None and not flow.is_whole():
+        if flow is not None and not flow.items.is_whole():
             raise PeerError(f"node {self._exchange.name} ends a stream of which items are missing")
         self.drop(number)
 

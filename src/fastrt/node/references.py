@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt._core import handles
+from fastrt._core import generators, handles
 from fastrt._core import tasks as core
 from fastrt.errors import FastrtError
 from fastrt.node.lineage import Origin
@@ -54,6 +54,7 @@ class References:
     Attributes:
         tell_held: called with the number and the bytes of each large object of this node's that the other one has the
             value of, too, and with 0 once it has not.
+        tell_stream: called with the number of each stream of the other node's, and with the one that stands for it.
     """
 
     def __init__(self, store: Store, send: Callable[[ObjectRef], None], make: Callable[..., Any]) -> None:
@@ -64,6 +65,7 @@ class References:
         self._imports: dict[int, StandIn] = {}
         self._standing: dict[int, int] = {}  # stand-in's objref -> the other node's
         self.tell_held: Callable[[int, int], None] = lambda objref, nbytes: None
+        self.tell_stream: Callable[[int, ObjectRef], None] = lambda objref, ref: None
 
     def name(self, ref: ObjectRef) -> Any:
         """The message that names an object of this node to the other one."""
@@ -76,7 +78,7 @@ class References:
             self._send(ref)
             self._held(ref)
         export.named += 1
-        return self._make(objref=ref.objref)
+        return self._make(objref=ref.objref, stream=generators.is_stream(self._store.client, ref))
 
     def resolve(self, message: Any) -> ObjectRef:
         """What the other node has named: an object of ours, or a stand-in for one of its own.
@@ -92,9 +94,15 @@ class References:
             return export.ref
         found = self._imports.get(message.objref)
         if found is None:
-            task, ref = core.promise(self._store.client)
+            task: int | None = None
+            if message.stream:
+                ref = generators.create(self._store.client, generators.ELSEWHERE)
+            else:
+                task, ref = core.promise(self._store.client)
             found = self._imports[message.objref] = StandIn(ref, task)
             self._standing[ref.objref] = message.objref
+            if message.stream:
+                self.tell_stream(message.objref, ref)
         found.named += 1
         return found.ref
 

@@ -96,8 +96,9 @@ class ObjectRefGenerator(Waitable):
         if not self._over:
             store = self._store()
             ended = handles.is_ready(store.client, self._end)
-            unread = generators.info(store.client, self._stream)["unread"]
-            self._over = ended and not unread and not handles.describe(store.client, self._end)["error"]
+            about = generators.info(store.client, self._stream)
+            more = about["unread"] or about["limit"] == generators.ELSEWHERE
+            self._over = ended and not more and not handles.describe(store.client, self._end)["error"]
         return self._over
 
     def __aiter__(self) -> AsyncIterator[ObjectRef]:

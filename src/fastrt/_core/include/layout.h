@@ -307,7 +307,7 @@ typedef struct {
     uint64_t id; /* an objref of its own: unique, and grows with submission */
     uint64_t function; /* objref of the function's object */
     uint64_t job;      /* {gen, client} of the driver it belongs to */
-    uint64_t cancelled; /* * frt_cancel_word; swapped, as who comes too late must neither hit nor spare the next tenant */
+    uint64_t cancelled; /* * frt_cancel_word; swapped: one too late must neither hit nor spare the next tenant */
     uint64_t offset;   /* of the body; 0: inlined */
     uint64_t path;     /* what the program knows it by: FRT_PATH_STEP times its parent's, 0 for a driver, and its number
                         * among those that the parent submitted. The same in every run of the same program. Within
