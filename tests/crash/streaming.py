@@ -88,6 +88,7 @@ def play(client: Client, function: Ref, shared: Stream) -> list[Stream]:
     mine = [submit(client, function, 10_000 + k, k % 3, 200 * (k % 2)) for k in range(6)]
     generators.take(client, *mine[0][:2], 0.0003, 0.0)  # sleeps: nobody has begun
     generators.wait_any(client, [stream[:2] for stream in mine], 0.0003)
+    generators.wait_some(client, [mine[0][:2], function, mine[1][:2]], 2, 0.0003, 0.0)  # two are not ready
     dropped = submit(client, function, 10_100)
     del dropped  # before it begins
     work.run_all(client, function, 9)
@@ -99,6 +100,9 @@ def play(client: Client, function: Ref, shared: Stream) -> list[Stream]:
         work.perform(client, function, task)
     for stream in mine[3:5]:
         generators.is_ready(client, *stream[:2])
+    ready = generators.wait_some(client, [function, *(stream[:2] for stream in (mine[0], *mine[3:]))], 2, 0.0003, 0.0)
+    if not ready or ready[0] != 0:
+        raise Wrong(f"of what is there and streams that others run, ready are {ready}")
     pass_on(client, function, submit(client, function, 10_400, 2))
     box = work.put(client, 10_300, 100, list(mine[2][:2]))  # whoever reads it can read the stream
     del mine[2:4]

@@ -124,8 +124,8 @@ class Victim:
         arena.grow(self.client)
 
     def name_functions(self) -> None:
-        for k in range(2):
-            digest = bytes([k + 1]) * 16
+        crowd = [bytes(8) + bytes([k]) * 8 for k in range(5)]  # of one place, that has room for four
+        for k, digest in enumerate([bytes([1]) * 16, *crowd]):
             if functions.find_function(self.client, digest) is None:
                 ref = handles.put_scalar(self.client, f"function {k}")
                 functions.add_function(self.client, digest, ref, f"function {k}")
