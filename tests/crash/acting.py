@@ -61,6 +61,8 @@ def look_after(client: Client, kept: int = -1) -> None:
     for index, state in actors.attention(client):
         if state == actors.LIVE:  # a bare one that shall end
             actors.drop(client, index)
+            if actors.info(client, index)["state"] == actors.LIVE:
+                continue  # another one stands for it, whom somebody that has died did not come to tell
         if state == actors.DOWN and index == kept:
             actors.start_again(client, index)
         elif index != kept:
