@@ -276,6 +276,20 @@ def names_of_actors():
 
 
 @check
+def names_in_namespaces():
+    kept = [Counter.options(name="here").remote(1), Counter.options(name="here", namespace="there").remote(5)]
+    assert get(fastrt.get_actor("here").add.remote()) == 2
+    assert get(fastrt.get_actor("here", namespace="there").add.remote()) == 6
+    assert fastrt.list_named_actors() == ["here"]
+    assert {"name": "here", "namespace": "there"} in fastrt.list_named_actors(all_namespaces=True)
+    assert len(fastrt.list_named_actors(all_namespaces=True)) == 2
+    with raises(fastrt.ActorNotFoundError, "there are: "):
+        fastrt.get_actor("here", namespace="nowhere")
+    for actor in kept:
+        fastrt.kill(actor)
+
+
+@check
 def actor_that_cannot_begin_says_so_at_each_call():
     with raises(fastrt.ActorDiedError, "cannot begin"):
         get(Broken.remote().work.remote())

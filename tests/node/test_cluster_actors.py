@@ -158,6 +158,37 @@ def test_handles_work_in_tasks_and_actors_of_other_nodes(runtime, two):
     assert get(use.options(scheduling="two").remote(made, 1))[0] == [9, 10, 11]
 
 
+def test_namespace_of_a_driver_holds_on_other_nodes(runtime_dir, nodes, runtime, two, program):
+    """For plain tasks, those with a policy, and actors; this module's own driver is in another one."""
+    other = program(
+        f"""
+        import fastrt
+
+        @fastrt.remote
+        class Named:
+            def where(self):
+                return fastrt.get_runtime_context().namespace
+
+            def find(self):
+                return fastrt.get(fastrt.get_actor("own").where.remote())
+
+        def find():
+            return fastrt.get_runtime_context().namespace, fastrt.get(fastrt.get_actor("own").where.remote())
+
+        with fastrt.init(address={nodes[0].head!r}, runtime_dir={str(runtime_dir)!r}, namespace="team"):
+            own = Named.options(name="own").remote()
+            away = Named.options(scheduling="two").remote()
+            plain = fastrt.remote(scheduling="two")(find)
+            special = fastrt.remote(scheduling="two", timeout=30, retry_exceptions=[KeyError])(find)
+            print(fastrt.get([own.where.remote(), away.where.remote(), away.find.remote()]))
+            print(fastrt.get([plain.remote(), special.remote()]), fastrt.list_named_actors())
+        """
+    )
+    said = other.finish()[0].splitlines()
+    assert said == ["['team', 'team', 'team']", "[('team', 'team'), ('team', 'team')] ['own']"]
+    assert get(fastrt.remote(scheduling="two")(fastrt.get_runtime_context).remote()).namespace == ""
+
+
 def test_names_are_found_and_actors_killed_on_other_nodes(runtime, two, wait_until):
     @fastrt.remote(scheduling="two")
     def make():

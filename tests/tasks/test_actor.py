@@ -362,15 +362,3 @@ def test_handle_of_an_ended_session_is_stale(program):
 def test_many_actors_at_once_work_and_leave_nothing():
     actors = [Counter.remote(k) for k in range(16)]
     assert get([actor.add.remote() for actor in actors]) == list(range(1, 17))
-
-
-def test_namespace_is_refused_with_what_to_do():
-    @fastrt.remote
-    class Named:
-        pass
-
-    for call in (lambda: fastrt.get_actor("n", namespace="mine"), lambda: Named.options(name="n", namespace="mine")):
-        with pytest.raises(ValueError, match=r"namespace='mine' has no counterpart.*part of the name"):
-            call()
-    with pytest.raises(ActorNotFoundError):
-        fastrt.get_actor("nobody", namespace=None)

@@ -27,9 +27,7 @@ from fastrt.engines.generator import DYNAMIC, STREAMING, LocalGenerator
 from fastrt.engines.handle import EngineHandle
 from fastrt.engines.local_actor import LocalActor, may_retry
 from fastrt.errors import (
-    ActorNotFoundError,
     GetTimeoutError,
-    NameTakenError,
     ObjectStoreFullError,
     SerializationError,
     TaskCancelledError,
@@ -40,7 +38,10 @@ from fastrt.errors import (
 from fastrt.store import engine as engines
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import contained_ref, deserialize, serialize
+from fastrt.tasks import names
+from fastrt.tasks.actor import taken_error
 from fastrt.tasks.environment import OPTION as ENVIRONMENT
+from fastrt.tasks.handle import not_found
 from fastrt.tasks.leaving import LEFT, ActorLeaves
 from fastrt.tasks.method import MethodPlan, methods_of
 
@@ -416,12 +417,12 @@ class LocalEngine:
             UnsupportedError: it wants an environment of its own.
         """
         refuse_environment(changed)
-        name = changed.get("name")
+        name = names.stored(changed["name"], changed.get("namespace")) if changed.get("name") else ""
         there = self._names.get(name, lambda: None)() if name else None
         if there is not None and there.dead is None:
             if changed.get("get_if_exists"):
                 return self._handle(there)
-            raise NameTakenError(f"an actor with the name {name!r} lives in this session already; choose another name")
+            raise taken_error(name)
         methods = methods_of(actor_class.cls, dict(changed.get("concurrency_groups") or {}))
         actor = LocalActor(self, actor_class.cls, methods, changed, Stored((args, kwargs)), next(self.numbers))
         actor.build()
@@ -445,22 +446,21 @@ class LocalEngine:
         actor.call(running, which, given, refs, *_again(actor, which, settings))
         return _as_returned(settings["num_returns"], refs)
 
-    def get_actor(self, name: str) -> LocalHandle:
+    def get_actor(self, name: str, namespace: str | None) -> LocalHandle:
         """A handle of a named actor.
 
         Raises:
             ActorNotFoundError: there is none.
         """
-        actor = self._names.get(name, lambda: None)()
+        actor = self._names.get(names.stored(name, namespace), lambda: None)()
         if actor is None or actor.dead is not None:
-            there = ", ".join(self.list_named_actors()) or "none"
-            raise ActorNotFoundError(f"no actor has the name {name!r} in this session; there are: {there}")
+            raise not_found(name, namespace, self.list_named_actors(True))
         return self._handle(actor)
 
-    def list_named_actors(self) -> list[str]:
+    def list_named_actors(self, all_namespaces: bool) -> list[Any]:
         """The names of all actors that have one and live."""
         there = ((name, find()) for name, find in self._names.items())
-        return sorted(name for name, actor in there if actor is not None and actor.dead is None)
+        return names.listed([n for n, actor in there if actor is not None and actor.dead is None], all_namespaces)
 
     def kill(self, actor: Any, no_restart: bool) -> None:
         """End an actor, or build its instance again where that is allowed.
@@ -505,6 +505,7 @@ class LocalEngine:
             "actor_id": None if actor is None else f"{actor.number:016x}",
             "actor_name": None if actor is None else actor.name,
             "restarts": 0 if actor is None else actor.restarts,
+            "namespace": names.here(),
         }
 
 

@@ -36,8 +36,9 @@ _TASK_OPTIONS = (
     "runtime_env", "scheduling", "scheduling_strategy", "_generator_backpressure_num_objects", "max_calls",
 )  # fmt: skip
 _ACTOR_OPTIONS = (
-    "name", "get_if_exists", "lifetime", "max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups",
-    "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling", "scheduling_strategy",
+    "name", "namespace", "get_if_exists", "lifetime", "max_restarts", "max_task_retries", "max_concurrency",
+    "concurrency_groups", "num_cpus", "num_gpus", "memory", "resources", "runtime_env", "scheduling",
+    "scheduling_strategy",
 )  # fmt: skip
 _CALL_OPTIONS = ("num_returns", "max_task_retries", "retry_exceptions", "_generator_backpressure_num_objects")
 _AS_RAY_SAYS = {"generator_backpressure": "_generator_backpressure_num_objects"}
@@ -242,16 +243,16 @@ class RayEngine:
         method = getattr(handle._actor, "__ray_call__" if which.name == CALL else which.name).options(**options)
         return self._wrapped(method.remote(*self._unwrapped(args), **self._unwrapped_named(kwargs)))
 
-    def get_actor(self, name: str) -> RayHandle:
+    def get_actor(self, name: str, namespace: str | None) -> RayHandle:
         """`ray.get_actor`.
 
         Raises:
             ActorNotFoundError: there is none.
         """
         try:
-            actor = ray.get_actor(name)
+            actor = ray.get_actor(name, namespace)
         except ValueError:
-            there = ", ".join(self.list_named_actors()) or "none"
+            there = ", ".join(self.list_named_actors(False)) or "none"
             raise ActorNotFoundError(f"no actor has the name {name!r} in this cluster; there are: {there}") from None
         if not hasattr(actor, "_fastrt_methods"):
             raise UnsupportedError(f"actor {name!r} was made by a program that uses Ray itself; call it through Ray")
@@ -261,9 +262,10 @@ class RayEngine:
             raise ray_errors.translated(exc) from None
         return RayHandle(self, actor, class_name, methods)
 
-    def list_named_actors(self) -> list[str]:
+    def list_named_actors(self, all_namespaces: bool) -> list[Any]:
         """`ray.util.list_named_actors`."""
-        return sorted(ray.util.list_named_actors())
+        found = ray.util.list_named_actors(all_namespaces)
+        return sorted(found, key=lambda row: (row["namespace"], row["name"])) if all_namespaces else sorted(found)
 
     def kill(self, actor: Any, no_restart: bool) -> None:
         """`ray.kill`.

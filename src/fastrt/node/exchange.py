@@ -35,7 +35,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
 from fastrt.tasks.cancel import cancel_in
 from fastrt.tasks.demand import Demand, export
-from fastrt.tasks.special import RETRIES_FOREVER, retries_left
+from fastrt.tasks.special import RETRIES_FOREVER, carried, retries_left
 
 _SET = message_set("node")
 _Frame, _Value, _Ref, _Task, _Function, _Release, _Cancel = (
@@ -137,9 +137,7 @@ class Exchange:
             The number.
         """
         message.retries, message.retry_errors = retries_left(info), bool(info["flags"] & core.RETRY_ERRORS)
-        policy = special.policy_of(self._client, task)
-        if policy is not None:
-            message.policy = bytes(self._store.read(policy)[2])  # as it is: its types may be unknown here
+        message.policy = carried(self._store, task, info["job"] if line is None else 0)
         flow = self.flows.lend(task, message) if info["flags"] & generators.STREAM else None
         message.task = number = self.ledger.lend(task, line)
         if flow is not None:

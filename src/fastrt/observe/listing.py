@@ -15,6 +15,7 @@ from fastrt._core import clients, fsck, handles, look, spill
 from fastrt.errors import FastrtError
 from fastrt.store.client import Store
 from fastrt.store.serialize import NDARRAY
+from fastrt.tasks import names as names_of_actors
 from fastrt.tasks import sites
 
 Row = dict[str, Any]
@@ -104,8 +105,8 @@ def actors(store: Store) -> list[Row]:
     Args:
         store: any process's attachment.
     Returns:
-        Rows with actor (its id), class, name (or ""), state ("starting", "alive", "restarting", "dead"), pid (or None),
-        restarts, max_restarts, detached, calls (not yet ended), reason (why it is dead).
+        Rows with actor (its id), class, name and namespace (or ""), state ("starting", "alive", "restarting", "dead"),
+        pid (or None), restarts, max_restarts, detached, calls (not yet ended), reason (why it is dead).
     """
     names = Names(store)
     calls: dict[int, int] = {}
@@ -119,7 +120,8 @@ def actors(store: Store) -> list[Row]:
             continue  # what a placement group has reserved
         found.append(
             {
-                "actor": index, "class": names.actor(index), "name": info["name"],
+                "actor": index, "class": names.actor(index), "name": names_of_actors.split(info["name"])[1],
+                "namespace": names_of_actors.split(info["name"])[0],
                 "state": ACTOR_STATES.get(info["state"], "?"), "pid": info["pid"], "restarts": info["restarts"],
                 "max_restarts": info["max_restarts"], "detached": info["detached"], "calls": calls.get(index, 0),
                 "reason": info["reason"],

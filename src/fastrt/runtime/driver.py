@@ -10,18 +10,19 @@ from typing import Any
 
 from fastrt.config import Config, read_resources
 from fastrt.errors import ConfigError, FastrtError, NotInitializedError
-from fastrt.runtime.foreign import kind_of, start_foreign
+from fastrt.runtime.foreign import RAY, kind_of, start_foreign
 from fastrt.runtime.nodefile import find_node
 from fastrt.runtime.session import Attached, Runtime, start
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import watch
 from fastrt.store.client import Store
-from fastrt.tasks.environment import environment_of, set_current
+from fastrt.tasks import names
+from fastrt.tasks.environment import Environment, environment_of, set_current
 
 _STORE_BYTES_ANY = 64 << 20  # so that a machine with no room for another store can still use the one it has
 # What programs give to `ray.init` that has no meaning here and changes no result.
-_RAY_ONLY = ("include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level", "namespace")
+_RAY_ONLY = ("include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level")
 
 _runtime: Runtime | None = None
 _lock = threading.RLock()
@@ -39,6 +40,7 @@ def init(
     engine: str | None = None,
     local_mode: bool = False,
     runtime_env: Mapping[str, Any] | None = None,
+    namespace: str | None = None,
     **settings: Any,
 ) -> Runtime:
     """Start the embedded runtime: a node daemon, an object store, and workers; or use a node that runs already.
@@ -56,6 +58,8 @@ def init(
         local_mode: run everything in this process, in order and at once, for a debugger.
         runtime_env: the environment of every task and actor that is given none, or not all of it: see
             `docs/environments.md`. Not of this process.
+        namespace: where names of actors are made and looked for by this program, its tasks and actors; default: the
+            session's own, which all programs share that say none.
         **settings: any field of `fastrt.config.Config`; each also has a variable FASTRT_<NAME>.
     Returns:
         The `Runtime`; a `with` statement shuts it down at its end.
@@ -78,10 +82,12 @@ def init(
         about: dict[str, Any] = {"num_workers": num_workers, "object_store_memory": object_store_memory}
         about |= {"resources": resources, "num_gpus": num_gpus}
         which = kind_of(engine, local_mode)
+        space = "" if namespace is None else names.checked("namespace", namespace)
         if which is not None:
-            if runtime_env is not None:
-                settings["runtime_env"] = runtime_env
+            settings |= {"runtime_env": runtime_env} if runtime_env is not None else {}
+            settings |= {"namespace": space} if space and which == RAY else {}
             _runtime = start_foreign(which, address, about, settings)
+            set_current(Environment(namespace=space) if space and which != RAY else None)
         else:
             job = environment_of(runtime_env)
             settings = {name: value for name, value in settings.items() if name not in _RAY_ONLY}
@@ -89,6 +95,8 @@ def init(
             set_current(job)
         _runtime.on_exit = shutdown
         store_client.set_store(_runtime._store)
+        if space and _runtime._store is not None:
+            names.note(_runtime._store, space)
         return _runtime
 
 

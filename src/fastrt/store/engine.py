@@ -45,10 +45,10 @@ class Engine(Protocol):
     def create(self, actor_class: Any, changed: Mapping[str, Any], args: Any, kwargs: Any) -> Any:
         """An actor of `actor_class.cls`, with the settings that differ from the default; its handle."""
 
-    def get_actor(self, name: str) -> Any:
+    def get_actor(self, name: str, namespace: str | None) -> Any:
         """`fastrt.get_actor`."""
 
-    def list_named_actors(self) -> list[str]:
+    def list_named_actors(self, all_namespaces: bool) -> list[Any]:
         """`fastrt.list_named_actors`."""
 
     def kill(self, actor: Any, no_restart: bool) -> None:

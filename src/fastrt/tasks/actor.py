@@ -18,9 +18,9 @@ from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
-from fastrt.tasks import environment, functions
+from fastrt.tasks import environment, functions, names
 from fastrt.tasks.demand import demand_of_actor, export
-from fastrt.tasks.handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, refuse_namespace, retries_of
+from fastrt.tasks.handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, retries_of
 from fastrt.tasks.method import constructor_of, methods_of, whole
 from fastrt.tasks.special import NO_PRIORITY
 
@@ -29,6 +29,7 @@ ASYNC_CONCURRENCY = 1000  # of an actor with coroutine methods, unless said othe
 _RESTARTS_MAX = 1 << 30
 _DEFAULTS: dict[str, Any] = {
     "name": None,
+    "namespace": None,
     "get_if_exists": False,
     "lifetime": None,
     "max_restarts": 0,
@@ -104,9 +105,10 @@ class ActorClass:
             changed = {name: value for name, value in self._options.items() if value != _DEFAULTS[name]}
             handle: ActorHandle = other.create(self, changed, args, kwargs)
             return handle
+        named = self._options["name"], self._options["namespace"]
         if self._options["get_if_exists"]:
             try:
-                return get_actor(self._options["name"])
+                return get_actor(*named)
             except ActorNotFoundError:
                 pass
         try:
@@ -116,7 +118,7 @@ class ActorClass:
             return self._make(args, kwargs)
         except NameTakenError:
             if self._options["get_if_exists"]:  # another process was quicker
-                return get_actor(self._options["name"])
+                return get_actor(*named)
             raise
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
@@ -137,17 +139,18 @@ class ActorClass:
             retries_of(options["max_task_retries"]),
             concurrency,
             groups,
-            environment.inherited(options[environment.OPTION]),
+            names.inside(names.here(), environment.inherited(options[environment.OPTION])),
             demand=wanted,
         )
         ref = store.put_serialized(serialize(plan))
-        name, detached = options["name"] or "", options["lifetime"] == "detached"
+        detached = options["lifetime"] == "detached"
+        name = names.stored(options["name"], options["namespace"]) if options["name"] else ""
         taken = bool(name) and find_elsewhere(store, name) is not None
         if not taken:
             restarts = options["max_restarts"]
             taken = actors.create(store.client, ref, cls_ref.objref, name, restarts, detached, wanted) is None
         if taken:
-            raise NameTakenError(f"an actor with the name {name!r} lives in this session already; choose another name")
+            raise taken_error(name)
         if store.tell is not None:
             store.tell(op="actor")
         return ActorHandle(ref, plan)
@@ -166,6 +169,13 @@ class ActorClass:
         self._bound = None
 
 
+def taken_error(whole: str) -> NameTakenError:
+    """The error where another actor has a name."""
+    space, name = names.split(whole)
+    where = f"namespace {space!r} of this session" if space else "this session"
+    return NameTakenError(f"an actor with the name {name!r} lives in {where} already; choose another name")
+
+
 def knows(option: str) -> bool:
     """Whether there is such an option of remote classes."""
     return option in _DEFAULTS
@@ -175,8 +185,6 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name == "priority":
             raise TypeError(NO_PRIORITY)
-        if name == "namespace" and value:
-            refuse_namespace(value)
         if name not in _DEFAULTS:
             raise TypeError(f"{name!r} is not an option of remote classes; there are: {', '.join(_DEFAULTS)}")
         if value is not None:
@@ -197,10 +205,9 @@ def _check_option(name: str, value: Any) -> None:
         if value not in ("detached", "non_detached"):
             raise ValueError(f"lifetime is {value!r}; it must be 'detached', 'non_detached' or None")
     elif name == "name":
-        if not isinstance(value, str):
-            raise TypeError(f"name is {value!r}; it must be text")
-        if not 1 <= len(value.encode()) <= actors.NAME_BYTES_MAX:
-            raise ValueError(f"name has {len(value.encode())} bytes; it must have from 1 to {actors.NAME_BYTES_MAX}")
+        names.stored(value, "")
+    elif name == "namespace":
+        names.checked(name, value)
     elif name == "get_if_exists":
         if not isinstance(value, bool):
             raise TypeError(f"get_if_exists is {value!r}; it must be True or False")

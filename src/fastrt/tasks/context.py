@@ -11,6 +11,7 @@ from fastrt.config import RESOURCE_PARTS
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.client import Store
+from fastrt.tasks import names
 from fastrt.tasks.demand import ONE_CPU, Demand
 
 
@@ -29,7 +30,7 @@ class RuntimeContext:
         restarts: how often the actor's instance was built again.
         attempt: runs of the task before this one.
         assigned_resources: what the task takes while it runs, by name.
-        namespace: always empty: names of actors belong to a session.
+        namespace: of names of actors; empty: the session's own.
     """
 
     job_id: str
@@ -105,10 +106,11 @@ def _facts(store: Store) -> dict[str, Any]:
         "task_name": None,
         "actor_id": None,
         "actor_name": None,
+        "namespace": names.here(),
     }
     if actor is not None:
         about = actors.info(client, actor)
-        facts |= {"actor_id": f"{about['object'][0]:016x}", "actor_name": about["name"] or None}
+        facts |= {"actor_id": f"{about['object'][0]:016x}", "actor_name": names.split(about["name"])[1] or None}
         facts["restarts"] = about["restarts"]
     if task is not None:
         info = core.info(client, task)

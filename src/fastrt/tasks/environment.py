@@ -27,12 +27,19 @@ class Environment:
         working_dir: the current folder, and the first place where modules are looked for.
         py_modules: packages and modules, each imported by the name of its folder or file.
         import_paths: folders in which modules are looked for.
+        namespace: of names of actors; not given by a `runtime_env`, but inherited with it.
     """
 
     env_vars: tuple[tuple[str, str], ...] | None = None
     working_dir: str | None = None
     py_modules: tuple[str, ...] | None = None
     import_paths: tuple[str, ...] | None = None
+    namespace: str | None = None
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the process that enters it stays as it is."""
+        return self == Environment(namespace=self.namespace)
 
     def extended_by(self, own: Environment | None) -> Environment:
         """This environment as what is submitted inside of it gets it.
@@ -73,7 +80,8 @@ class _Bound(Protocol):
     def forget(self) -> None: ...
 
 
-_KEYS = tuple(field.name for field in fields(Environment))
+_FIELDS = tuple(field.name for field in fields(Environment))
+_KEYS = tuple(name for name in _FIELDS if name != "namespace")
 _current: Environment | None = None
 _bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
 
@@ -131,7 +139,7 @@ def environment_of(given: Any) -> Environment | None:
 
 
 def _pairs(one: Environment, other: Environment) -> list[tuple[str, Any, Any]]:
-    return [(key, getattr(one, key), getattr(other, key)) for key in _KEYS]
+    return [(key, getattr(one, key), getattr(other, key)) for key in _FIELDS]
 
 
 def _unknown(key: object) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from fastrt._core import actors, calls, generators, handles
 from fastrt._core import special as special_core
@@ -24,7 +24,7 @@ from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks import arguments, special
+from fastrt.tasks import arguments, names, special
 from fastrt.tasks.environment import Environment
 from fastrt.tasks.leaving import OWN, OwnMethod
 from fastrt.tasks.method import CALL, RETURNS_MAX, MethodPlan, check_options, whole
@@ -417,42 +417,35 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 
     Args:
         name: as given to `.options(name=...)`.
-        namespace: must be None or empty: names belong to the session.
+        namespace: where it was made with that name; default: the one that this code is in.
     Raises:
-        ActorNotFoundError: no actor of that name lives.
-        TypeError: the name is not text.
-        ValueError: a namespace is given.
+        ActorNotFoundError: no actor of that name lives there.
+        TypeError, ValueError: no actor can be called so.
     Source:
         The semantics of `ray.get_actor`.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"name is {name!r}; it must be text")
-    if namespace:
-        refuse_namespace(namespace)
+    whole = names.stored(name, namespace)
     other = engines.current()
     if other is not None:
-        found: ActorHandle = other.get_actor(name)
+        found: ActorHandle = other.get_actor(name, namespace)
         return found
     store = store_client.require()
-    ref = actors.find(store.client, name)
+    ref = actors.find(store.client, whole)
     if ref is None:
-        ref = find_elsewhere(store, name)
+        ref = find_elsewhere(store, whole)
     if ref is None:
-        there = ", ".join(list_named_actors()) or "none"
-        raise ActorNotFoundError(f"no actor has the name {name!r} in this session; there are: {there}")
+        raise not_found(name, namespace, list_named_actors(all_namespaces=True))
     return ActorHandle(ref)
 
 
-def refuse_namespace(namespace: str) -> NoReturn:
-    """Say what to do instead.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(
-        f"namespace={namespace!r} has no counterpart: names of actors belong to the session, for all who use it; make "
-        f"it a part of the name, as in name='{namespace}/...', or use sessions of their own"
-    )
+def not_found(name: str, namespace: str | None, there: list[dict[str, str]]) -> ActorNotFoundError:
+    """The error where no actor has a name, and others have these."""
+    space = names.here() if namespace is None else namespace
+    inside = ", ".join(row["name"] for row in there if row["namespace"] == space) or "none"
+    where = f"namespace {space!r} of this session" if space else "this session"
+    others = sorted({row["namespace"] for row in there if row["namespace"] != space and row["name"] == name})
+    hint = f"; one is in namespace {', '.join(map(repr, others))}" if others else ""
+    return ActorNotFoundError(f"no actor has the name {name!r} in {where}; there are: {inside}{hint}")
 
 
 def find_elsewhere(store: Store, name: str) -> ObjectRef | None:
@@ -476,18 +469,20 @@ def _ask_cluster(store: Store, name: str) -> dict[str, Any]:
     return {"names": [], "objref": 0}
 
 
-def list_named_actors() -> list[str]:
+def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     """Return the names of all actors of this cluster that have one and live, in the order of the alphabet.
 
+    Args:
+        all_namespaces: whether those of other namespaces, too; then each is {"name": ..., "namespace": ...}.
     Source:
         The semantics of `ray.util.list_named_actors`.
     """
     other = engines.current()
     if other is not None:
-        return other.list_named_actors()
+        return other.list_named_actors(all_namespaces)
     store = store_client.require()
-    names = {*actors.names(store.client), *_ask_cluster(store, "")["names"]}
-    return sorted(name for name in names if not name.startswith(GROUP_NAME))
+    found = {*actors.names(store.client), *_ask_cluster(store, "")["names"]}
+    return names.listed([whole for whole in found if not whole.startswith(GROUP_NAME)], all_namespaces)
 
 
 def class_name(store: Store, index: int) -> str:

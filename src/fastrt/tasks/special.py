@@ -7,15 +7,17 @@ each policy, which the task's record names.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastrt._core import functions
+from fastrt._core import special as core_special
 from fastrt._core.special import PRIORITY_MAX
 from fastrt.errors import ObjectStoreFullError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.store.serialize import serialize
+from fastrt.store.serialize import PICKLE, deserialize, serialize
+from fastrt.tasks import names
 from fastrt.tasks.environment import OPTION as ENVIRONMENT
 from fastrt.tasks.environment import Environment, environment_of
 
@@ -223,6 +225,36 @@ def export(store: Store, policy: Policy | None) -> ObjectRef | None:
         except ObjectStoreFullError:  # of different ones there are too many to keep: this one lives with its tasks
             found = made
     return found
+
+
+def carried(store: Store, task: int, job: int) -> bytes:
+    """What the policy of a task is, as bytes for another node, where its job's namespace is not known; empty: none.
+
+    Args:
+        store: of the process that has claimed it.
+        task: its index.
+        job: whose it is; 0: its actor knows where it is.
+    """
+    ref = core_special.policy_of(store.client, task)
+    data = b"" if ref is None else bytes(store.read(ref)[2])  # as it is: its types may be unknown here
+    namespace = names.of_job(store, job) if job else ""
+    return serialize(_Carried(data, namespace)).to_bytes() if namespace else data
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """A policy, pickled, that is to have a namespace when it is read."""
+
+    data: bytes
+    namespace: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _read_carried, (self.data, self.namespace)
+
+
+def _read_carried(data: bytes, namespace: str) -> Policy:
+    policy: Policy = deserialize(PICKLE, data, []) if data else Policy()
+    return replace(policy, environment=names.inside(namespace, policy.environment))
 
 
 def _limit_of(given: dict[str, Any]) -> int:

@@ -95,6 +95,7 @@ class Room:
         self._modules: dict[str, ModuleType] = {}  # its own, while they are not in sys.modules
         self._others: dict[str, ModuleType] = {}  # what was in sys.modules, while they are
         self._outside: Surroundings | None = None
+        self._before: Environment | None = None  # of one that changes nothing
         self._elsewhere: list[str] = []  # sys.path outside
         self.functions = FunctionCache(store)
 
@@ -104,6 +105,10 @@ class Room:
         Raises:
             ConfigError: it cannot be.
         """
+        if self._environment.changes_nothing:
+            self._before = environments.current()
+            environments.set_current(self._environment)
+            return
         self._outside = Surroundings()
         self._elsewhere = [path for path in map(os.path.abspath, sys.path) if path not in self._folders]
         self._others = dict(sys.modules)
@@ -119,6 +124,9 @@ class Room:
 
     def leave(self) -> None:
         """Make the process's environment what it was."""
+        if self._environment.changes_nothing:
+            environments.set_current(self._before)
+            return
         assert self._outside is not None
         new = [(name, module) for name, module in sys.modules.items() if self._others.get(name) is not module]
         self._modules = {name: module for name, module in new if self._is_own(name, module)}

@@ -1,0 +1,105 @@
+"""Names of actors and the namespaces that they are in: one text in an actor's record, which all nodes compare.
+
+What a driver's `init(namespace=...)` says holds for all that its tasks and actors do. It is noted in the arena for the
+driver's job, where only who deals with names looks for it, so that tasks cost nothing for it. An actor takes it along
+in its environment, as it outlives the job and is called by others; so do tasks that go to another node. The session's
+own namespace is the empty one, and its names are written as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+from fastrt._core import functions
+from fastrt._core import tasks as core
+from fastrt._core.actors import NAME_BYTES_MAX
+from fastrt.store import client as store_client
+from fastrt.store.client import Store
+from fastrt.tasks import environment
+from fastrt.tasks.environment import Environment
+
+_MARK = "\x1e"
+
+
+def checked(what: str, value: Any) -> str:
+    """Return a name or a namespace if it can be one.
+
+    Args:
+        what: which of both it is.
+        value: that.
+    Raises:
+        TypeError, ValueError: it cannot.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is {value!r}; it must be text")
+    if any(one in value for one in "\x1e\x1f"):
+        raise ValueError(f"{what} is {value!r}; it must not have the characters \\x1e and \\x1f")
+    return value
+
+
+def here() -> str:
+    """The namespace of the code that runs here."""
+    now = environment.current()
+    if now is not None and now.namespace is not None:
+        return now.namespace
+    store = store_client.current()
+    if store is None or store.actor_here is not None:
+        return ""
+    task = store.task_here()
+    return of_job(store, store.client.job if task is None else core.info(store.client, task)["job"])
+
+
+def note(store: Store, namespace: str) -> None:
+    """Have the job of this process, which is a driver, be in a namespace."""
+    ref = store.put(namespace)
+    functions.add_function(store.client, _digest(store.client.job), ref, f"namespace {namespace}")
+
+
+def of_job(store: Store, job: int) -> str:
+    """The namespace that a job is in."""
+    ref = functions.find_function(store.client, _digest(job))
+    return "" if ref is None else str(store.get(ref))
+
+
+def inside(namespace: str, own: Environment | None) -> Environment | None:
+    """An environment as it is taken to where the job is not known."""
+    if not namespace or (own is not None and own.namespace is not None):
+        return own
+    return replace(own or Environment(), namespace=namespace)
+
+
+def _digest(job: int) -> bytes:
+    return hashlib.blake2b(job.to_bytes(8, "little"), digest_size=16, person=b"namespace").digest()
+
+
+def stored(name: str, namespace: str | None) -> str:
+    """A name as the record has it; a namespace of None is the one that this code is in.
+
+    Raises:
+        TypeError, ValueError: it cannot be a name.
+    """
+    space = here() if namespace is None else checked("namespace", namespace)
+    whole = f"{_MARK}{space}{_MARK}{checked('name', name)}" if space else checked("name", name)
+    if not 1 <= len(whole.encode()) <= NAME_BYTES_MAX:
+        inside = f" with namespace {space!r} and 2 more" if space else ""
+        raise ValueError(f"name{inside} has {len(whole.encode())} bytes; it must have from 1 to {NAME_BYTES_MAX}")
+    return whole
+
+
+def split(whole: str) -> tuple[str, str]:
+    """(namespace, name) of what a record has."""
+    if not whole.startswith(_MARK):
+        return "", whole
+    _, space, name = whole.split(_MARK, 2)
+    return space, name
+
+
+def listed(whole: list[str], all_namespaces: bool) -> list[Any]:
+    """What `fastrt.list_named_actors` says of what the records have."""
+    found = sorted(map(split, whole))
+    if all_namespaces:
+        return [{"name": name, "namespace": space} for space, name in found]
+    space_here = here()
+    return [name for space, name in found if space == space_here]
