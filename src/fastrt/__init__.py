@@ -49,6 +49,7 @@ from fastrt.tasks.method import method
 from fastrt.tasks.placement import (
     PlacementGroup,
     PlacementGroupSchedulingStrategy,
+    get_current_placement_group,
     get_placement_group,
     placement_group,
     placement_group_table,
@@ -118,6 +119,7 @@ __all__ = [
     "exit_actor",
     "get_actor",
     "get_runtime_context",
+    "get_current_placement_group",
     "get_placement_group",
     "init",
     "is_initialized",

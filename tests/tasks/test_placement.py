@@ -135,7 +135,7 @@ def test_wrong_use_is_told_at_once(rt):
         (lambda: fastrt.placement_group([{"CPU": 1}], strategy="NEAR"), ValueError, "strategy is 'NEAR'"),
         (lambda: fastrt.placement_group([{"CPU": 1}], lifetime="long"), ValueError, "lifetime is 'long'"),
         (lambda: InGroup("mine"), TypeError, "made by placement_group"),
-        (lambda: InGroup(group, 0, True), ValueError, "not supported"),
+        (lambda: InGroup(group, 0, 1), TypeError, "placement_group_capture_child_tasks must be True or False"),
         (lambda: pid.options(scheduling_strategy=InGroup(group)), ValueError, "CPU 1 is demanded .* no bundle has it"),
         (lambda: pid.options(scheduling_strategy=InGroup(group, 1), num_cpus=0), ValueError, "has 1 bundles"),
         (lambda: fastrt.remove_placement_group("mine"), TypeError, "takes a placement group"),
@@ -157,3 +157,68 @@ def test_killed_daemon_loses_no_reservation(rt, wait_until):
     fastrt.remove_placement_group(group)
     del held
     wait_until(lambda: has(**ALL), "everything to be free")
+
+
+def here():
+    group = fastrt.util.get_current_placement_group()
+    return None if group is None else group.id
+
+
+@fastrt.remote
+class Where:
+    def here(self):
+        return here()
+
+    def of_task(self):
+        return fastrt.get(fastrt.remote(here).remote())
+
+
+@fastrt.remote(num_cpus=0)
+def started():
+    """Where a task is, what it starts, what says itself where it runs, and an actor."""
+    task, actor = fastrt.remote(num_cpus=0)(here), Where.remote()
+    refs = [task.remote(), task.options(scheduling="default").remote(), actor.here.remote()]
+    return [here(), *fastrt.get(refs)]
+
+
+def test_task_and_actor_know_their_group_and_what_they_start_is_outside_of_it(rt, wait_until):
+    group = fastrt.placement_group([{"CPU": 1}, {"license": 1}])
+    assert group.wait(30)
+    assert here() is None
+    inside = InGroup(group)
+    assert get(fastrt.remote(here).options(scheduling_strategy=inside).remote()) == group.id
+    assert get(started.options(scheduling_strategy=inside).remote()) == [group.id, None, None, None]
+    again = started.options(scheduling_strategy=inside).options(scheduling_strategy="DEFAULT")
+    assert get(again.remote()) == [None] * 4
+    actor = Where.options(scheduling_strategy=inside).remote()
+    assert get([actor.here.remote(), actor.of_task.remote()]) == [group.id, None]
+    del actor
+    fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "what was reserved")
+
+
+def test_group_that_captures_has_what_its_tasks_start_and_what_these_start(rt, wait_until):
+    group = fastrt.placement_group([{"CPU": 1, "license": 1}])
+    assert group.wait(30)
+    inside = InGroup(group, 0, placement_group_capture_child_tasks=True)
+    mine = group.id
+    assert get(started.options(scheduling_strategy=inside).remote()) == [mine, mine, None, mine]
+
+    @fastrt.remote(num_cpus=0, timeout=30)
+    def lead():
+        return fastrt.get(started.remote())
+
+    assert get(lead.options(scheduling_strategy=inside).remote()) == [mine, mine, None, mine]
+    actor = Where.options(scheduling_strategy=inside).remote()
+    assert get([actor.here.remote(), actor.of_task.remote()]) == [mine, mine]
+
+    @fastrt.remote(num_cpus=0)
+    def greedy():
+        return fastrt.get(fastrt.remote(resources={"license": 2})(here).remote())
+
+    with pytest.raises(ValueError, match="no bundle has it"):
+        get(greedy.options(scheduling_strategy=inside).remote())
+    assert get(fastrt.remote(here).remote()) is None, "the workers are outside again"
+    del actor
+    fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "what was reserved")

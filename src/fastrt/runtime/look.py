@@ -47,8 +47,9 @@ def list_actors(*, limit: int = 100, all_nodes: bool = True, timeout: float = _A
     """Actors, dead ones too as long as somebody has a handle; arguments as for `list_tasks`.
 
     Returns:
-        A dict for each: actor, class, name, state ("starting", "alive", "restarting" or "dead"), pid, restarts,
-        max_restarts, detached, calls (that have not ended), reason (why it is dead), and node where there are several.
+        A dict for each: actor, class, name, namespace, state ("starting", "alive", "restarting" or "dead"), pid,
+        restarts, max_restarts, detached, calls (that have not ended), reason (why it is dead), and node where there are
+        several.
     Raises:
         ValueError: a filter names no column.
     """

@@ -19,7 +19,7 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import environment, functions, names
-from fastrt.tasks.demand import demand_of_actor, export
+from fastrt.tasks.demand import demand_of_actor, export, group_strategy, place_given
 from fastrt.tasks.handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, retries_of
 from fastrt.tasks.method import constructor_of, methods_of, whole
 from fastrt.tasks.special import NO_PRIORITY
@@ -129,7 +129,13 @@ class ActorClass:
         concurrency = options["max_concurrency"]
         if concurrency is None:
             concurrency = ASYNC_CONCURRENCY if any(which.is_async for which in methods) else 1
-        wanted = None if self._demand is None else export(store, self._demand)
+        group, demand = environment.captured(), self._demand
+        if group is None or place_given(options):
+            group = group_strategy(options)
+        else:
+            demand = demand_of_actor({**options, "scheduling_strategy": group})
+        around = environment.grouped(environment.inherited(options[environment.OPTION]), group)
+        wanted = None if demand is None else export(store, demand)
         plan = ActorPlan(
             self.cls.__name__,
             store.client.segment.session,
@@ -139,7 +145,7 @@ class ActorClass:
             retries_of(options["max_task_retries"]),
             concurrency,
             groups,
-            names.inside(names.here(), environment.inherited(options[environment.OPTION])),
+            names.inside(names.here(), around),
             demand=wanted,
         )
         ref = store.put_serialized(serialize(plan))

@@ -22,7 +22,8 @@ GPU = "GPU"
 SPREAD = "spread"
 PACK = "pack"
 INSIDE = "@"  # in names of resources that a placement group has, before the group's
-OPTIONS = ("num_cpus", "num_gpus", "resources", "scheduling", "scheduling_strategy")
+_PLACES = ("scheduling", "scheduling_strategy")
+OPTIONS = ("num_cpus", "num_gpus", "resources", *_PLACES)
 Amounts = tuple[tuple[str, int], ...]  # in parts, see `fastrt.config.RESOURCE_PARTS`; in order of name
 ONE_CPU: Amounts = ((CPU, RESOURCE_PARTS),)
 _A_BUNDLE = "bundle"  # that a task is in one, also if it takes nothing
@@ -119,11 +120,24 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
         raise TypeError("scheduling and scheduling_strategy are two names for one option: give one of them")
     name = "scheduling" if "scheduling" in given else "scheduling_strategy"
     value = given.get(name, "default")
-    if isinstance(getattr(value, "placement_group", None), Group):
+    if group_strategy(given) is not None:
         inside: Amounts = value.placement_group.inside(parts_of(amounts), value.placement_group_bundle_index)
         return Demand(inside)
     demand = Demand(parts_of(amounts), *_strategy(name, value))
     return None if demand == Demand(ONE_CPU) else demand
+
+
+def group_strategy(options: Mapping[str, Any]) -> Any:
+    """What options say of a placement group; None when they name none."""
+    for name in _PLACES:
+        if isinstance(getattr(options.get(name), "placement_group", None), Group):
+            return options[name]
+    return None
+
+
+def place_given(options: Mapping[str, Any]) -> bool:
+    """Whether options say where to run."""
+    return any(options.get(name) is not None for name in _PLACES)
 
 
 def demand_of_actor(options: Mapping[str, Any]) -> Demand | None:

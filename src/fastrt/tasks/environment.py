@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from fastrt.errors import ConfigError, UnsupportedError
@@ -28,6 +28,7 @@ class Environment:
         py_modules: packages and modules, each imported by the name of its folder or file.
         import_paths: folders in which modules are looked for.
         namespace: of names of actors; not given by a `runtime_env`, but inherited with it.
+        strategy: the placement group that it runs in, and whether what it starts does, too; given by another option.
     """
 
     env_vars: tuple[tuple[str, str], ...] | None = None
@@ -35,11 +36,12 @@ class Environment:
     py_modules: tuple[str, ...] | None = None
     import_paths: tuple[str, ...] | None = None
     namespace: str | None = None
+    strategy: Any = None
 
     @property
     def changes_nothing(self) -> bool:
         """Whether the process that enters it stays as it is."""
-        return self == Environment(namespace=self.namespace)
+        return self == Environment(namespace=self.namespace, strategy=self.strategy)
 
     def extended_by(self, own: Environment | None) -> Environment:
         """This environment as what is submitted inside of it gets it.
@@ -52,7 +54,7 @@ class Environment:
         merged = {name: mine if other is None else other for name, mine, other in _pairs(self, own)}
         if self.env_vars is not None and own.env_vars is not None:
             merged["env_vars"] = tuple(sorted({**dict(self.env_vars), **dict(own.env_vars)}.items()))
-        return Environment(**merged)
+        return Environment(**{**merged, "strategy": own.strategy})
 
     def folders(self) -> list[str]:
         """Where its modules are looked for, before anywhere else."""
@@ -81,28 +83,50 @@ class _Bound(Protocol):
 
 
 _FIELDS = tuple(field.name for field in fields(Environment))
-_KEYS = tuple(name for name in _FIELDS if name != "namespace")
+_KEYS = tuple(name for name in _FIELDS if name not in ("namespace", "strategy"))
 _current: Environment | None = None
+_heritage: Environment | None = None
 _bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
 
 
 def current() -> Environment | None:
-    """What is submitted by this process inherits this: a worker's or an actor's environment, or the job's default."""
+    """What this process is in: a worker's or an actor's environment, or the job's default."""
     return _current
+
+
+def heritage() -> Environment | None:
+    """What is submitted by this process inherits this: all of its own but the placement group."""
+    return _heritage
+
+
+def captured() -> Any:
+    """The strategy of what is submitted here and says none; None: as always."""
+    strategy = None if _current is None else _current.strategy
+    if strategy is None or not strategy.placement_group_capture_child_tasks:
+        return None
+    return replace(strategy, placement_group_bundle_index=-1)
 
 
 def inherited(own: Environment | None) -> Environment | None:
     """What is submitted here runs in this, if `own` was given for it."""
-    return own if _current is None else _current.extended_by(own)
+    return own if _heritage is None else _heritage.extended_by(own)
+
+
+def grouped(own: Environment | None, strategy: Any) -> Environment | None:
+    """An environment as it is in a placement group, or in none."""
+    if strategy is None and (own is None or own.strategy is None):
+        return own
+    found = replace(own or Environment(), strategy=strategy)
+    return None if found == Environment() else found
 
 
 def set_current(environment: Environment | None) -> None:
     """Change what is inherited. Whoever has bound itself to what was is told to let go of it."""
-    global _current
+    global _current, _heritage
     if environment != _current:
         for user in list(_bound):
             user.forget()
-    _current = environment
+    _current, _heritage = environment, None if environment is None else grouped(environment, None)
 
 
 def bind(user: _Bound) -> None:

@@ -23,6 +23,7 @@ from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
+from fastrt.tasks import environment
 from fastrt.tasks.demand import CPU, GPU, Amounts, Demand, Group, export, in_words, parts_of, within
 from fastrt.tasks.handle import GROUP_NAME, ActorPlan, find_elsewhere
 
@@ -117,7 +118,8 @@ class PlacementGroupSchedulingStrategy:
     Attributes:
         placement_group: the group.
         placement_group_bundle_index: of the bundle; -1: any.
-        placement_group_capture_child_tasks: must be False: tasks that a task starts say themselves where they run.
+        placement_group_capture_child_tasks: whether the tasks and actors that it starts are in the group, too, in any
+            bundle, and those that they start; those that say where they run are there.
     Source:
         The semantics of `ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy`.
     """
@@ -129,8 +131,8 @@ class PlacementGroupSchedulingStrategy:
     def __post_init__(self) -> None:
         if not isinstance(self.placement_group, PlacementGroup):
             raise TypeError(f"placement_group is {self.placement_group!r}; it must be made by placement_group()")
-        if self.placement_group_capture_child_tasks:
-            raise ValueError("placement_group_capture_child_tasks is not supported: give child tasks the strategy, too")
+        if not isinstance(self.placement_group_capture_child_tasks, bool):
+            raise TypeError("placement_group_capture_child_tasks must be True or False")
 
 
 def placement_group(
@@ -242,6 +244,16 @@ def get_placement_group(name: str) -> PlacementGroup:
         raise NotFoundError(f"no placement group has the name {name!r} in this session")
     found: PlacementGroup = store.get(ref).group
     return found
+
+
+def get_current_placement_group() -> PlacementGroup | None:
+    """Return the group of the task or actor that calls this; None where there is none, as in a driver.
+
+    Source:
+        The semantics of `ray.util.get_current_placement_group`.
+    """
+    here = environment.current()
+    return None if here is None or here.strategy is None else here.strategy.placement_group
 
 
 class _Keeper:

@@ -19,7 +19,7 @@ from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments, environment, functions, special
 from fastrt.tasks.demand import OPTIONS as DEMAND_OPTIONS
-from fastrt.tasks.demand import Demand, demand_of, export
+from fastrt.tasks.demand import Demand, demand_of, export, group_strategy, place_given
 from fastrt.tasks.environment import Environment
 from fastrt.tasks.special import Special
 
@@ -171,9 +171,13 @@ class RemoteFunction:
         if here is None:
             return self
         if self._inherits is None or self._inherits[0] is not here:
-            own = self._environment()
-            wanted = here.extended_by(own)
-            heir = self if wanted == own else make(**{**self._settings(), environment.OPTION: wanted})
+            own, settings = self._environment(), self._settings()
+            wanted, group = environment.inherited(own), environment.captured()
+            if group is not None and not place_given(settings):
+                settings["scheduling_strategy"] = group
+            elif wanted == own:
+                settings = {}
+            heir = make(**{**settings, environment.OPTION: wanted}) if settings else self
             self._inherits = (here, heir)
         return self._inherits[1]
 
@@ -290,6 +294,8 @@ def _kind_of(settings: dict[str, Any]) -> tuple[type[RemoteFunction], dict[str, 
     settings = dict(settings)
     given = {name: settings.pop(name) for name in DEMAND_OPTIONS if name in settings}
     demand = demand_of(given)
+    around = environment.environment_of(settings.get(environment.OPTION))
+    settings[environment.OPTION] = environment.grouped(around, group_strategy(given))
     unlike = special.take(settings, settings.get("function"))
     if unlike is not None:
         return SpecialFunction, {"special": unlike, "demand": demand, "given": given, **settings}

@@ -216,6 +216,8 @@ def export(store: Store, policy: Policy | None) -> ObjectRef | None:
     import hashlib  # here: it loads OpenSSL, which most processes never need
 
     parts = serialize(policy)
+    if policy.environment is not None and policy.environment.strategy is not None:
+        return store.put_serialized(parts)  # as its demand: there may be very many groups
     digest = hashlib.blake2b(parts.to_bytes(), digest_size=16, person=b"policy").digest()
     found: ObjectRef | None = functions.find_function(store.client, digest)
     if found is None:

@@ -8,6 +8,7 @@ from fastrt.tasks.handle import list_named_actors
 
 # Not when it is first used: the function has its module's name, which would take its place here.
 from fastrt.util.placement_group import (
+    get_current_placement_group,
     get_placement_group,
     placement_group,
     placement_group_table,
@@ -27,6 +28,7 @@ __all__ = [
     "Full",
     "Pool",
     "Queue",
+    "get_current_placement_group",
     "get_placement_group",
     "list_named_actors",
     "placement_group",

@@ -2,6 +2,7 @@
 
 from fastrt.tasks.placement import (
     PlacementGroup,
+    get_current_placement_group,
     get_placement_group,
     placement_group,
     placement_group_table,
@@ -10,6 +11,7 @@ from fastrt.tasks.placement import (
 
 __all__ = [
     "PlacementGroup",
+    "get_current_placement_group",
     "get_placement_group",
     "placement_group",
     "placement_group_table",
