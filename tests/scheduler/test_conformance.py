@@ -189,6 +189,19 @@ def test_contents_go_with_their_container_to_any_depth(world):
     world.expect(lambda: sorted(store.log), [("deallocate", ref) for ref in refs])
 
 
+def test_objects_that_contain_each_other_are_kept(world):
+    """A limit, and docs/scheduler.md says so: counting cannot tell that nobody else has them."""
+    store = world.store()
+    worker = world.worker(store)
+    ring, own, other = [worker.push() for _ in range(3)], worker.push(), worker.push()
+    for outer, inner in [*zip(ring, [*ring[1:], ring[0]], strict=True), (own, own)]:
+        world.call("IncrementRefCount", objref=[inner])
+        world.call("AddContainedObjRefs", objref=outer, contained_objref=[inner])
+    world.call("DecrementRefCount", objref=[*ring, own, other])
+    assert world.counts() == [1, 1, 1, 1, -1]
+    world.expect(lambda: store.log, [("deallocate", other)])
+
+
 def test_impossible_contents_change_nothing(world):
     worker = world.worker(world.store())
     outer, inner, uncounted = worker.push(), worker.push(), world.call("PushObj", workerid=worker.number).objref
