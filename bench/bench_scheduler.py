@@ -1,13 +1,17 @@
 """The scheduler without any wire: the ranking of nodes alone, and the whole state machine, in simulation.
 
-`python bench/bench_scheduler.py` plays a million tasks on 10 to 1,000 nodes and prints what a decision costs, in
-processor time: the simulation is one thread, and what else runs on the machine is not its cost. As a pytest-benchmark
-suite the same runs are shorter, in wall time.
+`python bench/bench_scheduler.py [TASKS [NODES...]]` plays a million tasks on 10 to 1,000 nodes and prints what they
+cost, in processor time: the simulation is one thread, and what else runs on the machine is not its cost. As a
+pytest-benchmark suite the same runs are shorter, in wall time.
 
-A decision of the ranking is one task placed and one ended. A decision of the state machine is one task with all of
-its events: its arguments counted, the call (which places it), the worker's word that it has it, its message unpacked,
-the deliveries of arguments that were elsewhere, its result, the worker's end, and one older result dropped and
-deallocated. Timed is all of `handle`; making the events, which is the shell's part, is not.
+A decision is where a task runs: one for each task. Three counts are printed, each stricter than the one before:
+
+- events: calls of `handle` a second, whatever each comes to;
+- ranking: decisions alone, a task placed by its demands and its bytes, and another one ended;
+- lives: decisions with all that belongs to them. A life is one task with all of its events: its arguments counted, the
+  call (which places it), the worker's word that it has it, its message unpacked, the deliveries of arguments that were
+  elsewhere, its result, the worker's end, and one older result dropped and deallocated. Timed is all of `handle`;
+  making the events, which is the shell's part, is not.
 """
 
 from __future__ import annotations
@@ -45,9 +49,9 @@ class Cost(NamedTuple):
     """What was measured.
 
     Attributes:
-        us: microseconds of processor time for each decision.
-        local: share of decisions for a node that has the most bytes.
-        events: for each decision.
+        us: microseconds of processor time for each task.
+        local: share of tasks that went to a node that has the most bytes.
+        events: for each task.
     """
 
     us: float
@@ -243,23 +247,25 @@ def test_life_of_a_task(measure, nodes: int) -> None:
 
 
 def main() -> None:
-    """Print what a decision costs by number of nodes."""
+    """Print what a decision, a life and an event cost by number of nodes."""
     tasks = int(sys.argv[1]) if len(sys.argv) > 1 else TASKS
-    print(f"{tasks:,} tasks each; a decision grows no faster than log n while no growth/log exceeds 1")
-    print("             ranking alone               | a task with all its events         | the same, a third waits")
-    print("nodes    us  a second  local  growth/log | events     us  a second growth/log |     us  a second growth/log")
+    print(f"{tasks:,} tasks each, a second of processor time; costs grow no faster than log n: no growth exceeds 1")
+    print("        ranking alone             | lives                                | lives, of which a third waits")
+    print("nodes   decisions  local   growth |   lives    events  a life   growth  |   lives    events   growth")
     first: list[float] = []
-    for nodes in NODES:
+    counts = [int(word) for word in sys.argv[2:]] or NODES
+    for nodes in counts:
         ranking = simulate_ranking(nodes, tasks)
         state = simulate_state(nodes, tasks, BUSY)
         queued = simulate_state(nodes, tasks, OVERBOOKED)
-        first = first or [ranking.us, state.us, queued.us]
-        log = math.log2(nodes) / math.log2(NODES[0])
-        growth = [cost.us / begun / log for cost, begun in zip((ranking, state, queued), first, strict=True)]
+        costs = ranking, state, queued
+        first = first or [cost.us for cost in costs]
+        log = math.log2(nodes) / math.log2(counts[0])
+        growth = [cost.us / begun / log for cost, begun in zip(costs, first, strict=True)]
         print(
-            f"{nodes:5} {ranking.us:5.2f} {1e6 / ranking.us:9,.0f} {ranking.local:6.0%} {growth[0]:11.2f} | "
-            f"{state.events:6.1f} {state.us:6.2f} {1e6 / state.us:9,.0f} {growth[1]:10.2f} | "
-            f"{queued.us:6.2f} {1e6 / queued.us:9,.0f} {growth[2]:10.2f}",
+            f"{nodes:5} {1e6 / ranking.us:11,.0f} {ranking.local:6.0%} {growth[0]:8.2f} | "
+            f"{1e6 / state.us:7,.0f} {1e6 / state.us * state.events:9,.0f} {state.events:7.1f} {growth[1]:8.2f}  | "
+            f"{1e6 / queued.us:7,.0f} {1e6 / queued.us * queued.events:9,.0f} {growth[2]:8.2f}",
             flush=True,
         )
 
