@@ -133,3 +133,8 @@ def test_status_without_a_scheduler_says_so() -> None:
     result = run("status", "--address", "127.0.0.1:9")
     assert result.returncode == 1
     assert "Is the scheduler running?" in result.stderr
+
+
+def test_command_starts_without_numpy() -> None:
+    code = "import sys, fastrt.cli.ps; sys.exit('numpy' in sys.modules)"  # 0.1 s, which a scheduler has no use for
+    assert subprocess.run([sys.executable, "-c", code], timeout=50).returncode == 0

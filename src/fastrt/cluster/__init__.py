@@ -4,13 +4,17 @@
 one as a server or worker.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fastrt.cluster.client import ClusterMember
-from fastrt.cluster.collective import MemberGroup
 from fastrt.cluster.events import MemberView, Overview, Phase, Refused, Role
 from fastrt.cluster.options import ClusterTimeoutError, MemberEvent, MemberOptions, RegistrationRefusedError
 from fastrt.cluster.peers import MemberUnreachableError
 from fastrt.cluster.service import ClusterOptions, ClusterScheduler
 from fastrt.cluster.state import Settings
+
+if TYPE_CHECKING:
+    from fastrt.cluster.collective import MemberGroup
 
 __all__ = [
     "ClusterMember",
@@ -29,3 +33,11 @@ __all__ = [
     "Role",
     "Settings",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "MemberGroup":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastrt.cluster.collective import MemberGroup  # here: it brings NumPy, which a scheduler does not need
+
+    return MemberGroup
