@@ -136,6 +136,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for call in (
         lambda: memory.find(keys_of(1, 2), rows),
         lambda: memory.insert(keys_of(1), np.zeros(3, F), rows),
+        lambda: memory.keys_of(rows, np.empty(2, np.uint64)),
         lambda: lookup([memory], OWNER, keys_of(1), np.zeros(3, F), rows),
         lambda: lookup([memory], b"", keys_of(1), np.zeros(2, F), rows),
         lambda: lookup([memory], OWNER, keys_of(1, 2), np.zeros(4, F), rows),
@@ -152,6 +153,12 @@ def test_what_does_not_fit_is_refused() -> None:
             memory.remove(np.array([bad]))
         with pytest.raises(IndexError):
             memory.begin(np.array([bad]))
+        with pytest.raises(IndexError, match="was never used"):
+            memory.keys_of(np.array([bad]), np.empty(1, np.uint64))
+    memory.insert(keys_of(7, 1 << 63, 9), np.zeros(6, F), np.empty(3, np.int64))
+    found = np.empty(2, np.uint64)
+    memory.keys_of(np.array([2, 1]), found)
+    assert found.tolist() == [9, 1 << 63]
     fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     for size in (0, 1 << 20):
         os.ftruncate(fd, size)

@@ -380,6 +380,18 @@ cdef class EmbeddingMemory:
         """Let readers find nothing here any more, so that they ask; what was here is elsewhere now."""
         a64_store_rel(&self.head.index, 0)
 
+    def keys_of(self, rows, keys):
+        """Write the keys of rows (int64), each of which has one."""
+        cdef _Array r = take(rows, 8, False, "rows"), k = take(keys, 8, True, "keys")
+        cdef const int64_t *row = <const int64_t *>r.view.buf
+        cdef uint64_t i
+        if r.count != k.count:
+            raise ValueError(f"{r.count} rows and {k.count} keys")
+        for i in range(r.count):
+            if not 0 <= row[i] < <int64_t>self.rows_used:
+                raise IndexError(f"row {row[i]} of {self.rows_used} was never used")
+            (<uint64_t *>k.view.buf)[i] = self.notes[row[i]].key
+
     def notes_bytes(self):
         """A copy of the notes of all rows that were ever used: key u64, seq u32, used u32 of each."""
         return (<char *>self.notes)[:self.rows_used * sizeof(frt_note)]

@@ -232,9 +232,14 @@ class EmbeddingShard:
         rows = np.empty(len(keys), np.int64)
         self.memory.find(keys, rows)
         rows = rows[rows >= 0]
-        self.removed.update(self._notes()["key"][rows].tolist())
+        self.removed.update(self._keys_of(rows).tolist())
         self.memory.remove(rows)
         self._live[rows] = self.changed[rows] = False
+
+    def _keys_of(self, rows: Array) -> Array:
+        keys = np.empty(len(rows), np.uint64)
+        self.memory.keys_of(rows, keys)
+        return keys
 
     def _notes(self) -> Array:
         return np.frombuffer(self.memory.notes_bytes(), _NOTE)
@@ -245,9 +250,8 @@ class EmbeddingShard:
         """All that some parts are, or the rows that changed since the last checkpoint, and the keys that went."""
         wanted = np.zeros(self.spec.parts, bool)
         wanted[list(parts)] = True
-        notes = self._notes()
-        rows = np.flatnonzero((self.changed if changed_only else self._live)[: len(notes)])
-        keys = notes["key"][rows].copy()
+        rows = np.flatnonzero((self.changed if changed_only else self._live)[: self.memory.rows_used])
+        keys = self._keys_of(rows)
         chosen = wanted[part_numbers(keys)]
         rows, keys = rows[chosen], keys[chosen]
         found = {"keys": keys, "param": self.values[rows]}
