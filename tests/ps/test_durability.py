@@ -401,6 +401,27 @@ def test_journal_gives_back_a_whole_beginning_of_what_was_put_in(records, snapsh
         os.close(fd)
 
 
+def test_record_that_the_disk_does_not_take_is_not_there(tmp_path, monkeypatch) -> None:
+    """What follows it is; and of a snapshot that it does not take, the log before it goes on."""
+    failing = lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error"))  # noqa: E731
+    with contextlib.closing(Journal(FolderMedium(tmp_path / "j"), power=True)) as journal:
+        journal.append({"n": 1}, [b"a"])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", failing)
+            patch.setattr(os, "fsync", failing)
+            with pytest.raises(StateDirectoryError, match="Input/output error"):
+                journal.append({"n": 2}, [b"b" * 100])
+            with pytest.raises(StateDirectoryError, match="Input/output error"):
+                journal.snapshot([({"n": 3}, [b"c"])])
+        journal.append({"n": 4}, [b"d"])
+        monkeypatch.setattr("fastrt.ps.journal._LOCK_S", 0.05)
+        with pytest.raises(StateDirectoryError, match="in use by another server"):
+            Journal(FolderMedium(tmp_path / "j"))
+    with contextlib.closing(Journal(FolderMedium(tmp_path / "j"))) as journal:
+        found = [(meta["n"], bytes(data)) for meta, data in journal.recover()]
+    assert found == [(1, b"a"), (4, b"d")]
+
+
 def test_push_that_cannot_be_kept_is_refused_and_not_applied(site, monkeypatch) -> None:
     place = site(1)
     table = place.table(place.worker(), "w", (4,), SGD(lr=1.0))

@@ -14,6 +14,7 @@ memory or of a file, took 220 to 300 ms on a virtual machine, and 9 to 12 ms on 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -84,7 +85,11 @@ class FolderMedium:
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_new = not (self._folder / name).exists()
             fd = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if is_new:  # its name must outlive what is written into it
+                _sync_folder(self._folder)
+                _sync_folder(self._folder.parent)
         except OSError as error:
             raise StateDirectoryError(f"Cannot use {self._folder / name}: {error}.") from error
         try:
@@ -142,10 +147,14 @@ class Journal:
         if not self._files:
             return
         fd = self._files["log"]
-        size, self._check = write(fd, self.log_bytes, self.generation, meta, parts, self._check)
-        self.log_bytes += size
+        size, check = write(fd, self.log_bytes, self.generation, meta, parts, self._check)
         if self._power:
-            os.fdatasync(fd)
+            try:
+                os.fdatasync(fd)
+            except OSError as error:  # the next record is written over this one
+                raise StateDirectoryError(f"Cannot keep {size} bytes: {error}.") from error
+        self.log_bytes += size
+        self._check = check
 
     def is_long(self, state_bytes: int) -> bool:
         """Whether the log is so long that a snapshot is due: pushes write their bytes twice then, in the long run."""
@@ -160,7 +169,13 @@ class Journal:
         if not self._files:
             return
         following = self.generation + 1
-        write_all(self._files[f"snapshot-{following % 2}"], following, records, self._power)
+        fd = self._files[f"snapshot-{following % 2}"]
+        try:
+            write_all(fd, following, records, self._power)
+        except StateDirectoryError:
+            with contextlib.suppress(OSError):
+                os.pwrite(fd, bytes(_HEAD.size), 0)  # all of it may be there by now, and the log goes on without it
+            raise
         self.generation, self.log_bytes, self._check = following, 0, 0
 
     def close(self) -> None:
@@ -177,6 +192,14 @@ class Journal:
             return 0
         generation: int = _HEAD.unpack(head)[2]
         return generation if any("end" in meta for meta, _ in read(fd, generation)) else 0
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _lock(fd: int, folder: Path) -> None:
@@ -211,7 +234,10 @@ def write_all(fd: int, generation: int, records: Iterable[Written], sync: bool) 
         count += 1
     write(fd, at, generation, {"end": count}, (), check)
     if sync:
-        os.fsync(fd)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise StateDirectoryError(f"Cannot keep a snapshot: {error}.") from error
 
 
 def write(fd: int, at: int, generation: int, meta: dict[str, Any], parts: Sequence[Any], check: int) -> tuple[int, int]:
