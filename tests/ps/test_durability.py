@@ -311,6 +311,7 @@ def test_push_that_has_not_come_to_all_servers_is_waited_for(site, tmp_path, mon
         assert "error" not in wires[0].call(meta, [np.ones(1024, F)], timeout_s=5)[0]
         with pytest.raises(CheckpointError, match=r"did not come to server 1 within 0\.3 s"):
             place.head.checkpoint(tmp_path / "c", False)
+        monkeypatch.setattr("fastrt.ps.checkpoints._SETTLE_S", 20.0)
         wires[1].send(meta, [np.ones(1024, F)])
         path = place.head.checkpoint(tmp_path / "c", False)
     other = site(1)

@@ -145,12 +145,12 @@ def test_definition_of_a_table_is_whole_or_refused(odd: dict[str, Any]) -> None:
 
 def test_connections_that_say_nothing_are_few_at_a_time(site, monkeypatch) -> None:
     monkeypatch.setattr("fastrt.ps.endpoint._STRANGERS_MAX", 8)
-    monkeypatch.setattr("fastrt.ps.endpoint._GREETING_S", 0.5)
+    monkeypatch.setattr("fastrt.ps.endpoint._GREETING_S", 0.3)
     place = site(1)
     host, port = place.places[0].address.split(":")
     with contextlib.ExitStack() as stack:
         before = threading.active_count()
-        for _ in range(50):
+        for _ in range(20):
             stack.enter_context(socket.create_connection((host, int(port)), 5.0))
         with contextlib.closing(connected(place, unix=True)) as wire:  # these have a door of their own
             assert "tables" in wire.call({"op": "stats"}, timeout_s=5)[0]
