@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import struct
-import threading
 from typing import Any
 
 import numpy as np
@@ -141,18 +140,3 @@ def test_definition_of_a_table_is_whole_or_refused(odd: dict[str, Any]) -> None:
     except ValueError:
         return
     assert Spec.from_json(json.loads(json.dumps(made.to_json()))) == made
-
-
-def test_connections_that_say_nothing_are_few_at_a_time(site, monkeypatch) -> None:
-    monkeypatch.setattr("fastrt.ps.endpoint._STRANGERS_MAX", 8)
-    monkeypatch.setattr("fastrt.ps.endpoint._GREETING_S", 0.3)
-    place = site(1)
-    host, port = place.places[0].address.split(":")
-    with contextlib.ExitStack() as stack:
-        before = threading.active_count()
-        for _ in range(20):
-            stack.enter_context(socket.create_connection((host, int(port)), 5.0))
-        with contextlib.closing(connected(place, unix=True)) as wire:  # these have a door of their own
-            assert "tables" in wire.call({"op": "stats"}, timeout_s=5)[0]
-            assert threading.active_count() <= before + 9
-        connected(place).close()  # its turn comes

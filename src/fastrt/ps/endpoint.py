@@ -23,8 +23,6 @@ from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, is_mine, same_t
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0
 _BACKLOG = 128
-_STRANGERS_MAX = 64  # connections at a time, of each kind, that have not said the token; each has a thread
-_CALLERS_MAX = 16_384  # more than the members of the largest cluster
 _RETRY_S = 0.1
 _WASTE_BYTES_MAX = 256 << 20  # a refused message is still read up to this size, so that the connection lives on
 
@@ -116,7 +114,7 @@ class Endpoint:
         self.address = f"{address.rpartition(':')[0]}:{self._tcp.getsockname()[1]}"
         for listener in (self._tcp, self._local):
             listener.listen(_BACKLOG)
-            self._start(self._accept, listener, threading.Semaphore(_STRANGERS_MAX))
+            self._start(self._accept, listener)
 
     def close(self) -> None:
         """Listen no more, end all connections, and wait for their threads."""
@@ -145,37 +143,30 @@ class Endpoint:
             self._threads.add(thread)
         thread.start()
 
-    def _accept(self, listener: socket.socket, strangers: threading.Semaphore) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         with listener:
             while not self._closed.is_set():
-                if not strangers.acquire(timeout=_RETRY_S):
-                    continue  # so many have not said who they are: others wait in the backlog until their time is up
                 try:
                     sock, _ = listener.accept()
                 except OSError as error:
-                    strangers.release()
                     if not self._closed.is_set():
                         _log.warning("cannot take a connection: %s", error)
                         self._closed.wait(_RETRY_S)  # out of descriptors, probably
                     continue
-                if (sock.family == socket.AF_UNIX and not is_mine(sock)) or len(self._callers) >= _CALLERS_MAX:
+                if sock.family == socket.AF_UNIX and not is_mine(sock):
                     sock.close()
-                    strangers.release()
                     continue
-                self._start(self._serve, Wire(sock), strangers)
+                self._start(self._serve, Wire(sock))
 
-    def _serve(self, wire: Wire, strangers: threading.Semaphore) -> None:
+    def _serve(self, wire: Wire) -> None:
         caller = Caller(wire, {})
         with self._lock:
             self._callers.add(caller)
         greeted = False
         try:
-            try:
-                greeted = not self._closed.is_set() and self._greet(caller)
-            finally:
-                strangers.release()
-            if not greeted:
+            if self._closed.is_set() or not self._greet(caller):
                 return
+            greeted = True
             while True:
                 self._serve_one(caller)
         except (BrokenWireError, TimeoutError) as error:
