@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import struct
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastrt.errors import FastrtError
-from fastrt.ps import SGD
+from fastrt.ps import SGD, endpoint
 from fastrt.ps.client import Session
 from fastrt.ps.spec import Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Wire, dial
@@ -43,6 +44,40 @@ def test_caller_without_the_token_or_of_another_version_is_sent_away(site) -> No
                 assert "error" in wire.call(greeting, timeout_s=5)[0]
                 with pytest.raises((BrokenWireError, OSError)):
                     wire.call({"op": "stats"}, timeout_s=5)
+
+
+def knocked(place: Any) -> socket.socket:
+    host, _, port = place.places[0].address.rpartition(":")
+    return socket.create_connection((host, int(port)), 5)
+
+
+def test_strangers_who_say_nothing_do_not_keep_others_out(site) -> None:
+    place = site(1)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(knocked(place)) for _ in range(endpoint._GREETINGS_MAX + 10)]
+        for stranger in strangers[1::2]:
+            stranger.sendall(b"frps")  # half a head
+        assert strangers[0].recv(1) == b"", "the oldest makes room"
+        with contextlib.closing(connected(place)) as wire:
+            for _ in range(endpoint._GREETINGS_MAX):
+                stack.enter_context(knocked(place))
+            assert wire.call({"op": "stats"}, timeout_s=5)  # who has shown the token stays
+
+
+def test_greeting_that_drips_or_is_large_is_hung_up_on(site, monkeypatch) -> None:
+    monkeypatch.setattr(endpoint, "_GREETING_S", 0.4)
+    place = site(1)
+    with knocked(place) as stranger:
+        pause, sent = threading.Event(), 0
+        with contextlib.suppress(ConnectionError):
+            for byte in b"frps" + struct.pack("<IQ", 60, 0) + b"{" + b" " * 59:
+                stranger.sendall(bytes([byte]))
+                sent += 1
+                pause.wait(0.1)
+        assert 3 <= sent < 40
+    with knocked(place) as stranger:
+        stranger.sendall(b"frps" + struct.pack("<IQ", 1 << 20, 0))
+        assert stranger.recv(1) == b""
 
 
 ODD = st.recursive(

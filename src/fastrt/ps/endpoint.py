@@ -22,6 +22,8 @@ from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, is_mine, same_t
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0
+# Of connections that have not shown the token; one more ends the one that has been silent for longest.
+_GREETINGS_MAX = 64
 _BACKLOG = 128
 _RETRY_S = 0.1
 _WASTE_BYTES_MAX = 256 << 20  # a refused message is still read up to this size, so that the connection lives on
@@ -96,6 +98,7 @@ class Endpoint:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._callers: set[Caller] = set()
+        self._greetings: dict[Caller, None] = {}  # those that have not shown the token, oldest first
         self._threads: set[threading.Thread] = set()
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -139,9 +142,9 @@ class Endpoint:
                     self._threads.discard(thread)
 
         thread = threading.Thread(target=run, name="fastrt-ps", daemon=True)
-        with self._lock:
+        with self._lock:  # `close` joins what it finds here
             self._threads.add(thread)
-        thread.start()
+            thread.start()
 
     def _accept(self, listener: socket.socket) -> None:
         with listener:
@@ -162,11 +165,18 @@ class Endpoint:
         caller = Caller(wire, {})
         with self._lock:
             self._callers.add(caller)
+            if len(self._greetings) >= _GREETINGS_MAX:
+                oldest = next(iter(self._greetings))
+                del self._greetings[oldest]
+                oldest.wire.hang_up()
+            self._greetings[caller] = None
         greeted = False
         try:
             if self._closed.is_set() or not self._greet(caller):
                 return
             greeted = True
+            with self._lock:
+                self._greetings.pop(caller, None)
             while True:
                 self._serve_one(caller)
         except (BrokenWireError, TimeoutError) as error:
@@ -174,13 +184,13 @@ class Endpoint:
         finally:
             if greeted:
                 self._service.gone(caller)
-            wire.close()
             with self._lock:
+                self._greetings.pop(caller, None)
                 self._callers.discard(caller)
+            wire.close()
 
     def _greet(self, caller: Caller) -> bool:
-        hello, nbytes, fds = caller.wire.receive_head(_GREETING_S)
-        _close(fds)
+        hello, nbytes = caller.wire.greeting(_GREETING_S)
         if nbytes:
             return False
         if not same_token(hello.get("token"), self._token):

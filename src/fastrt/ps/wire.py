@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from fastrt._core import stream
 
 VERSION = 1
 META_BYTES_MAX = 16 << 20
+GREETING_BYTES_MAX = 64 << 10  # whoever sends it has not shown the token
 DATA_BYTES_MAX = 1 << 36
 FDS_MAX = 4
 _HEAD = struct.Struct("<4sIQ")
@@ -74,6 +76,13 @@ class Wire:
             return False
         return not poll.poll(0)
 
+    def hang_up(self) -> None:
+        """End the connection under a thread that waits on it, and closes it."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it has ended
+            pass
+
     def wait_closed(self) -> None:
         """Wait until the other end has closed it, or is found to be gone; what it sends stays to be received."""
         poll = select.poll()
@@ -105,11 +114,29 @@ class Wire:
             self.close()
             raise BrokenWireError(f"the connection is broken: {error}") from None
 
-    def receive_head(self, timeout_s: float | None = None) -> tuple[Meta, int, list[int]]:
+    def greeting(self, timeout_s: float) -> tuple[Meta, int]:
+        """The first message of whoever has connected, which is small: what it is, and how many bytes follow.
+
+        Args:
+            timeout_s: until all of it must be there, however the bytes are dealt out.
+        Raises:
+            TimeoutError: it did not begin in time.
+            BrokenWireError: the other end is gone, or sent no message, or not all of one.
+        """
+        meta, nbytes, fds = self.receive_head(timeout_s, GREETING_BYTES_MAX, time.monotonic() + timeout_s)
+        for fd in fds:
+            os.close(fd)
+        return meta, nbytes
+
+    def receive_head(
+        self, timeout_s: float | None = None, meta_bytes_max: int = META_BYTES_MAX, deadline: float | None = None
+    ) -> tuple[Meta, int, list[int]]:
         """Wait for a message: what it is, how many bytes follow (see `receive_data`), and its descriptors.
 
         Args:
             timeout_s: how long to wait for its beginning; None: as long as it takes.
+            meta_bytes_max: of the JSON that says what it is.
+            deadline: until when that must be there, by the monotonic clock; None: as long as bytes come.
         Raises:
             TimeoutError: it did not begin in time; the connection is as good as before.
             BrokenWireError: the other end is gone, or sent no message.
@@ -128,14 +155,16 @@ class Wire:
                     fds.frombytes(data[: len(data) - len(data) % 4])
             if not first:
                 raise EOFError("the other end closed it")
-            magic, meta_bytes, data_bytes = _HEAD.unpack(self._rest(first, _HEAD.size))
-            if magic != _MAGIC or meta_bytes > META_BYTES_MAX or data_bytes > DATA_BYTES_MAX:
+            magic, meta_bytes, data_bytes = _HEAD.unpack(self._rest(first, _HEAD.size, deadline))
+            if magic != _MAGIC or meta_bytes > meta_bytes_max or data_bytes > DATA_BYTES_MAX:
                 raise ValueError("this is no message of fastrt's parameter servers")
-            meta = json.loads(self._rest(b"", meta_bytes))
+            meta = json.loads(self._rest(b"", meta_bytes, deadline))
             if not isinstance(meta, dict):
                 raise ValueError("this is no message of fastrt's parameter servers")
             return meta, data_bytes, list(fds)
         except TimeoutError:
+            for fd in fds:
+                os.close(fd)
             raise
         except (OSError, EOFError, ValueError, RecursionError) as error:
             for fd in fds:
@@ -157,12 +186,15 @@ class Wire:
             self.close()
             raise BrokenWireError(f"the connection is broken: {error}") from None
 
-    def _rest(self, begun: bytes, size: int) -> bytearray:
-        """So many bytes, of which some are there."""
+    def _rest(self, begun: bytes, size: int, deadline: float | None) -> bytearray:
+        """So many bytes, of which some are there; with a deadline, none of them is a reason to wait on."""
         whole = bytearray(size)
         whole[: len(begun)] = begun
-        if len(begun) < size:
-            stream.receive_parts(self._sock.fileno(), [memoryview(whole)[len(begun) :]], size - len(begun), _IO_S)
+        have = len(begun)
+        while have < size:
+            left = _IO_S if deadline is None else max(0.0, deadline - time.monotonic())
+            least = size - have if deadline is None else 1
+            have += stream.receive_parts(self._sock.fileno(), [memoryview(whole)[have:]], least, left)
         return whole
 
     def call(
