@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from fastrt._core.segment import boot_hash
-from fastrt.collective.frames import dial, read_line
+from fastrt.collective.frames import dial
+from fastrt.collective.greetings import GREETING_S, Greetings
 from fastrt.coordination.client import Keys, open_keys
 from fastrt.coordination.errors import CoordinationError, CoordinationTimeoutError
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 
 _RETRY_S = 0.05
-_GREETING_S = 1.0
 _LOOK_S = 1.0  # how often ranks that have not come are looked at, if somebody can
 Watch = Callable[[Collection[int]], None]
 
@@ -123,6 +123,7 @@ def _gather(
     keys.set(key, where, overwrite=True, timeout_s=deadline - time.monotonic())
     there: dict[int, tuple[socket.socket | None, Place]] = {0: (None, mine["place"])}
     look_at = time.monotonic() + _LOOK_S
+    greetings = Greetings(listener)
     try:
         while len(there) < size:
             _drop_the_gone(there)
@@ -134,9 +135,8 @@ def _gather(
                 text = f"group {name!r}: of {size} ranks these did not come in time: {missing}"
                 _tell_all(there, {"timeout": text})
                 raise CollectiveTimeout(text)
-            ready, _, _ = select.select([listener], [], [], 0.05)
-            if ready:
-                _admit(listener.accept()[0], there, mine, token, name)
+            for greeted, line in greetings.wait(0.05):
+                _admit(greeted, line, there, mine, token, name)
         keys.delete(key, timeout_s=max(deadline - time.monotonic(), 1.0))
         places = [there[q][1] for q in range(size)]
         _tell_all(there, {"group_id": group_id, "places": places})
@@ -145,6 +145,7 @@ def _gather(
         _tell_all(there, {"died": str(error), "rank": error.rank})
         raise
     finally:
+        greetings.close()
         for sock, _ in there.values():
             if sock is not None:
                 sock.close()
@@ -160,6 +161,7 @@ def _drop_the_gone(there: dict[int, tuple[socket.socket | None, Place]]) -> None
 
 def _admit(
     sock: socket.socket,
+    line: bytes,
     there: dict[int, tuple[socket.socket | None, Place]],
     mine: dict[str, Any],
     token: str,
@@ -167,7 +169,7 @@ def _admit(
 ) -> None:
     """Take a rank in, or tell it why not; whoever does not know the token is shown out."""
     try:
-        hello = json.loads(read_line(sock, _GREETING_S))
+        hello = json.loads(line)
         if not hmac.compare_digest(hello["token"], token):
             raise ValueError("a stranger")
         place = Place(*hello["place"])
@@ -219,7 +221,7 @@ def _follow(
             raise CollectiveTimeout(f"group {name!r}: rank 0 did not come in time ({error})") from None
         hello = json.dumps({**mine, "token": where["token"]}).encode()
         try:
-            with dial((where["host"], where["port"]), hello, _GREETING_S) as sock:
+            with dial((where["host"], where["port"]), hello, GREETING_S) as sock:
                 sock.settimeout(max(deadline - time.monotonic() + 1.0, 0.1))
                 with sock.makefile("rb") as stream:
                     answer = json.loads(stream.readline() or b"{}")

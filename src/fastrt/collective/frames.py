@@ -160,19 +160,3 @@ def has_ended(address: tuple[str, int]) -> bool:
     except OSError:
         pass
     return False
-
-
-def read_line(sock: socket.socket, timeout: float) -> bytes:
-    """The line that the other end begins with; what comes behind it is left in the socket.
-
-    Raises:
-        ValueError: there is none of a sane length in time.
-    """
-    sock.settimeout(timeout)
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = sock.recv(1)
-        if not byte or len(line) > 4096:
-            raise ValueError("no greeting")
-        line += byte
-    return line[:-1]

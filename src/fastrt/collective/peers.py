@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import select
 import struct
 import threading
 import time
@@ -13,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from fastrt.collective.assembly import Assembled
-from fastrt.collective.frames import Broken, Frames, dial, has_ended, read_line
+from fastrt.collective.frames import Broken, Frames, dial, has_ended
+from fastrt.collective.greetings import Greetings
 from fastrt.collective.handles import Line
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 
-_GREETING_S = 1.0
 _LOOK_S = 0.5  # how often a rank that does not connect is looked at
 _TAG = struct.Struct("<q")
 
@@ -36,6 +35,7 @@ class Peers:
         self._rank = rank
         self._others = set(others)
         self._listener = assembled.listener
+        self._greetings = Greetings(self._listener)
         self._lock = threading.Lock()
         self._waiting: dict[tuple[int, str], Frames] = {}  # accepted for somebody else than who did
         self._frames: dict[tuple[str, int], Frames] = {}
@@ -48,6 +48,7 @@ class Peers:
             line.close()
         for frames in [*self._frames.values(), *self._waiting.values()]:
             frames.close()
+        self._greetings.close()
         self._listener.close()
 
     def connect(self, rank: int, use: str, deadline: float) -> Frames:
@@ -89,17 +90,15 @@ class Peers:
                 look_at = time.monotonic() + _LOOK_S
 
     def _accept_one(self) -> None:
-        if not select.select([self._listener], [], [], 0.05)[0]:
-            return
-        sock = self._listener.accept()[0]
-        try:
-            hello = json.loads(read_line(sock, _GREETING_S))
-            if hmac.compare_digest(hello["token"], self._assembled.token) and hello["rank"] in self._others:
-                self._waiting[hello["rank"], hello["use"]] = Frames(sock)
-                return
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        sock.close()  # a stranger
+        for sock, line in self._greetings.wait(0.05):
+            try:
+                hello = json.loads(line)
+                if hmac.compare_digest(hello["token"], self._assembled.token) and hello["rank"] in self._others:
+                    self._waiting[hello["rank"], hello["use"]] = Frames(sock)
+                    continue
+            except (OSError, ValueError, KeyError, TypeError):
+                pass
+            sock.close()  # a stranger
 
     # ---- messages ----
 
