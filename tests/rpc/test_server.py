@@ -1,6 +1,9 @@
 """Both servers, the completion-queue one and the asyncio one, called by grpcio's own client."""
 
+import contextlib
+import socket
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -170,6 +173,26 @@ def test_mutual_tls_admits_only_known_clients(serve: Any, tmp_path: Path) -> Non
     stranger = grpc.ssl_channel_credentials((tmp_path / "ca.pem").read_bytes())
     with grpc.secure_channel(recorder.address, stranger, options) as unknown:
         assert status(unknown.unary_unary("/t.S/Echo").future(b"", timeout=40))[0] == "UNAVAILABLE"
+
+
+def hung_up_after(address: str, said: bytes) -> float:
+    """Seconds until a server hangs up on who says just that."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 40) as sock:
+        begun = time.monotonic()
+        sock.sendall(said)
+        with contextlib.suppress(ConnectionResetError):
+            while sock.recv(4096):
+                pass
+        return time.monotonic() - begun
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n"], ids=["nothing", "half a preface"])
+def test_connection_that_says_no_word_of_http_is_hung_up_on(serve: Any, said: bytes) -> None:
+    recorder, channel = serve()
+    assert 8 < hung_up_after(recorder.address, said) < 20
+    assert channel.unary_unary("/t.S/Echo")(b"ok", timeout=40) == b"ok"
 
 
 def test_taken_port_is_an_oserror(serve: Any) -> None:

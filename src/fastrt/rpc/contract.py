@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import grpc
 
+# For TLS and the first words of HTTP/2. gRPC's own 120 s let a stranger who says nothing hold a descriptor for so long.
+HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
 # What gRPC is told by either implementation.
 OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.so_reuseport", 0),  # a second process must fail, not share the port
@@ -20,6 +22,7 @@ OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+    HANDSHAKE,
 )
 
 Metadata = Sequence[tuple[str, "str | bytes"]]

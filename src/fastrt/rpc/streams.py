@@ -20,6 +20,7 @@ import grpc.aio
 from fastrt.errors import FastrtError
 from fastrt.rpc.auth import TlsFiles, is_loopback, read_token, refused_token
 from fastrt.rpc.channel import bearer
+from fastrt.rpc.contract import HANDSHAKE
 from fastrt.rpc.descriptors import MessageSet
 from fastrt.rpc.forks import use_grpc
 
@@ -38,6 +39,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    HANDSHAKE,
 )
 Handler = Callable[[AsyncIterator[Any], Any], Coroutine[Any, Any, None]]  # reads the requests, writes to the context
 
