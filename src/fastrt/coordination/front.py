@@ -62,6 +62,9 @@ _log = logging.getLogger(__name__)
 _INDEX = {path: index for index, path in enumerate(PATHS)}
 # A keeper that dies this many times in a row, getting ready or over the same calls, will not live by another start.
 _FAILURES_MAX = 5
+_KEEPER = "fastrt.coordination.keeper"
+# Calls wait for it: no collection while it loads.
+_KEEP = f"import gc, sys; gc.disable(); from {_KEEPER} import main; gc.freeze(); gc.enable(); sys.exit(main())"
 _READY_S = 60.0
 # Writes carried out here until the keeper is asked whether it has them, and the log is cut.
 _LOG_WRITES_MAX = 1000
@@ -325,7 +328,7 @@ class Front(Listener):
         (calls, their_calls), (later, their_later) = socket.socketpair(), socket.socketpair()
         with their_calls, their_later:
             descriptors = [their_calls.fileno(), their_later.fileno()]
-            argv = [sys.executable, "-m", "fastrt.coordination.keeper", *map(str, descriptors)]
+            argv = [sys.executable, "-c", _KEEP, *map(str, descriptors)]
             self._keeper = subprocess.Popen(argv, pass_fds=descriptors, stdin=subprocess.DEVNULL)
         self._calls, self._later = Link(calls), Link(later)
         try:

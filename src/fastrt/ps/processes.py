@@ -103,8 +103,8 @@ class ServerProcess:
             "address": self.address or f"{self._settings['host']}:0",
             "unix": self.unix,
         }
-        path = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r})"
-        code = f"{path}; from {_MODULE} import main; main()"
+        path = f"import gc, sys; gc.disable(); sys.path.insert(0, {_PACKAGE_PARENT!r})"  # no collection while it loads
+        code = f"{path}; from {_MODULE} import main; gc.freeze(); gc.enable(); main()"
         # A session of its own: Ctrl-C at the terminal is the head's to handle.
         process = subprocess.Popen(
             [sys.executable, "-c", code],
