@@ -66,7 +66,8 @@ class RunningNode:
         for process in everything:
             process.suspend()
         for process in everything:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # workers die with the zygote that was killed before them
+                process.kill()
         self.process.communicate()
         psutil.wait_procs(everything, 10)
 
