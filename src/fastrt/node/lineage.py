@@ -132,7 +132,7 @@ class Lineage:
             lost: how its node was lost, for the error.
         """
         if origin is None:
-            why = "no task returned it, but an actor's method, or it came as an argument: nothing can make it again"
+            why = "no task returned it, but an actor's method or a generator, or it was an argument: it is gone"
             self._fail(task, ObjectLostError(f"an object of another node is lost: {lost}; {why}"))
             return
         try:
