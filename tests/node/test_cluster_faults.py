@@ -109,7 +109,6 @@ def test_a_busy_node_lends_what_would_wait_and_keeps_the_rest(start, runtime_dir
         assert set(one) == {rt.session}  # nothing waits: nothing is lent
 
 
-@pytest.mark.long
 def test_cancelled_tasks_end_wherever_two_busy_nodes_have_lent_them(start, runtime_dir, tmp_path, wait_until):
     """Both have more tasks than they can run at once, small ones first: that is when they lend most."""
     head = start("--head", "--port", "0", "--num-workers", "1", "--name", "one")
@@ -137,6 +136,7 @@ def test_cancelled_tasks_end_wherever_two_busy_nodes_have_lent_them(start, runti
         assert len(list(tmp_path.iterdir())) == ran < 40
 
 
+@pytest.mark.long
 def test_a_function_that_holds_a_reference_takes_it_along(pair):
     array = fastrt.put(np.arange(1000))
 
