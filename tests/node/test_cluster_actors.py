@@ -158,6 +158,22 @@ def test_handles_work_in_tasks_and_actors_of_other_nodes(runtime, two):
     assert get(use.options(scheduling="two").remote(made, 1))[0] == [9, 10, 11]
 
 
+def test_actor_that_leaves_on_another_node_is_not_built_again(runtime, two):
+    @fastrt.remote(max_restarts=-1, max_task_retries=-1, scheduling="two")
+    class Guest:
+        def here(self):
+            return fastrt.get_runtime_context().node_id
+
+        def leave(self):
+            fastrt.exit_actor()
+
+    guest = Guest.remote()
+    assert get(guest.here.remote()) == two
+    for call in (guest.leave, guest.here):
+        with pytest.raises(ActorDiedError, match=r"it left by fastrt\.exit_actor"):
+            get(call.remote())
+
+
 def test_namespace_of_a_driver_holds_on_other_nodes(runtime_dir, nodes, runtime, two, program):
     """For plain tasks, those with a policy, and actors; this module's own driver is in another one."""
     other = program(
