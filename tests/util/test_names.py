@@ -24,6 +24,7 @@ NAMES = {
     "fastrt.util.multiprocessing": ["Pool", "TimeoutError"],
     "fastrt.util.placement_group": ["PlacementGroup", "placement_group", "placement_group_table"],
     "fastrt.util.queue": ["Empty", "Full", "Queue"],
+    "fastrt.util.state": ["list_actors", "list_objects", "list_tasks", "list_workers"],
     "fastrt.util.scheduling_strategies": ["NodeAffinitySchedulingStrategy", "PlacementGroupSchedulingStrategy"],
 }
 
