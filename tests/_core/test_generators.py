@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastrt._core import fsck, generators, handles, recovery, special, tasks
+from fastrt._core import fsck, generators, handles, recovery, relay, special, tasks
 from fastrt._core.generators import Producer
 from fastrt.errors import FastrtError
 
@@ -109,23 +109,23 @@ def test_items_passed_on_are_unread_until_readers_elsewhere_tell(client, functio
     stream, end = submit(client, function, limit=2)
     task = next_task(client)
     producer = Producer(client, task)
-    assert generators.pass_on(client, stream, end) is False
+    assert relay.pass_on(client, stream, end) is False
     producer.add(1)
     producer.add(2)
-    assert value(client, generators.pass_on(client, stream, end)) == 1
-    assert value(client, generators.pass_on(client, stream, end)) == 2
+    assert value(client, relay.pass_on(client, stream, end)) == 1
+    assert value(client, relay.pass_on(client, stream, end)) == 2
     assert producer.taken == 2
     assert producer.full
-    generators.told(client, stream, 1, generators.ITEMS)
+    relay.told(client, stream, 1, generators.ITEMS)
     assert not producer.full
     assert producer.wanted == generators.ITEMS
     assert fsck.fsck(client, True) == []
-    generators.told(client, stream, 2, generators.END)
+    relay.told(client, stream, 2, generators.END)
     assert producer.wanted == generators.END
     assert producer.wait(None, 0.0), "nobody makes room any more, and nobody needs it"
-    generators.told(client, stream, 2, generators.NOTHING)
+    relay.told(client, stream, 2, generators.NOTHING)
     assert producer.wanted == generators.NOTHING
-    generators.told(client, stream, 0, generators.ITEMS)
+    relay.told(client, stream, 0, generators.ITEMS)
     del stream
     assert producer.wanted == generators.END, "not more than whoever reads here"
     assert tasks.finish_scalar(client, task, None)
@@ -137,9 +137,9 @@ def test_stream_goes_on_where_an_attempt_elsewhere_has_ended(client, function):
     task = next_task(client)
     producer = Producer(client, task)
     assert (producer.skip, producer.taken, producer.limit) == ((1 << 32) + 7, 7, 2)
-    generators.wait_either(client, [(stream, end)], [(producer, 6)], [], 60.0)
+    relay.wait_either(client, [(stream, end)], [(producer, 6)], [], 60.0)
     producer.add("x")
-    generators.wait_either(client, [(stream, end)], [(producer, 7)], [], 60.0)
+    relay.wait_either(client, [(stream, end)], [(producer, 7)], [], 60.0)
     assert generators.info(client, stream)["unread"] == 1
     assert fsck.fsck(client, True) == []
     assert value(client, take(client, stream, end)) == "x"

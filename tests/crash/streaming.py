@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import work
 from work import Wrong
 
-from fastrt._core import generators, handles, special, tasks
+from fastrt._core import generators, handles, relay, special, tasks
 from fastrt._core.clients import Client
 from fastrt._core.generators import Producer
 from fastrt._core.handles import Ref
@@ -87,7 +87,7 @@ def play(client: Client, function: Ref, shared: Stream) -> list[Stream]:
     """Everything that can be done with streams, once; what is to be kept."""
     mine = [submit(client, function, 10_000 + k, k % 3, 200 * (k % 2)) for k in range(6)]
     generators.take(client, *mine[0][:2], 0.0003, 0.0)  # sleeps: nobody has begun
-    generators.wait_any(client, [stream[:2] for stream in mine], 0.0003)
+    generators.wait_some(client, [stream[:2] for stream in mine], 1, 0.0003, 0.0)
     generators.wait_some(client, [mine[0][:2], function, mine[1][:2]], 2, 0.0003, 0.0)  # two are not ready
     dropped = submit(client, function, 10_100)
     del dropped  # before it begins
@@ -117,12 +117,12 @@ def pass_on(client: Client, function: Ref, stream: Stream) -> None:
     task = _begin(client, stream)
     if task is not None:
         if work.seed_of(client, task) == stream[2]:
-            generators.wait_either(client, [], [(Producer(client, task), 0)], [], 0.0003)
-        generators.pass_on(client, *stream[:2])
-        generators.pass_on(client, *stream[:2])
-        generators.told(client, stream[0], 1, generators.ITEMS)
-        generators.wait_any(client, [stream[:2]], 0.0003)
-        generators.told(client, stream[0], 0, generators.NOTHING)
+            relay.wait_either(client, [], [(Producer(client, task), 0)], [], 0.0003)
+        relay.pass_on(client, *stream[:2])
+        relay.pass_on(client, *stream[:2])
+        relay.told(client, stream[0], 1, generators.ITEMS)
+        generators.wait_some(client, [stream[:2]], 1, 0.0003, 0.0)
+        relay.told(client, stream[0], 0, generators.NOTHING)
         work.perform(client, function, task)
     del end
     fill(client)
@@ -131,12 +131,12 @@ def pass_on(client: Client, function: Ref, stream: Stream) -> None:
 def fill(client: Client) -> None:
     """Fill a stream with items of another node's, which somebody here has waited for."""
     stream = generators.create(client, generators.ELSEWHERE)
-    if generators.take(client, stream, stream, 0, 0.0) is not False or not generators.is_awaited(client, stream):
+    if generators.take(client, stream, stream, 0, 0.0) is not False or not relay.is_awaited(client, stream):
         raise Wrong("a stream without items has some, or nobody wants them")
-    generators.wait_either(client, [], [], [(stream, 0)], 0.0003)
-    generators.add_to(client, stream, handles.put_scalar(client, 5))
+    relay.wait_either(client, [], [], [(stream, 0)], 0.0003)
+    relay.add_to(client, stream, handles.put_scalar(client, 5))
     generators.take(client, stream, stream, 0, 0.0003)
-    generators.close(client, stream)
+    relay.close(client, stream)
     if generators.take(client, stream, stream, 0, 0.0) is not None:
         raise Wrong("a stream that is over has items")
 

@@ -1,7 +1,12 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.clients cimport Client
-from fastrt._core.layout cimport frt_stream
+from fastrt._core.handles cimport Ref
+from fastrt._core.layout cimport frt_ctx, frt_stream
+
+
+cdef frt_stream *generator_stream(Client client, Ref stream) except NULL
+cdef void generator_tell(frt_ctx *x, uint32_t stream) noexcept nogil
 
 
 cdef class Producer:

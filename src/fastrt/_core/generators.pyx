@@ -64,12 +64,18 @@ def create(Client client, uint32_t limit, uint64_t produced=0):
 
 # ---- the reader's side ----
 
-cdef frt_stream *_stream(Client client, Ref stream) except NULL:
+cdef frt_stream *generator_stream(Client client, Ref stream) except NULL:
     client.ensure()
     ref_use(client, stream)
     if not client.x.entries[stream.index].flags & FRT_ENTRY_STREAM:
         raise FastrtError(f"{stream!r} is no stream's")
     return frt_stream_of(&client.x, stream.index)
+
+
+cdef void generator_tell(frt_ctx *x, uint32_t stream) noexcept nogil:
+    """Wake readers that sleep."""
+    if frt_any(frt_waits(x, stream), x.words):
+        object_tell(x, stream)
 
 
 def take(Client client, Ref stream, Ref end, timeout_s, double spin_s):
@@ -84,7 +90,7 @@ def take(Client client, Ref stream, Ref end, timeout_s, double spin_s):
         False after the timeout.
     """
     cdef frt_ctx *x = &client.x
-    cdef frt_stream *s = _stream(client, stream)
+    cdef frt_stream *s = generator_stream(client, stream)
     cdef int64_t now, deadline, spin
     cdef bint over
     cdef int i, rc
@@ -171,7 +177,7 @@ cdef inline bint _is_over(frt_ctx *x, frt_stream *stream, uint32_t end) noexcept
 
 def is_ready(Client client, Ref stream, Ref end):
     """Whether `take` would not have to wait."""
-    cdef frt_stream *s = _stream(client, stream)
+    cdef frt_stream *s = generator_stream(client, stream)
     ref_use(client, end)
     return <uint32_t>a64_load_sc(&s.head) != 0 or _is_over(&client.x, s, end.index)
 
@@ -226,7 +232,7 @@ cdef int _note(Client client, thing, uint32_t *at) except -1:
     """Write down which entries to look at: of a stream two."""
     cdef Ref ref
     if isinstance(thing, tuple):
-        _stream(client, thing[0])
+        generator_stream(client, thing[0])
         at[0] = (<Ref>thing[0]).index
         ref = thing[1]
     else:
@@ -279,45 +285,6 @@ cdef int _wait_some(frt_ctx *x, const uint32_t *all_of, uint32_t n, uint32_t wan
             return FRT_OK if _count_ready(x, all_of, n, want, False) == want else rc
 
 
-def wait_any(Client client, list streams, double timeout_s):
-    """Sleep once, until one of several streams may be ready: a list of pairs as `take` has them."""
-    wait_either(client, streams, [], [], timeout_s)
-
-
-def info(Client client, Ref stream):
-    """What the arena says of a stream: {taken, produced, limit, unread}; counts modulo 2^32 but for `produced`."""
-    cdef frt_stream *s = _stream(client, stream)
-    cdef uint64_t head = a64_load_sc(&s.head)
-    return {"taken": <uint32_t>(head >> 32), "produced": s.produced, "limit": s.limit,
-            "unread": <uint32_t>s.produced - <uint32_t>(head >> 32)}
-
-
-# ---- between nodes ----
-
-def pass_on(Client client, Ref stream, Ref end):
-    """As `take`, without waiting, for a process that reads for others elsewhere: to the task, they have not read it."""
-    cdef frt_stream *s = _stream(client, stream)
-    cdef object found
-    a32_store_sc(&s.away, s.away + 1)  # first: the task must not see it read
-    found = take(client, stream, end, 0, 0.0)
-    if found is False or found is None or found is end:
-        a32_store_sc(&s.away, s.away - 1)
-    return found
-
-
-def told(Client client, Ref stream, uint32_t away, uint32_t wanted):
-    """What readers elsewhere, for whom this process takes the items, have told.
-
-    Args:
-        away: how many of the items that it took they have not read.
-        wanted: NOTHING, END or ITEMS.
-    """
-    cdef frt_stream *s = _stream(client, stream)
-    a32_store_sc(&s.away, away)
-    a32_store_sc(&s.elsewhere, wanted + 1)
-    _tell_of(&client.x, stream.index)
-
-
 def is_stream(Client client, Ref ref):
     """Whether an object is a stream."""
     client.ensure()
@@ -325,83 +292,12 @@ def is_stream(Client client, Ref ref):
     return client.x.entries[ref.index].flags & FRT_ENTRY_STREAM != 0
 
 
-def end_of(Client client, Ref stream):
-    """A reference to the end of a stream; None when its task has ended, or is another node's."""
-    cdef frt_ctx *x = &client.x
-    cdef frt_body body
-    cdef frt_refslot slot
-    cdef uint32_t t
-    _stream(client, stream)
-    for t in range(frt_tasks(x)):
-        if frt_word_state(a64_load_acq(x.task_words + t)) <= FRT_TASK_RESERVED or \
-                not x.tasks[t].flags & FRT_TASK_STREAM or not frt_task_body(x, t, &body) or \
-                body.nrefs == 0 or body.nreturns == 0 or body.refs[body.nrefs - 1].objref != stream.objref:
-            continue
-        slot = body.results[0]
-        if slot.index < frt_objects(x) and object_acquire(x, slot.index, slot.objref, False) == FRT_OK:
-            return ref_wrap(client, slot.index)
-    return None
-
-
-def add_to(Client client, Ref stream, Ref item):
-    """Add an item of another node's."""
-    _stream(client, stream)
-    ref_use(client, item)
-    check(links_add_item(&client.x, stream.index, item.index))
-    _tell_of(&client.x, stream.index)
-
-
-def close(Client client, Ref stream):
-    """The last item of another node's stream has been added."""
-    a32_store_sc(&_stream(client, stream).limit, 0)
-    _tell_of(&client.x, stream.index)
-
-
-def is_awaited(Client client, Ref stream):
-    """Whether somebody has found no item, and been told of none since."""
-    _stream(client, stream)
-    return frt_any(frt_waits(&client.x, stream.index), client.x.words)
-
-
-cdef void _tell_of(frt_ctx *x, uint32_t stream) noexcept nogil:
-    """Wake readers that sleep."""
-    if frt_any(frt_waits(x, stream), x.words):
-        object_tell(x, stream)
-
-
-def wait_either(Client client, list readers, list producers, list fed, double timeout_s):
-    """Sleep once, until there is something to do for a process that reads some streams and fills others.
-
-    Args:
-        readers: pairs as `take` has them.
-        producers: (Producer, its `taken` as last seen) of each.
-        fed: (stream, how many items of it had been taken) of those that another node's items are added to.
-    """
-    cdef frt_ctx *x = &client.x
-    cdef uint32_t seen, taken
-    cdef int64_t deadline = frt_now_ns() + <int64_t>(timeout_s * 1e9)
-    cdef Ref stream, end
-    cdef Producer producer
-    client.ensure()
-    seen = a32_load_sc(&x.clients[x.me].wake)
-    for stream, taken in fed:
-        a64_or_sc(frt_waits(x, stream.index) + x.me_word, x.me_bit)
-        if <uint32_t>(a64_load_sc(&_stream(client, stream).head) >> 32) != taken:
-            return
-    for producer, taken in producers:
-        a64_or_sc(frt_waits(x, producer.index) + x.me_word, x.me_bit)
-        if <uint32_t>(a64_load_sc(&producer.stream.head) >> 32) != taken:
-            return
-    for stream, end in readers:
-        _stream(client, stream)
-        ref_use(client, end)
-        a64_or_sc(frt_waits(x, stream.index) + x.me_word, x.me_bit)
-        a64_or_sc(frt_waits(x, end.index) + x.me_word, x.me_bit)
-        if is_ready(client, stream, end):
-            return
-    with nogil:
-        wait_nap(x, seen, deadline)
-    PyErr_CheckSignals()
+def info(Client client, Ref stream):
+    """What the arena says of a stream: {taken, produced, limit, unread}; counts modulo 2^32 but for `produced`."""
+    cdef frt_stream *s = generator_stream(client, stream)
+    cdef uint64_t head = a64_load_sc(&s.head)
+    return {"taken": <uint32_t>(head >> 32), "produced": s.produced, "limit": s.limit,
+            "unread": <uint32_t>s.produced - <uint32_t>(head >> 32)}
 
 
 # ---- the task's side ----
@@ -571,7 +467,7 @@ cdef bint _full(Producer self) noexcept nogil:
 
 cdef void _tell(Producer self) noexcept nogil:
     """Wake readers that sleep."""
-    _tell_of(&self.client.x, self.index)
+    generator_tell(&self.client.x, self.index)
 
 
 cdef bint _add_soon(Producer self, object value) except -1:

@@ -177,7 +177,7 @@ class _Readers:
             try:
                 client = store_client.require().client
                 pairs = [(reader._stream, reader._end) for reader, _ in waiting]
-                generators.wait_any(client, pairs, _NAP_S)
+                generators.wait_some(client, pairs, 1, _NAP_S, 0.0)
                 ready = [one for one, pair in zip(waiting, pairs, strict=True) if generators.is_ready(client, *pair)]
             except FastrtError:
                 ready = waiting  # the session is gone: each reader finds out by itself

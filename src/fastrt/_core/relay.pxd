@@ -1,0 +1,1 @@
+# Functions for Python only; see the .pyi beside this file.
