@@ -121,7 +121,7 @@ def pass_on(client: Client, function: Ref, stream: Stream) -> None:
         relay.pass_on(client, *stream[:2])
         relay.pass_on(client, *stream[:2])
         relay.told(client, stream[0], 1, generators.ITEMS)
-        generators.wait_some(client, [stream[:2]], 1, 0.0003, 0.0)
+        relay.wait_either(client, [stream[:2]], [], [], 0.0003)
         relay.told(client, stream[0], 0, generators.NOTHING)
         work.perform(client, function, task)
     del end

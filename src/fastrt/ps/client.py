@@ -8,6 +8,7 @@ servers know by it what they have done already.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import mmap
 import os
 import secrets
@@ -49,6 +50,8 @@ class Opened:
     clock: int
     slowest: int
     epoch: int
+    # Which one it is, for what is remembered of it: `id` comes again when a server, and its memory here, begin anew.
+    serial: int = field(default_factory=itertools.count().__next__)
 
 
 @dataclass(eq=False)

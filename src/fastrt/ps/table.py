@@ -276,7 +276,7 @@ class Table(Paced):
                     memory.unpin(reader, slot)
                 return None
             owned.append((one.memory, one.reader, pins[index]))
-        key = tuple((id(opened[index].memory), slot) for index, slot in pins.items())
+        key = tuple((opened[index].serial, slot) for index, slot in pins.items())
         span = self._spans.get(key)
         if span is None:
             span = self._spans[key] = self._span(opened, pins)

@@ -8,7 +8,6 @@ own namespace is the empty one, and its names are written as they are.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +70,8 @@ def inside(namespace: str, own: Environment | None) -> Environment | None:
 
 
 def _digest(job: int) -> bytes:
+    import hashlib  # here: it loads OpenSSL, which most processes never need
+
     return hashlib.blake2b(job.to_bytes(8, "little"), digest_size=16, person=b"namespace").digest()
 
 
