@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -59,23 +58,6 @@ def test_servers_that_begin_anew_have_all_that_was_acknowledged(site, together, 
             np.testing.assert_allclose(tables[rank].pull(), alone.param, rtol=1e-5, atol=1e-5)
             np.testing.assert_allclose(rows[rank].pull(keys), alone_rows.param, rtol=1e-5, atol=1e-5)
     assert all(one.server.journal.generation for one in place.places.values())
-
-
-def test_pull_is_of_the_server_that_is_there_not_of_one_before(site) -> None:
-    """Memory of a dead server's, which is mapped here for a while yet, is not taken for the next one's."""
-    place = site(1)
-    session = place.worker()
-    table = place.table(session, "w", (2048,), SGD(lr=1.0))
-    table.pull()
-    size = sys.getsizeof(session._links[0].opened["w"].memory)
-    for step in range(1, 21):
-        table.push(np.ones(2048, F))
-        place.places[0].die()
-        place.places[0].awake()
-        full = [bytes(size - sys.getsizeof(b"")) for _ in range(5000)]  # so that what is freed next is used next
-        seen = table.pull().copy()  # nobody holds the memory
-        assert (seen == -step).all()
-        del full
 
 
 def test_push_that_comes_twice_is_applied_once_also_after_a_restart_and_a_move(site) -> None:
