@@ -185,6 +185,8 @@ class Scene:
         (modules / "exported_here.py").write_text(EXPORTED)
         common = ["--num-workers", "1", "--export", "exported_here"]
         served = ["--scheduler-port", "0", "--coordinator-port", "0", "--num-tasks", "1"]
+        self.state_dir = self.folder / "state"
+        served += ["--state-dir", str(self.state_dir)]
         head = self._node("--head", "--port", "0", "--name", "one", *served, *common)
         self.head_note = self._note("one")
         self.head, self.token_file = self.head_note.head, Path(self.head_note.token_file)
