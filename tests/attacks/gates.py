@@ -146,6 +146,7 @@ class Head(Grpc):
 
     def right(self) -> None:
         """See `Door`: both nodes are members, and work together."""
+        assert self.scene.node_note
         assert self.scene.driver.do() == 2 << 18
         nodes = nodes_at(self.scene.head_note.socket_path)
         assert len(nodes) == 2, nodes
@@ -403,7 +404,10 @@ class Daemon(Door):
     opening = b'{"op": "join", '
     oversized = b'{"op": "'
     _uid = "the kernel names the peer's user before a byte is read: see 'other uid'"
-    impossible: ClassVar[dict[str, str]] = {"no secret": _uid, "wrong secret": _uid, "right secret replayed": _uid}
+    impossible: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("no secret", "wrong secret", "right secret replayed"), _uid),
+        "squatted folder": "its folder is the runtime folder, which has a row of its own",
+    }
 
     @property
     def address(self) -> str:
@@ -491,8 +495,10 @@ class LocalGroup(Group):
     name, kind = "collective abstract socket", 5
     _uid = "the kernel names the peer's user before a byte is read: see 'other uid'"
     impossible: ClassVar[dict[str, str]] = {
-        "squatted folder": ABSTRACT, "no secret": _uid, "wrong secret": _uid, "right secret replayed": _uid
-    }  # fmt: skip
+        **dict.fromkeys(("no secret", "wrong secret", "right secret replayed"), _uid),
+        "squatted folder": ABSTRACT,
+        "squatted port": "ranks ask the kernel for the user of a listener before they send a byte",
+    }
 
     @property
     def _coordinator(self) -> str | None:
@@ -530,8 +536,8 @@ class Folder(Door):
     }
 
     def process(self) -> psutil.Process:
-        """See `Door`: the head's node, which uses them."""
-        return psutil.Process(self.scene.head_note.pid)
+        """See `Door`: nothing listens; this process stands in for one that does."""
+        return psutil.Process()
 
     def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
         """Have fastrt use this folder."""
@@ -561,7 +567,7 @@ class Folder(Door):
                         continue
                 done = self.start(folder)
                 assert done.returncode != 0, f"{self.name}: a folder is used that is {kind}"
-                assert "Traceback" not in done.stderr or "UnsafeFolderError" in done.stderr, done.stderr
+                assert name in done.stderr, f"{self.name}: the error does not name the folder:\n{done.stderr}"
                 assert not list(folder.iterdir()), f"{self.name}: something was written into a folder that is {kind}"
                 said = done.stderr.strip().splitlines()[-1]
         return f"refused: {said[:80]}"
@@ -607,6 +613,7 @@ class RuntimeFolder(Folder):
     @property
     def folder(self) -> Path:
         """See `Folder`."""
+        assert self.scene.head_node
         return self.scene.runtime_dir
 
 
@@ -615,6 +622,10 @@ class SpillFolder(Folder):
 
     name = "spill folder"
 
+    def begin(self) -> None:
+        """See `Door`."""
+        self.run(sys.executable, "-c", SPILLING).check_returncode()
+
     def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
         """See `Folder`."""
         return self.run(sys.executable, "-c", SPILLING, FASTRT_SPILL_DIR=str(folder))
@@ -622,6 +633,7 @@ class SpillFolder(Folder):
     @property
     def folder(self) -> Path:
         """See `Folder`."""
+        assert self.scene.head_node
         return self.scene.spill_dir
 
 
@@ -655,6 +667,7 @@ class StateFolder(Folder):
     @property
     def folder(self) -> Path:
         """See `Folder`."""
+        assert self.scene.head_node
         return self.scene.state_dir
 
 

@@ -16,6 +16,8 @@ import speak
 from attacker import Attacker
 from gates import DOORS, Door, Folder
 
+# The first cell of a door also starts its services.
+pytestmark = pytest.mark.timeout(120)
 GROWTH_BYTES_MAX = 64 << 20
 DESCRIPTORS_MAX = 40  # more than before, 15 s after an attack
 BACK_S = 15.0
@@ -37,7 +39,12 @@ for k in range(given["count"]):
 ready(); wait()
 """
 SLOW = """
-socks = [connect(address) for _ in range(10)]
+socks = []
+for _ in range(10):
+    try:
+        socks.append(connect(address))
+    except OSError:
+        break
 ready()
 for byte in range(len(opening) or 20):
     for sock in socks:
@@ -309,8 +316,8 @@ def secrets_of(token: str) -> Iterator[bytes]:
 
 
 @pytest.fixture
-def cell(scene, attack, request) -> Iterator[Cell]:
-    door = request.param(scene)
+def cell(runtime, attack, request) -> Iterator[Cell]:
+    door = request.param(runtime)
     door.begin()
     process = door.process()
     memory, descriptors = process.memory_info().rss, process.num_fds()
