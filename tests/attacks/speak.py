@@ -23,7 +23,9 @@ class RefusedError(Exception):
     """A door did not open: the words, or the status, that came instead."""
 
 
-def call(address: str, method: str, secret: str | None, body: bytes = b"", timeout_s: float = PATIENCE_S) -> list[bytes]:
+def call(
+    address: str, method: str, secret: str | None, body: bytes = b"", timeout_s: float = PATIENCE_S
+) -> list[bytes]:
     """Call a gRPC method of any kind; what came before its end. Raises RefusedError if the caller is not known."""
     metadata = () if secret is None else bearer(secret)
     with grpc.insecure_channel(address, ALONE) as channel:

@@ -203,7 +203,10 @@ def report() -> Target:
 TARGETS: dict[str, tuple[Callable[[], Target], list[bytes]]] = {
     "ps_http": (ps_http, [b"GET /state HTTP/1.1\r\n\r\n", b"POST /scalein HTTP/1.1\r\nContent-Length: 2\r\n\r\n[]"]),
     "ps_frames": (ps_frames, [bytes.fromhex("01000000020000000400000000000000") + b"\x08\1\0\0"]),
-    "ps_greeting": (ps_greeting, [b"frps" + bytes([2]) + bytes(11) + b"{}", b"frps" + bytes([9]) + bytes(11) + b"[" * 9]),
+    "ps_greeting": (
+        ps_greeting,
+        [b"frps" + bytes([2]) + bytes(11) + b"{}", b"frps" + bytes([9]) + bytes(11) + b"[" * 9],
+    ),
     "transfer_frame": (transfer_frame, [bytes(64)]),
     "proof_server": (proof_server, [b"fastrtP1" + bytes(96)]),
     "proof_client": (proof_client, [b"fastrtP1" + bytes(96)]),
@@ -233,7 +236,16 @@ def fuzz(name: str, seconds: int) -> int:
         for number, data in enumerate(TARGETS[name][1]):
             (corpus / str(number)).write_bytes(data)
         limits = [f"-max_len={BYTES_MAX}", f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=2048"]
-        words = [sys.executable, __file__, "0", "--run", name, str(corpus), *limits, f"-artifact_prefix={folder}/found-"]
+        words = [
+            sys.executable,
+            __file__,
+            "0",
+            "--run",
+            name,
+            str(corpus),
+            *limits,
+            f"-artifact_prefix={folder}/found-",
+        ]
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", env={**os.environ})
         tried = EXECUTED.findall(done.stderr)
         sys.stdout.write(f"fuzz {name}: {tried[-1] if tried else 0} inputs in {seconds} s\n")
