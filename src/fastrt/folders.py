@@ -163,18 +163,18 @@ def read_secret(path: str | os.PathLike[str]) -> str:
     try:
         real = _walk(file, make=False)
     except _StepError as step:
-        raise UnsafeFolderError(f"The file {file} is not safe: another user could replace it, as {step}.") from None
+        raise UnsafeFolderError(f"The file {file} is not safe: another user could replace it, as {step}") from None
     fd = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise UnsafeFolderError(f"{file} is no regular file. Give a file that only you may read.")
+            raise UnsafeFolderError(f"{file} is no regular file. Give a file that only you may read")
         if info.st_uid not in _trusted():
             raise UnsafeFolderError(
-                f"The file {file} belongs to uid {info.st_uid}, who knows what it says. Make a file of your own."
+                f"The file {file} belongs to uid {info.st_uid}, who knows what it says. Make a file of your own"
             )
         if info.st_mode & _OTHERS:
-            raise UnsafeFolderError(f"Others may read the file {file}. Run `chmod 600 {file}`, and make a new secret.")
+            raise UnsafeFolderError(f"Others may read the file {file}. Run `chmod 600 {file}`, and make a new one")
         return _read(fd, file, _TEXT_BYTES_MAX).decode("utf-8", "replace").strip()
     finally:
         os.close(fd)
@@ -195,7 +195,7 @@ def _checked(path: Path, purpose: str, make: bool) -> Path:
     except _StepError as step:
         raise UnsafeFolderError(
             f"{path} cannot be {purpose}: another user could replace it, as {step}. Choose another folder, or have "
-            "its owner and mode changed."
+            "its owner and mode changed"
         ) from None
     if make:
         with suppress(FileExistsError):
@@ -207,14 +207,14 @@ def _checked(path: Path, purpose: str, make: bool) -> Path:
 def _check_private(folder: Path, info: os.stat_result, purpose: str) -> None:
     why = None
     if stat.S_ISLNK(info.st_mode):
-        why = "it is a link. Remove it, or name the folder itself."
+        why = "it is a link. Remove it, or name the folder itself"
     elif not stat.S_ISDIR(info.st_mode):
-        why = "it is no folder. Remove it, or choose another path."
+        why = "it is no folder. Remove it, or choose another path"
     elif info.st_uid != os.geteuid():
-        why = f"it belongs to uid {info.st_uid}, not to uid {os.geteuid()}. Have it removed, or choose another folder."
+        why = f"it belongs to uid {info.st_uid}, not to uid {os.geteuid()}. Have it removed, or choose another folder"
     elif info.st_mode & _OTHERS:
         mode = stat.S_IMODE(info.st_mode)
-        why = f"its mode {mode:o} lets other users in. Look at what it holds, then run `chmod 700 {folder}`."
+        why = f"its mode {mode:o} lets other users in. Look at what it holds, then run `chmod 700 {folder}`"
     if why is not None:
         raise UnsafeFolderError(f"{folder} cannot be {purpose}: {why}")
 
@@ -321,14 +321,14 @@ def _open_at(at: int, folder: Path, name: str, flags: int) -> int:
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_nlink != 1:
             raise UnsafeFolderError(
                 f"{folder / name} is no file of uid {os.geteuid()} alone: it belongs to uid {info.st_uid} and has "
-                f"{info.st_nlink} names. Look where it comes from, and remove it."
+                f"{info.st_nlink} names. Look where it comes from, and remove it"
             )
         if flags & os.O_TRUNC:
             os.ftruncate(fd, 0)
         return fd
     except OSError as exc:
         if exc.errno == errno.ELOOP:
-            raise UnsafeFolderError(f"{folder / name} is a link. Look where it comes from, and remove it.") from None
+            raise UnsafeFolderError(f"{folder / name} is a link. Look where it comes from, and remove it") from None
         raise
     except UnsafeFolderError:
         os.close(fd)
@@ -342,4 +342,4 @@ def _read(fd: int, path: Path, bytes_max: int) -> bytes:
         if not got:
             return bytes(data)
         data += got
-    raise UnsafeFolderError(f"{path} is larger than {bytes_max} bytes: it is not what belongs there. Remove it.")
+    raise UnsafeFolderError(f"{path} is larger than {bytes_max} bytes: it is not what belongs there. Remove it")
