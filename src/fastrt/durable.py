@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fastrt.errors import FastrtError
+from fastrt.folders import UnsafeFolderError, open_private, private_folder
 
 _SCHEMA_VERSION = 1
 # How many pages the log may hold before they go to the database, which costs two fsyncs and a write of each page that
@@ -62,9 +63,9 @@ class Journal:
     def __init__(self, directory: str | os.PathLike[str], power: bool = False, wait_s: float = 0.0) -> None:
         self.directory = Path(directory)
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
+            private_folder(self.directory, "a state directory")
+            self._lock = open_private(self.directory, "lock", os.O_CREAT | os.O_RDWR)
+        except (OSError, UnsafeFolderError) as error:
             raise StateDirectoryError(f"Cannot use the state directory {self.directory}: {error}.") from error
         try:
             self._take_lock(time.monotonic() + wait_s)
@@ -128,8 +129,8 @@ class Journal:
     def _open(self, power: bool) -> sqlite3.Connection:
         path = self.directory / "state.sqlite"
         try:
+            _make_file(self.directory, path.name)
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            os.chmod(path, 0o600)
             database.execute("PRAGMA journal_mode = WAL")
             database.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
             database.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
@@ -141,11 +142,19 @@ class Journal:
                 )
             database.executescript(_SCHEMA)
             database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnsafeFolderError) as error:
             raise StateDirectoryError(
                 f"Cannot open {path}: {error}. If it is damaged, move it away: the service then starts empty."
             ) from error
         return database
+
+
+def _make_file(directory: Path, name: str) -> None:
+    """Make a database's file with mode 0600, or refuse a link in its place: SQLite would follow it.
+
+    Not while this process has the database open: closing any descriptor of a file ends the locks that SQLite has on it.
+    """
+    os.close(open_private(directory, name, os.O_RDWR | os.O_CREAT))
 
 
 class WriteLog:
@@ -165,14 +174,14 @@ class WriteLog:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._path = Path(directory) / "writes.sqlite"
         try:
+            _make_file(self._path.parent, self._path.name)
             self._database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-            os.chmod(self._path, 0o600)
             self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             self._database.execute(_WRITES)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnsafeFolderError) as error:
             raise self._failed(error) from error
 
     def append(self, number: int, key: str, value: bytes) -> None:

@@ -176,7 +176,7 @@ def test_mistakes_are_told_in_words(runtime_dir, tmp_path):
     open_file.chmod(0o644)
     for options, words in (
         (("--address", "127.0.0.1:1"), "the token of the cluster at 127.0.0.1:1 is not known here"),
-        (("--head", "--token-file", str(open_file)), "Others may read the token file"),
+        (("--head", "--token-file", str(open_file)), "Others may read the file"),
     ):
         assert words in refusal(runtime_dir, *options), options
 

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from fastrt.cli.job import JOB_OPTIONS, job_options, job_settings
+from fastrt.cli.look import runtime_folder
 
 if TYPE_CHECKING:
     from fastrt.runtime.service import NodeOptions
@@ -23,6 +24,7 @@ _DEFAULT_PORT = 6465
 _DETACH_S = 30.0
 _END_S = 15.0
 _STEP_S = 0.05
+_LOG = "node.log"
 _DETACHED = "FASTRT_DETACHED_FD"  # where a detached child writes that it is up
 _port = click.IntRange(0, 65535)
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -119,9 +121,9 @@ def stop() -> None:
     """
     from fastrt.runtime.nodefile import nodes_here
 
-    nodes = nodes_here(_runtime_dir())
+    nodes = nodes_here(runtime_folder())
     for node in sorted(nodes, key=lambda node: node.is_head):  # the head last
-        os.kill(node.pid, signal.SIGTERM)
+        node.terminate()
     until = time.monotonic() + _END_S
     while any(node.is_alive for node in nodes):
         if time.monotonic() > until:
@@ -191,15 +193,17 @@ def _run(options: NodeOptions) -> None:
 
 def _detach() -> None:
     """Start this very command again without a terminal, and wait until it says that it is up."""
+    from fastrt.config import RUNTIME_FOLDER
     from fastrt.errors import FastrtError
+    from fastrt.folders import open_private, private_folder
 
+    folder = private_folder(runtime_folder(), RUNTIME_FOLDER)
+    log = open_private(folder, _LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     up, down = os.pipe()
-    log = _runtime_dir() / "node.log"
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     words = [word for word in sys.argv if word != "--detach"]
     inherited = {name: value for name, value in os.environ.items() if name != "FASTRT_DETACH"}
-    with log.open("ab") as output, log.open("rb") as lines:
-        lines.seek(0, os.SEEK_END)
+    with open(log, "r+b", buffering=0) as output:
+        before = output.seek(0, os.SEEK_END)
         child = subprocess.Popen(
             [sys.executable, *words],
             stdin=subprocess.DEVNULL,
@@ -212,18 +216,16 @@ def _detach() -> None:
         os.close(down)
         with os.fdopen(up, "rb") as pipe:
             is_up = pipe.read(2) == b"up"
-        click.echo(lines.read().decode(errors="replace"), nl=False)
+        click.echo(_read_from(log, before).decode(errors="replace"), nl=False)
         if not is_up:
             child.wait(_DETACH_S)
-            raise FastrtError(f"the node did not start; see {log}")
+            raise FastrtError(f"the node did not start; see {folder / _LOG}")
+
+
+def _read_from(fd: int, at: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size - at, at)
 
 
 def _is_address(text: str) -> bool:
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdecimal() and 0 < int(port) < 65536
-
-
-def _runtime_dir() -> Path:
-    from fastrt.config import Config
-
-    return Config.load(num_workers=1, object_store_memory=64 << 20).runtime_dir

@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastrt.folders import UnsafeFolderError, private_folder
 from fastrt.ps.errors import CheckpointError, CutLostError, TableTimeoutError
 from fastrt.ps.placement import assign
 from fastrt.ps.spec import Spec
@@ -63,12 +64,12 @@ class Checkpoints:
         if base is not None and (base.parent != folder or not base.is_dir()):
             base = None
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder, "the folder of checkpoints")
             number = 1 + max((_number(path) for path in folder.iterdir()), default=0)
             working = folder / f".{_PREFIX}{number:08}.{os.getpid()}"
             shutil.rmtree(working, ignore_errors=True)
             working.mkdir(mode=0o700)
-        except OSError as error:
+        except (OSError, UnsafeFolderError) as error:
             raise CheckpointError(f"Cannot make a checkpoint in {folder}: {error}.") from error
         done = folder / f"{_PREFIX}{number:08}"
         self.must_be_full = False

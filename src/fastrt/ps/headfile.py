@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrt.durable import StateDirectoryError
+from fastrt.folders import UnsafeFolderError, open_private, private_folder
 from fastrt.ps.spec import Spec
 
 FORMAT = 2  # 1 had two logs for each server
@@ -44,9 +45,9 @@ class HeadFile:
         self.tables: dict[str, tuple[Spec, list[int]]] = {}
         self.options: dict[str, Any] = {}
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
+            private_folder(folder, "the folder of a cluster's state")
+            self._lock = open_private(folder, _LOCK, os.O_RDWR | os.O_CREAT)
+        except (OSError, UnsafeFolderError) as error:
             raise StateDirectoryError(f"Cannot use {folder}: {error}.") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +99,8 @@ class HeadFile:
         found = {"format": FORMAT, "epoch": epoch, "folders": self.folders, "tables": listed, "options": options}
         working = self._folder / f".{_NAME}"
         try:
-            with working.open("wb") as file:
+            working.unlink(missing_ok=True)  # of a head that was killed
+            with open(open_private(self._folder, working.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(json.dumps(found).encode())
                 file.flush()
                 os.fsync(file.fileno())

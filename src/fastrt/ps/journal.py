@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from fastrt._core import stream
 from fastrt.durable import StateDirectoryError
+from fastrt.folders import UnsafeFolderError, open_private, private_folder
 
 Record = tuple[dict[str, Any], memoryview]
 Written = tuple[dict[str, Any], Sequence[Any]]
@@ -84,13 +85,13 @@ class FolderMedium:
             StateDirectoryError: it cannot be used, or another process does, maybe on another node.
         """
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(self._folder, "the folder of a server's state")
             is_new = not (self._folder / name).exists()
-            fd = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_private(self._folder, name, os.O_RDWR | os.O_CREAT)
             if is_new:  # its name must outlive what is written into it
                 _sync_folder(self._folder)
                 _sync_folder(self._folder.parent)
-        except OSError as error:
+        except (OSError, UnsafeFolderError) as error:
             raise StateDirectoryError(f"Cannot use {self._folder / name}: {error}.") from error
         try:
             if name == "log":

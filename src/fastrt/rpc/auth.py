@@ -6,7 +6,6 @@ import hmac
 import ipaddress
 import os
 import ssl
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import grpc
 
 from fastrt.errors import ConfigError, FastrtError
+from fastrt.folders import UnsafeFolderError, read_secret
 
 _BEARER = "Bearer "
 
@@ -23,7 +23,7 @@ class InsecureBindError(FastrtError):
 
 
 class TokenFileError(FastrtError):
-    """A token file is missing, empty, or readable by others."""
+    """A token file is missing, empty, or could be read or replaced by others."""
 
 
 @dataclass(frozen=True)
@@ -129,18 +129,14 @@ def read_token(path: str | os.PathLike[str]) -> str:
     """The session token in a file that only its owner may read.
 
     Raises:
-        TokenFileError: it cannot be read, is empty, or others could read it.
+        TokenFileError: it cannot be read, is empty, or others could read or replace it.
     """
-    file = Path(path)
     try:
-        mode = file.stat().st_mode
-        token = file.read_text().strip()
-    except OSError as error:
-        raise TokenFileError(f"Cannot read the token file {file}: {error}.") from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise TokenFileError(f"Others may read the token file {file}. Run `chmod 600 {file}`, and make a new token.")
+        token = read_secret(path)
+    except (OSError, UnsafeFolderError) as error:
+        raise TokenFileError(f"Cannot use the token file {os.fspath(path)}: {error}.") from error
     if not token:
-        raise TokenFileError(f"The token file {file} is empty. Start the session anew, or copy the file again.")
+        raise TokenFileError(f"The token file {os.fspath(path)} is empty. Start the session again, or copy the file.")
     return token
 
 

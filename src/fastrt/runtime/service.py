@@ -21,14 +21,16 @@ from typing import Any
 from fastrt._core.segment import start_time
 from fastrt.config import Config
 from fastrt.errors import FastrtError
+from fastrt.folders import replace_private
 from fastrt.rpc.auth import TlsFiles, read_token
-from fastrt.runtime.nodefile import NodeFile
+from fastrt.runtime.nodefile import NodeFile, nodes_here
 from fastrt.runtime.processes import spawn_service
 from fastrt.runtime.session import start
 
 _AGAIN_S = 0.2  # before a process that was killed is started again
 _DEATHS_MAX, _DEATHS_WITHIN_S = 20, 60.0
 _END_S = 5.0
+_TOKEN = "token"  # in the session's folder
 _MODULES = {"head": "fastrt.runtime.head", "uplink": "fastrt.node.uplink", "store": "fastrt.runtime.bridge"}
 
 
@@ -89,7 +91,6 @@ class Node:
         self._deaths: list[float] = []
         self._stopping = False
         self._stop = os.pipe2(os.O_CLOEXEC)
-        self._own_token: Path | None = None
         self._runtime = start(options.config, cluster=True)
         self.session = self._runtime.session
         # Where each process serves: at first where it is told to, then where it was.
@@ -106,7 +107,6 @@ class Node:
                 self._start(name)
                 if name == "head":
                     self.head = self.addresses["head"]
-                    self._share_token()
             self._note().write()
         except BaseException:
             self.close()
@@ -150,8 +150,6 @@ class Node:
                 child.wait()
             _close_pipes(child)
         self._children.clear()
-        if self._own_token is not None:
-            self._own_token.unlink(missing_ok=True)
         self._runtime.end_for_all()
         for fd in self._stop:
             os.close(fd)
@@ -210,23 +208,17 @@ class Node:
             read_token(options.token_file)
             return options.token_file
         if options.head is not None:
-            found = _shared_token(options.config.runtime_dir, options.head)
-            if not found.exists():
+            heads = [node for node in nodes_here(options.config.runtime_dir) if node.is_head]
+            found = [Path(node.token_file) for node in heads if node.head == options.head]
+            if not found:
                 raise FastrtError(
                     f"the token of the cluster at {options.head} is not known here. Copy its file from the head's "
                     "machine (`fastrt start --head` says where it is), and give it by --token-file or FASTRT_TOKEN_FILE"
                 )
-            return found
-        path = Path(self._runtime.socket_path).with_name("token")
-        _write_token(path, secrets.token_hex(32))
-        return path
-
-    def _share_token(self) -> None:
-        """Leave the token where other nodes of this user's on this machine look for it."""
-        path = _shared_token(self._options.config.runtime_dir, self.head)
-        path.unlink(missing_ok=True)  # of a head that was killed
-        _write_token(path, read_token(self.token_file))
-        self._own_token = path
+            return found[0]
+        folder = Path(self._runtime.socket_path).parent  # it goes with the session, or is swept by the next one
+        replace_private(folder, _TOKEN, f"{secrets.token_hex(32)}\n".encode())
+        return folder / _TOKEN
 
     def _note(self) -> NodeFile:
         return NodeFile(
@@ -240,16 +232,6 @@ class Node:
             pid=os.getpid(),
             start_time=start_time(os.getpid()),
         )
-
-
-def _shared_token(runtime_dir: Path, head: str) -> Path:
-    return runtime_dir / f"head-{head.replace(':', '-').replace('/', '-')}.token"
-
-
-def _write_token(path: Path, token: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(token + "\n")
 
 
 def _close_pipes(child: subprocess.Popen[bytes]) -> None:

@@ -105,7 +105,7 @@ class Link:
         return b"\n" in self._received
 
     def peer(self) -> tuple[int, int]:
-        """(pid, uid) of the process at the other end, as the kernel recorded them when it connected."""
+        """(pid, uid) of the process at the other end, as the kernel recorded them when it connected or listened."""
         raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", raw)
         return pid, uid
@@ -142,7 +142,7 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = 
     Returns:
         The core's attachment and the connection, which stays open.
     Raises:
-        AttachError: nobody listens there, or the daemon refuses; the message says why.
+        AttachError: no daemon of this user listens there, or it refuses; the message says why.
     """
     link, answer = _ask(path, timeout_s, op="join", kind=kind, name=name, logs=logs)
     client = Client(Segment.attach(answer["segment"]), answer["index"], answer["gen"])
@@ -200,6 +200,10 @@ def _ask(path: str, timeout_s: float, **message: Any) -> tuple[Link, dict[str, A
         sock.close()
         raise AttachError(f"no node daemon answers at {path}: {exc}; start one with fastrt.init()") from None
     link = Link(sock)
+    uid = link.peer()[1]
+    if uid != os.geteuid():
+        link.close()
+        raise AttachError(f"a process of uid {uid} listens at {path}, not one of uid {os.geteuid()}; remove the socket")
     link.send(**message)
     try:
         answer = link.receive(timeout_s)
