@@ -26,7 +26,7 @@ LAYERS = (
 )
 RANK = {name: -i for i, names in enumerate(LAYERS.split(" > ")) for name in names.split("|")}
 TOP = {"", "bench", "testing", "__main__"}  # `import fastrt` itself, and what stands above everything
-STATE_MAY_IMPORT = ("fastrt.errors", "fastrt._core.refcount")
+STATE_MAY_IMPORT = ("fastrt.errors", "fastrt.foreign_text", "fastrt._core.refcount")
 
 
 @functools.cache

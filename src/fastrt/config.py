@@ -6,7 +6,6 @@ that depend on the machine (CPUs, memory) are measured once, in `load`; a Config
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrt.errors import ConfigError
+from fastrt.foreign_text import read_json
 
 SHM_DIR = Path("/dev/shm")  # where POSIX segments live on Linux; shm_open(3) has no other place
 _CGROUP_DIR = Path("/sys/fs/cgroup")
@@ -142,7 +142,7 @@ def read_resources(source: str, value: Any) -> dict[str, float]:
     """
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = read_json(value, source)
         except ValueError:
             raise _refuse(source, value, 'must be JSON such as {"gpu": 1}') from None
     if not isinstance(value, Mapping):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastrt._core.segment import start_time
 from fastrt.errors import AttachError
+from fastrt.foreign_text import read_object
 
 _NAME = "cluster.json"
 
@@ -59,7 +60,7 @@ def nodes_here(runtime_dir: Path) -> list[NodeFile]:
     found = []
     for path in sorted(runtime_dir.glob(f"*/{_NAME}")):
         try:
-            node = NodeFile(**json.loads(path.read_text()))
+            node = NodeFile(**read_object(path.read_bytes(), str(path), own=True))
         except (OSError, ValueError, TypeError):  # it is being removed, or another version's
             continue
         if node.is_alive:
