@@ -6,7 +6,6 @@ that depend on the machine (CPUs, memory) are measured once, in `load`; a Config
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 from fastrt.errors import ConfigError
 from fastrt.folders import default_folder
+from fastrt.foreign_text import read_json
 
 RUNTIME_FOLDER = "the runtime folder (FASTRT_RUNTIME_DIR)"  # for messages about it
 SPILL_FOLDER = "the spill folder (FASTRT_SPILL_DIR)"
@@ -145,7 +145,7 @@ def read_resources(source: str, value: Any) -> dict[str, float]:
     """
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = read_json(value, source)
         except ValueError:
             raise _refuse(source, value, 'must be JSON such as {"gpu": 1}') from None
     if not isinstance(value, Mapping):

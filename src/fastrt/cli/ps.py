@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -22,6 +21,7 @@ from fastrt.cluster.peers import MemberUnreachableError, look
 from fastrt.cluster.service import ClusterOptions, ClusterScheduler
 from fastrt.cluster.state import Settings
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import BYTES_MAX, read_object
 from fastrt.rpc.auth import TlsFiles, read_token
 
 _DEFAULT_ADDRESS = "127.0.0.1:6667"
@@ -174,6 +174,6 @@ def _state(address: str, token_file: Path | None) -> str:
         request.add_header("Authorization", f"Bearer {read_token(token_file)}")
     try:
         with urllib.request.urlopen(request, timeout=_ASK_S) as answer:
-            return f", {json.loads(answer.read())['cluster_state']}"
+            return f", {read_object(answer.read(BYTES_MAX), 'the answer', {'cluster_state': str})['cluster_state']}"
     except (urllib.error.URLError, ValueError) as error:
         raise MemberUnreachableError(f"No answer from HTTP at {address}: {error}.") from error

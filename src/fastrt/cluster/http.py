@@ -26,6 +26,7 @@ from typing import Any
 from fastrt.cluster import events as ev
 from fastrt.cluster.events import Event, Instruction, Overview, Phase
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import ForeignTextError, read_int, read_object
 from fastrt.rpc.auth import refused_token
 
 _log = logging.getLogger(__name__)
@@ -123,10 +124,11 @@ class _Handler(BaseHTTPRequestHandler):
         """None when it is too large, or of unknown length."""
         if "Transfer-Encoding" in self.headers:
             return None
-        length = self.headers.get("Content-Length", "0")
-        if not length.isdigit() or int(length) > _BODY_BYTES_MAX:
+        try:
+            length = read_int(self.headers.get("Content-Length", "0"), "Content-Length", 0, _BODY_BYTES_MAX)
+        except ForeignTextError:
             return None
-        return self.rfile.read(int(length))
+        return self.rfile.read(length)
 
     def _refusal(self) -> str | None:
         if self.token is None:
@@ -176,12 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        raise BadRequest("The body is no JSON.") from None
-    if not isinstance(found, dict):
-        raise BadRequest("The body is no JSON object.")
-    return found
+        return read_object(body, "The body", bytes_max=_BODY_BYTES_MAX)
+    except ForeignTextError as error:
+        raise BadRequest(f"{error}.") from None
 
 
 def _count(asked: dict[str, Any], key: str) -> int:

@@ -11,7 +11,6 @@ The framing can carry no token, so its listener is for this machine unless told 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import threading
@@ -31,6 +30,7 @@ from fastrt.cluster.state import ClusterState, Settings
 from fastrt.cluster.wire import EXCHANGE, SERVICE, Command, Encoder, parse_request
 from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import ConfigError, FastrtError
+from fastrt.foreign_text import read_object
 from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refuse_clear_bind, refuse_open_bind, refused_token
 from fastrt.rpc.contract import Metadata, Server, Stream
 from fastrt.rpc.descriptors import message_set
@@ -235,7 +235,10 @@ class ClusterScheduler:
         if self._journal is None:
             return
         records = list(self._journal.records())
-        ended = any(kind == "cluster" and json.loads(value)["ended"] for kind, _, value in records)
+        about = [
+            read_object(value, "the record of the cluster", own=True) for kind, _, value in records if kind == "cluster"
+        ]
+        ended = any(one["ended"] for one in about)
         if ended:
             _log.info("the cluster whose state this was has finished; a new one begins")
             self._journal.write({(kind, key): None for kind, key, _ in records})

@@ -28,6 +28,7 @@ from fastrt.cluster import events as ev
 from fastrt.cluster.events import Answer, Effect, Event, Metadata, Overview, Persist, Phase, Refused, Role, Tell
 from fastrt.cluster.members import Member, Members
 from fastrt.cluster.scaling import Round, moves
+from fastrt.foreign_text import read_json, read_object
 
 _ID_CHARS_MAX = 256
 _INSTRUCTION_PHASES = {
@@ -142,11 +143,11 @@ class ClusterState:
         members = []
         for kind, key, value in records:
             if kind == "cluster":
-                kept = json.loads(value)
+                kept = read_object(value, "the record of the cluster", own=True)
                 self._formed = kept["formed"]
                 self.members.resize({Role.SERVER: kept["servers"], Role.WORKER: kept["workers"]})
             elif kind == "member":
-                members.append((key, json.loads(value)))
+                members.append((key, read_json(value, "the record of a member", own=True)))
         for member_id, (role, rank, host, port, alive, finished) in members:
             if rank >= self.members.counts[Role(role)]:  # came for a scaling that did not end
                 self._emit(Persist("member", member_id, None))

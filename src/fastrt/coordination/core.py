@@ -10,7 +10,6 @@ that change something are kept with the records of their batch, so that such a c
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import time
@@ -26,6 +25,7 @@ from fastrt.coordination.snapshot import SNAPSHOT_PATH, snapshot
 from fastrt.coordination.state import CoordinationState, Settings
 from fastrt.coordination.status import Code, Failure, to_json
 from fastrt.durable import Journal, StateDirectoryError, WriteLog
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 from fastrt.rpc.descriptors import message_set
 
 _log = logging.getLogger(__name__)
@@ -262,7 +262,7 @@ class Core:
         roles = dict(settings.roles)
         for kind, key, value in found:
             if (kind, key) == ("state", "service"):
-                saved = json.loads(value)
+                saved = read_object(value, "the record of the service", own=True, bytes_max=STATE_BYTES_MAX)
                 if saved["roles"] != roles:
                     assert self._journal is not None
                     raise StateDirectoryError(

@@ -8,7 +8,6 @@ the front closes the pairs, or says so.
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import sys
@@ -40,6 +39,7 @@ from fastrt.coordination.replica import BYTES_MAX, ENTRY_BYTES, VALUE_BYTES_MAX
 from fastrt.coordination.state import Settings
 from fastrt.durable import Journal
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 
 # The keeper of a front that was killed a moment ago still has the directory, until it has seen that.
 _DYING_S = 3.0
@@ -56,7 +56,7 @@ def serve(calls: Link, later: Link) -> None:
     first = calls.read_batch()
     if not first or first[0].kind != SETTINGS:
         return
-    core = _core(json.loads(first[0].body))
+    core = _core(read_object(first[0].body, "the settings of a keeper", own=True, bytes_max=SETTINGS_BYTES_MAX))
     keys = core.state.keys
     tell_all = keys.bytes_count + len(keys) * ENTRY_BYTES <= BYTES_MAX // 2
     told = _packed_keys((key, keys.find(key)) for key in keys.all_keys()) if tell_all else b""

@@ -13,7 +13,6 @@ Source: `CoordinationService` in XLA (seen in jaxlib 0.10.2) and, for what is in
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +25,7 @@ from fastrt.coordination.members import Members, State
 from fastrt.coordination.nodes import Nodes
 from fastrt.coordination.polls import Polls
 from fastrt.coordination.status import Code, Failure, Member, Part, failure, to_json
+from fastrt.foreign_text import STATE_BYTES_MAX, read_json
 
 # How many silent members a failure names.
 _STALE_NAMED_MAX = 3
@@ -564,7 +564,7 @@ class CoordinationState:
 
     def _restore_state(self, key: str, value: bytes) -> None:
         if key == "version":
-            self.version = json.loads(value)
+            self.version = read_json(value, "the record of the version", own=True, bytes_max=STATE_BYTES_MAX)
         elif key == "error":
             self.polls.restore(value)
 

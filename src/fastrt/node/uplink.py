@@ -8,7 +8,6 @@ its tasks run again as a dead worker's do; another one takes its place.
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 import threading
@@ -24,6 +23,7 @@ from fastrt._core import demands
 from fastrt._core import tasks as core
 from fastrt._core.clients import KIND_WORKER, table
 from fastrt.errors import FastrtError, TaskCancelledError
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.node.exchange import Exchange
 from fastrt.node.finder import Finder
 from fastrt.node.flows import Watch
@@ -447,7 +447,7 @@ def main(argument: str) -> None:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
             (whether to say that it serves only once the head has answered), lineage_bytes, token_file, tls, insecure.
     """
-    settings = json.loads(argument)
+    settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:
         access = streams.access_of(settings)
         client, link = attach.join(settings["socket"], "tool", "uplink")

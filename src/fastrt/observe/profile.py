@@ -34,6 +34,7 @@ from fastrt._core.clients import KIND_DRIVER, KIND_TOOL, Client, admit
 from fastrt._core.segment import Segment
 from fastrt.config import SHM_DIR
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import read_object
 from fastrt.observe.chrome import micros
 from fastrt.rpc.channel import bearer, open_channel
 from fastrt.rpc.descriptors import message_set
@@ -406,7 +407,7 @@ class _Far:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"bytes": most, "token": token, "many": many}) + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline() or "{}")
+        answer = read_object(self._process.stdout.readline() or "{}", "the answer of the other node", own=True)
         if "address" not in answer:
             self._process.kill()
             self._process.communicate()
@@ -467,7 +468,7 @@ def _sink(listener: socket.socket, most: int) -> None:
 
 def main() -> None:
     """Be the other node, until standard input ends."""
-    order = json.loads(sys.stdin.readline())
+    order = read_object(sys.stdin.readline(), "the order of a measurement", own=True)
     with ExitStack() as stack:
         try:
             count, nbytes = order["many"]

@@ -21,6 +21,7 @@ from typing import Any
 
 from fastrt.config import Config
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.rpc import streams
 from fastrt.rpc.auth import refused_token
 from fastrt.rpc.contract import Metadata
@@ -254,7 +255,7 @@ def main(argument: str) -> None:
         argument: JSON: socket (of the node's daemon), scheduler and listen (addresses), workers, export (modules),
             token_file, tls, insecure.
     """
-    settings = json.loads(argument)
+    settings = read_object(argument, "the settings of the bridge", own=True, bytes_max=SETTINGS_BYTES_MAX)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: sys.exit(0))

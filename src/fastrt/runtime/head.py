@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.rpc import streams
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.streams import Access
@@ -22,7 +22,7 @@ def main(argument: str) -> None:
     Args:
         argument: JSON: listen (address), token_file, tls (certificate, key and client_ca, or null), insecure.
     """
-    settings = json.loads(argument)
+    settings = read_object(argument, "the settings of the head", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:
         asyncio.run(_serve(settings["listen"], streams.access_of(settings)))
     except FastrtError as exc:

@@ -12,6 +12,7 @@ from fastrt._core.segment import start_time
 from fastrt.config import RUNTIME_FOLDER
 from fastrt.errors import AttachError, FastrtError
 from fastrt.folders import has_private_folder, read_private, replace_private
+from fastrt.foreign_text import read_object
 
 _NAME = "cluster.json"
 
@@ -79,7 +80,7 @@ def nodes_here(runtime_dir: Path) -> list[NodeFile]:
         return found
     for path in sorted(runtime_dir.glob(f"*/{_NAME}")):
         try:
-            node = NodeFile(**json.loads(read_private(path.parent, path.name)))
+            node = NodeFile(**read_object(read_private(path.parent, path.name), str(path), own=True))
         except (OSError, ValueError, TypeError, FastrtError):  # it is being removed, or another version's
             continue
         if node.is_alive:

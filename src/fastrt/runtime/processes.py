@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastrt.config import Config
 from fastrt.errors import FastrtError, NodeDiedError
+from fastrt.foreign_text import read_object
 
 if TYPE_CHECKING:  # imported where it is used: the processes that are started here import this module, and start none
     import subprocess
@@ -26,6 +27,8 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 # Modules that workers get ready-made in the zygote when the driver uses them: importing NumPy takes 80 ms.
 _PRELOAD = ("numpy",)
 _END_S = 10.0
+
+_SILENT = b'{"error": "it ended without a word; see its error output"}'
 
 
 class Processes:
@@ -75,7 +78,7 @@ class Processes:
         theirs.close()
         ours.settimeout(self._config.start_timeout_s)
         try:
-            answer = json.loads(ours.recv(1 << 16) or b'{"error": "it ended without a word; see its error output"}')
+            answer = read_object(ours.recv(1 << 16) or _SILENT, "the answer of the daemon", own=True)
         except TimeoutError:
             self.daemon.kill()
             raise NodeDiedError(f"the node daemon did not start in {self._config.start_timeout_s} s") from None
@@ -155,7 +158,7 @@ def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> t
         process.kill()
         process.communicate()
         raise FastrtError(f"{module} did not start to serve; its error output says why")
-    return process, str(json.loads(line)["address"])
+    return process, str(read_object(line, f"the answer of {module}", {"address": str}, own=True)["address"])
 
 
 def _spawn(

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.rpc import streams
 
 
@@ -23,7 +24,7 @@ def main(argument: str) -> None:
         argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), token_file,
             tls, insecure; for a coordinator job (settings of `CoordinatorOptions`).
     """
-    settings = json.loads(argument)
+    settings = read_object(argument, "the settings of a service", own=True, bytes_max=SETTINGS_BYTES_MAX)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: sys.exit(0))

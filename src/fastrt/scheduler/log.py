@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastrt.durable import Journal, StateDirectoryError
+from fastrt.foreign_text import STATE_BYTES_MAX, read_json
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Effect, Event
 from fastrt.scheduler.snapshot import dump, load
@@ -142,7 +143,7 @@ class EventLog:
             elif kind == "order":
                 self.orders[int(key)] = _order(value)
             elif kind == "about":
-                self._take_up(json.loads(value))
+                self._take_up(read_json(value, "a record of the scheduler", own=True, bytes_max=STATE_BYTES_MAX))
         if not saved and not log:
             self._records["about", "scheduler"] = self._about()
         self.orders = dict(sorted(self.orders.items()))
@@ -192,7 +193,7 @@ def _replayed(state: SchedulerState, record: bytes) -> bool:
             return False
         event = parse_request(path.decode(), rest, 0)
     else:
-        name, *values = json.loads(rest)
+        name, *values = read_json(rest, "an event of the scheduler", own=True, bytes_max=STATE_BYTES_MAX)
         event = _FACTS[name](*values)
     return _checksum(state.handle(event)).to_bytes(4, "little") == record[:4]
 
@@ -211,5 +212,5 @@ def _plain(value: Any) -> Any:
 
 
 def _order(value: bytes) -> Order:
-    name, *values = json.loads(value)
+    name, *values = read_json(value, "a record of the scheduler", own=True, bytes_max=STATE_BYTES_MAX)
     return ev.NotifyAlias(*values) if name == "NotifyAlias" else ev.DeallocateObject(*values)

@@ -22,6 +22,7 @@ from typing import Any
 from fastrt._core.clients import Client
 from fastrt._core.segment import Segment
 from fastrt.errors import AttachError
+from fastrt.foreign_text import ForeignTextError, read_object
 
 _MESSAGE_BYTES_MAX = 1 << 20
 _COMEBACK_S = 10.0  # how long a dead daemon may take to be replaced
@@ -122,12 +123,9 @@ class Link:
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise EOFError("the other end sent something that is no message")
-        return message
+            return read_object(line, "the message of the other end", own=True, bytes_max=2 * _MESSAGE_BYTES_MAX)
+        except ForeignTextError as error:
+            raise EOFError(str(error)) from None
 
 
 def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = False) -> tuple[Client, Link]:
