@@ -43,6 +43,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user,
 
 ATTACKER = 40001
 MIB = 1 << 20
+HEADER = 36  # bytes of a spilled value's file before the value
 SESSION = "0123456789abcdef" * 2
 
 
@@ -204,17 +205,16 @@ def test_a_replaced_file_costs_its_value_and_runs_nothing(defaults: Path, how: s
     marker = defaults / "marker"
     with fastrt.init(num_workers=1, runtime_dir=defaults / "rt"):
         client = store_client.require().client
-        refs = [fastrt.put([i, b"x" * MIB]) for i in range(48)]
+        refs = [fastrt.put([i, "x" * MIB]) for i in range(48)]
         files = Path(spill.directory(client))
         victim, other = [ref for ref in refs if spill.is_spilled(client, ref)][:2]
         path = files / f"{victim.objref:016x}"
         content = path.read_bytes()
-        hostile = pickle.dumps([Exploit(marker), b"x" * MIB])
+        nbytes = struct.unpack_from("<Q", content, 16)[0]
+        payload = pickle.dumps(Exploit(marker)).ljust(nbytes, b".")  # text in a list is a pickle from its first byte
         if how == "forged":
-            payload = hostile.ljust(len(content) - 52, b".")[: len(content) - 52]
-            path.write_bytes(content[:36] + payload + b"t" * 16)
+            path.write_bytes(content[:HEADER] + payload + b"t" * 16)
         elif how == "forged as before":
-            payload = hostile.ljust(len(content) - 52, b".")[: len(content) - 52]
             header = struct.pack("<8sQQI4x", b"fastrtS1", victim.objref, len(payload), zlib.crc32(payload))
             path.write_bytes(header + payload)
         elif how == "swapped":
@@ -242,7 +242,7 @@ def _from_another_session(objref: int, content: bytes, folder: Path) -> bytes:
 
     (folder / "other").mkdir(mode=0o700)
     files = SpillFiles(folder / "other" / "spill", folder / "other")
-    files.write(objref, memoryview(content)[36:-16])
+    files.write(objref, memoryview(content)[HEADER:-16])
     return files.path(objref).read_bytes()
 
 
