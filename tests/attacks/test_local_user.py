@@ -4,6 +4,7 @@ The attacker is a real one: a forked child with another uid. The victim is the u
 """
 
 import dataclasses
+import errno
 import importlib
 import json
 import os
@@ -31,6 +32,7 @@ import fastrt
 from fastrt._core import fsck, spill
 from fastrt._core.segment import start_time
 from fastrt.cli.main import main
+from fastrt.coordination.service import Coordinator, CoordinatorOptions
 from fastrt.durable import Journal, StateDirectoryError, WriteLog
 from fastrt.errors import AttachError, FastrtError
 from fastrt.ps.headfile import HeadFile
@@ -45,6 +47,10 @@ ATTACKER = 40001
 MIB = 1 << 20
 HEADER = 36  # bytes of a spilled value's file before the value
 SESSION = "0123456789abcdef" * 2
+
+
+with Coordinator(CoordinatorOptions()):  # gRPC opens here what it keeps open for good
+    pass
 
 
 def become_attacker() -> None:
@@ -342,6 +348,20 @@ def test_a_socket_of_another_user_is_asked_nothing(shared: Path) -> None:
                 ask(str(shared / "node.sock"))
     finally:
         assert hostile.end() == b""
+
+
+def test_a_coordinators_unix_socket_is_for_its_user_only(shared: Path) -> None:
+    def connect() -> int:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            return sock.connect_ex(str(shared / "socket"))
+
+    before = os.umask(0)
+    try:
+        with Coordinator(CoordinatorOptions(f"unix:{shared}/socket", num_tasks=1)):
+            assert connect() == 0
+            assert attacker(connect) == errno.EACCES
+    finally:
+        os.umask(before)
 
 
 # ---- state ----
