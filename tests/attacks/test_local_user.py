@@ -33,11 +33,12 @@ from fastrt._core import fsck, spill
 from fastrt._core.segment import start_time
 from fastrt.cli.main import main
 from fastrt.coordination.service import Coordinator, CoordinatorOptions
-from fastrt.durable import Journal, StateDirectoryError, WriteLog
+from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import AttachError, FastrtError
 from fastrt.ps.headfile import HeadFile
 from fastrt.ps.journal import FolderMedium
 from fastrt.rpc.auth import TokenFileError, read_token
+from fastrt.runtime.nodefile import nodes_here
 from fastrt.store import attach
 from fastrt.store import client as store_client
 
@@ -371,11 +372,10 @@ def test_a_coordinators_unix_socket_is_for_its_user_only(shared: Path) -> None:
     ("opens", "name"),
     [
         (lambda folder: Journal(folder).close(), "lock"),
-        (lambda folder: Journal(folder).close(), "state.sqlite"),
         (lambda folder: HeadFile(folder).close(), "lock"),
         (lambda folder: os.close(FolderMedium(folder).open("log")), "log"),
     ],
-    ids=["journal", "database", "head", "server"],
+    ids=["journal", "head", "server"],
 )
 def test_a_squatted_state_folder_is_refused_and_no_link_is_followed(
     shared: Path, mine: Path, opens: Callable[[Path], None], name: str
@@ -400,8 +400,8 @@ def test_links_in_a_folder_that_was_open_before_are_not_followed(mine: Path) -> 
     file.write_bytes(b"")
     for link, opens in (
         ("lock", lambda: Journal(folder)),
-        ("state.sqlite", lambda: Journal(folder)),
-        ("writes.sqlite", lambda: WriteLog(folder)),
+        ("lock", lambda: HeadFile(folder)),
+        ("log", lambda: FolderMedium(folder).open("log")),
     ):
         for make in (Path.symlink_to, Path.hardlink_to):
             make(folder / link, file)
@@ -462,9 +462,9 @@ def test_a_running_node_shows_nothing_and_its_token_goes_with_it(
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env)
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
-        said = next(line for line in lines if "token: " in line)
         next(line for line in lines if line.startswith("use it:"))
-        return process, Path(said.partition("token: ")[2].rstrip(")\n"))
+        (node,) = nodes_here(runtime_dir)
+        return process, Path(node.token_file)
 
     process, token_file = start()
     everything = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
