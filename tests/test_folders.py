@@ -233,3 +233,15 @@ def test_a_secret_that_another_user_wrote_or_could_replace_is_refused(shared: Pa
         folders.read_secret(shared / "token")
     with pytest.raises(UnsafeFolderError, match="another user could replace it"):
         folders.read_secret(shared / "link")
+
+
+def test_files_are_for_this_user_only_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with folders.private_files():
+            (tmp_path / "inside").touch()
+        (tmp_path / "outside").touch()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("inside", "outside")]
+    assert modes == [0o600, 0o666]

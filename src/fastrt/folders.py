@@ -11,7 +11,8 @@ import errno
 import os
 import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastrt.errors import FastrtError
@@ -105,6 +106,16 @@ def open_private(folder: Path, name: str, flags: int) -> int:
         return _open_at(at, folder, name, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
     finally:
         os.close(at)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """For the length of a `with` statement, files and Unix sockets that this process makes are for its user only."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def replace_private(folder: Path, name: str, data: bytes) -> None:

@@ -71,7 +71,7 @@ class ClusterOptions:
     grpc_address: str | None = None
     http_address: str | None = None
     manage: Callable[[Callable[[int], Event]], Any] | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
     insecure: bool = False
     allow_anonymous: bool = False

@@ -47,6 +47,9 @@ class Assembled(NamedTuple):
     places: list[Place]
     listener: socket.socket  # this rank's, where others may connect to it
 
+    def __repr__(self) -> str:  # without the token
+        return f"Assembled({self.group_id}, {len(self.places)} ranks)"
+
 
 def node_identity() -> str:
     """What processes that can share memory have in common: boot, network namespace and user."""

@@ -8,7 +8,6 @@ it. A file that was damaged, replaced, taken from another session or written for
 
 from __future__ import annotations
 
-import hmac
 import os
 import shutil
 import struct
@@ -92,6 +91,8 @@ class SpillFiles:
             UnsafeFolderError: another user can change the folder, or has made the file.
             ValueError: the file is not what this session wrote for this value.
         """
+        import hmac  # here: it loads OpenSSL
+
         self._check_folder()
         fd = open_private(self._folder, self.path(objref).name, os.O_RDONLY)
         with open(fd, "rb", buffering=0) as file:

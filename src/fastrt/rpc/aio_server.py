@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from fastrt.folders import private_files
 from fastrt.rpc.contract import OPTIONS, Handler, Metadata, Stream
 from fastrt.rpc.forks import use_grpc
 
@@ -194,9 +195,10 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             use_grpc()
             self._server = grpc.aio.server(options=self._options)
             self._server.add_generic_rpc_handlers((self,))
-        if credentials is None:
-            return int(self._server.add_insecure_port(address))
-        return int(self._server.add_secure_port(address, credentials))
+        with private_files() if address.startswith("unix:") else contextlib.nullcontext():
+            if credentials is None:
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, credentials))
 
     async def _answer(self, method: str, body: bytes, context: Any) -> bytes:
         if self._told:

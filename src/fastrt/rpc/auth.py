@@ -134,7 +134,7 @@ def read_token(path: str | os.PathLike[str]) -> str:
     try:
         token = read_secret(path)
     except (OSError, UnsafeFolderError) as error:
-        raise TokenFileError(f"Cannot use the token file {os.fspath(path)}: {error}.") from error
+        raise TokenFileError(f"Cannot read the token file {os.fspath(path)}: {error}.") from error
     if not token:
         raise TokenFileError(f"The token file {os.fspath(path)} is empty. Start the session again, or copy the file.")
     return token

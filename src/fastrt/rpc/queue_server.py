@@ -22,11 +22,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
 from grpc._cython import cygrpc
 
+from fastrt.folders import private_files
 from fastrt.rpc.contract import OPTIONS, Handler, Metadata, Stream
 from fastrt.rpc.forks import use_grpc
 
@@ -222,15 +224,18 @@ class QueueServer:
             OSError: the address is taken or not this machine's.
         """
         try:
-            if credentials is None:
-                port = self._server.add_http2_port(address.encode())
-            else:
-                port = self._server.add_http2_port(address.encode(), credentials._credentials)
+            with private_files() if address.startswith("unix:") else nullcontext():
+                port = self._add_port(address, credentials)
         except RuntimeError as error:
             raise OSError(f"Cannot listen on {address}: {error}. Is another server running there?") from None
         if port == 0:
             raise OSError(f"Cannot listen on {address}. Is another server running there, or the host not this one?")
-        return int(port)
+        return port
+
+    def _add_port(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
+        if credentials is None:
+            return int(self._server.add_http2_port(address.encode()))
+        return int(self._server.add_http2_port(address.encode(), credentials._credentials))
 
     def start(self) -> None:
         """Serve, on a thread of the server's own."""

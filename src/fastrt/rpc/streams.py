@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Access:
         insecure: serve beyond this machine in plain text.
     """
 
-    token: str
+    token: str = field(repr=False)
     tls: TlsFiles | None = None
     insecure: bool = False
 

@@ -46,7 +46,7 @@ class OutgoingOptions:
         deliveries_max: deliveries of one store at a time.
     """
 
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     credentials: grpc.ChannelCredentials | None = None
     lost_after_s: float = 10.0
     call_timeout_s: float = 30.0

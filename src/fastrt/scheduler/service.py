@@ -57,7 +57,7 @@ class SchedulerOptions:
     """
 
     address: str = "127.0.0.1:0"
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     settings: Settings = field(default_factory=Settings)
     tls: TlsFiles | None = None
     credentials: grpc.ChannelCredentials | None = None

@@ -22,6 +22,7 @@ from typing import Any
 from fastrt._core.clients import Client
 from fastrt._core.segment import Segment
 from fastrt.errors import AttachError
+from fastrt.folders import private_files
 from fastrt.foreign_text import ForeignTextError, read_object
 
 _MESSAGE_BYTES_MAX = 1 << 20
@@ -273,10 +274,7 @@ def answers(path: str) -> bool:
 def listen(path: str) -> socket.socket:
     """Listen at `path`, for this user only."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    old = os.umask(0o177)
-    try:
+    with private_files():
         sock.bind(path)
-    finally:
-        os.umask(old)
     sock.listen(128)
     return sock
