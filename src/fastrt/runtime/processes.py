@@ -148,7 +148,10 @@ def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> t
     """
     import subprocess
 
-    process = _spawn(module, "main(sys.argv[1])", json.dumps(settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # Of each handshake that fails gRPC writes two lines to the error output: a stranger could fill a disk with them.
+    quiet = {"GRPC_VERBOSITY": "NONE", **os.environ}
+    pipe = subprocess.PIPE
+    process = _spawn(module, "main(sys.argv[1])", json.dumps(settings), stdin=pipe, stdout=pipe, env=quiet)
     assert process.stdout is not None
     line = process.stdout.readline() if select.select([process.stdout], [], [], patience_s)[0] else b""
     if not line:
@@ -165,6 +168,7 @@ def _spawn(
     *ends: socket.socket,
     stdin: int | None = None,
     stdout: int | None = None,
+    env: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
     import subprocess
@@ -181,5 +185,6 @@ def _spawn(
         pass_fds=[end.fileno() for end in ends],
         stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=stdout,
+        env=env,
         start_new_session=True,
     )

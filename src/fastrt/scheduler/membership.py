@@ -7,9 +7,13 @@ knows everything as soon as the nodes have connected again; meanwhile they go on
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
+
+import grpc
 
 from fastrt.rpc.descriptors import message_set
 
@@ -17,6 +21,45 @@ JOIN = "/fastrt.node.Head/Join"
 # Reports of many nodes that come together are told once.
 _GATHER_S = 0.02
 _View = message_set("node").message("fastrt.node.View")
+REPORT_BYTES_MAX = 8 << 20
+_NODE = re.compile(r"[0-9a-f]{32}")
+_ADDRESS = re.compile(r"(\[[0-9a-f:.%a-z]+\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
+_NAME_MAX = 256
+_WORKERS_MAX = 1 << 10
+_QUEUED_MAX = 1 << 26  # tasks_max is at most this
+_RESOURCES_MAX = 1 << 14  # placement groups add some for each bundle
+_PARTS_MAX = 10**13  # 10^9, in parts of 1/10000
+
+
+def refused_report(report: Any) -> str | None:
+    """Say what is wrong with a node's report; None when nothing is. The head and each reader check all reports."""
+    if _NODE.fullmatch(report.node) is None:
+        return f"{report.node[:40]!r} is no node's id, which has 32 hexadecimal digits"
+    if not _is_address(report.address):
+        return f"its address {report.address[:80]!r} is not HOST:PORT"
+    if report.native and not _is_address(report.native):
+        return f"its address {report.native[:80]!r} for large values is not HOST:PORT"
+    if len(report.name) > _NAME_MAX or not report.name.isprintable():
+        return f"its name has more than {_NAME_MAX} characters, or some that cannot be printed"
+    if max(report.workers, report.idle) > _WORKERS_MAX or report.queued > _QUEUED_MAX:
+        return f"it says {report.workers} workers, {report.idle} idle, {report.queued} tasks queued: no node has so many"
+    for parts_of in (report.total, report.free):
+        if len(parts_of) > _RESOURCES_MAX:
+            return f"it names {len(parts_of)} resources; {_RESOURCES_MAX} are allowed"
+        for name, parts in parts_of.items():
+            if not 0 < len(name) <= _NAME_MAX or not name.isprintable() or parts > _PARTS_MAX:
+                return f"its resource {name[:80]!r} with {parts} parts has a wrong name or amount"
+    return None
+
+
+def _is_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[2]) < 1 << 16:
+        return False
+    try:
+        return not match[1].startswith("[") or ipaddress.IPv6Address(match[1][1:-1]) is not None
+    except ValueError:
+        return False
 
 
 class Membership:
@@ -37,17 +80,27 @@ class Membership:
         return _View(cluster=self.cluster, node=self._members.values())
 
     async def join(self, reports: AsyncIterator[Any], context: Any) -> None:
-        """Serve `Head.Join`."""
+        """Serve `Head.Join`: each stream is one node's. One that breaks the rules is closed, and changes nothing else."""
         telling = asyncio.create_task(self._tell(context))
         node, mine = "", None
         try:
             async for report in reports:
-                node, mine = node or report.node, report
+                why = refused_report(report)
+                if why is None and node not in ("", report.node):
+                    why = f"this stream is node {node}'s, and the report names {report.node}"
+                if why is not None:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the head refuses a report: {why}")
+                there = self._members.get(report.node)
+                # A node that lost its stream comes back at the address that it had.
+                if there is not None and there is not mine and there.address != report.address:
+                    why = f"node {report.node} is a member already, at {there.address}"
+                    await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"the head refuses a report: {why}")
+                node, mine = report.node, report
                 self._members[node] = report
                 await self._change()
         finally:
             telling.cancel()
-            if self._members.get(node) is mine:  # not one that has come back meanwhile
+            if node and self._members.get(node) is mine:  # not one that has come back meanwhile
                 self._members.pop(node, None)
                 await self._change()
 
