@@ -468,7 +468,6 @@ def main(argument: str) -> None:
             (whether to say that it serves only once the head has answered), lineage_bytes, token_file, tls, insecure.
     """
     settings = json.loads(argument)
-    streams.refuse_old_tls()
     try:
         access = streams.access_of(settings)
         client, link = attach.join(settings["socket"], "tool", "uplink")

@@ -73,15 +73,6 @@ def access_of(settings: Mapping[str, Any]) -> Access:
     return Access(Identity.from_token(read_token(settings["token_file"])), settings["insecure"], tls)
 
 
-def refuse_old_tls() -> None:
-    """Have gRPC in this process take TLS 1.3 only; called before its first server or channel.
-
-    gRPC has no option for it. Certificates of the identity have EC keys, so with a TLS 1.2 suite for RSA keys alone
-    TLS 1.2 finds none, while the suites of 1.3 are fixed. It is for processes without other certificates.
-    """
-    os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES128-GCM-SHA256"
-
-
 async def serve(
     address: str,
     access: Access,

@@ -23,7 +23,6 @@ def main(argument: str) -> None:
         argument: JSON: listen (address), token_file, tls (certificate, key and client_ca, or null), insecure.
     """
     settings = json.loads(argument)
-    streams.refuse_old_tls()
     try:
         asyncio.run(_serve(settings["listen"], streams.access_of(settings)))
     except FastrtError as exc:

@@ -20,6 +20,7 @@ from fastrt.rpc.descriptors import message_set
 JOIN = "/fastrt.node.Head/Join"
 # Reports of many nodes that come together are told once.
 _GATHER_S = 0.02
+_END_S = 1.0  # for a node that is refused to read the view before
 _View = message_set("node").message("fastrt.node.View")
 REPORT_BYTES_MAX = 8 << 20
 _NODE = re.compile(r"[0-9a-f]{32}")
@@ -74,6 +75,7 @@ class Membership:
         self._members: dict[str, Any] = {}  # node -> its last report
         self._changed = asyncio.Condition()
         self._version = 0
+        self._ending: set[asyncio.Task[None]] = set()  # of those that tell nodes, as their streams are refused
 
     def view(self) -> Any:
         """The View message as of now."""
@@ -81,28 +83,45 @@ class Membership:
 
     async def join(self, reports: AsyncIterator[Any], context: Any) -> None:
         """Serve `Head.Join`: each stream is one node's. One that breaks the rules is closed, and changes nothing else."""
-        telling = asyncio.create_task(self._tell(context))
-        node, mine = "", None
+        node, mine, telling = "", None, None
         try:
             async for report in reports:
-                why = refused_report(report)
-                if why is None and node not in ("", report.node):
-                    why = f"this stream is node {node}'s, and the report names {report.node}"
-                if why is not None:
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the head refuses a report: {why}")
-                there = self._members.get(report.node)
-                # A node that lost its stream comes back at the address that it had.
-                if there is not None and there is not mine and there.address != report.address:
-                    why = f"node {report.node} is a member already, at {there.address}"
-                    await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"the head refuses a report: {why}")
+                refusal = self._refusal(report, mine)
+                if refusal is not None:
+                    await self._end(telling)
+                    await context.abort(refusal[0], f"the head refuses a report: {refusal[1]}")
                 node, mine = report.node, report
                 self._members[node] = report
+                telling = telling or asyncio.create_task(self._tell(context))
                 await self._change()
         finally:
-            telling.cancel()
+            if telling is not None:
+                telling.cancel()
             if node and self._members.get(node) is mine:  # not one that has come back meanwhile
                 self._members.pop(node, None)
                 await self._change()
+
+    def _refusal(self, report: Any, before: Any) -> tuple[grpc.StatusCode, str] | None:
+        """Say why a report is refused on a stream whose last one was `before`; None when it is not."""
+        why = refused_report(report)
+        if why is None and before is not None and before.node != report.node:
+            why = f"this stream is node {before.node}'s, and the report names {report.node}"
+        if why is not None:
+            return grpc.StatusCode.INVALID_ARGUMENT, why
+        there = self._members.get(report.node)
+        # A node that lost its stream comes back at the address that it had.
+        if there is not None and there is not before and there.address != report.address:
+            return grpc.StatusCode.ALREADY_EXISTS, f"node {report.node} is a member already, at {there.address}"
+        return None
+
+    async def _end(self, telling: asyncio.Task[None] | None) -> None:
+        """Wait for the view that is being written: gRPC never sends a status that overtakes one."""
+        if telling is not None:
+            async with self._changed:
+                self._ending.add(telling)
+                self._changed.notify_all()
+            await asyncio.wait([telling], timeout=_END_S)
+            self._ending.discard(telling)
 
     async def _change(self) -> None:
         async with self._changed:
@@ -111,10 +130,13 @@ class Membership:
 
     async def _tell(self, context: Any) -> None:
         told = -1
+        me = asyncio.current_task()
         while True:
             async with self._changed:
-                while told == self._version:
+                while told == self._version and me not in self._ending:
                     await self._changed.wait()
+                if me in self._ending:
+                    return
                 told = self._version
             await context.write(self.view())
             await asyncio.sleep(_GATHER_S)
