@@ -105,9 +105,7 @@ def test_program_at_the_heads_port_learns_nothing_and_is_not_believed(folder: Pa
     assert not [key for key in secrets_of(token) if key in got]
 
 
-def test_program_with_another_clusters_token_at_the_heads_port_is_not_believed(
-    folder: Path, head: RunningNode
-) -> None:
+def test_program_with_another_clusters_token_at_the_heads_port_is_not_believed(folder: Path, head: RunningNode) -> None:
     said = start_fails(folder, "--address", head.head, FASTRT_TOKEN=new_token())
     assert f"cannot join {head.head}: the process at {head.head} is not part of this cluster" in said
     assert "another cluster's token" in said

@@ -166,7 +166,11 @@ def damaged(token):
 
 
 def test_mistakes_are_told_in_words(runtime_dir, tmp_path):
-    for name, text, mode in (("open", "x", 0o644), ("old", "0" * 64, 0o600), ("damaged", new_token()[:-1] + "g", 0o600)):
+    for name, text, mode in (
+        ("open", "x", 0o644),
+        ("old", "0" * 64, 0o600),
+        ("damaged", new_token()[:-1] + "g", 0o600),
+    ):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(mode)
     for options, words in (

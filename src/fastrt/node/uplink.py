@@ -159,7 +159,7 @@ class Uplink:
         """Say why the stream to the head has ended, once for each reason.
 
         Raises:
-            FastrtError: this node starts, and another program is at the head's address; or the head refuses its reports.
+            FastrtError: another program is at the head's address while this node starts, or the head refuses a report.
         """
         head = self._settings["head"]
         if exc.code() is grpc.StatusCode.INVALID_ARGUMENT:

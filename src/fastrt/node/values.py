@@ -76,7 +76,8 @@ class Native:
     def __init__(self, store: Store, access: Access, host: str) -> None:
         self.offers = Offers(store)
         self.access = access
-        self._source = Source(self.offers, access.identity.key("native stream").hex(), host.strip("[]"), 0, access.insecure, _SILENCE_S)
+        key = access.identity.key("native stream").hex()
+        self._source = Source(self.offers, key, host.strip("[]"), 0, access.insecure, _SILENCE_S)
         self.address = self._source.address
 
     def close(self) -> None:
@@ -152,8 +153,8 @@ class Values:
         self._landed = landed
         self._open: dict[int, _Offer] = {}
         self._arrivals = _Arrivals(native.offers.store)
-        access = native.access
-        self._puller = Puller(self._arrivals, access.identity.key("native stream").hex(), None, access.insecure, _SILENCE_S)
+        key = native.access.identity.key("native stream").hex()
+        self._puller = Puller(self._arrivals, key, None, native.access.insecure, _SILENCE_S)
         self._traced: dict[int, int] = {}  # records of what is on its way
         self._address = ""
         self._usable = False

@@ -1,4 +1,4 @@
-"""gRPC streams on asyncio between fastrt's own processes: a server and channels, in mutual TLS by the cluster's identity.
+"""gRPC streams on asyncio between fastrt's own processes: a server and channels, in mutual TLS by its identity.
 
 Each message is a batch, so the cost of a call in `grpc.aio`, which made us serve coordination otherwise, is paid once
 for hundreds of tasks.
@@ -57,6 +57,11 @@ class Access:
     identity: Identity
     insecure: bool = False
     tls: TlsFiles | None = None
+
+    @property
+    def bearer(self) -> str | None:
+        """What programs in other languages send where `tls` serves them; None: they have certificates instead."""
+        return self.identity.key("bearer").hex() if self.tls is not None else None
 
 
 def access_of(settings: Mapping[str, Any]) -> Access:

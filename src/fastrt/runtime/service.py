@@ -29,8 +29,8 @@ from fastrt.runtime.session import start
 _AGAIN_S = 0.2  # before a process that was killed is started again
 _DEATHS_MAX, _DEATHS_WITHIN_S = 20, 60.0
 _END_S = 5.0
-# gRPC takes TLS 1.2 too and has no option against it. The identity's certificates have EC keys: where the only suite of
-# TLS 1.2 is one for RSA keys, 1.2 finds none. The suites of 1.3 are fixed. It is for processes without other certificates.
+# gRPC takes TLS 1.2 too and has no option against it. The identity's certificates have EC keys, so TLS 1.2 finds no
+# suite where the only one is for RSA keys. The suites of 1.3 are fixed. It suits processes without other certificates.
 _TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES128-GCM-SHA256"}
 _MODULES = {"head": "fastrt.runtime.head", "uplink": "fastrt.node.uplink", "store": "fastrt.runtime.bridge"}
 

@@ -43,7 +43,9 @@ def refused_report(report: Any) -> str | None:
     if len(report.name) > _NAME_MAX or not report.name.isprintable():
         return f"its name has more than {_NAME_MAX} characters, or some that cannot be printed"
     if max(report.workers, report.idle) > _WORKERS_MAX or report.queued > _QUEUED_MAX:
-        return f"it says {report.workers} workers, {report.idle} idle, {report.queued} tasks queued: no node has so many"
+        return (
+            f"it says {report.workers} workers, {report.idle} idle, {report.queued} tasks queued: no node has so many"
+        )
     for parts_of in (report.total, report.free):
         if len(parts_of) > _RESOURCES_MAX:
             return f"it names {len(parts_of)} resources; {_RESOURCES_MAX} are allowed"
@@ -82,7 +84,7 @@ class Membership:
         return _View(cluster=self.cluster, node=self._members.values())
 
     async def join(self, reports: AsyncIterator[Any], context: Any) -> None:
-        """Serve `Head.Join`: each stream is one node's. One that breaks the rules is closed, and changes nothing else."""
+        """Serve `Head.Join`: each stream is one node's, and ends when it breaks the rules, without harm to others."""
         node, mine, telling = "", None, None
         try:
             async for report in reports:
