@@ -50,7 +50,7 @@ class Site:
         return Puller(self.table, TOKEN, **{"timeout_s": PATIENCE_S, **options})
 
     def serve(self, **options: Any) -> ObjStoreServer:
-        server = ObjStoreServer(self.store, **{"token": TOKEN, **options})
+        server = ObjStoreServer(self.store, **{"token": TOKEN, "insecure": True, **options})
         self.table, self.token = server.table, options.get("token", TOKEN)
         server.start()
         return server

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from fastrt._core import trace
 from fastrt._core.handles import Writer
 from fastrt.errors import NotFoundError
+from fastrt.rpc.auth import is_loopback
 from fastrt.rpc.streams import Access
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -65,7 +66,7 @@ class Native:
 
     Args:
         store: this process's attachment.
-        access: the cluster's token.
+        access: the cluster's identity.
         host: where to serve.
 
     Raises:
@@ -75,7 +76,8 @@ class Native:
     def __init__(self, store: Store, access: Access, host: str) -> None:
         self.offers = Offers(store)
         self.access = access
-        self._source = Source(self.offers, access.token, host.strip("[]"), 0, access.insecure, _SILENCE_S)
+        key = access.identity.key("native stream").hex()
+        self._source = Source(self.offers, key, host.strip("[]"), 0, access.insecure, _SILENCE_S)
         self.address = self._source.address
 
     def close(self) -> None:
@@ -151,8 +153,8 @@ class Values:
         self._landed = landed
         self._open: dict[int, _Offer] = {}
         self._arrivals = _Arrivals(native.offers.store)
-        access = native.access
-        self._puller = Puller(self._arrivals, access.token, None, access.insecure, _SILENCE_S)
+        key = native.access.identity.key("native stream").hex()
+        self._puller = Puller(self._arrivals, key, None, native.access.insecure, _SILENCE_S)
         self._traced: dict[int, int] = {}  # records of what is on its way
         self._address = ""
         self._usable = False
@@ -232,7 +234,7 @@ class Values:
 
 
 def open_native(store: Store, access: Access, listen: str) -> Native | None:
-    """This node's native stream; None under TLS, where nothing goes in the clear.
+    """This node's native stream; None beyond loopback, unless `insecure` lets large values go in the clear.
 
     Args:
         store, access: as for `Native`.
@@ -240,4 +242,6 @@ def open_native(store: Store, access: Access, listen: str) -> Native | None:
     Raises:
         OSError: it cannot listen there.
     """
-    return None if access.tls is not None else Native(store, access, listen.rpartition(":")[0])
+    if not is_loopback(listen) and not access.insecure:
+        return None
+    return Native(store, access, listen.rpartition(":")[0])
