@@ -31,6 +31,7 @@ from fastrt.rpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler.client import SchedulerError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
+from fastrt.rpc.identity import Identity
 from fastrt.transfer import obj
 from fastrt.transfer.inbound import Inbound, Refused
 from fastrt.transfer.pull import Puller
@@ -58,7 +59,7 @@ class ObjStoreServer:
         token: of the session, which every call must carry. None serves everybody on this machine; pickles are then
             refused, and there is no native stream.
         address: host:port to serve gRPC on; port 0 for any.
-        tls: certificates for gRPC; the native stream is then off, as it is in the clear.
+        tls: certificates for gRPC. The native stream uses the cluster's identity, which comes from the token.
         insecure: serve beyond loopback although nothing is encrypted.
         native: whether to serve the native stream, on a port of its own of the same host.
         on_ready: called with the name of each object that has arrived from elsewhere, on a thread of the pool; what it
@@ -92,9 +93,10 @@ class ObjStoreServer:
         host = address.rpartition(":")[0]
         self._source = None
         self.puller = None
-        if token is not None and tls is None and native:
-            self._source = Source(self.table, token, host.strip("[]"), 0, insecure, timeout_s)
-            self.puller = Puller(self.table, token, None, insecure, timeout_s)
+        if token is not None and native:
+            identity = Identity.from_token(token)
+            self._source = Source(self.table, identity, host.strip("[]"), 0, insecure, timeout_s)
+            self.puller = Puller(self.table, identity, None, insecure, timeout_s)
         self.native_address = self._source.address if self._source is not None else None
         credentials = tls.channel_credentials() if tls is not None else None
         self._pusher = Pusher(self.table, token, credentials, self.native_address)
