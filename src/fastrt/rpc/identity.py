@@ -340,12 +340,13 @@ def _shake(sock: socket.socket, context: ssl.SSLContext, name: str | None, timeo
     where = _where(sock)
     try:
         sock.settimeout(timeout_s)
+        sock.getpeername()  # a connection that is gone already makes `wrap_socket` leave an open socket behind
         wrapped = context.wrap_socket(
             sock, server_side=name is None, server_hostname=name, do_handshake_on_connect=False
         )
     except (OSError, ValueError) as error:
         sock.close()
-        raise _refusal(where, f"the connection is gone ({error})") from None
+        raise _refusal(where, f"the connection is gone ({error})", HandshakeBrokenError) from None
     try:
         _handshake(wrapped, time.monotonic() + timeout_s, name is None)
         if name is None:
