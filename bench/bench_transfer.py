@@ -13,7 +13,7 @@ MANY, EACH = 1000, 64 << 10
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[TwoNodes]:
     """A store here, and one in a process of its own with small objects to fetch."""
-    with TwoNodes(max(SIZES.values()), "bench", many=(MANY, EACH)) as both:
+    with TwoNodes(max(SIZES.values()), new_token(), many=(MANY, EACH)) as both:
         yield both
 
 

@@ -20,7 +20,6 @@ from typing import NamedTuple
 from fastrt._core import trace
 from fastrt._core.handles import Writer
 from fastrt.errors import NotFoundError
-from fastrt.rpc.auth import is_loopback
 from fastrt.rpc.streams import Access
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -76,8 +75,7 @@ class Native:
     def __init__(self, store: Store, access: Access, host: str) -> None:
         self.offers = Offers(store)
         self.access = access
-        key = access.identity.key("native stream").hex()
-        self._source = Source(self.offers, key, host.strip("[]"), 0, access.insecure, _SILENCE_S)
+        self._source = Source(self.offers, access.identity, host.strip("[]"), 0, access.insecure, _SILENCE_S)
         self.address = self._source.address
 
     def close(self) -> None:
@@ -153,8 +151,8 @@ class Values:
         self._landed = landed
         self._open: dict[int, _Offer] = {}
         self._arrivals = _Arrivals(native.offers.store)
-        key = native.access.identity.key("native stream").hex()
-        self._puller = Puller(self._arrivals, key, None, native.access.insecure, _SILENCE_S)
+        access = native.access
+        self._puller = Puller(self._arrivals, access.identity, None, access.insecure, _SILENCE_S)
         self._traced: dict[int, int] = {}  # records of what is on its way
         self._address = ""
         self._usable = False
@@ -193,11 +191,7 @@ class Values:
     # ---- what comes in ----
 
     def take(self, number: int, writer: Writer, kind: int) -> None:
-        """Have an announced value written; `landed` says when it is whole.
-
-        Raises:
-            InsecureBindError: it would come over a network in the clear.
-        """
+        """Have an announced value written; `landed` says when it is whole."""
         self._arrivals._coming[number] = _Arrival(self._arrivals, number, writer, kind, self._tell)
         client = self._offers.store.client
         self._traced[number] = trace.begin(client, trace.FETCH, number & _OBJREF_MOST, trace.kib(len(writer)))
@@ -233,8 +227,8 @@ class Values:
             self._loop.call_soon_threadsafe(tell)
 
 
-def open_native(store: Store, access: Access, listen: str) -> Native | None:
-    """This node's native stream; None beyond loopback, unless `insecure` lets large values go in the clear.
+def open_native(store: Store, access: Access, listen: str) -> Native:
+    """This node's native stream.
 
     Args:
         store, access: as for `Native`.
@@ -242,6 +236,4 @@ def open_native(store: Store, access: Access, listen: str) -> Native | None:
     Raises:
         OSError: it cannot listen there.
     """
-    if not is_loopback(listen) and not access.insecure:
-        return None
     return Native(store, access, listen.rpartition(":")[0])

@@ -38,7 +38,7 @@ from fastrt.foreign_text import read_object
 from fastrt.observe.chrome import micros
 from fastrt.rpc.channel import bearer, open_channel
 from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import Identity
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.store.client import Store, mib
 from fastrt.store.serialize import serialize
 from fastrt.transfer.push import CHUNK_BYTES, Pusher
@@ -137,7 +137,7 @@ def transfer(
     """
     _check_room(most, 1 if address else 2)
     with ExitStack() as stack:
-        token = token or secrets.token_hex(16)
+        token = token or new_token()
         bench = stack.enter_context(TwoNodes(most, token, planes, chunk_bytes, address, insecure))
         profile = Profile()
         listed = sizes(most)
@@ -262,7 +262,7 @@ class TwoNodes:
         self._other = Store(Client(self._segment, index, gen), 0.0)
         host = "127.0.0.1" if address is None else _own_host(address)
         identity = None if address is None else Identity.from_token(token).for_programs()
-        shown: dict[str, Any] = {"token": token} if identity is None else {"identity": identity}
+        shown: dict[str, Any] = _own_run(token) if identity is None else {"identity": identity}
         self._server = ObjStoreServer(self._store, **shown, address=f"{host}:0", insecure=insecure)
         stack.callback(self._server.stop)
         self._server.start()
@@ -399,6 +399,11 @@ def _own_host(address: str) -> str:
         return str(sock.getsockname()[0])
 
 
+def _own_run(token: str) -> dict[str, Any]:
+    """Options of a server between two processes of one run on this machine: gRPC in the clear, as its limits are."""
+    return {"token": token, "native_identity": Identity.from_token(token)}
+
+
 # ---- the other process ----
 
 
@@ -481,7 +486,7 @@ def main() -> None:
             count, nbytes = order["many"]
             segment, store = _open_store(2 * order["bytes"] + count * (nbytes + _PAGE_BYTES) + _ROOM_BYTES)
             stack.callback(segment.unlink)
-            server = ObjStoreServer(store, token=order["token"])
+            server = ObjStoreServer(store, **_own_run(order["token"]))
             stack.callback(server.stop)
             for k in range(count):
                 server.table.add(_MANY_FROM + k, store.put(np.full(nbytes, k % 251, np.uint8)))

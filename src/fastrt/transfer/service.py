@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from fastrt._core import chunk
 from fastrt._core import stream as stream_module
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
-from fastrt.rpc.auth import TlsFiles, is_loopback, reachable, refuse_clear_bind, refused_token
+from fastrt.rpc.auth import TlsFiles, reachable, refuse_clear_bind, refused_token
 from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
 from fastrt.rpc.contract import Metadata, Stream
 from fastrt.rpc.descriptors import message_set
@@ -62,10 +62,11 @@ class ObjStoreServer:
         identity: of a cluster: callers and other stores prove by TLS that they are part of it. Token and tls are not
             used then.
         address: host:port to serve gRPC on; port 0 for any.
-        tls: certificates for gRPC; the native stream is then off, as it is in the clear.
+        tls: certificates for gRPC.
         insecure: serve beyond loopback although the token and values go in the clear; with `identity`, the native
             stream's values alone.
-        native: whether to serve the native stream, on a port of its own of the same host.
+        native: whether to serve the native stream, on a port of its own of the same host, if there is an identity.
+        native_identity: of the native stream where gRPC has a token instead of `identity`.
         on_ready: called with the name of each object that has arrived from elsewhere, on a thread of the pool; what it
             raises fails the delivery. Refused for good (INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION) the object
             is dropped, as nobody would ever deallocate it; else the delivery may be repeated, and is reported again.
@@ -87,6 +88,7 @@ class ObjStoreServer:
         tls: TlsFiles | None = None,
         insecure: bool = False,
         native: bool = True,
+        native_identity: Identity | None = None,
         on_ready: Callable[[int], None] | None = None,
         resolve: Callable[[int], ObjectRef] | None = None,
         timeout_s: float = 30.0,
@@ -101,10 +103,10 @@ class ObjStoreServer:
         host = address.rpartition(":")[0]
         self._source = None
         self.puller = None
-        key = identity.key("native stream").hex() if identity is not None else token if tls is None else None
-        if key is not None and native and (is_loopback(address) or insecure):
-            self._source = Source(self.table, key, host.strip("[]"), 0, insecure, timeout_s)
-            self.puller = Puller(self.table, key, None, insecure, timeout_s)
+        streams = identity or native_identity
+        if streams is not None and native:
+            self._source = Source(self.table, streams, host.strip("[]"), 0, insecure, timeout_s)
+            self.puller = Puller(self.table, streams, None, insecure, timeout_s)
         self.native_address = reachable(self._source.address) if self._source is not None else None
         self._pusher = Pusher(
             self.table,
