@@ -16,8 +16,8 @@ import grpc
 from fastrt._core.clients import KIND_DRIVER, Client, admit
 from fastrt._core.fsck import fsck, usage
 from fastrt._core.segment import Segment
-from fastrt.rpc.channel import bearer
 from fastrt.rpc import proof
+from fastrt.rpc.channel import bearer
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.identity import Identity, new_token
 from fastrt.store.client import Store

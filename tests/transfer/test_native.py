@@ -138,7 +138,9 @@ def test_object_without_room_fails_alone(make_site: Callable[..., Site], closing
     np.testing.assert_array_equal(pair.there.get(1), pattern(BIG))
 
 
-def test_object_deallocated_on_its_way_is_lost_and_leaves_nothing(either: Pair, wait_until: Callable[..., None]) -> None:
+def test_object_deallocated_on_its_way_is_lost_and_leaves_nothing(
+    either: Pair, wait_until: Callable[..., None]
+) -> None:
     either.here.put(1, pattern(BIG))
     proxy = either.proxy(plans=[("stall", 5 << 20)])
     puller = either.puller(timeout_s=0.5)

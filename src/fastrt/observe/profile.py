@@ -37,6 +37,7 @@ from fastrt.errors import FastrtError
 from fastrt.observe.chrome import micros
 from fastrt.rpc.channel import bearer, open_channel
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.identity import new_token
 from fastrt.store.client import Store, mib
 from fastrt.store.serialize import serialize
 from fastrt.transfer.push import CHUNK_BYTES, Pusher
@@ -135,7 +136,7 @@ def transfer(
     """
     _check_room(most, 1 if address else 2)
     with ExitStack() as stack:
-        token = token or secrets.token_hex(16)
+        token = token or new_token()
         bench = stack.enter_context(TwoNodes(most, token, planes, chunk_bytes, address, insecure))
         profile = Profile()
         listed = sizes(most)

@@ -26,12 +26,12 @@ from fastrt.rpc.auth import TlsFiles, refuse_clear_bind, refused_token
 from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
 from fastrt.rpc.contract import Metadata, Stream
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.identity import Identity
 from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler.client import SchedulerError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.rpc.identity import Identity
 from fastrt.transfer import obj
 from fastrt.transfer.inbound import Inbound, Refused
 from fastrt.transfer.pull import Puller
