@@ -8,12 +8,13 @@ Both ends decide alike, from the addresses of the connection itself:
   would be as safe, but it would be a second listener and a second address per node, and TCP over loopback is as fast.
 - **Between machines** the two ends shake hands by TLS 1.3 with certificates of the cluster on both sides
   (`fastrt.rpc.identity`). Through TLS the source then sends two fresh keys, one per direction, and both ends change to
-  the records below, on the same connection. `insecure` replaces this by the proof and a stream in the clear: that stops
-  strangers who connect, and nobody who can read or change packets.
+  the records below, on the same connection. `insecure` replaces this by the proof and a stream in the clear. That stops
+  strangers who connect, but not an attacker who can read or change packets.
 
 A record is `length: u32 | AES-256-GCM of at most RECORD_BYTES, with the length as associated data | tag: 16 bytes`. The
 nonce is the record's number, each key seals at most RECORDS_MAX records (1 TiB, far below the bound of 2^-57 of RFC
-8446, 5.5), then the connection is made again. A record that was changed, repeated, left out or moved does not open. A
+8446, 5.5), then the connection is made again. A record that was changed, repeated, left out or moved does not open: its
+bytes may be in the receiver's memory by then, but they count for nothing and the next attempt writes over them. A
 connection that ends early is an error whatever its end looks like, since each frame says how long it is.
 
 Why not TLS's own records: they hold 16 KiB, and the interpreter's OpenSSL takes and gives each on its own. Measured
@@ -52,6 +53,8 @@ _OVERHEAD = _LENGTH_BYTES + _TAG_BYTES
 _GATHER_BYTES = 16 << 10  # smaller parts share a record
 _KEY_BYTES = 32
 _KEYS_MAGIC = b"fastrtK1"
+_TLS_BEGIN = b"\x16"  # the first byte of every handshake
+_TLS_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"  # fatal, protocol_version
 Buffer = bytes | bytearray | memoryview
 
 
@@ -375,8 +378,10 @@ def accept(
         proof.prove_as_server(sock, identity.key(PURPOSE), PURPOSE, None, timeout_s)
         return Clear(_moved(sock))
     keys = secrets.token_bytes(2 * _KEY_BYTES)
-    with identity.open_server(sock, timeout_s) as tls:
-        tls.settimeout(timeout_s)
+    until = time.monotonic() + timeout_s
+    _expect_tls(sock, timeout_s)
+    with identity.open_server(sock, max(until - time.monotonic(), 0.001)) as tls:
+        tls.settimeout(max(until - time.monotonic(), 0.001))
         tls.sendall(_KEYS_MAGIC + keys)
         sock = _moved(tls)
     return Sealed(sock, keys[_KEY_BYTES:], keys[:_KEY_BYTES], BULK_BYTES, REQUEST_BYTES)
@@ -397,6 +402,19 @@ def prepare(sock: socket.socket) -> None:
 
 def _in_the_clear(sock: socket.socket, insecure: bool, tls_on_loopback: bool) -> bool:
     return not tls_on_loopback if proof.is_local(sock) else insecure
+
+
+def _expect_tls(sock: socket.socket, timeout_s: float) -> None:
+    """Refuse a taker that begins with anything but TLS in words at both ends; OpenSSL would only hang up."""
+    sock.settimeout(timeout_s)
+    first = sock.recv(1, socket.MSG_PEEK)
+    if first and first != _TLS_BEGIN:
+        with contextlib.suppress(OSError):
+            sock.recv(1 << 16)  # closing a socket with unread bytes would take the alert back
+            sock.sendall(_TLS_ALERT)
+        raise WireError(
+            "it does not speak TLS, and links between machines need it. Give --insecure to both sides or to neither"
+        )
 
 
 def _receive_keys(tls: ssl.SSLSocket, until: float) -> bytes:

@@ -40,8 +40,8 @@ _CONNECTIONS_MAX = 256
 # taker needs milliseconds for its greeting, and strangers at another address cannot take its place at all.
 _GREETINGS_MAX = 64
 _COMPLAINT_S = 1.0  # at most one refusal is logged in this time
-_BACKLOG = 64
-_OUT_OF_FILES_S = 0.1
+_BACKLOG = 1024  # a flood must not make the kernel drop what a true taker sends
+_OUT_OF_FILES_S = 0.01
 _IDLE_S = 3600.0
 
 
@@ -167,16 +167,24 @@ class Source:
                         self._end_one_greeting()
                     self._closing.wait(_OUT_OF_FILES_S)
                 continue
-            with self._lock:
-                if self._closing.is_set() or len(self._guests) - len(self._greetings) >= _CONNECTIONS_MAX:
-                    sock.close()
-                    continue
-                if len(self._greetings) >= _GREETINGS_MAX:
-                    self._end_one_greeting()
-                try:
-                    self._let_in(sock, peer[0])
-                except (OSError, RuntimeError):  # neither a descriptor nor a thread is left for it
-                    sock.close()
+            while not self._take_in(sock, peer[0]):
+                self._closing.wait(_OUT_OF_FILES_S)
+
+    def _take_in(self, sock: socket.socket, host: str) -> bool:
+        """Serve a connection, or close it. False when it must wait for what a stranger's connection gives back."""
+        with self._lock:
+            if self._closing.is_set() or len(self._guests) - len(self._greetings) >= _CONNECTIONS_MAX:
+                sock.close()
+                return True
+            if len(self._greetings) >= _GREETINGS_MAX:
+                self._end_one_greeting()
+            try:
+                self._let_in(sock, host)
+            except (OSError, RuntimeError):  # neither a descriptor nor a thread is left for it
+                if self._end_one_greeting():
+                    return False
+                sock.close()
+            return True
 
     def _let_in(self, sock: socket.socket, host: str) -> None:
         """Under the lock: serve a connection on a thread of its own."""
@@ -189,13 +197,15 @@ class Source:
         self._guests.add(guest)  # the thread needs the lock before it takes itself out
         self._greetings[guest] = None
 
-    def _end_one_greeting(self) -> None:
-        """Under the lock: end the oldest connection without a proof of the host that has most of these."""
-        if self._greetings:
-            crowded = Counter(guest.host for guest in self._greetings).most_common(1)[0][0]
-            oldest = next(guest for guest in self._greetings if guest.host == crowded)
-            oldest.end()
-            del self._greetings[oldest]
+    def _end_one_greeting(self) -> bool:
+        """Under the lock: end the oldest connection without a proof of the host that has most of these, if any."""
+        if not self._greetings:
+            return False
+        crowded = Counter(guest.host for guest in self._greetings).most_common(1)[0][0]
+        oldest = next(guest for guest in self._greetings if guest.host == crowded)
+        oldest.end()
+        del self._greetings[oldest]
+        return True
 
     def _serve(self, guest: _Guest, sock: socket.socket) -> None:
         """One connection, to its end."""
