@@ -77,7 +77,7 @@ def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FASTRT_TOKEN_FILE", str(path))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def coordinator() -> Iterator[str]:
     with Coordinator(CoordinatorOptions(num_tasks=1)) as service:
         yield service.address
