@@ -93,7 +93,7 @@ def test_instruction_that_a_server_cannot_carry_out_is_answered_and_nobody_is_lo
     ("method", "path", "body", "status", "words"),
     [
         ("POST", "/scaleout", b"{", 400, "no JSON"),
-        ("POST", "/scaleout", b"[" * 100_000, 400, "no JSON"),
+        ("POST", "/scaleout", b"[" * 100_000, 400, "deeper than 32 levels"),
         ("POST", "/scaleout", [1], 400, "no JSON object"),
         ("POST", "/scaleout", {"worker_num": 0}, 400, "The json is not contain the key:server_num"),
         ("POST", "/scaleout", {"worker_num": 0, "server_num": "2"}, 400, "whole number"),
