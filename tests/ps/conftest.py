@@ -43,7 +43,7 @@ class Place(ServerProcess):
         self._settings, self._frozen = settings, frozen
         self.trust = trust_of(settings["token"], settings["insecure"])
         self._fds = MemoryMedium.make()
-        self.address, self.unix = "127.0.0.1:0", f"fastrt-test-{secrets.token_hex(6)}"
+        self.address, self.unix = f"{settings['host']}:0", f"fastrt-test-{secrets.token_hex(6)}"
         self.awake()
 
     def awake(self) -> None:
@@ -97,7 +97,7 @@ class Site:
 
     def worker(self, rank: int = 0) -> Session:
         """A worker's connection."""
-        session = Session(self.head.address, self.head.token, 20.0)
+        session = Session(self.head.address, self.head.token, 20.0, self.head.options.insecure)
         session._rank = rank
         self.sessions.append(session)
         return session
