@@ -275,3 +275,56 @@ def test_thousand_silent_connections_take_neither_the_doors_nor_the_descriptors(
     for server in started._need_head().servers.values():
         with contextlib.closing(dial(None, server.address, trust_of(started.token), 10.0)):
             pass
+
+
+# Serves with no descriptor left, says how much of a core that took in half a second, and gets them back.
+STARVED = """
+import os, resource, sys, time
+import numpy as np
+from fastrt import ps
+with ps.start(1, http_port=0) as cluster:
+    table = cluster.table("w", (10,), optimizer=ps.SGD(lr=1.0))
+    table.push(np.zeros(10, np.float32))
+    head = cluster._need_head()
+    print(cluster.token, head.address, head.scheduler.address, head.scheduler.http_address, flush=True)
+    sys.stdin.readline()
+    taken = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        print("starved", flush=True)
+    sys.stdin.readline()
+    before, begun = time.process_time(), time.monotonic()
+    table.push(np.zeros(10, np.float32))  # over connections that are there
+    while time.monotonic() < begun + 0.5:
+        time.sleep(0.05)
+    print(time.process_time() - before, flush=True)
+    while taken:
+        os.close(taken.pop())
+    print("fed", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_doors_without_descriptors_turn_strangers_away_and_open_again(attack: Any) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARVED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def go_on() -> str:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        token, *places = process.stdout.readline().split()
+        assert go_on() == "starved"
+        assert attack(SILENT, {"addresses": places, "times": 20}).says() == 60
+        assert float(go_on()) < 0.4, "a listener spins"
+        assert process.stdout.readline().strip() == "fed"
+        ps.connect(places[0], token).close()
+        assert request(places[2], trust_of(token), "GET", "/state")[0] == 200
+        process.stdin.write("\n")
