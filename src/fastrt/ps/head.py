@@ -8,7 +8,6 @@ and every request names the one that it was planned by, so nobody acts on an old
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +30,8 @@ from fastrt.ps.refusals import raise_refusal
 from fastrt.ps.scaling import SERVERS_MAX, Scaling
 from fastrt.ps.spec import MODES, Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
-from fastrt.rpc.auth import refuse_clear_bind
+from fastrt.rpc.identity import new_token
+from fastrt.rpc.trust import trust_of
 
 _log = logging.getLogger(__name__)
 AnyServer = ServerProcess | DistantServer
@@ -62,9 +62,7 @@ class HeadOptions:
 
         Raises:
             ConfigError: an option is out of range.
-            InsecureBindError: strangers could listen, and nobody said that this is meant.
         """
-        refuse_clear_bind(f"{self.host}:0", None, self.insecure)
         for name, value, least, most in (
             ("num_servers", self.num_servers, 1, SERVERS_MAX),
             ("num_workers", self.num_workers, 1, 10_000),
@@ -91,7 +89,7 @@ class Head:
         make_server: starts a server.
 
     Attributes:
-        token: what every connection must carry.
+        token: the cluster's secret, which both ends of every connection prove.
         epoch: how often parts have moved, from 1.
         tables: the definition of each, and the server of each of its parts.
         scheduler: the membership's.
@@ -102,7 +100,8 @@ class Head:
         options.check()
         self.options = options
         self._make_server = make_server
-        self.token = secrets.token_hex(16)
+        self.token = new_token()
+        self._trust = trust_of(self.token, options.insecure)
         self.epoch = 1
         self.tables: dict[str, tuple[Spec, list[int]]] = {}
         self.servers: dict[int, AnyServer] = {}
@@ -125,8 +124,6 @@ class Head:
                 http_address=http,
                 manage=self.scaling.manage,
                 token=self.token,
-                insecure=options.insecure,
-                allow_anonymous=options.insecure,
             )
         )
         self._handlers: dict[str, Callable[[Caller, Meta, Any], Answer]] = {
@@ -152,7 +149,7 @@ class Head:
         """
         try:
             self.scheduler.start()
-            self._endpoint = Endpoint(self, self.token, f"{self.options.host}:0")
+            self._endpoint = Endpoint(self, self._trust, f"{self.options.host}:0")
             if self._file is not None and self._file.epoch:
                 self._go_on(self._file)
             else:
@@ -224,6 +221,8 @@ class Head:
             settings = {
                 "index": index,
                 "token": self.token,
+                "insecure": self.options.insecure,
+                "key": self._trust.key.hex(),
                 "scheduler": self.scheduler.address,
                 "host": self.options.host,
             }
@@ -370,9 +369,9 @@ class Head:
             return answer
 
     def _dial(self, server: AnyServer) -> Wire:
-        wire = dial(server.unix, server.address, _ASK_S)
+        wire = dial(server.unix, server.address, self._trust, _ASK_S)
         try:
-            answer, _, _ = wire.call({"token": self.token, "version": VERSION, "client": 0}, timeout_s=_ASK_S)
+            answer, _, _ = wire.call({"version": VERSION, "client": 0}, timeout_s=_ASK_S)
             raise_refusal(answer)
         except BaseException:
             wire.close()
@@ -443,7 +442,7 @@ class Head:
                         parts = [k for k, (a, b) in pairs if a == source and b == index and a != b]
                         if parts:
                             place = self.servers[source]
-                            where = {"unix": place.unix, "address": place.address, "token": self.token}
+                            where = {"unix": place.unix, "address": place.address}
                             self.ask(index, {"op": "fetch", "table": name, "parts": parts, **where})
                 self._adopt(index, after, self.epoch + 1)
                 return

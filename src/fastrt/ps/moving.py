@@ -74,9 +74,9 @@ class Moving:
 
     def _fetch(self, caller: Caller, meta: Meta, data: Any) -> Answer:
         """Get parts of a table from another server; they are kept aside until `adopt`."""
-        wire = dial(meta.get("unix"), meta["address"], _CALL_S)
+        wire = dial(meta.get("unix"), meta["address"], self._server.trust, _CALL_S)
         try:
-            raise_refusal(wire.call({"token": meta["token"], "version": VERSION, "client": 0}, timeout_s=_CALL_S)[0])
+            raise_refusal(wire.call({"version": VERSION, "client": 0}, timeout_s=_CALL_S)[0])
             answer, raw, _ = wire.call(
                 {"op": "export", "table": meta["table"], "parts": meta["parts"]}, timeout_s=_CALL_S
             )
