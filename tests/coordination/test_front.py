@@ -223,14 +223,12 @@ def test_keeper_that_cannot_live_ends_the_service_aloud(front: Any, tmp_path: Pa
     service = front()
     given_up = threading.Event()
     service._on_failure = given_up.set
-    database = tmp_path / "state.sqlite"
-    for file in tmp_path.glob("state.sqlite-*"):
-        file.unlink()
-    database.write_bytes(b"no database any more" * 500)
+    (tmp_path / "state-1.log").write_bytes(b"no log any more" * 500)
     pid = service.keeper_pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     assert given_up.wait(50)
+    assert "state-1.log ends (or is damaged to its end) at byte 0" in service.failure
 
 
 def test_answers_larger_than_any_buffer_hold_up_nobody(front: Any, raw: Any, refused: Any, wait_until: Any) -> None:
