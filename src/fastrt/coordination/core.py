@@ -338,6 +338,7 @@ class Core:
             self.settle()
             log.drop(self.last_write)
         finally:
+            journal.losses += log.losses
             log.close()
 
     def _incarnation(self, settings: Settings, found: list[tuple[str, str, bytes]]) -> int:

@@ -420,7 +420,7 @@ class CheckedLog:
             found = _read(path, _salt_of(path))
             damages += [f"{path}: {damage}" for damage in found.damages]
             damages.append("without the mark nothing proves that the newest records are there")
-        self._check_head(found, mark)
+        damages += self._foreign(found, mark)
         if damages:
             self._salvage(mark, found, damages, accept_loss)
         else:
@@ -438,6 +438,10 @@ class CheckedLog:
             found = _read(others[-1], _salt_of(others[-1]))
             return found, [f"{words}, or {self._mark_file.path} is of an older moment than {others[-1]}"]
         found = _read(path, mark.salt)
+        if found.number < 0:  # maybe the mark is wrong, and not the file
+            own = _read(path, _salt_of(path))
+            if own.head:
+                return own, [f"{path} is not the file that {self._mark_file.path} names"]
         damages = [f"{path}: {damage}" for damage in found.damages]
         same_boot = mark.boot_id == boot_id()
         if found.number < mark.number:
@@ -459,21 +463,31 @@ class CheckedLog:
             )
         return found, damages
 
-    def _check_head(self, found: Scan, mark: Mark | None) -> None:
+    def _foreign(self, found: Scan, mark: Mark | None) -> list[str]:
+        """Say when the head of a file does not fit to the mark or the directory; none of its payloads is used then.
+
+        Raises:
+            StateDirectoryError: it is of another format.
+        """
         if not found.head:
-            return
+            return []
         known = found.head.get("format")
         if known != FORMAT:
             raise StateDirectoryError(
                 f"{self._directory}/{self._name} was written in format {known}, and this fastrt knows format {FORMAT}. "
                 "Use the fastrt that wrote it, or another state directory."
             )
-        for name, value in self._about.items():
-            if found.head.get(name) != value:
-                raise DamagedStateError(
-                    f"{self._directory}/{self._name} belongs to another {name} ({found.head.get(name)!r}, and this is "
-                    f"{value!r}): files of two state directories are mixed. Put the right ones back."
-                )
+        expected = {"log": self._name, **self._about}
+        if mark is not None:
+            expected["id"] = mark.log_id.hex()
+        wrong = [name for name, value in expected.items() if found.head.get(name) != value]
+        if not wrong:
+            return []
+        found.payloads = []
+        return [
+            f"the mark and the log file of {self._directory}/{self._name} do not belong together, or not to this "
+            f"directory ({', '.join(wrong)} differ): files of two state directories are mixed"
+        ]
 
     def _go_on(self, mark: Mark, found: Scan, files: dict[int, Path]) -> None:
         path = self._path(mark.generation)
@@ -503,6 +517,8 @@ class CheckedLog:
         self.losses += damages
         _log.warning("going on after a loss: %s; %s; the damaged files are in %s", "; ".join(damages), saved, aside)
         base = mark if mark is not None else new_mark()
+        if mark is None and found.head:
+            base.log_id = bytes.fromhex(found.head["id"])
         newest = max([base.generation, *self._files()], default=0)
         self._start(replace(base, generation=newest, boot_id=boot_id()), found.payloads)
         self.payloads = found.payloads

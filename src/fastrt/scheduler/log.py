@@ -15,16 +15,19 @@ Source: Coordination's records in `fastrt.durable`; here an event is shorter tha
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fastrt.durable import Journal, StateDirectoryError
+from fastrt.durable import DamagedStateError, Journal, StateDirectoryError
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Effect, Event
 from fastrt.scheduler.snapshot import dump, load
 from fastrt.scheduler.state import SchedulerState, Settings
 from fastrt.scheduler.wire import METHODS, parse_request
+
+_log = logging.getLogger(__name__)
 
 _FORMAT = 2
 _FACTS: dict[str, Any] = {
@@ -45,6 +48,9 @@ class EventLog:
         journal: where they are.
         snapshot_bytes_min: a log shorter than this is kept as it is.
 
+    Attributes:
+        losses: see `Journal`.
+
     Raises:
         StateDirectoryError: the records are of another format, or do not fit together.
     """
@@ -58,6 +64,7 @@ class EventLog:
         self._next_order = 0
         self._log_bytes = 0
         self._snapshot_bytes = 0
+        self.losses = journal.losses
         self.orders: dict[int, Order] = {}  # not answered yet
         self.state = self._restore()
 
@@ -152,7 +159,9 @@ class EventLog:
         except (ValueError, KeyError) as error:
             raise StateDirectoryError(f"The snapshot in {self._journal.directory} is damaged: {error}.") from error
         self._snapshot_bytes = sum(map(len, saved.values()))
-        for key, record in sorted(log):
+        log.sort()
+        whole = self._until_a_gap(log)
+        for key, record in whole:
             self._next_event = int(key) + 1
             self._log_bytes += len(record) + _RECORD_BYTES
             if not _replayed(state, record):
@@ -161,6 +170,23 @@ class EventLog:
                     "the fastrt that wrote it, or another state directory."
                 )
         return state
+
+    def _until_a_gap(self, log: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        """The events that can be played again: behind one that is lost, none means what it meant."""
+        first = self._next_event
+        whole = [event for number, event in enumerate(log, first) if int(event[0]) == number]
+        behind = log[len(whole) :]
+        if behind:
+            words = (
+                f"event {first + len(whole)} of the scheduler is lost, and {len(behind)} events behind it cannot be "
+                "played without it"
+            )
+            if not self._journal.accept_loss:
+                raise DamagedStateError(f"The state in {self._journal.directory} is damaged: {words}.")
+            self.losses.append(words)
+            _log.warning("going on after a loss: %s", words)
+            self._journal.write({("event", key): None for key, _ in behind})
+        return whole
 
     def _take_up(self, about: dict[str, int]) -> None:
         if about["format"] != _FORMAT:
