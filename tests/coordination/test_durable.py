@@ -53,7 +53,7 @@ def test_directory_is_private_and_used_by_one(tmp_path: Path) -> None:
 def test_foreign_or_damaged_files_are_refused_in_words(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     (tmp_path / "state-1.log").write_bytes(b"this is no log, whatever it is called" * 100)
-    with pytest.raises(DamagedStateError, match="ends .or is damaged to its end. at byte 0"):
+    with pytest.raises(DamagedStateError, match=r"ends .or is damaged to its end. at byte 0"):
         Journal(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(StateDirectoryError, match="Cannot use the state directory"):

@@ -148,12 +148,7 @@ class Journal:
         self._plan()
         if self._log.file.end <= self._shorten_at:
             return
-        try:
-            self._next = self._log.begin()
-        except StateDirectoryError:
-            self._abandon()
-            return
-        self._to_copy = iter([(kind, key) for kind, named in self._live.items() for key in named])
+        self._start_copy()
 
     def _copy(self, payload: bytes) -> None:
         """Give the next generation a batch, and a piece of what was there before."""
@@ -191,17 +186,20 @@ class Journal:
         end = self._log.file.end
         if end < 2 * self._live_bytes + _PIECE_BYTES:
             return False
-        if self._next is None:
-            self._shorten_at = 0
-            try:
-                self._next = self._log.begin()
-            except StateDirectoryError:
-                self._abandon()
-                return False
-            self._to_copy = iter([(kind, key) for kind, named in self._live.items() for key in named])
+        if self._next is None and not self._start_copy():
+            return False
         while self._next is not None:
             self._copy(b"")
-        return self._log.file.end < end
+        return bool(self._log.file.end < end)
+
+    def _start_copy(self) -> bool:
+        try:
+            self._next = self._log.begin()
+        except StateDirectoryError:
+            self._abandon()
+            return False
+        self._to_copy = iter([(kind, key) for kind, named in self._live.items() for key in named])
+        return True
 
     def _abandon(self) -> None:
         """Leave the next generation; the log goes on, and tries again when it has grown."""

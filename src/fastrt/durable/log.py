@@ -29,7 +29,6 @@ import os
 import secrets
 import shutil
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -294,6 +293,8 @@ class CheckedLog:
         self._mark_file = MarkFile(directory / f"{name}.mark")
         self.payloads: list[bytes] = []
         self.losses: list[str] = []
+        self.mark: Mark
+        self.file: LogFile
         try:
             self._open(accept_loss)
         except OSError as error:
