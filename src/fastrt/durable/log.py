@@ -22,6 +22,7 @@ file (names the newest checkpoint outside of the WAL).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import mmap
@@ -180,6 +181,8 @@ class LogFile:
         except OSError as error:
             raise write_failed(self.path, error) from error
         self._allocated = self.end
+        with contextlib.suppress(DiskFullError):  # the next append or `has_room` says so
+            self._allocate(0)
 
     def append(self, payload: bytes) -> None:
         """Write one frame; when this returns, it survives the process.
@@ -238,7 +241,10 @@ class LogFile:
         self.path.unlink(missing_ok=True)
 
     def _allocate(self, nbytes: int) -> None:
+        failed = OSError()
         for ahead in (nbytes + _RESERVE_BYTES + _ALLOCATED_BYTES, nbytes):
+            if not ahead:
+                break
             try:
                 os.posix_fallocate(self._fd, self.end, ahead)
             except OSError as error:

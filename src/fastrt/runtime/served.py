@@ -20,7 +20,7 @@ def main(argument: str) -> None:
     """Serve until standard input ends, or SIGTERM comes.
 
     Args:
-        argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), token_file,
+        argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), accept_loss, token_file,
             tls, insecure; for a coordinator job (settings of `CoordinatorOptions`).
     """
     settings = json.loads(argument)
@@ -50,12 +50,17 @@ def _service(settings: dict[str, Any]) -> Any:
                 credentials=access.tls.channel_credentials() if access.tls else None,
                 insecure=access.insecure,
                 state_dir=settings["state_dir"],
+                accept_loss=settings["accept_loss"],
             )
         )
     from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 
     options = CoordinatorOptions(
-        address=settings["listen"], state_dir=settings["state_dir"], tls=access.tls, **settings["job"]
+        address=settings["listen"],
+        state_dir=settings["state_dir"],
+        accept_loss=settings["accept_loss"],
+        tls=access.tls,
+        **settings["job"],
     )
     if options.state_dir is None:
         return Coordinator(options)

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fastrt.durable import DamagedStateError, Journal, StateDirectoryError
+from fastrt.durable import DamagedStateError, DiskFullError, Journal, StateDirectoryError
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Effect, Event
 from fastrt.scheduler.snapshot import dump, load
@@ -104,16 +104,27 @@ class EventLog:
         Returns:
             Whether a snapshot was written, so that `state` is another object from now on.
         Raises:
+            DiskFullError: there is no room; the records are kept, to be written by another try.
             StateDirectoryError: it could not be written.
         """
         if not self._records:
             return False
         due = self._log_bytes > max(self._snapshot_bytes_min, self._snapshot_bytes)
+        due = due and self._journal.has_room(2 * self._snapshot_bytes + self._log_bytes)
         if due:
             self._records.update(self._snapshot())
-        self._journal.write(self._records)
+        try:
+            self._journal.write(self._records)
+        except DiskFullError as error:
+            if due:  # the state is the snapshot's by now, so the records cannot be tried again
+                raise StateDirectoryError(str(error)) from error
+            raise
         self._records = {}
         return due
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a request of so many bytes can be kept; see `Journal.has_room`."""
+        return self._journal.has_room(nbytes + sum(len(value or b"") for value in self._records.values()))
 
     def close(self) -> None:
         """Give the state directory free."""
