@@ -237,15 +237,15 @@ def test_keeper_that_fails_or_is_killed_during_its_start_gives_the_reason(tmp_pa
 def test_damaged_state_is_refused_by_the_front_and_accepted_on_demand(tmp_path: Path) -> None:
     with Front(CoordinatorOptions(num_tasks=1, state_dir=tmp_path)) as service, connect(service.address) as agent:
         agent.set("k", b"v")
-    log = tmp_path / "writes-1.log"
+    log = tmp_path / "state-1.log"
     data = bytearray(log.read_bytes())
     data[-1] ^= 1
     log.write_bytes(data)
-    with pytest.raises(DamagedStateError, match=r"writes-1\.log ends .* record 1 is lost.*--accept-loss"):
+    with pytest.raises(DamagedStateError, match=r"state-1\.log ends .* lost.*--accept-loss"):
         Front(CoordinatorOptions(num_tasks=1, state_dir=tmp_path)).start()
     with Front(CoordinatorOptions(num_tasks=1, state_dir=tmp_path, accept_loss=True)) as service:
         assert service.keeper_pid is not None
-    assert (tmp_path / "damaged-1" / "writes-1.log").read_bytes() == data
+    assert (tmp_path / "damaged-1" / "state-1.log").read_bytes() == data
 
 
 @pytest.mark.long
