@@ -49,7 +49,8 @@ class Place(ServerProcess):
     def awake(self) -> None:
         """Begin a life."""
         folder = self._settings["folder"]
-        journal = Journal(Kept(self._fds) if folder is None else FolderMedium(Path(folder)))
+        medium = Kept(self._fds) if folder is None else FolderMedium(Path(folder))
+        journal = Journal(medium, False, self._settings["accept_loss"], self._settings["expected"])
         self.server = Server(self._settings["index"], secrets.token_hex(4), journal, self.trust, self._frozen())
         self.endpoint = Endpoint(self.server, self.trust, self.address, self.unix)
         self.address = self.endpoint.address

@@ -408,6 +408,7 @@ def test_record_that_the_disk_does_not_take_is_not_there(tmp_path, monkeypatch) 
     """What follows it is; and of a snapshot that it does not take, the log before it goes on."""
     failing = lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error"))  # noqa: E731
     with contextlib.closing(Journal(FolderMedium(tmp_path / "j"), power=True)) as journal:
+        assert list(journal.recover()) == []
         journal.append({"n": 1}, [b"a"])
         with monkeypatch.context() as patch:
             patch.setattr(os, "fdatasync", failing)

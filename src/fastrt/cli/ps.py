@@ -55,6 +55,7 @@ def ps() -> None:
 @click.option("--available-timeout", default=300.0, show_default=True, help="Wait so long (s) for who is not there.")
 @click.option("--scale-timeout", default=300.0, show_default=True, help="A scaling that takes longer (s) is undone.")
 @click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where members are kept.")
+@click.option("--accept-loss", is_flag=True, help="Go on with what can be saved of a damaged state directory.")
 @click.option("--durability", type=click.Choice(["process", "power"]), default="process", help=_DURABILITY_HELP)
 @click.option("--tls-cert", type=_file, help="PEM file: the certificate chain for gRPC.")
 @click.option("--tls-key", type=_file, help="PEM file: its private key.")
@@ -153,6 +154,7 @@ def _options(given: dict[str, Any]) -> ClusterOptions:
         tls=tls,
         allow_anonymous=given["allow_anonymous"],
         state_dir=given["state_dir"],
+        accept_loss=given["accept_loss"],
         power=given["durability"] == "power",
     )
 

@@ -57,6 +57,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the coordinator's job has.")
 @job_options("Coordinator: ", variables=True)
 @_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where both keep their state.")
+@_option("--accept-loss", is_flag=True, help="Both go on with what can be saved of a damaged state directory.")
 @_option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
 @click.pass_context
 def start(context: click.Context, /, **given: Any) -> None:
@@ -172,6 +173,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
         coordinator=None if given["coordinator_port"] is None else f"{given['host']}:{given['coordinator_port']}",
         job=job_settings(given),
         state_dir=given["state_dir"],
+        accept_loss=given["accept_loss"],
     )
 
 

@@ -31,7 +31,7 @@ from fastrt.cluster.http import ManagementServer
 from fastrt.cluster.links import FrameConnection, Link, StreamLink, TcpLink
 from fastrt.cluster.state import ClusterState, Settings
 from fastrt.cluster.wire import EXCHANGE, SERVICE, Command, Encoder, parse_request
-from fastrt.durable import Journal, StateDirectoryError
+from fastrt.durable import DiskFullError, Journal, StateDirectoryError
 from fastrt.errors import ConfigError, FastrtError
 from fastrt.foreign_text import read_object
 from fastrt.rpc.auth import TlsFiles
@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 
 _ASK_S = 10.0
 _STOP_S = 5.0
+_FULL_RETRY_S = 0.2
 # How long who is sent something last may take to read it.
 _FLUSH_S = 1.0
 
@@ -64,6 +65,7 @@ class ClusterOptions:
         tls: PEM files for gRPC instead, with the authority of its clients' certificates.
         allow_anonymous: serve foreign members, which can prove nothing, in the clear instead of fastrt's own; gRPC and
             HTTP too where there is no token. Every process that reaches such an address can join and end the cluster.
+        accept_loss: go on with what can be saved of a damaged `state_dir`; see `fastrt.durable.Journal`.
         state_dir: where members, ranks and counts are kept over restarts; None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
         links_max: connections at a time.
@@ -79,6 +81,7 @@ class ClusterOptions:
     tls: TlsFiles | None = None
     allow_anonymous: bool = False
     state_dir: str | os.PathLike[str] | None = None
+    accept_loss: bool = False
     power: bool = False
     links_max: int = 10_000
     frame_bytes_max: int = 16 << 20
@@ -128,7 +131,9 @@ class ClusterScheduler:
         self._trust = None if options.token is None else trust_of(options.token)
         self.address = self.grpc_address = self.http_address = ""
         self.finished = threading.Event()
-        self._journal = Journal(options.state_dir, options.power) if options.state_dir is not None else None
+        self._journal: Journal | None = None
+        if options.state_dir is not None:
+            self._journal = Journal(options.state_dir, options.power, accept_loss=options.accept_loss)
         self._state = ClusterState(options.settings, time.monotonic())
         self._encoder = Encoder()
         self._links: dict[int, Link] = {}
@@ -361,6 +366,14 @@ class ClusterScheduler:
         if records and self._journal is not None:
             try:
                 self._journal.write(records)
+            except DiskFullError as error:
+                # Answers wait until there is room: nothing that a crash would take back may leave.
+                _log.critical("the cluster's scheduler waits for room: %s", error)
+                self._effects = effects
+                self._settle_soon = True
+                assert self._loop is not None
+                self._loop.call_later(_FULL_RETRY_S, self._settle)
+                return
             except StateDirectoryError as error:
                 # What is in memory is now ahead of the disk, so nothing of it may be told to anybody.
                 self._break(error)

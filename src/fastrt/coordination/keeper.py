@@ -8,6 +8,7 @@ the front closes the pairs, or says so.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import sys
@@ -20,7 +21,9 @@ from fastrt.coordination.link import (
     ASIDE,
     CALL,
     END_BYTES,
+    FAILED,
     FORGET,
+    FULL,
     KEY,
     LONG_VALUE,
     NO_VALUE,
@@ -37,7 +40,7 @@ from fastrt.coordination.link import (
 )
 from fastrt.coordination.replica import BYTES_MAX, ENTRY_BYTES, VALUE_BYTES_MAX
 from fastrt.coordination.state import Settings
-from fastrt.durable import Journal
+from fastrt.durable import DamagedStateError, Journal
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 
@@ -63,6 +66,7 @@ def serve(calls: Link, later: Link) -> None:
     last_write = str(core.last_write).encode()
     ready = Frame(READY, core.state.settings.incarnation, code=int(tell_all), details=last_write)
     calls.write(told + ready.pack() + END_BYTES)
+    was_full = False
     while True:
         deadline = core.next_deadline()
         timeout_s = None if deadline is None else max(0.001, deadline - time.monotonic())
@@ -79,7 +83,9 @@ def serve(calls: Link, later: Link) -> None:
                 return
         replies = core.settle()
         if batch is not None and not (batch and batch[0].kind == ASIDE):
-            calls.write(_packed_keys(core.take_keys()) + _packed(replies) + END_BYTES)
+            full = Frame(FULL, code=int(core.is_full)).pack() if core.is_full != was_full else b""
+            was_full = core.is_full
+            calls.write(full + _packed_keys(core.take_keys()) + _packed(replies) + END_BYTES)
         elif replies:
             # Neither time nor the front's own writes change a key that it is to be told of.
             later.write(_packed(replies))
@@ -87,7 +93,7 @@ def serve(calls: Link, later: Link) -> None:
 
 def _core(told: dict[str, object]) -> Core:
     settings = Settings(**told["settings"])  # type: ignore[arg-type]
-    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]), _DYING_S)
+    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]), _DYING_S, bool(told["accept_loss"]))
     return Core(settings, journal, front=int(str(told["front"])), owns_log=bool(told["owns_log"]))
 
 
@@ -119,6 +125,9 @@ def main() -> int:
         serve(calls, later)
     except FastrtError as error:
         _log.critical("%s", error)
+        with contextlib.suppress(LinkClosed):
+            is_damage = isinstance(error, DamagedStateError)
+            calls.write(Frame(FAILED, code=int(is_damage), message=str(error).encode()).pack() + END_BYTES)
         return 1
     except LinkClosed:
         return 0

@@ -49,6 +49,8 @@ class CoordinatorOptions:
         clear_after_shutdown: when no task is connected any more, the next one finds no keys, barriers or errors.
         state_dir: where keys, members and barriers are kept over restarts; None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
+        accept_loss: go on with what can be saved when files of `state_dir` are damaged. The log says what is lost, and
+            the damaged files are kept aside in `state_dir`. Without it, damage is refused.
         tls: PEM files, None for plain text.
         allow_anonymous: serve beyond loopback to clients that show no certificate.
     """
@@ -63,6 +65,7 @@ class CoordinatorOptions:
     clear_after_shutdown: bool = False
     state_dir: str | os.PathLike[str] | None = None
     power: bool = False
+    accept_loss: bool = False
     tls: TlsFiles | None = None
     allow_anonymous: bool = False
 
@@ -107,7 +110,9 @@ class CoordinatorOptions:
         Raises:
             StateDirectoryError: the directory cannot be used.
         """
-        return None if self.state_dir is None else Journal(Path(self.state_dir), self.power)
+        if self.state_dir is None:
+            return None
+        return Journal(Path(self.state_dir), self.power, accept_loss=self.accept_loss)
 
 
 def _check_address(address: str) -> None:

@@ -136,6 +136,7 @@ class DistantServer:
             raise FastrtError(f"server {self._settings['index']} is kept by somebody else, or is to end")
         if what == "serves":
             self.address, self.unix, self.pid = str(meta["address"]), str(meta["unix"]), int(meta["pid"])
+            self._settings |= {"accept_loss": False, "expected": True}  # only of damage that was there at first
             if self._up.is_set():
                 self._restarted(self)
             self._up.set()

@@ -52,6 +52,7 @@ class HeadOptions:
     staleness: int = 0
     checkpoint_dir: Path | None = None
     durability: str = "process"
+    accept_loss: bool = False
     host: str = "127.0.0.1"
     http_port: int | None = None
     insecure: bool = False
@@ -114,7 +115,9 @@ class Head:
         self._frozen = False
         self._endpoint: Endpoint | None = None
         keeps = options.checkpoint_dir is not None and options.durability != "none"
-        self._file = HeadFile(options.checkpoint_dir) if keeps and options.checkpoint_dir is not None else None
+        self._file = None
+        if keeps and options.checkpoint_dir is not None:
+            self._file = HeadFile(options.checkpoint_dir, options.accept_loss)
         http = None if options.http_port is None else f"{options.host}:{options.http_port}"
         membership = Settings(workers=options.num_workers, servers=options.num_servers)
         self.scheduler = ClusterScheduler(
@@ -227,6 +230,8 @@ class Head:
                 "host": self.options.host,
             }
             settings |= {"durability": self.options.durability, "folder": self._folder(index)}
+            expected = self._file is not None and index in self._file.known
+            settings |= {"accept_loss": expected and self.options.accept_loss, "expected": expected}
             settings |= {"home": self.address, "start_timeout_s": self.options.start_timeout_s}
             added.append(self._make_server(settings, self._restarted, lambda: self._frozen, self._lost))
             with self._changed:

@@ -34,7 +34,12 @@ def main() -> None:
     settings = json.loads(sys.stdin.readline())
     watched = os.pidfd_open(settings["head"])  # beside standard input, which a forked child of the head keeps open
     trust = Trust(settings["token"], settings["insecure"], bytes.fromhex(settings["key"]))
-    server = Server(settings["index"], secrets.token_hex(8), _journal(settings), trust, settings["frozen"])
+    try:
+        server = Server(settings["index"], secrets.token_hex(8), _journal(settings), trust, settings["frozen"])
+    except FastrtError as error:
+        _log.critical("server %s cannot start: %s", settings["index"], error)
+        os.write(1, json.dumps({"failed": str(error)}).encode() + b"\n")
+        sys.exit(1)
     endpoint = _listen(server, trust, settings)
     os.write(1, json.dumps({"address": endpoint.address, "unix": endpoint.unix}).encode() + b"\n")
     leave = _join(settings)  # imports for longer than all before took: clients of a killed server wait for that only
@@ -50,7 +55,7 @@ def _journal(settings: dict[str, Any]) -> Journal:
         medium = FolderMedium(Path(settings["folder"]))
     elif settings["fds"]:
         medium = MemoryMedium(settings["fds"])
-    return Journal(medium, settings["durability"] == "power")
+    return Journal(medium, settings["durability"] == "power", settings["accept_loss"], settings["expected"])
 
 
 def _listen(server: Server, trust: Trust, settings: dict[str, Any]) -> Endpoint:

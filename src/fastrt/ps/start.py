@@ -269,6 +269,7 @@ def start(
     num_workers: int = 1,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     durability: Durability = "process",
+    accept_loss: bool = False,
     http_port: int | None = None,
     host: str = "127.0.0.1",
     insecure: bool = False,
@@ -291,6 +292,8 @@ def start(
             by a log; with a `checkpoint_dir` its files survive everything but a loss of power. "power": that too, by
             an fdatasync for each push; needs a `checkpoint_dir`. "none": nothing, there is no log: a server that is
             killed is given up, and with it the cluster.
+        accept_loss: go on with what can be saved when files in `checkpoint_dir` are damaged. The log says what is
+            lost, and the damaged files are kept aside. Without it, damage is refused.
         http_port: also serve the membership's HTTP endpoints there (0: any free one).
         host: IP address to listen on; one of this machine's own for workers on others.
         insecure: connections for tables beyond loopback go in the clear after both ends have proved the secret, which
@@ -305,11 +308,14 @@ def start(
         The cluster.
     Raises:
         ConfigError: an option makes no sense.
+        DamagedStateError: the head's file in `checkpoint_dir` is damaged, and `accept_loss` is not given.
         NotInitializedError: servers are to be placed, and this process is in no session of fastrt.
         FastrtError: the servers do not start.
     """
     folder = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
-    options = HeadOptions(num_servers, num_workers, mode, staleness, folder, durability, host, http_port, insecure)
+    options = HeadOptions(
+        num_servers, num_workers, mode, staleness, folder, durability, accept_loss, host, http_port, insecure
+    )
     if scheduling is None and placement_group is None:
         return _started(Head(options), timeout)
     options.check()

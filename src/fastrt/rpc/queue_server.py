@@ -39,6 +39,7 @@ _ACCEPTING = 64
 # A caller that hung up is noticed this much later at most. Calls answered sooner need no look at all.
 _HANGUP_S = 0.05
 _DRAIN_S = 5.0
+_WALL_CLOCK_S = 0.15  # below grpc's own step of 0.2 s, within which it looks at the monotonic clock
 _AFTER_FAULT_S = 1.0
 # Under a constant stream of calls the queue is never empty; the handler settles after this many events all the same.
 _EVENTS_PER_BATCH = 256
@@ -313,7 +314,12 @@ class QueueServer:
                 event = poll(0)
                 if event.completion_type != _TIMED_OUT:
                     return event
-        event = poll(_wall_time(wake_at))
+        while True:
+            # grpc measures a wait by the wall clock. A short one ends in time though that jumps.
+            left_s = 0.0 if wake_at is None else min(_WALL_CLOCK_S, max(0.0, wake_at - time.monotonic()))
+            event = poll(None if wake_at is None else time.time() + left_s)
+            if event.completion_type != _TIMED_OUT or wake_at is None or time.monotonic() >= wake_at:
+                break
         self._brisk = _CORES > 1 and time.monotonic() - began < _SPIN_S
         return event
 
@@ -432,8 +438,3 @@ class QueueServer:
         self._queue.shutdown()
         while self._queue.poll(None).completion_type != cygrpc.CompletionType.queue_shutdown:
             pass
-
-
-def _wall_time(monotonic: float | None) -> float | None:
-    """A time of the monotonic clock as the queue's, which is the wall clock's."""
-    return None if monotonic is None else time.time() + max(0.0, monotonic - time.monotonic())

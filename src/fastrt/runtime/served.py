@@ -21,8 +21,8 @@ def main(argument: str) -> None:
     """Serve until standard input ends, or SIGTERM comes.
 
     Args:
-        argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), token_file,
-            tls, insecure; for a coordinator job (settings of `CoordinatorOptions`).
+        argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), accept_loss,
+            token_file, tls, insecure; for a coordinator job (settings of `CoordinatorOptions`).
     """
     settings = read_object(argument, "the settings of a service", own=True, bytes_max=SETTINGS_BYTES_MAX)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
@@ -51,12 +51,17 @@ def _service(settings: dict[str, Any]) -> Any:
                 tls=access.tls,
                 credentials=access.tls.channel_credentials() if access.tls else None,
                 state_dir=settings["state_dir"],
+                accept_loss=settings["accept_loss"],
             )
         )
     from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 
     options = CoordinatorOptions(
-        address=settings["listen"], state_dir=settings["state_dir"], tls=access.tls, **settings["job"]
+        address=settings["listen"],
+        state_dir=settings["state_dir"],
+        accept_loss=settings["accept_loss"],
+        tls=access.tls,
+        **settings["job"],
     )
     if options.state_dir is None:
         return Coordinator(options)

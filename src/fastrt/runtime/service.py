@@ -59,6 +59,7 @@ class NodeOptions:
         coordinator: `host:port` of a coordinator for JAX, on the head; None: none.
         job: what the coordinator is told of its job, as `CoordinatorOptions` calls it.
         state_dir: where both keep their state over restarts; None keeps nothing.
+        accept_loss: both go on with what can be saved of a damaged `state_dir`.
     """
 
     config: Config
@@ -75,6 +76,7 @@ class NodeOptions:
     coordinator: str | None = None
     job: dict[str, Any] = field(default_factory=dict)
     state_dir: Path | None = None
+    accept_loss: bool = False
 
 
 class Node:
@@ -199,6 +201,7 @@ class Node:
         elif name != "head":
             kept = None if options.state_dir is None else str(options.state_dir / name)
             settings |= {"kind": name, "job": options.job, "state_dir": kept}
+            settings |= {"accept_loss": options.accept_loss and name not in self._children}  # of the first start only
         module = _MODULES.get(name, "fastrt.runtime.served")
         env = _TLS_1_3 if name in ("head", "uplink") else {}
         child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s, **env)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
-from fastrt.durable import Journal, StateDirectoryError
+from fastrt.durable import DiskFullError, Journal, StateDirectoryError
 from fastrt.errors import ConfigError
 from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refused_token
 from fastrt.rpc.contract import Metadata
@@ -35,6 +36,8 @@ from fastrt.scheduler.wire import MESSAGE_BYTES_MAX, METHODS, SERVICE, parse_req
 _log = logging.getLogger(__name__)
 
 _OK = 0
+_FULL_RETRY_S = 0.2
+_REQUEST_BYTES = 4096  # what a request adds to the log at most, beside its own bytes, twice
 # Words travel in HTTP/2 headers, of which clients take 8 KiB.
 _MESSAGE_CHARS_MAX = 3000
 
@@ -53,6 +56,7 @@ class SchedulerOptions:
         tls: PEM files, None for plain text.
         credentials: for calls to workers and stores that use TLS.
         insecure: serve beyond loopback in plain text.
+        accept_loss: go on with what can be saved of a damaged `state_dir`; see `fastrt.durable.Journal`.
         state_dir: where references, counts, aliases, functions, workers, stores and calls are kept over restarts;
             None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
@@ -69,6 +73,7 @@ class SchedulerOptions:
     credentials: grpc.ChannelCredentials | None = None
     insecure: bool = False
     state_dir: str | os.PathLike[str] | None = None
+    accept_loss: bool = False
     power: bool = False
     lost_after_s: float = 10.0
     call_timeout_s: float = 30.0
@@ -117,7 +122,9 @@ class Scheduler:
         options.check()
         self.options = options
         self.address = ""
-        journal = Journal(options.state_dir, options.power) if options.state_dir is not None else None
+        journal = None
+        if options.state_dir is not None:
+            journal = Journal(options.state_dir, options.power, accept_loss=options.accept_loss)
         self._log = EventLog(journal, options.settings) if journal is not None else None
         self._state = SchedulerState(options.settings) if self._log is None else self._log.state
         self._lock = threading.Lock()
@@ -126,6 +133,7 @@ class Scheduler:
         self._paths: dict[int, str] = {}
         self._effects: list[tuple[Effect, Event, int]] = []  # what waits for the write, with the order's number
         self._broken: StateDirectoryError | None = None
+        self._retry_at: float | None = None
         self._standard = StandardServices([SERVICE], [message_set("ray")])
         authorize = self._authorize if options.token is not None and options.identity is None else None
         paths = [*METHODS, CHECK_PATH]
@@ -205,6 +213,10 @@ class Scheduler:
             self._refuse(call, refused.failure)
             return
         with self._lock:
+            if self._log is not None and METHODS[method].changes and not self._has_room(self._log, len(body)):
+                words = f"The disk under the scheduler's state directory {self.options.state_dir} is full. Free space."
+                self._refuse(call, Failure(Code.RESOURCE_EXHAUSTED, words))
+                return
             self._paths[call] = method
             self._handle(event, (method, body))
             if self._log is None:
@@ -217,7 +229,7 @@ class Scheduler:
         """See `Handler`."""
         with self._lock:
             self._settle()
-        return None
+            return self._retry_at
 
     def on_stop(self) -> None:
         """See `Handler`."""
@@ -238,12 +250,25 @@ class Scheduler:
                 number = log.order(effect)
             self._effects.append((effect, event, number))
 
+    def _has_room(self, log: EventLog, body_bytes: int) -> bool:
+        """Whether a request can be kept, with what follows from it."""
+        return self._retry_at is None and log.has_room(2 * body_bytes + _REQUEST_BYTES)
+
     def _settle(self) -> None:
         """Write what happened, then let what follows from it out."""
         if self._log is not None and self._broken is None:
+            if self._retry_at is not None and time.monotonic() < self._retry_at:
+                return
             try:
                 if self._log.write():
                     self._state = self._log.state
+                self._retry_at = None
+            except DiskFullError as error:
+                # Answers and orders wait: nothing that a crash would take back may leave.
+                if self._retry_at is None:
+                    _log.critical("the scheduler waits for room: %s", error)
+                self._retry_at = time.monotonic() + _FULL_RETRY_S
+                return
             except StateDirectoryError as error:
                 # What is in memory is now ahead of the disk, so nothing of it may be told to anybody.
                 _log.critical("the scheduler cannot go on: %s", error)
