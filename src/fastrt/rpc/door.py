@@ -78,7 +78,7 @@ class Limits:
     connections: int = 16_384
     unproven: int = 512
     greeting_s: float = 10.0
-    streams: int = 4096
+    streams: int = 1024
     pending: int = 65_536
     queued: int = 4096
     reading: int = 2048

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ import grpc.aio
 from fastrt.errors import FastrtError
 from fastrt.rpc.auth import TlsFiles, is_loopback, read_token, refused_token
 from fastrt.rpc.channel import bearer
-from fastrt.rpc.contract import HANDSHAKE
 from fastrt.rpc.descriptors import MessageSet
+from fastrt.rpc.door import Door, Limits
 from fastrt.rpc.forks import use_grpc
 
 # Frames are about 1 MiB; one function or one task's arguments may be larger, and come from who has the token.
@@ -39,8 +40,10 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    HANDSHAKE,
 )
+# A node has one stream to each other node, and a few for what it exports.
+_LIMITS = Limits(streams=256, keepalive_s=5.0, keepalive_timeout_s=5.0)
+_SERVER_OPTIONS = tuple({**dict(_LIMITS.options()), **dict(_OPTIONS)}.items())
 Handler = Callable[[AsyncIterator[Any], Any], Coroutine[Any, Any, None]]  # reads the requests, writes to the context
 
 
@@ -105,13 +108,14 @@ async def serve(
     """
     use_grpc()
     access.refuse_clear(address)
-    server = grpc.aio.server(options=_OPTIONS, interceptors=[_Guard(access.token)])
+    door = Door(_LIMITS)
+    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[_Guard(access.token, door)])
     methods: dict[str, dict[str, Any]] = {}
     for path, handler in handlers.items():
         _, service, method = path.split("/")
         request, response = set_.methods(service)[method]
         methods.setdefault(service, {})[method] = grpc.stream_stream_rpc_method_handler(
-            _until(stopping, handler), request.FromString, response.SerializeToString
+            _until(stopping, _proven(door, handler)), request.FromString, response.SerializeToString
         )
     for service, table in methods.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, table),))
@@ -123,7 +127,24 @@ async def serve(
     except RuntimeError as exc:
         raise FastrtError(f"cannot serve on {address}: {exc}. Is the port in use?") from None
     await server.start()
+    door.open(port)
+    weakref.finalize(server, door.close)
     return server, f"{address.rpartition(':')[0]}:{port}"
+
+
+def _proven(door: Door, handler: Handler) -> Handler:
+    """A handler whose callers are proven to the door: gRPC passes on calls of those only that may come in."""
+
+    async def serve_one(requests: AsyncIterator[Any], context: Any) -> None:
+        caller = door.caller(context.peer().encode())
+        door.accepted(caller)
+        caller.calls += 1
+        try:
+            await handler(requests, context)
+        finally:
+            caller.calls -= 1
+
+    return serve_one
 
 
 def _until(stopping: asyncio.Event, handler: Handler) -> Handler:
@@ -182,8 +203,9 @@ def announce(address: str, stop: asyncio.Event) -> None:
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Refuses calls without the token before anything of them is read."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, door: Door) -> None:
         self._token = token
+        self._door = door
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         why = refused_token(details.invocation_metadata, self._token)
@@ -191,6 +213,7 @@ class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
             return await continuation(details)
 
         async def refuse(requests: Any, context: Any) -> None:
+            self._door.rejected(self._door.caller(context.peer().encode()))
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
