@@ -202,7 +202,7 @@ class Nodes:
     def _on_set_key(self, event: ev.NodeSetKey, now: float) -> None:
         words = "KeyValueSet() called when system is not running; clients must call Connect() first"
         if not self._is_refused(event.call, event.session, words):
-            problem = refused_key(event.key)
+            problem = refused_key(event.key) or self._keys.refused_room(event.key, event.value)
             if problem is None:
                 self._keys.put(event.key, event.value)
             self._emit(Answer(event.call, problem))

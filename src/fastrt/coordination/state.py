@@ -47,6 +47,8 @@ class Settings:
         clear_after_shutdown: when a run is over, because all had registered and none is connected any more, the next
             member to register finds a fresh service: no keys, no barriers, no errors.
         incarnation: of this service, random; kept over restarts.
+        keys_bytes_max: bytes of all keys and values.
+        keys_max: number of keys.
     """
 
     roles: Mapping[str, int]
@@ -56,6 +58,8 @@ class Settings:
     recoverable: bool = False
     clear_after_shutdown: bool = False
     incarnation: int = 1
+    keys_bytes_max: int = 2 << 30
+    keys_max: int = 10_000_000
 
 
 @dataclass
@@ -82,7 +86,7 @@ class CoordinationState:
         self._effects: list[Effect] = []
         emit = self._emit
         self.members = Members(settings.roles, settings.recoverable, emit)
-        self.keys = KeyValues(emit)
+        self.keys = KeyValues(emit, settings.keys_bytes_max, settings.keys_max)
         self.barriers = Barriers(self.members, emit, self._finish_waiter, self._barrier_ended)
         self.polls = Polls(emit)
         self.nodes = Nodes(self.members, self.keys, settings, emit)

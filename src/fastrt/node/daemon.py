@@ -97,9 +97,7 @@ class Daemon:
             Store(self._client, 0.0), config.num_workers, config.resources if config.num_workers else {}, cluster,
             self._runs_tasks, self._is_blocked, self._want_actors, lambda text: self._log(text, True),
         )  # fmt: skip
-        self._advisor = (
-            Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
-        )
+        self._advisor = Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
         self._actors = Actors(Store(self._client, 0.0), self._fork, self._admission.may_start, self._want_refresh)
         self._actors_wanted = self._refresh_wanted = False
         self._refreshed_at = 0.0

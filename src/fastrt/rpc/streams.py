@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,8 @@ import grpc.aio
 
 from fastrt.errors import FastrtError
 from fastrt.rpc.auth import TlsFiles, read_token
-from fastrt.rpc.contract import HANDSHAKE
 from fastrt.rpc.descriptors import MessageSet
+from fastrt.rpc.door import Door, Limits
 from fastrt.rpc.forks import use_grpc
 from fastrt.rpc.identity import Identity
 
@@ -39,8 +40,9 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    HANDSHAKE,
 )
+# A node has one stream to each other node, and a few for what it exports.
+_LIMITS = Limits(streams=256, keepalive_s=5.0, keepalive_timeout_s=5.0)
 Handler = Callable[[AsyncIterator[Any], Any], Coroutine[Any, Any, None]]  # reads the requests, writes to the context
 
 
@@ -102,14 +104,15 @@ async def serve(
         FastrtError: the address is in use.
     """
     use_grpc()
-    bound = ("grpc.max_receive_message_length", message_bytes_max)
-    server = grpc.aio.server(options=[*(option for option in _OPTIONS if option[0] != bound[0]), bound])
+    door = Door(_LIMITS)
+    options = {**dict(_LIMITS.options()), **dict(_OPTIONS), "grpc.max_receive_message_length": message_bytes_max}
+    server = grpc.aio.server(options=list(options.items()))
     methods: dict[str, dict[str, Any]] = {}
     for path, handler in handlers.items():
         _, service, method = path.split("/")
         request, response = set_.methods(service)[method]
         methods.setdefault(service, {})[method] = grpc.stream_stream_rpc_method_handler(
-            _until(stopping, handler), request.FromString, response.SerializeToString
+            _until(stopping, _proven(door, handler)), request.FromString, response.SerializeToString
         )
     for service, table in methods.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, table),))
@@ -118,7 +121,24 @@ async def serve(
     except RuntimeError as exc:
         raise FastrtError(f"cannot serve on {address}: {exc}. Is the port in use?") from None
     await server.start()
+    door.open(port)
+    weakref.finalize(server, door.close)
     return server, f"{address.rpartition(':')[0]}:{port}"
+
+
+def _proven(door: Door, handler: Handler) -> Handler:
+    """A handler whose callers are proven to the door: gRPC passes on calls of those only that may come in."""
+
+    async def serve_one(requests: AsyncIterator[Any], context: Any) -> None:
+        caller = door.caller(context.peer().encode())
+        door.accepted(caller)
+        caller.calls += 1
+        try:
+            await handler(requests, context)
+        finally:
+            caller.calls -= 1
+
+    return serve_one
 
 
 def _until(stopping: asyncio.Event, handler: Handler) -> Handler:
