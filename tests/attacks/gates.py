@@ -1,0 +1,661 @@
+"""The doors of a cluster, one small class for each kind: where it listens, and how right and wrong clients speak there.
+
+A cell of the matrix that cannot exist is a reason in `impossible`, by the name of the attack.
+"""
+
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import speak
+from scene import MAIN, Scene
+
+from fastrt.rpc.auth import read_token
+from fastrt.runtime.nodes import nodes_at
+from fastrt.store import attach
+
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+BRACKETS = b"[" * 4000
+NO_FOLDER = "a TCP port lies in no folder"
+ABSTRACT = "an abstract name lies in no folder"
+
+
+def nested(depth: int) -> bytes:
+    """A protobuf message whose first field is such a message, so deep."""
+    body = b""
+    for _ in range(depth):
+        size, prefix = len(body), b""
+        while True:
+            prefix += bytes([size & 0x7F | (0x80 if size > 0x7F else 0)])
+            size >>= 7
+            if not size:
+                break
+        body = b"\n" + prefix + body
+    return body
+
+
+class Door:
+    """One way in.
+
+    Attributes:
+        name: in the table.
+        opening: what a client says first, without a secret.
+        oversized: announces, or is, more than can be.
+        nested: as deep as a reader could not go.
+        impossible: attacks that there cannot be, and why.
+        kind: of the socket: 1 for a stream, 5 for SOCK_SEQPACKET.
+    """
+
+    name = ""
+    opening = b""
+    oversized = b""
+    nested = BRACKETS + b"\n"
+    impossible: ClassVar[dict[str, str]] = {"squatted folder": NO_FOLDER}
+    kind = 1
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+
+    @property
+    def address(self) -> str:
+        """`host:port`, "@abstract" or a path."""
+        raise NotImplementedError
+
+    @property
+    def secret(self) -> str:
+        """The right one."""
+        return read_token(self.scene.token_file)
+
+    def right(self) -> None:
+        """What a right client does; fails unless it succeeds."""
+        raise NotImplementedError
+
+    def enter(self, address: str, secret: str | None) -> Any:
+        """Try to be let in. Raises RefusedError."""
+        raise NotImplementedError
+
+    def dial(self, address: str) -> None:
+        """Have a right client go to this address, whatever comes of it."""
+        try:
+            self.enter(address, self.secret)
+        except speak.RefusedError:
+            pass
+
+    def squat_at(self) -> str:
+        """The abstract name or path at which another user waits for a right client; empty for any TCP port."""
+        return ""
+
+    def check_replay(self, said: list[bytes], answered: list[bytes], heard: bytes) -> None:
+        """Fail if a replay was answered as the right client was."""
+        assert len(heard) < 4096, heard
+        tail = b"".join(answered)[-24:]
+        assert not tail or tail not in heard, f"{self.name} answers a replay as it answered the right client"
+
+    def squatted_folder(self, uid: int | None) -> str:
+        """Another user has made the folder of this door. Fails unless that is refused."""
+        raise NotImplementedError
+
+    def process(self) -> psutil.Process:
+        """That listens."""
+        port = int(self.address.rpartition(":")[2])
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid is not None:
+                return psutil.Process(one.pid)
+        raise AssertionError(f"{self.name}: no process listens at {self.address}")
+
+    def begin(self) -> None:
+        """Have it listen, where it does not always."""
+
+    def end(self) -> None:
+        """Have it listen no more."""
+
+
+class Grpc(Door):
+    """A gRPC service."""
+
+    opening = HTTP2
+    oversized = HTTP2 + b"\xff\xff\xff\1\4\0\0\0\1"
+    method = ""
+
+    def enter(self, address: str, secret: str | None) -> Any:
+        """See `Door`."""
+        return speak.call(address, self.method, secret, timeout_s=2.0)
+
+    @property
+    def nested(self) -> bytes:  # type: ignore[override]
+        """A message in a frame, without the call's headers."""
+        return HTTP2 + b"\0\xff\xff\0\1\0\0\0\1" + nested(3000)
+
+
+class Head(Grpc):
+    """The head's membership service."""
+
+    name, method = "head gRPC", "/fastrt.node.Head/Join"
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return self.scene.head
+
+    def right(self) -> None:
+        """See `Door`: both nodes are members, and work together."""
+        assert self.scene.driver.do() == 2 << 18
+        nodes = nodes_at(self.scene.head_note.socket_path)
+        assert len(nodes) == 2, nodes
+
+    def dial(self, address: str) -> None:
+        """See `Door`: as a node that starts."""
+        words = ["start", "--address", address, "--num-workers", "0", "--token-file", str(self.scene.token_file)]
+        environment = {**os.environ, **self.scene.environment}
+        nowhere = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen([*MAIN, *words], env=environment, **nowhere) as one:
+            try:
+                one.wait(2.5)
+            except subprocess.TimeoutExpired:
+                one.kill()  # all that it has started ends with it
+
+
+class Uplink(Head):
+    """A node's service for other nodes."""
+
+    name, method = "uplink gRPC", "/fastrt.node.Node/Exchange"
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return str(self.scene.node_note.address)
+
+    def dial(self, address: str) -> None:
+        """See `Door`: nodes dial heads and other nodes by the same function, so the stub alone is different here."""
+        Grpc.dial(self, address)
+
+
+class Native(Head):
+    """A node's stream for large values."""
+
+    name = "native stream"
+    opening = b""
+    oversized = b"\xff" * 64
+
+    @property
+    def nested(self) -> bytes:  # type: ignore[override]
+        """See `Door`."""
+        return BRACKETS
+
+    @property
+    def address(self) -> str:
+        """See `Door`: the other port of the same process."""
+        uplink = str(self.scene.node_note.address)
+        for process in self.scene.processes():
+            found = [
+                f"127.0.0.1:{one.laddr.port}"
+                for one in process.net_connections("tcp")
+                if one.status == psutil.CONN_LISTEN
+            ]
+            if uplink in found:
+                return next(one for one in found if one != uplink)
+        raise AssertionError("the uplink has no native stream")
+
+    def enter(self, address: str, secret: str | None) -> Any:
+        """See `Door`."""
+        return speak.native(address, secret)
+
+    def dial(self, address: str) -> None:
+        """See `Door`."""
+        Door.dial(self, address)
+
+
+class Scheduler(Grpc):
+    """The scheduler for programs in any language."""
+
+    name, method = "scheduler gRPC", "/Scheduler/SchedulerInfo"
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return self.scene.scheduler
+
+    def right(self) -> None:
+        """See `Door`."""
+        assert speak.call(self.address, self.method, self.secret)[-1] == b"OK"
+
+
+class Store(Scheduler):
+    """A node's object store, for the scheduler's clients."""
+
+    name, method = "object store gRPC", "/ObjStore/ObjStoreInfo"
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return self.scene.store
+
+
+class Coordinator(Grpc):
+    """The coordinator, which JAX's clients use without a secret."""
+
+    name, method = "coordinator gRPC", "/tensorflow.CoordinationService/GetKeyValueDir"
+    _open = "JAX's clients carry no secret: the port is open on loopback, and holds keys and barriers, no code"
+    impossible: ClassVar[dict[str, str]] = {
+        "squatted folder": NO_FOLDER,
+        "no secret": _open,
+        "wrong secret": _open,
+        "right secret replayed": _open,
+    }
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return self.scene.coordinator
+
+    @property
+    def secret(self) -> str:
+        """See `Door`: the cluster's, which must not be here either."""
+        return read_token(self.scene.token_file)
+
+    def enter(self, address: str, secret: str | None) -> Any:
+        """See `Door`."""
+        return speak.call(address, self.method, None, timeout_s=2.0)
+
+    def right(self) -> None:
+        """See `Door`."""
+        assert speak.call(self.address, self.method, None)
+
+
+class PsGrpc(Grpc):
+    """Messages of parameter servers over gRPC."""
+
+    name, method = "ps scheduler gRPC", "/fastrt.ps.Cluster/Exchange"
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return self.scene.ps.find(r"gRPC on ([\d.:]+)")
+
+    @property
+    def secret(self) -> str:
+        """See `Door`."""
+        return read_token(self.scene.ps_token_file)
+
+    def right(self) -> None:
+        """See `Door`."""
+        assert speak.call(self.address, self.method, self.secret)
+
+
+class PsFrames(Door):
+    """Frames of MindSpore's members."""
+
+    name = "ps scheduler frames"
+    opening = struct.pack("<IIQ", 1, 16, 32)
+    oversized = struct.pack("<IIQ", 1, 4096, (1 << 32) - 2)
+    nested = struct.pack("<IIQ", 1, 4000, 8000) + nested(1500).ljust(8000, b"\0")
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return self.scene.ps.find(r"servers on ([\d.:]+)")
+
+    @property
+    def secret(self) -> str:
+        """See `Door`."""
+        return read_token(self.scene.ps_token_file)
+
+    def right(self) -> None:
+        """See `Door`."""
+        speak.members(self.address, self.secret)
+
+    def enter(self, address: str, secret: str | None) -> Any:
+        """See `Door`."""
+        return speak.members(address, secret)
+
+
+class PsHttp(PsGrpc):
+    """Management of parameter servers."""
+
+    name = "ps HTTP"
+    opening = b"POST /scalein HTTP/1.1\r\nHost: x\r\n"
+    oversized = b"POST /scalein HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n"
+
+    @property
+    def nested(self) -> bytes:  # type: ignore[override]
+        """See `Door`."""
+        return b"POST /scalein HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(BRACKETS), BRACKETS)
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return self.scene.ps.find(r"HTTP on ([\d.:]+)")
+
+    def right(self) -> None:
+        """See `Door`."""
+        assert b"cluster_state" in speak.http(self.address, self.secret)
+
+    def enter(self, address: str, secret: str | None) -> Any:
+        """See `Door`."""
+        return speak.http(address, secret)
+
+
+class PsServer(Door):
+    """A parameter server over TCP."""
+
+    name = "ps server TCP"
+    opening = struct.pack("<4sIQ", b"frps", 60, 0)
+    oversized = struct.pack("<4sIQ", b"frps", 0xFFFFFFFF, 1 << 60)
+    nested = struct.pack("<4sIQ", b"frps", 4000, 0) + BRACKETS
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return str(self.scene.servers.ready["address"])
+
+    @property
+    def secret(self) -> str:
+        """See `Door`."""
+        return str(self.scene.servers.ready["token"])
+
+    def right(self) -> None:
+        """See `Door`."""
+        assert self.scene.servers.do() == 0.0
+
+    def enter(self, address: str, secret: str | None) -> Any:
+        """See `Door`."""
+        return speak.parameters(address, secret)
+
+
+class PsUnix(PsServer):
+    """A parameter server over its abstract Unix socket."""
+
+    name = "ps server Unix socket"
+    impossible: ClassVar[dict[str, str]] = {
+        "squatted folder": ABSTRACT,
+        "no secret": "the kernel names the peer's user before a byte is read: see 'other uid'",
+        "wrong secret": "the kernel names the peer's user before a byte is read: see 'other uid'",
+        "right secret replayed": "the kernel names the peer's user before a byte is read: see 'other uid'",
+    }
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@fastrt-ps-" in line]
+        return next(name for name in names)
+
+    def process(self) -> psutil.Process:
+        """See `Door`: the process that started it."""
+        return psutil.Process(self.scene.servers.process.pid)
+
+    def enter(self, address: str, secret: str | None) -> Any:
+        """See `Door`."""
+        return speak.parameters_local(address)
+
+
+class Daemon(Door):
+    """The daemon's Unix socket in the runtime folder."""
+
+    name = "daemon Unix socket"
+    nested = BRACKETS + b"\n"
+    opening = b'{"op": "join", '
+    oversized = b'{"op": "'
+    _uid = "the kernel names the peer's user before a byte is read: see 'other uid'"
+    impossible: ClassVar[dict[str, str]] = {"no secret": _uid, "wrong secret": _uid, "right secret replayed": _uid}
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return str(self.scene.head_note.socket_path)
+
+    def process(self) -> psutil.Process:
+        """See `Door`."""
+        head = psutil.Process(self.scene.head_note.pid)
+        return next(p for p in head.children() if "daemon" in " ".join(p.cmdline()) or "fastrt.node" in p.cmdline())
+
+    def right(self) -> None:
+        """See `Door`."""
+        assert nodes_at(self.address)
+
+    def enter(self, address: str, secret: str | None) -> Any:
+        """See `Door`."""
+        try:
+            return attach.inquire(address, "nodes", 2.0)
+        except Exception as error:
+            raise speak.RefusedError(str(error)) from None
+
+
+class Group(Door):
+    """Where the ranks of a group meet. Each cell has a group of its own, of which rank 0 has come."""
+
+    name = "collective TCP"
+    opening = b'{"place": '
+    oversized = b'{"place": "'
+    _group = ""
+
+    def begin(self) -> None:
+        """See `Door`."""
+        self._group = self.scene.next_group()
+        self._before = self._names()
+        self.scene.ranks[0].start(name=self._group, rank=0, address=self._coordinator)
+        self._address = wait_for(self._found, f"{self.name}: rank 0 to listen")
+
+    def right(self) -> None:
+        """See `Door`: the other rank comes, and they add; after that another group is begun for whatever follows."""
+        self.scene.ranks[1].start(name=self._group, rank=1, address=self._coordinator)
+        assert [rank.result() for rank in self.scene.ranks] == [8.0, 8.0]
+        self._group = ""
+        self.begin()
+
+    def end(self) -> None:
+        """See `Door`."""
+        if self._group:
+            self.scene.ranks[1].start(name=self._group, rank=1, address=self._coordinator)
+            assert [rank.result() for rank in self.scene.ranks] == [8.0, 8.0]
+            self._group = ""
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return self._address
+
+    @property
+    def _coordinator(self) -> str | None:
+        return self.scene.coordinator
+
+    def process(self) -> psutil.Process:
+        """See `Door`."""
+        return psutil.Process(self.scene.ranks[0].process.pid)
+
+    def enter(self, address: str, secret: str | None) -> Any:
+        """See `Door`: a rank of another user, or of none, in the words of today's greeting."""
+        return speak.rank(address, self.kind)
+
+    def _names(self) -> set[str]:
+        process = self.process()
+        return {
+            f"127.0.0.1:{one.laddr.port}"
+            for one in process.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN
+        }
+
+    def _found(self) -> str | None:
+        return next(iter(self._names() - self._before), None)
+
+
+class LocalGroup(Group):
+    """Where the ranks of one machine meet: an abstract Unix socket."""
+
+    name, kind = "collective abstract socket", 5
+    _uid = "the kernel names the peer's user before a byte is read: see 'other uid'"
+    impossible: ClassVar[dict[str, str]] = {
+        "squatted folder": ABSTRACT, "no secret": _uid, "wrong secret": _uid, "right secret replayed": _uid
+    }  # fmt: skip
+
+    @property
+    def _coordinator(self) -> str | None:
+        return None
+
+    def _names(self) -> set[str]:
+        lines = Path("/proc/net/unix").read_text().splitlines()
+        return {line.split()[-1] for line in lines if "@fastrt-group-" in line}
+
+
+def wait_for(find: Callable[[], Any], what: str) -> Any:
+    """Wait until something is found."""
+    pause = threading.Event()
+    for _ in range(2000):
+        if (found := find()) is not None:
+            return found
+        pause.wait(0.005)
+    raise AssertionError(f"waited in vain for {what}")
+
+
+DOORS: list[type[Door]] = [
+    Head, Uplink, Native, Scheduler, Store, Coordinator, PsFrames, PsGrpc, PsHttp, PsServer, PsUnix, Group, LocalGroup,
+    Daemon,
+]  # fmt: skip
+
+
+class Folder(Door):
+    """A folder that fastrt makes, or finds: only one that this user alone can change is used."""
+
+    _reason = "a folder has no port: nothing can be said to it"
+    impossible: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("no secret", "wrong secret", "right secret replayed"), "a folder is guarded by its owner"),
+        **dict.fromkeys(("squatted port", "silent", "slow", "flood", "garbage"), _reason),
+        **dict.fromkeys(("oversized", "deep nesting"), "files of a checked folder are the user's own: see 'other uid'"),
+    }
+
+    def process(self) -> psutil.Process:
+        """See `Door`: the head's node, which uses them."""
+        return psutil.Process(self.scene.head_note.pid)
+
+    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Have fastrt use this folder."""
+        raise NotImplementedError
+
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """A short life of a session, or a service."""
+        environment = {**os.environ, **self.scene.environment, **env}
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30)
+
+    def squatted_folder(self, uid: int | None) -> str:
+        """See `Door`: another user's folder, a link to one, and one that others may write to are refused."""
+        said = ""
+        for kind in ("owned by another user", "a link", "writable by others"):
+            with tempfile.TemporaryDirectory(prefix="frt-") as name:
+                folder, real = Path(name, "f"), Path(name, "real")
+                real.mkdir(mode=0o700)
+                if kind == "a link":
+                    folder.symlink_to(real)
+                else:
+                    real.rename(folder)
+                    if kind == "writable by others":
+                        folder.chmod(0o777)
+                    elif uid is not None:
+                        os.chown(folder, uid, uid)
+                    else:
+                        continue
+                done = self.start(folder)
+                assert done.returncode != 0, f"{self.name}: a folder is used that is {kind}"
+                assert "Traceback" not in done.stderr or "UnsafeFolderError" in done.stderr, done.stderr
+                assert not list(folder.iterdir()), f"{self.name}: something was written into a folder that is {kind}"
+                said = done.stderr.strip().splitlines()[-1]
+        return f"refused: {said[:80]}"
+
+    def other_uid(self, attack: Callable[..., Any], uid: int) -> str:
+        """Another user can neither list the folder nor read a file in it."""
+        code = """
+try: report["listed"] = os.listdir(given["folder"])
+except OSError as error: report["refused"] = error.strerror
+for path in given["files"]:
+    try: report["read"] = open(path, "rb").read(10).hex()
+    except OSError: pass
+"""
+        folder = self.folder
+        files = [str(path) for path in folder.rglob("*") if path.is_file()]
+        report = attack(code, uid=uid, folder=str(folder), files=files).finish()
+        assert report == {"refused": "Permission denied"}, report
+        return f"permission denied, for {len(files)} files in it too"
+
+    @property
+    def folder(self) -> Path:
+        """One that is in use."""
+        raise NotImplementedError
+
+    @property
+    def address(self) -> str:
+        """See `Door`."""
+        return str(self.folder)
+
+
+SESSION = "import fastrt\nwith fastrt.init(1, '64MiB'): pass\n"
+
+
+class RuntimeFolder(Folder):
+    """Of sockets, tokens and notes of sessions."""
+
+    name = "runtime folder"
+
+    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        """See `Folder`."""
+        return self.run(sys.executable, "-c", SESSION, FASTRT_RUNTIME_DIR=str(folder))
+
+    @property
+    def folder(self) -> Path:
+        """See `Folder`."""
+        return self.scene.runtime_dir
+
+
+class SpillFolder(Folder):
+    """Of values that were moved out of the arena."""
+
+    name = "spill folder"
+
+    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        """See `Folder`."""
+        return self.run(sys.executable, "-c", SPILLING, FASTRT_SPILL_DIR=str(folder))
+
+    @property
+    def folder(self) -> Path:
+        """See `Folder`."""
+        return self.scene.spill_dir
+
+
+SPILLING = """
+import fastrt
+with fastrt.init(1, "16MiB"):
+    refs = [fastrt.put(bytes(2 << 20)) for _ in range(12)]
+    assert fastrt.get(refs[0]) == bytes(2 << 20)
+"""
+
+
+class StateFolder(Folder):
+    """Of a coordinator's durable state."""
+
+    name = "state folder"
+
+    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        """See `Folder`."""
+        words = ["coordinator", "--num-tasks", "1", "--address", "127.0.0.1:0", "--state-dir", str(folder)]
+        with subprocess.Popen(
+            [*MAIN, *words], env={**os.environ, **self.scene.environment}, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as one:  # fmt: skip
+            assert one.stdout is not None
+            if one.stdout.readline():  # it serves
+                one.terminate()
+                return subprocess.CompletedProcess(words, 0, *one.communicate(timeout=20))
+            out, err = one.communicate(timeout=20)
+            return subprocess.CompletedProcess(words, one.returncode, out, err)
+
+    @property
+    def folder(self) -> Path:
+        """See `Folder`."""
+        return self.scene.state_dir
+
+
+DOORS += [RuntimeFolder, SpillFolder, StateFolder]
