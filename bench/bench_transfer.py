@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from fastrt.observe.profile import TwoNodes
+from fastrt.rpc.identity import new_token
 
 SIZES = {"1 KiB": 1 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
 MANY, EACH = 1000, 64 << 10
@@ -13,7 +14,7 @@ MANY, EACH = 1000, 64 << 10
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[TwoNodes]:
     """A store here, and one in a process of its own with small objects to fetch."""
-    with TwoNodes(max(SIZES.values()), "bench", many=(MANY, EACH)) as both:
+    with TwoNodes(max(SIZES.values()), new_token(), many=(MANY, EACH)) as both:
         yield both
 
 

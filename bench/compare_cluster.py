@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,8 +26,10 @@ from pathlib import Path
 from fastrt.cluster import wire
 from fastrt.cluster.events import Phase, Role
 from fastrt.cluster.framing import Frame, Kind
+from fastrt.cluster.http import request
 from fastrt.cluster.links import FrameConnection
 from fastrt.cluster.wire import Command, Meta, request_frame
+from fastrt.rpc.trust import trust_of
 
 BAR_S = 5.0  # for 1,000 members, of the whole
 SIZES = (250, 500, 1000)
@@ -95,7 +96,7 @@ def scheduler(workers: int, servers: int) -> Iterator[tuple[str, str, str]]:
     """A scheduler's process: its address, its HTTP, and the token."""
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder, "token")
-        words = ["scheduler", "--address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
+        words = ["scheduler", "--allow-anonymous", "--address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
         words += ["--token-file", str(token), "--state-dir", str(Path(folder, "state"))]
         words += ["--num-workers", str(workers), "--num-servers", str(servers)]
         command = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "ps", *words]
@@ -112,9 +113,8 @@ def scheduler(workers: int, servers: int) -> Iterator[tuple[str, str, str]]:
 
 def scale_out(http: str, token: str, workers: int, servers: int) -> None:
     body = json.dumps({"worker_num": workers, "server_num": servers}).encode()
-    request = urllib.request.Request(f"http://{http}/scaleout", body, {"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
-        answer.read()
+    status, answer = request(http, trust_of(token), "POST", "/scaleout", body, _PATIENCE_S)
+    assert status == 200, answer
 
 
 async def seen(members: list[Simulated], command: int, count: int) -> None:

@@ -1,6 +1,6 @@
 """Objects between two nodes beside plain TCP, iperf3, Arrow Flight and Ray, in turns; judges what must be reached.
 
-Run: python bench/compare_transfer.py [--rounds 9] [--size 1GiB] [--flight-python PYTHON] [--ray-python PYTHON]
+Run: python bench/compare_transfer.py [--rounds 9] [--size 1GiB] [--flight-python PYTHON] [--ray-python PYTHON] [--tls]
 
 "empty gRPC" is a stream of as many bytes in as large messages, which a server of the same kind throws away: what gRPC
 itself leaves to be reached. iperf3 is left out where it is not installed, Arrow Flight and Ray where PYTHON (default:
@@ -23,6 +23,9 @@ five). What has been tried, medians of four turns beside the options in use, whe
     two connections, empty stream, half each                                                      1.12 of one
 
 Two connections cost as much processor time a GB, and a StreamObj is one stream: its chunks come in order.
+
+`--tls` compares the native stream in the clear and sealed instead, in turns, between two network namespaces with a veth
+pair between them (as root). It prints processor seconds per GiB at both ends, and what `openssl speed` says beside.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from rich.table import Table
 from fastrt.config import parse_bytes
 from fastrt.observe.profile import TwoNodes
 from fastrt.rpc.channel import BULK_OPTIONS, open_channel
+from fastrt.rpc.identity import new_token
 from fastrt.transfer.push import CHUNK_BYTES
 
 MANY, EACH = 10_000, 64 << 10
@@ -60,7 +64,11 @@ REQUIRED = (
     ("empty gRPC", "iperf3", 0.8),
     ("grpc", "Arrow Flight", 1.4),
     ("10,000 x 64 KiB", "native", 0.5),
+    ("sealed", "clear", 0.5),
+    ("sealed, 10,000 x 64 KiB", "clear, 10,000 x 64 KiB", 0.5),
 )
+NAMESPACES = ("fastrt-bench-a", "fastrt-bench-b")
+HOSTS = ("10.213.77.1", "10.213.77.2")
 # Throws away every message of a stream.
 EMPTY_SERVER = """
 import sys
@@ -196,6 +204,71 @@ class Ray:
             end(self._process)
 
 
+class Namespaces:
+    """The two ends of a native stream, each in a process and a network namespace of its own."""
+
+    def __init__(self, nbytes: int, stack: ExitStack) -> None:
+        for name in NAMESPACES:
+            subprocess.run(["ip", "netns", "add", name], check=True)
+            stack.callback(subprocess.run, ["ip", "netns", "del", name])
+        ends = [["netns", NAMESPACES[0], "name", "veth0", "type", "veth"], ["netns", NAMESPACES[1], "name", "veth0"]]
+        subprocess.run(["ip", "link", "add", *ends[0], "peer", *ends[1]], check=True)
+        for name, host in zip(NAMESPACES, HOSTS, strict=True):
+            for words in (["addr", "add", f"{host}/24", "dev", "veth0"], ["link", "set", "veth0", "up"]):
+                subprocess.run(["ip", "-n", name, *words], check=True)
+        token = new_token()
+        # Its text, not its file: in that folder `import fastrt` would find another one.
+        script = (Path(__file__).parent / "peers" / "native_end.py").read_text()
+        self._source = self._start(stack, 0, "-c", script, "source", HOSTS[0], str(nbytes), token)
+        self._taker = self._start(stack, 1, "-c", script, "taker", str(nbytes), token)
+        self._addresses = json.loads(self._source.stdout.readline())
+        self.processor: dict[str, list[tuple[float, float]]] = {}
+
+    def _start(self, stack: ExitStack, k: int, *words: str) -> subprocess.Popen[str]:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(["ip", "netns", "exec", NAMESPACES[k], sys.executable, *words], **pipes)
+        stack.callback(process.communicate)
+        return process
+
+    def pull(self, name: str, how: str, what: str) -> float:
+        """Seconds of one transfer; processor seconds of source and taker are kept."""
+        before = float(self._ask(self._source, "cpu"))
+        seconds, used = json.loads(self._ask(self._taker, f"{self._addresses[how]} {how} {what}"))
+        self.processor.setdefault(name, []).append((float(self._ask(self._source, "cpu")) - before, used))
+        return float(seconds)
+
+    def _ask(self, process: subprocess.Popen[str], line: str) -> str:
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        return process.stdout.readline()
+
+
+def compare_sealed(rounds: int, nbytes: int, json_path: str | None) -> None:
+    """Measure the native stream in the clear and sealed, in turns."""
+    small = "10,000 x 64 KiB"
+    kinds = {"clear": ("clear", "one"), "sealed": ("sealed", "one")}
+    kinds |= {f"clear, {small}": ("clear", "many"), f"sealed, {small}": ("sealed", "many")}
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    with ExitStack() as stack:
+        ends = Namespaces(nbytes, stack)
+        for _ in range(rounds + 1):
+            for name, (how, what) in kinds.items():
+                times[name].append(ends.pull(name, how, what))
+    moved = {name: nbytes if what == "one" else MANY * EACH for name, (_, what) in kinds.items()}
+    show(times, moved)
+    for name, used in ends.processor.items():
+        source, taker = (statistics.median(pair[k] for pair in used[1:]) * 2**30 / moved[name] for k in (0, 1))
+        print(f"{name}: {source:.2f} processor seconds per GiB at the source, {taker:.2f} at the taker")
+    for words in (["-evp", "aes-256-gcm"], ["-evp", "chacha20-poly1305"]) if shutil.which("openssl") else ():
+        done = subprocess.run(
+            ["openssl", "speed", "-seconds", "1", "-bytes", "16384", *words], capture_output=True, text=True
+        )
+        print(f"openssl speed: {done.stdout.splitlines()[-1]}")
+    if json_path:
+        with open(json_path, "w") as file:
+            json.dump({"seconds": times, "processor": ends.processor}, file)
+
+
 def _number(line: str) -> float | None:
     try:
         return float(line)
@@ -230,12 +303,16 @@ def timed(run: Callable[[], Any]) -> float:
 @click.option("--size", default="1GiB", show_default=True, help="Of the large object.")
 @click.option("--flight-python", default=sys.executable, help="A Python that has pyarrow.")
 @click.option("--ray-python", default=sys.executable, help="A Python that has Ray.")
+@click.option("--tls", is_flag=True, help="Compare the native stream clear and sealed between two namespaces instead.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Keep all times there.")
-def main(rounds: int, size: str, flight_python: str, ray_python: str, json_path: str | None) -> None:
+def main(rounds: int, size: str, flight_python: str, ray_python: str, tls: bool, json_path: str | None) -> None:
     """Measure, print the rates, and judge what must be reached."""
     nbytes = parse_bytes(size)
+    if tls:
+        compare_sealed(rounds, nbytes, json_path)
+        return
     with ExitStack() as stack:
-        nodes = stack.enter_context(TwoNodes(nbytes, "compare", many=(MANY, EACH)))
+        nodes = stack.enter_context(TwoNodes(nbytes, new_token(), many=(MANY, EACH)))
         nodes.prepare(nbytes)
         paths = nodes.paths()
         runs: dict[str, Callable[[], float]] = {
@@ -276,6 +353,8 @@ def show(times: dict[str, list[float]], moved: dict[str, int]) -> None:
     console.print(table)
     table = Table("required", "at least", "measured", "", box=box.SIMPLE)
     for name, beside, least in REQUIRED:
+        if name.startswith("sealed") and name not in times:
+            continue
         if name in times and beside in times:
             pairs = zip(times[name][1:], times[beside][1:], strict=True)
             ratio = statistics.median((moved[name] / a) / (moved[beside] / b) for a, b in pairs)

@@ -94,6 +94,17 @@ def test_any_text_gives_a_value_or_the_one_error(data: bytes | str) -> None:
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
+@pytest.mark.parametrize("text", ["[" * 4000, "[" * 40 + "]" * 40, "{", " " * (1 << 17), "\ud800"])
+def test_text_of_our_own_is_bounded_too(text: str) -> None:
+    with pytest.raises(ForeignTextError):
+        read_json(text, "x", own=True)
+
+
+def test_text_of_our_own_may_have_infinite_times_and_names_of_any_bytes() -> None:
+    mine = {"timeout": float("inf"), "path": "/tmp/\udcff"}
+    assert read_json(json.dumps(mine), "x", own=True) == mine
+
+
 FIELDS = {"rank": int, "name": str, "node": (str, type(None)), "on": bool}
 RIGHT = {"rank": 1, "name": "a", "node": None, "on": True, "more": []}
 

@@ -22,11 +22,11 @@ Complaints = Iterator[str]
 # Left may import right; names joined by | never import each other.
 LAYERS = (
     "cli|joblib|dask|actor > util > runtime > observe > worker|node|ps|engines > tasks|transfer|collective "
-    "> scheduler|coordination|cluster > store|rpc|durable > config > _core|exceptions|foreign_text > errors"
+    "> scheduler|coordination|cluster > store|rpc|durable > config > _core|exceptions|folders|foreign_text > errors"
 )
 RANK = {name: -i for i, names in enumerate(LAYERS.split(" > ")) for name in names.split("|")}
 TOP = {"", "bench", "testing", "__main__"}  # `import fastrt` itself, and what stands above everything
-STATE_MAY_IMPORT = ("fastrt.errors", "fastrt._core.refcount")
+STATE_MAY_IMPORT = ("fastrt.errors", "fastrt.foreign_text", "fastrt._core.refcount")
 
 
 @functools.cache

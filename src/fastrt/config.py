@@ -6,7 +6,6 @@ that depend on the machine (CPUs, memory) are measured once, in `load`; a Config
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fastrt.errors import ConfigError
+from fastrt.folders import default_folder
+from fastrt.foreign_text import read_json
 
+RUNTIME_FOLDER = "the runtime folder (FASTRT_RUNTIME_DIR)"  # for messages about it
+SPILL_FOLDER = "the spill folder (FASTRT_SPILL_DIR)"
 SHM_DIR = Path("/dev/shm")  # where POSIX segments live on Linux; shm_open(3) has no other place
 _CGROUP_DIR = Path("/sys/fs/cgroup")
 _STORE_BYTES_MIN = 16 << 20
@@ -46,7 +49,7 @@ class Config:
         resources: what else tasks may ask for, and how much of it there is: {"gpu": 1, "license": 2.5}; CPUs are
             num_workers. As text it is JSON.
         lineage_bytes: what a node of a cluster may keep in order to make objects again that a lost node had made.
-        runtime_dir: where sockets, tokens and logs of sessions live; made with mode 0700 by its first user.
+        runtime_dir: where sockets, tokens and logs of sessions live; refused if another user could change it.
         spill_dir: where values go that do not fit into memory; on a disk, not on a memory file system.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
         log_to_driver: whether what workers print is repeated at the driver.
@@ -142,7 +145,7 @@ def read_resources(source: str, value: Any) -> dict[str, float]:
     """
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = read_json(value, source)
         except ValueError:
             raise _refuse(source, value, 'must be JSON such as {"gpu": 1}') from None
     if not isinstance(value, Mapping):
@@ -212,23 +215,30 @@ def default_runtime_dir() -> Path:
     """Say where sessions live: $XDG_RUNTIME_DIR/fastrt, or fastrt-<uid> in the temporary folder.
 
     Returns:
-        The path; nothing is made.
+        The path. It ends in another name where another user has taken this one: see `fastrt.folders.default_folder`.
     """
     xdg = os.environ.get("XDG_RUNTIME_DIR")
-    if xdg:
+    if xdg and not _belongs_to_another(xdg):  # after `sudo` it may still be that of the user before
         return Path(xdg, "fastrt")
     import tempfile  # here: with all that it imports it takes longer than the rest of this module
 
-    return Path(tempfile.gettempdir(), f"fastrt-{os.getuid()}")
+    return default_folder(tempfile.gettempdir(), f"fastrt-{os.getuid()}")
 
 
 def default_spill_dir() -> Path:
     """Say where spilled values go: fastrt-spill-<uid> in the folder for temporary files that are kept on a disk.
 
     Returns:
-        The path; nothing is made.
+        The path. It ends in another name where another user has taken this one: see `fastrt.folders.default_folder`.
     """
-    return Path(os.environ.get("TMPDIR") or "/var/tmp", f"fastrt-spill-{os.getuid()}")
+    return default_folder(os.environ.get("TMPDIR") or "/var/tmp", f"fastrt-spill-{os.getuid()}")
+
+
+def _belongs_to_another(folder: str) -> bool:
+    try:
+        return os.stat(folder).st_uid != os.geteuid()
+    except OSError:
+        return False
 
 
 def _variable(name: str) -> str:

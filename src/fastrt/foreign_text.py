@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 from fastrt.errors import FastrtError
 
 BYTES_MAX = 1 << 16  # of one text, unless the caller allows more
+SETTINGS_BYTES_MAX = 1 << 20  # of what a process hands to one that it starts
+STATE_BYTES_MAX = 1 << 30  # of one record of durable state
 DEPTH_MAX = 32
 DIGITS_MAX = 40  # of one whole number: 128 bits have 39
 _SHOWN_MAX = 60
@@ -33,7 +35,9 @@ class ForeignTextError(FastrtError, ValueError):
     """
 
 
-def read_json(data: Text, what: str, *, bytes_max: int = BYTES_MAX, depth_max: int = DEPTH_MAX) -> Any:
+def read_json(
+    data: Text, what: str, *, bytes_max: int = BYTES_MAX, depth_max: int = DEPTH_MAX, own: bool = False
+) -> Any:
     """Parse JSON of unknown origin.
 
     Args:
@@ -41,6 +45,8 @@ def read_json(data: Text, what: str, *, bytes_max: int = BYTES_MAX, depth_max: i
         what: name of the text for the error, such as "the greeting of a rank".
         bytes_max: greatest length, in bytes (of `str`: characters).
         depth_max: greatest depth of lists and objects within each other.
+        own: whether a process of this user's runtime wrote it, on this machine: size, depth and encoding are checked
+            as ever, but infinite numbers and file names that are not valid Unicode pass.
     Returns:
         The value: dict, list, str, int, float, bool or None. Numbers are finite and strings are valid Unicode.
     Raises:
@@ -54,6 +60,8 @@ def read_json(data: Text, what: str, *, bytes_max: int = BYTES_MAX, depth_max: i
         text = data if isinstance(data, str) else str(data, "utf-8")
         if text.count("[") + text.count("{") > depth_max and _is_deeper(text, depth_max):
             raise ForeignTextError(f"{what} nests lists or objects deeper than {depth_max} levels")
+        if own:
+            return _OWN_DECODER.decode(text)
         value = _DECODER.decode(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
@@ -61,11 +69,11 @@ def read_json(data: Text, what: str, *, bytes_max: int = BYTES_MAX, depth_max: i
     except ForeignTextError:
         raise
     except UnicodeError:
-        raise ForeignTextError(f"{what} is not valid UTF-8") from None
+        raise ForeignTextError(f"{what} is no JSON: its bytes are not valid UTF-8") from None
     except RecursionError:
         raise ForeignTextError(f"{what} nests lists or objects too deep for this call stack") from None
     except ValueError as error:
-        raise ForeignTextError(f"{what} is not valid JSON: {_shown(str(error))}") from None
+        raise ForeignTextError(f"{what} is no JSON: {_shown(str(error))}") from None
 
 
 def read_object(
@@ -75,18 +83,19 @@ def read_object(
     *,
     bytes_max: int = BYTES_MAX,
     depth_max: int = DEPTH_MAX,
+    own: bool = False,
 ) -> dict[str, Any]:
     """Parse a JSON object of unknown origin, and check the types of its fields.
 
     Args:
-        data, what, bytes_max, depth_max: see `read_json`.
+        data, what, bytes_max, depth_max, own: see `read_json`.
         fields: type, or types, of each field that must be there; a `bool` is not taken for an `int`. Others may be.
     Returns:
         The object.
     Raises:
         ForeignTextError: see `read_json`; or it is no object, or a field is missing or of another type.
     """
-    value = read_json(data, what, bytes_max=bytes_max, depth_max=depth_max)
+    value = read_json(data, what, bytes_max=bytes_max, depth_max=depth_max, own=own)
     return check_object(value, what, fields)
 
 
@@ -172,6 +181,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_OWN_DECODER = json.JSONDecoder()
 _DECODER = json.JSONDecoder(
     parse_int=_whole, parse_float=_finite, parse_constant=_refuse_constant, object_pairs_hook=_distinct
 )

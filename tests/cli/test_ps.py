@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 import pytest
 
 from fastrt.cluster import ClusterMember, ClusterOptions, ClusterScheduler, MemberOptions, Phase, Role
+from fastrt.rpc.auth import read_token
 
 COMMAND = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "ps"]
 
-with ClusterScheduler(ClusterOptions(grpc_address="127.0.0.1:0")):
+with ClusterScheduler(ClusterOptions(grpc_address="127.0.0.1:0", allow_anonymous=True)):
     pass  # grpc opens now what it keeps open for good
 
 
@@ -53,18 +53,22 @@ def serve() -> Iterator[Callable[..., Served]]:
         one.process.communicate()
 
 
-def member(address: str, role: Role, name: str) -> ClusterMember:
-    made = ClusterMember(role, MemberOptions(address, member_id=name, heartbeat_s=0.2))
+def member(address: str, role: Role, name: str, token: str | None) -> ClusterMember:
+    made = ClusterMember(role, MemberOptions(address, member_id=name, heartbeat_s=0.2, token=token))
     made.start()
     return made
 
 
-def test_killed_scheduler_resumes_with_every_rank_and_finishes(serve: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_killed_scheduler_resumes_with_every_rank_and_finishes(serve: Any, tmp_path: Path, anonymous: bool) -> None:
     words = ("--num-workers", "2", "--num-servers", "1", "--state-dir", str(tmp_path / "state"))
+    secret = () if anonymous else ("--token-file", str(tmp_path / "token"))
+    words += secret or ("--allow-anonymous",)
     first = serve("--address", "127.0.0.1:0", *words)
     address = first.addresses[0]
     names = [(Role.WORKER, "w0"), (Role.WORKER, "w1"), (Role.SERVER, "s0")]
-    members = [member(address, role, name) for role, name in names]
+    token = None if anonymous else read_token(tmp_path / "token")
+    members = [member(address, role, name, token) for role, name in names]
     try:
         ranks = [one.wait_ready(20) for one in members]
         first.process.send_signal(signal.SIGKILL)
@@ -75,7 +79,7 @@ def test_killed_scheduler_resumes_with_every_rank_and_finishes(serve: Any, tmp_p
             one.publish(1)
             one.wait_for(lambda one=one: one.phase is Phase.READY, 20, "the cluster to be ready again")
         assert [one.rank for one in members] == ranks
-        shown = run("status", "--address", address).stdout
+        shown = run("status", "--address", address, *secret).stdout
         assert all(name in shown for name in ("3 members", "w0", "w1", "s0", "alive"))
         for one in members[1:]:
             with pytest.raises(TimeoutError):
@@ -101,11 +105,12 @@ def test_http_is_served_with_a_token_that_is_made(serve: Any, tmp_path: Path) ->
     service = serve(*words, *places)
     frames, _, http = service.addresses
     assert token.stat().st_mode & 0o077 == 0
-    request = urllib.request.Request(
-        f"http://{http}/state", headers={"Authorization": f"Bearer {token.read_text().strip()}"}
-    )
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        assert b"ClUSTER_STARTING" in answer.read()
+    asked = run("request", "GET", "/state", "--http-address", http, "--token-file", str(token))
+    assert "ClUSTER_STARTING" in asked.stdout, asked.stderr
+    body = '{"worker_num": 0, "server_num": 1}'
+    asked = run("request", "POST", "/scaleout", body, "--http-address", http, "--token-file", str(token))
+    assert "not ready" in asked.stdout
+    assert asked.returncode == 1
     shown = run("status", "--address", frames, "--http-address", http, "--token-file", str(token))
     assert "0 members, ClUSTER_STARTING" in shown.stdout, shown.stderr
     service.process.send_signal(signal.SIGTERM)
@@ -118,9 +123,9 @@ def test_http_is_served_with_a_token_that_is_made(serve: Any, tmp_path: Path) ->
     ("words", "says"),
     [
         (("--num-workers", "1"), "--num-servers"),
-        (("--num-workers", "0", "--num-servers", "0"), "there must be from 1"),
+        (("--num-workers", "0", "--num-servers", "0", "--allow-anonymous"), "there must be from 1"),
         (("--num-workers", "1", "--num-servers", "1", "--http-address", "127.0.0.1:0"), "--token-file"),
-        (("--num-workers", "1", "--num-servers", "1", "--address", "0.0.0.0:0"), "--allow-anonymous"),
+        (("--num-workers", "1", "--num-servers", "1"), "--allow-anonymous"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(words: tuple[str, ...], says: str) -> None:

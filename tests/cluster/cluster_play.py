@@ -72,7 +72,7 @@ class Play:
 
     def done(self, phase: Phase, *names: str) -> None:
         for name in names:
-            assert self.do(ev.ScaleDone, name, phase) is None
+            assert self.do(ev.ScaleDone, self.link_of[name], name, phase) is None
 
     def beat(self, *names: str) -> Any:
         return [self.do(ev.Heartbeat, self.link_of[name], name) for name in names][-1]

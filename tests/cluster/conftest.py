@@ -15,7 +15,7 @@ from fastrt.cluster.wire import Meta, request_frame
 
 def warm_up() -> None:
     """Let grpc open what it keeps open for good, before the first test is watched for what it leaves."""
-    with ClusterScheduler(ClusterOptions(grpc_address="127.0.0.1:0")):
+    with ClusterScheduler(ClusterOptions(grpc_address="127.0.0.1:0", allow_anonymous=True)):
         pass
 
 
@@ -86,10 +86,11 @@ def stack() -> Iterator[contextlib.ExitStack]:
 
 @pytest.fixture
 def serve(stack: contextlib.ExitStack) -> Callable[..., ClusterScheduler]:
-    """Start schedulers; stopped at the test's end, and sound then."""
+    """Start schedulers; stopped at the test's end, and sound then. By default they speak the foreign dialect."""
 
     def start(workers: int = 1, servers: int = 1, settings: dict[str, Any] | None = None, **options: Any) -> Any:
         made = Settings(workers, servers, **(settings or {}))
+        options.setdefault("allow_anonymous", True)
         service = ClusterScheduler(ClusterOptions(settings=made, **options))
         stack.enter_context(service)
         stack.callback(lambda: service._state.check_invariants())

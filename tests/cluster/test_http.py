@@ -1,16 +1,20 @@
 """The endpoints for managing a cluster over HTTP."""
 
+import contextlib
 import json
-import urllib.error
-import urllib.request
+import socket
 from typing import Any
 
 import pytest
 
-from fastrt.cluster import Phase, Role
+from fastrt.cluster import MemberUnreachableError, Phase, Role
+from fastrt.cluster import http as management
+from fastrt.cluster.http import request
+from fastrt.rpc.identity import new_token
+from fastrt.rpc.trust import trust_of
 
 SERVER, WORKER = Role.SERVER, Role.WORKER
-TOKEN = "abcd1234"
+TOKEN = new_token()
 
 
 def settled(members: list[Any], counts: tuple[int, int]) -> None:
@@ -20,17 +24,9 @@ def settled(members: list[Any], counts: tuple[int, int]) -> None:
         )
 
 
-def http(service: Any, method: str, path: str, body: Any = None, token: str | None = TOKEN) -> tuple[int, Any]:
+def http(service: Any, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{service.http_address}{path}", data, method=method)
-    if token is not None:
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
+    return request(service.http_address, trust_of(TOKEN), method, path, data)
 
 
 def test_http_shows_the_cluster_scales_it_and_instructs_its_servers(serve: Any, join: Any) -> None:
@@ -93,7 +89,7 @@ def test_instruction_that_a_server_cannot_carry_out_is_answered_and_nobody_is_lo
     ("method", "path", "body", "status", "words"),
     [
         ("POST", "/scaleout", b"{", 400, "no JSON"),
-        ("POST", "/scaleout", b"[" * 100_000, 400, "no JSON"),
+        ("POST", "/scaleout", b"[" * 100_000, 400, "deeper than 32 levels"),
         ("POST", "/scaleout", [1], 400, "no JSON object"),
         ("POST", "/scaleout", {"worker_num": 0}, 400, "The json is not contain the key:server_num"),
         ("POST", "/scaleout", {"worker_num": 0, "server_num": "2"}, 400, "whole number"),
@@ -114,7 +110,7 @@ def test_http_refuses_in_words(
     join(service.address, SERVER).wait_ready(20)
     try:
         found, content = http(service, method, path, body)
-    except (urllib.error.URLError, ConnectionError):  # a body too large need not be read to its end
+    except MemberUnreachableError:  # a body too large need not be read to its end
         assert status == 413
         return
     assert found == status
@@ -122,7 +118,70 @@ def test_http_refuses_in_words(
     assert http(service, "GET", "/state")[0] == 200
 
 
-@pytest.mark.parametrize("token", [None, "", "wrong"])
-def test_http_wants_the_token(serve: Any, token: str | None) -> None:
+@pytest.mark.parametrize("token", [None, new_token()], ids=["none", "another"])
+def test_http_without_the_token_is_no_http(serve: Any, token: str | None) -> None:
     service = serve(1, 1, http_address="127.0.0.1:0", token=TOKEN)
-    assert http(service, "GET", "/state", token=token)[0] == 401
+    with pytest.raises(MemberUnreachableError):
+        request(service.http_address, None if token is None else trust_of(token), "GET", "/state")
+    assert http(service, "GET", "/state")[0] == 200
+
+
+def sent(service: Any, data: bytes) -> bytes:
+    """What is answered to these bytes, in the clear."""
+    host, _, port = service.http_address.rpartition(":")
+    with socket.create_connection((host, int(port)), 20) as sock:
+        with contextlib.suppress(ConnectionError):  # it may refuse before it has read all
+            sock.sendall(data)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := sock.recv(1 << 16):
+                answer += piece
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"Content-Length: \xb2", b"400"),
+        (b"Content-Length: -1", b"400"),
+        (b"Content-Length: +1", b"400"),
+        (b"Content-Length: 1_0", b"400"),
+        (b"Content-Length: 0x1", b"400"),
+        (b"Content-Length:", b"400"),
+        (b"Content-Length: 1, 1", b"400"),
+        (b"Content-Length: 0\r\nContent-Length: 5", b"400"),
+        (b"Content-Length: 0\r\ncontent-length: 0", b"400"),
+        (b"Content-Length: " + b"9" * 5000, b"400"),
+        (b"Content-Length: 1048577", b"413"),
+        (b"Transfer-Encoding: chunked", b"400"),
+        (b"Transfer-Encoding: identity\r\nContent-Length: 0", b"400"),
+        (b"X: y\r\n" * 200, b"431"),
+        (b"X: " + b"y" * 70_000, b"400"),
+    ],
+    ids=lambda value: value[:40].hex(),
+)
+def test_header_that_makes_no_sense_is_refused_in_words(serve: Any, capfd: Any, head: bytes, status: bytes) -> None:
+    service = serve(1, 1, http_address="127.0.0.1:0")
+    for method in (b"GET /state", b"POST /scaleout"):
+        answer = sent(service, method + b" HTTP/1.1\r\n" + head + b"\r\n\r\n")
+        assert answer.split(b" ")[1:2] == ([status] if status else []), answer
+    assert request(service.http_address, None, "GET", "/state")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_connection_carries_one_request(serve: Any) -> None:
+    service = serve(1, 1, http_address="127.0.0.1:0")
+    one = b"GET /state HTTP/1.1\r\nConnection: keep-alive\r\n\r\n"
+    assert sent(service, one + one).count(b"cluster_state") == 1
+
+
+def test_request_that_drips_has_one_deadline_and_many_of_them_keep_nobody_out(serve: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(management, "GREETING_S", 0.5)
+    service = serve(1, 1, http_address="127.0.0.1:0", token=TOKEN)
+    host, _, port = service.http_address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection((host, int(port)), 20)) for _ in range(80)]
+        assert http(service, "GET", "/state")[0] == 200
+        for stranger in strangers:
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(1) == b""

@@ -27,12 +27,14 @@ from fastrt.cluster import events as ev
 from fastrt.cluster.framing import HEADER, Frame, Kind
 from fastrt.cluster.wire import EXCHANGE, NO_RANK, Command
 from fastrt.errors import ConfigError
-from fastrt.rpc.auth import InsecureBindError
-from fastrt.rpc.channel import bearer, open_channel
+from fastrt.rpc.auth import TlsFiles
+from fastrt.rpc.channel import open_channel
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.identity import new_token
+from fastrt.rpc.trust import trust_of
 
 SERVER, WORKER = Role.SERVER, Role.WORKER
-TOKEN = "abcd1234"
+TOKEN = new_token()
 
 
 def register(raw: Any, member_id: str, port: int, role: Role = WORKER, number: int = 1) -> None:
@@ -388,10 +390,14 @@ class Exchange:
 
     def __init__(self, address: str, token: str | None = TOKEN) -> None:
         request, response = message_set("cluster").methods("fastrt.ps.Cluster")["Exchange"]
-        self.channel = open_channel(address)
+        identity = None if token is None else trust_of(token).identity
+        if identity is None:
+            self.channel = open_channel(address)
+        else:
+            self.channel = open_channel(address, identity.channel_credentials(), identity.channel_options())
         self.outgoing: Any = queue.SimpleQueue()
         call = self.channel.stream_stream(EXCHANGE, request.SerializeToString, response.FromString)
-        self.answers = call(iter(self.outgoing.get, None), metadata=bearer(token) if token else None, timeout=30)
+        self.answers = call(iter(self.outgoing.get, None), timeout=30)
 
     def ask(self, command: int, data: bytes, number: int = 1) -> None:
         self.outgoing.put(wire.Comm(pb_meta=wire.Meta(cmd=command, request_id=number, role=1), data=data))
@@ -425,7 +431,7 @@ def test_grpc_member_takes_part_beside_one_of_frames(serve: Any, join: Any, stac
 
 def test_grpc_wants_the_token_and_ends_a_stream_that_makes_no_sense(serve: Any, stack: Any) -> None:
     service = serve(1, 1, grpc_address="127.0.0.1:0", token=TOKEN)
-    for token, code in ((None, "UNAUTHENTICATED"), ("wrong", "UNAUTHENTICATED"), (TOKEN, "INVALID_ARGUMENT")):
+    for token, code in ((None, "UNAVAILABLE"), (new_token(), "UNAVAILABLE"), (TOKEN, "INVALID_ARGUMENT")):
         member = Exchange(service.grpc_address, token)
         stack.callback(member.close)
         member.ask(Command.SEND_METADATA, b"")
@@ -481,9 +487,9 @@ def test_state_of_a_finished_cluster_is_not_taken_up(serve: Any, join: Any, tmp_
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"address": "0.0.0.0:0"}, InsecureBindError),
-        ({"grpc_address": "0.0.0.0:0", "token": TOKEN}, InsecureBindError),
-        ({"http_address": "0.0.0.0:0", "insecure": True}, InsecureBindError),
+        ({"token": None}, ConfigError),
+        ({"token": "abcd1234"}, ConfigError),
+        ({"tls": TlsFiles(Path("cert"), Path("key"))}, ConfigError),
         ({"settings": Settings(0, 0)}, ConfigError),
         ({"settings": Settings(-1, 2)}, ConfigError),
         ({"settings": Settings(1, 1, heartbeat_timeout_s=0)}, ConfigError),
@@ -491,4 +497,4 @@ def test_state_of_a_finished_cluster_is_not_taken_up(serve: Any, join: Any, tmp_
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        ClusterScheduler(ClusterOptions(**options))
+        ClusterScheduler(ClusterOptions(**{"token": TOKEN, **options}))

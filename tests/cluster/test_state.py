@@ -135,6 +135,19 @@ def test_all_finish_and_are_told_and_a_recovered_member_must_finish_anew() -> No
     assert isinstance(play.register("w5"), Refused)
 
 
+def test_request_about_a_member_over_another_connection_is_refused_and_changes_nothing() -> None:
+    play = formed(1, 1)
+    before = play.state.overview()
+    for link in (play.link_of["s0"], 99):
+        for kind, more in ((ev.Finish, ()), (ev.Publish, (7,)), (ev.ScaleDone, (Phase.SCALE_OUT,)), (ev.Heartbeat, ())):
+            assert isinstance(play.do(kind, link, "w0", *more), Refused)
+    play.lose("w0")
+    assert isinstance(play.do(ev.Finish, play.link_of["s0"], "w0"), Refused)
+    play.register("w0")
+    assert play.state.overview()._replace(members=()) == before._replace(members=())
+    assert not play.state.members.finished_count
+
+
 def test_member_that_was_away_at_the_end_is_told_of_it_when_it_comes_back() -> None:
     play = formed(1, 1)
     play.do(ev.Finish, play.link_of["w0"], "w0")
@@ -302,9 +315,9 @@ def test_member_lost_while_all_go_on_is_told_again_and_waited_for() -> None:
 
 def test_events_go_to_all_the_sender_too_and_a_strangers_to_nobody() -> None:
     play = formed(1, 1)
-    play.do(ev.Publish, "w0", 7)
+    play.do(ev.Publish, play.link_of["w0"], "w0", 7)
     assert [play.orders(name, ev.Published) for name in ("w0", "s0")] == [[ev.Published(7)]] * 2
-    assert isinstance(play.do(ev.Publish, "who", 7), Refused)
+    assert isinstance(play.do(ev.Publish, 99, "who", 7), Refused)
 
 
 def test_instruction_is_answered_when_the_servers_have_and_another_must_wait() -> None:

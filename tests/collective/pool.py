@@ -17,7 +17,8 @@ import cloudpickle
 import ml_dtypes  # noqa: F401
 import numpy as np  # noqa: F401
 
-import fastrt.collective  # noqa: F401
+import fastrt.collective
+from fastrt.rpc.identity import Identity
 
 PATIENCE_S = 55.0
 
@@ -75,6 +76,7 @@ def run(count, function, args):
 
 
 def main():
+    Identity.from_token(fastrt.collective.new_token())  # imports what the ranks would import
     while request := read(sys.stdin.buffer):
         count, function, args = pickle.loads(request)
         write(sys.stdout.buffer, run(count, function, args))

@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from fastrt.collective import PeerDied, init_group
+from fastrt.collective import PeerDied, init_group, new_token
 from fastrt.coordination import Coordinator, CoordinatorOptions
 
+TOKEN = new_token()
 NOTICED_S = 10.0  # well below the group's timeout of 30 s: the death was noticed, not waited for
 
 
@@ -21,7 +22,7 @@ def coordinator():
 
 def join(rank, world_size, name, address, nodes):
     """On one node by name alone if there is no address."""
-    where = {} if address is None else {"address": address, "node": f"{name}-{nodes[rank]}"}
+    where = {} if address is None else {"address": address, "node": f"{name}-{nodes[rank]}", "token": TOKEN}
     return init_group(name=name, rank=rank, world_size=world_size, **where)
 
 
@@ -70,7 +71,7 @@ def test_rank_that_died_before_its_first_message_is_not_waited_for(ranks, name, 
 def run_split(rank, world_size, name, address, nodes, victim):
     g = join(rank, world_size, name, address, nodes)
     if rank == victim:
-        g.all_gather_object((0, 0))  # what `split` begins with
+        g.gather_plain([0, 0], None)  # what `split` begins with
         die()
     return told(lambda: g.split(0))
 

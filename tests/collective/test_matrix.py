@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from fastrt._core import reduce
-from fastrt.collective import as_bfloat16, init_group
+from fastrt.collective import as_bfloat16, init_group, new_token
 from fastrt.coordination import Coordinator, CoordinatorOptions
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
+TOKEN = new_token()
 # How many elements, as (multiple of the number of ranks, constant).
 SIZES = [(0, 0), (0, 1), (1, -1), (1, 0), (1, 1), (0, 4095), (0, 4096), (0, 4097)]
 CHUNK = 1 << 17  # elements of 4 bytes in 512 KiB
@@ -144,7 +145,7 @@ def test_operations_that_move_data_bring_it_where_it_belongs_in_all_sizes(ranks,
 
 def run_bits(rank, world_size, name, address=None):
     """bfloat16 as its bits, as where nothing knows the type, beside the same as ml_dtypes has it."""
-    options = {} if address is None else {"address": address, "node": f"{name}-{rank}"}
+    options = {} if address is None else {"address": address, "node": f"{name}-{rank}", "token": TOKEN}
     with init_group(name=name, rank=rank, world_size=world_size, **options) as g:
         for n in (world_size, 4097 * world_size):
             known = (np.random.default_rng(rank).normal(size=n) * 100).astype(ml_dtypes.bfloat16)

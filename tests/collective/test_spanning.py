@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from fastrt.collective import CollectiveMismatch, CollectiveTimeout, PeerDied, init_group
+from fastrt.collective import CollectiveMismatch, CollectiveTimeout, PeerDied, init_group, new_token
 from fastrt.coordination import Coordinator, CoordinatorOptions
 
+TOKEN = new_token()
 NOTICED_S = 10.0  # well below the group's timeout of 30 s: the death was noticed, not waited for
 
 
@@ -25,7 +26,7 @@ def coordinator():
 def join(rank, world_size, name, address, nodes, **options):
     """Be on the node that `nodes` says for the rank, as in "AAB"."""
     node = f"{name}-{nodes[rank]}"
-    return init_group(name=name, rank=rank, world_size=world_size, address=address, node=node, **options)
+    return init_group(name=name, rank=rank, world_size=world_size, address=address, node=node, token=TOKEN, **options)
 
 
 def run_everything(rank, world_size, name, address, nodes, sizes):
@@ -114,7 +115,7 @@ def test_ranks_find_each_other_at_a_coordinator_that_is_started_again(free_port,
     options = CoordinatorOptions(f"127.0.0.1:{free_port}", state_dir=tmp_path)
 
     def come(rank, name):
-        return init_group(name=name, rank=rank, world_size=2, address=options.address, node=f"node{rank}")
+        return init_group(name=name, rank=rank, world_size=2, address=options.address, node=f"node{rank}", token=TOKEN)
 
     names = ["one", "one/below", ""]  # no group's key is below another's
     with ThreadPoolExecutor(6) as pool:
@@ -132,7 +133,7 @@ def test_ranks_find_each_other_at_a_coordinator_that_is_started_again(free_port,
 def test_coordinator_that_is_not_there_is_named(free_port):
     for rank in (0, 1):
         with pytest.raises(CollectiveTimeout, match=f"nobody answered on 127.0.0.1:{free_port}"):
-            init_group(rank=rank, world_size=2, address=f"127.0.0.1:{free_port}", timeout=0.2)
+            init_group(rank=rank, world_size=2, address=f"127.0.0.1:{free_port}", timeout=0.2, token=TOKEN)
 
 
 def run_mismatch(rank, world_size, name, address, nodes):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastrt.durable import Journal, StateDirectoryError, WriteLog
+from fastrt.durable import DamagedStateError, Journal, StateDirectoryError, WriteLog
 
 KILLED = """
 import os, signal, sys
@@ -44,30 +44,39 @@ def test_written_batches_survive_sigkill(tmp_path: Path) -> None:
 def test_directory_is_private_and_used_by_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "new")
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
-    assert (tmp_path / "new" / "state.sqlite").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "new" / "state-1.log").stat().st_mode & 0o077 == 0
     with pytest.raises(StateDirectoryError, match="in use by another process"):
         Journal(tmp_path / "new")
     journal.close()
 
 
 def test_foreign_or_damaged_files_are_refused_in_words(tmp_path: Path) -> None:
-    (tmp_path / "state.sqlite").write_bytes(b"this is no database, whatever it is called" * 100)
-    with pytest.raises(StateDirectoryError, match="move it away"):
+    Journal(tmp_path).close()
+    (tmp_path / "state-1.log").write_bytes(b"this is no log, whatever it is called" * 100)
+    with pytest.raises(DamagedStateError, match=r"ends .or is damaged to its end. at byte 0"):
         Journal(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(StateDirectoryError, match="Cannot use the state directory"):
         Journal(tmp_path / "file")
 
 
-def test_other_format_is_refused(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal._database.execute("PRAGMA user_version = 99")
-    journal.close()
+def test_other_formats_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("fastrt.durable.log.FORMAT", 99)
+        Journal(tmp_path / "newer").close()
     with pytest.raises(StateDirectoryError, match="format 99"):
+        Journal(tmp_path / "newer")
+    (tmp_path / "state.sqlite").write_bytes(b"")
+    with pytest.raises(StateDirectoryError, match="earlier fastrt"):
         Journal(tmp_path)
 
 
-def test_log_of_writes_gives_them_back_in_order_until_they_are_dropped(tmp_path: Path) -> None:
+def test_log_of_writes_gives_them_back_in_order_until_they_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StateDirectoryError, match="no records"):
+        WriteLog(tmp_path)
+    Journal(tmp_path).close()
     log = WriteLog(tmp_path)
     for number in range(1, 6):
         log.append(number, f"k\udcff{number}", b"v%d" % number)
@@ -75,11 +84,15 @@ def test_log_of_writes_gives_them_back_in_order_until_they_are_dropped(tmp_path:
     log.close()
     again = WriteLog(tmp_path)
     assert again.after(3) == [(4, "k\udcff4", b"v4"), (5, "k\udcff5", b"v5")]
-    assert [number for number, _, _ in again.after(0)] == [3, 4, 5]
+    with monkeypatch.context() as patch:
+        patch.setattr("fastrt.durable.journal._WRITES_BYTES_MIN", 0)
+        again.drop(5)
+    assert again.after(3) == []
+    again.append(8, "k", b"v")
+    with pytest.raises(DamagedStateError, match="goes on with 1 writes up to 8"):
+        again.after(6)
+    assert [number for number, _, _ in again.after(7)] == [8]
     again.close()
-    (tmp_path / "writes.sqlite").write_bytes(b"no database" * 500)
-    with pytest.raises(StateDirectoryError, match=r"writes\.sqlite"):
-        WriteLog(tmp_path)
 
 
 def test_directory_of_one_that_ends_soon_is_waited_for(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fastrt.coordination import CoordinatorOptions, Front, connect
 from fastrt.coordination.core import Core
 from fastrt.coordination.replica import VALUE_BYTES_MAX, Replica
 from fastrt.coordination.state import Settings
-from fastrt.durable import Journal, StateDirectoryError
+from fastrt.durable import DamagedStateError, Journal, StateDirectoryError
 from fastrt.rpc.descriptors import message_set
 
 pytestmark = pytest.mark.timeout(240)  # keepers are started anew many times, on however busy a machine
@@ -218,19 +218,47 @@ def test_stop_tells_those_who_wait_and_keeps_their_barrier_open(
     assert [call.result().counter for call in rounds] == [0, 0]
 
 
+def test_keeper_that_fails_or_is_killed_during_its_start_gives_the_reason(tmp_path: Path, wait_until: Any) -> None:
+    options = CoordinatorOptions(num_tasks=1, state_dir=tmp_path)
+    journal = Journal(tmp_path)  # a keeper waits for a moment until the directory is free
+    with ThreadPoolExecutor(2) as pool:
+        killed, refused = Front(options), Front(options)
+        starting = pool.submit(killed.start), pool.submit(refused.start)
+        wait_until(lambda: killed.keeper_pid is not None, "a keeper", 30)
+        assert killed.keeper_pid is not None
+        os.kill(killed.keeper_pid, signal.SIGKILL)
+        with pytest.raises(StateDirectoryError, match="did not start: signal 9, Killed"):
+            starting[0].result(50)
+        with pytest.raises(StateDirectoryError, match="in use by another process"):
+            starting[1].result(50)
+    journal.close()
+
+
+def test_damaged_state_is_refused_by_the_front_and_accepted_on_demand(tmp_path: Path) -> None:
+    with Front(CoordinatorOptions(num_tasks=1, state_dir=tmp_path)) as service, connect(service.address) as agent:
+        agent.set("k", b"v")
+    log = tmp_path / "state-1.log"
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(DamagedStateError, match=r"state-1\.log ends .* lost.*--accept-loss"):
+        Front(CoordinatorOptions(num_tasks=1, state_dir=tmp_path)).start()
+    with Front(CoordinatorOptions(num_tasks=1, state_dir=tmp_path, accept_loss=True)) as service:
+        assert service.keeper_pid is not None
+    assert (tmp_path / "damaged-1" / "state-1.log").read_bytes() == data
+
+
 @pytest.mark.long
 def test_keeper_that_cannot_live_ends_the_service_aloud(front: Any, tmp_path: Path, wait_until: Any) -> None:
     service = front()
     given_up = threading.Event()
     service._on_failure = given_up.set
-    database = tmp_path / "state.sqlite"
-    for file in tmp_path.glob("state.sqlite-*"):
-        file.unlink()
-    database.write_bytes(b"no database any more" * 500)
+    (tmp_path / "state-1.log").write_bytes(b"no log any more" * 500)
     pid = service.keeper_pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     assert given_up.wait(50)
+    assert "state-1.log ends (or is damaged to its end) at byte 0" in service.failure
 
 
 def test_answers_larger_than_any_buffer_hold_up_nobody(front: Any, raw: Any, refused: Any, wait_until: Any) -> None:

@@ -24,6 +24,7 @@ from fastrt.ps.processes import ServerProcess
 from fastrt.ps.server import Server
 from fastrt.ps.spec import Spec
 from fastrt.ps.start import _first_values
+from fastrt.rpc.trust import trust_of
 
 sys.path.append(str(Path(__file__).parent.parent / "node"))  # for nodes as processes of their own
 
@@ -40,16 +41,18 @@ class Place(ServerProcess):
 
     def __init__(self, settings: dict[str, Any], restarted: Any, frozen: Any, lost: Any) -> None:
         self._settings, self._frozen = settings, frozen
+        self.trust = trust_of(settings["token"], settings["insecure"])
         self._fds = MemoryMedium.make()
-        self.address, self.unix = "127.0.0.1:0", f"fastrt-test-{secrets.token_hex(6)}"
+        self.address, self.unix = f"{settings['host']}:0", f"fastrt-test-{secrets.token_hex(6)}"
         self.awake()
 
     def awake(self) -> None:
         """Begin a life."""
         folder = self._settings["folder"]
-        journal = Journal(Kept(self._fds) if folder is None else FolderMedium(Path(folder)))
-        self.server = Server(self._settings["index"], secrets.token_hex(4), journal, self._frozen())
-        self.endpoint = Endpoint(self.server, self._settings["token"], self.address, self.unix)
+        medium = Kept(self._fds) if folder is None else FolderMedium(Path(folder))
+        journal = Journal(medium, False, self._settings["accept_loss"], self._settings["expected"])
+        self.server = Server(self._settings["index"], secrets.token_hex(4), journal, self.trust, self._frozen())
+        self.endpoint = Endpoint(self.server, self.trust, self.address, self.unix)
         self.address = self.endpoint.address
 
     def die(self) -> None:
@@ -95,7 +98,7 @@ class Site:
 
     def worker(self, rank: int = 0) -> Session:
         """A worker's connection."""
-        session = Session(self.head.address, self.head.token, 20.0)
+        session = Session(self.head.address, self.head.token, 20.0, self.head.options.insecure)
         session._rank = rank
         self.sessions.append(session)
         return session

@@ -42,8 +42,8 @@ def test_newcomer_with_a_lost_workers_rank_goes_on_with_the_round_that_is_open(
     stays, lost = place.worker(0), place.worker(1)
     for _ in range(3):
         together(lambda: stays.barrier(20), lambda: lost.barrier(20))
-    hello = {"token": place.head.token, "version": VERSION, "client": lost._client}
-    with contextlib.closing(dial(None, place.head.address, 5.0)) as wire:
+    hello = {"version": VERSION, "client": lost._client}
+    with contextlib.closing(dial(None, place.head.address, lost._trust, 5.0)) as wire:
         wire.call(hello, timeout_s=5)
         wire.send({"op": "barrier", "rank": 1, "round": 4, "timeout": 60})
         wait_until(lambda: there(place) == {1}, "the worker in the barrier")

@@ -66,11 +66,11 @@ def test_push_that_comes_twice_is_applied_once_also_after_a_restart_and_a_move(s
     table = place.table(session, "w", (2048,), SGD(lr=1.0), parts=2)
     table.pull()
     meta = {"op": "push", "table": "w", "rank": 0, "seq": 7, "lr": None, "dropped": False, "timeout": 5}
-    hello = {"token": place.head.token, "version": VERSION, "client": 99}
+    hello = {"version": VERSION, "client": 99}
 
     def push(index: int, elements: int) -> dict[str, Any]:
         one = place.places[index]
-        with contextlib.closing(dial(one.unix, one.address, 5.0)) as wire:
+        with contextlib.closing(dial(one.unix, one.address, one.trust, 5.0)) as wire:
             wire.call(hello, timeout_s=5)
             data = [np.ones(elements, F)]
             return dict(wire.call({**meta, "epoch": place.head.epoch}, data, timeout_s=5)[0])
@@ -90,13 +90,13 @@ def test_push_that_comes_twice_is_applied_once_also_after_a_restart_and_a_move(s
 def test_push_that_reached_one_server_of_two_is_taken_up_by_the_next(site) -> None:
     place = site(2, 2)
     table = place.table(place.worker(), "w", (2048,), SGD(lr=1.0), parts=2)
-    hello = {"token": place.head.token, "version": VERSION, "client": 99}
+    hello = {"version": VERSION, "client": 99}
 
     def other(index: int, number: int) -> None:
         """Worker 1, at one server."""
         one = place.places[index]
         meta = {"op": "push", "table": "w", "epoch": 1, "rank": 1, "seq": number, "lr": None, "timeout": 5}
-        with contextlib.closing(dial(one.unix, one.address, 5.0)) as wire:
+        with contextlib.closing(dial(one.unix, one.address, one.trust, 5.0)) as wire:
             wire.call(hello, timeout_s=5)
             assert "error" not in wire.call(meta, [np.zeros(1024, F)], timeout_s=5)[0]
 
@@ -305,9 +305,11 @@ def test_push_that_has_not_come_to_all_servers_is_waited_for(site, tmp_path, mon
     place.table(place.worker(), "w", (2048,), SGD(lr=1.0), parts=2)
     meta = {"op": "push", "table": "w", "epoch": 1, "rank": 0, "seq": 1, "lr": None, "timeout": 5}
     with contextlib.ExitStack() as stack:
-        wires = [stack.enter_context(contextlib.closing(dial(None, k.address, 5.0))) for k in place.places.values()]
+        wires = [dial(None, k.address, k.trust, 5.0) for k in place.places.values()]
         for wire in wires:
-            wire.call({"token": place.head.token, "version": VERSION, "client": 99}, timeout_s=5)
+            stack.callback(wire.close)
+        for wire in wires:
+            wire.call({"version": VERSION, "client": 99}, timeout_s=5)
         assert "error" not in wires[0].call(meta, [np.ones(1024, F)], timeout_s=5)[0]
         with pytest.raises(CheckpointError, match=r"did not come to server 1 within 0\.3 s"):
             place.head.checkpoint(tmp_path / "c", False)
@@ -318,8 +320,8 @@ def test_push_that_has_not_come_to_all_servers_is_waited_for(site, tmp_path, mon
     other.head.checkpoints.load(path, other.head.options)
     table = other.table(other.worker(), "w", (2048,), SGD(lr=1.0), parts=2)
     assert (table.pull() == -1).all()
-    with contextlib.closing(dial(None, place.places[0].address, 5.0)) as wire:
-        wire.call({"token": place.head.token, "version": VERSION, "client": 99}, timeout_s=5)
+    with contextlib.closing(dial(None, place.places[0].address, place.places[0].trust, 5.0)) as wire:
+        wire.call({"version": VERSION, "client": 99}, timeout_s=5)
         assert "error" not in wire.call({**meta, "seq": 2}, [np.ones(1024, F)], timeout_s=5)[0]
     place.head.checkpoint(tmp_path / "c", False)
 
@@ -406,6 +408,7 @@ def test_record_that_the_disk_does_not_take_is_not_there(tmp_path, monkeypatch) 
     """What follows it is; and of a snapshot that it does not take, the log before it goes on."""
     failing = lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error"))  # noqa: E731
     with contextlib.closing(Journal(FolderMedium(tmp_path / "j"), power=True)) as journal:
+        assert list(journal.recover()) == []
         journal.append({"n": 1}, [b"a"])
         with monkeypatch.context() as patch:
             patch.setattr(os, "fdatasync", failing)

@@ -143,7 +143,7 @@ import numpy as np
 import fastrt
 from fastrt import ps
 
-head, host, folder = sys.argv[1:]
+head, host, folder, insecure = sys.argv[1:]
 F = np.float32
 
 @fastrt.remote(num_cpus=0, scheduling="two")
@@ -157,7 +157,7 @@ def work(cluster):
     return [links[k].wire.is_local for k in (0, 1)], values
 
 with fastrt.init(address=head, runtime_dir=folder):
-    with ps.start(2, num_workers=2, host=host, insecure=True, scheduling=["one", "two"]) as cluster:
+    with ps.start(2, num_workers=2, host=host, insecure=insecure == "insecure", scheduling=["one", "two"]) as cluster:
         there = work.remote(cluster)
         table = cluster.table("w", (100_000,), init=np.arange(100_000, dtype=F), optimizer=ps.SGD(lr=1.0), shard=4)
         rows = cluster.embedding("e", 8, init=0.0, optimizer=ps.SGD(lr=1.0))
@@ -174,7 +174,8 @@ with fastrt.init(address=head, runtime_dir=folder):
 
 
 @pytest.mark.long
-def test_workers_map_what_is_on_their_host_and_stream_what_is_not(runtime_dir: Path) -> None:
+@pytest.mark.parametrize("how", ["tls", "insecure"])
+def test_workers_map_what_is_on_their_host_and_stream_what_is_not(runtime_dir: Path, how: str) -> None:
     """Two hosts, which are network namespaces: a server and a worker on each."""
     with contextlib.ExitStack() as stack:
         try:
@@ -190,7 +191,7 @@ def test_workers_map_what_is_on_their_host_and_stream_what_is_not(runtime_dir: P
         other = RunningNode(runtime_dir, *second, within=net.within("b"))
         stack.callback(other.stop)
         env = {**os.environ, "PYTHONPATH": str(Path(fastrt.__file__).parents[1])}
-        words = [*net.within("a"), sys.executable, "-c", OVER_THERE, head.head, hosts[0], str(runtime_dir)]
+        words = [*net.within("a"), sys.executable, "-c", OVER_THERE, head.head, hosts[0], str(runtime_dir), how]
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         ours, theirs, places, right = json.loads(done.stdout)

@@ -13,34 +13,42 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastrt.errors import FastrtError
+from fastrt.errors import ConfigError
 from fastrt.ps import SGD, endpoint
 from fastrt.ps.client import Session
+from fastrt.ps.errors import ServerLostError
 from fastrt.ps.spec import Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Wire, dial
+from fastrt.rpc.identity import new_token
+from fastrt.rpc.trust import trust_of
+from fastrt.rpc.visitors import VISITORS_MAX
 
 F = np.float32
 
 
 def hello(place: Any, **more: Any) -> dict[str, Any]:
-    return {"token": place.head.token, "version": VERSION, "client": 5, **more}
+    return {"version": VERSION, "client": 5, **more}
 
 
 def connected(place: Any, unix: bool = False) -> Wire:
     one = place.places[0]
-    wire = dial(one.unix if unix else None, one.address, 5.0)
+    wire = dial(one.unix if unix else None, one.address, one.trust, 5.0)
     wire.call(hello(place), timeout_s=5)
     return wire
 
 
 def test_caller_without_the_token_or_of_another_version_is_sent_away(site) -> None:
     place = site(1)
-    with pytest.raises(FastrtError, match="token is not that of this cluster"):
+    with pytest.raises(ServerLostError, match="does not hold the secret of this cluster"):
+        Session(place.head.address, new_token())
+    with pytest.raises(ConfigError, match="not a cluster's token"):
         Session(place.head.address, "0" * 32)
     one = place.places[0]
-    for greeting in (hello(place, token=None), hello(place, token="x"), hello(place, version=0), {}, {"op": "stats"}):
+    with pytest.raises(BrokenWireError, match="does not hold the secret of this cluster"):
+        dial(one.unix, one.address, trust_of(new_token()), 5.0)
+    for greeting in (hello(place, version=0), {}, {"op": "stats"}):
         for unix in (None, one.unix):
-            with contextlib.closing(dial(unix, one.address, 5.0)) as wire:
+            with contextlib.closing(dial(unix, one.address, one.trust, 5.0)) as wire:
                 assert "error" in wire.call(greeting, timeout_s=5)[0]
                 with pytest.raises((BrokenWireError, OSError)):
                     wire.call({"op": "stats"}, timeout_s=5)
@@ -54,12 +62,12 @@ def knocked(place: Any) -> socket.socket:
 def test_strangers_who_say_nothing_do_not_keep_others_out(site) -> None:
     place = site(1)
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(knocked(place)) for _ in range(endpoint._GREETINGS_MAX + 10)]
+        strangers = [stack.enter_context(knocked(place)) for _ in range(VISITORS_MAX + 10)]
         for stranger in strangers[1::2]:
-            stranger.sendall(b"frps")  # half a head
+            stranger.sendall(b"fast")  # half a proof
         assert strangers[0].recv(1) == b"", "the oldest makes room"
         with contextlib.closing(connected(place)) as wire:
-            for _ in range(endpoint._GREETINGS_MAX):
+            for _ in range(VISITORS_MAX):
                 stack.enter_context(knocked(place))
             assert wire.call({"op": "stats"}, timeout_s=5)  # who has shown the token stays
 
@@ -70,18 +78,19 @@ def test_greeting_that_drips_or_is_large_is_hung_up_on(site, monkeypatch) -> Non
     with knocked(place) as stranger:
         pause, sent = threading.Event(), 0
         with contextlib.suppress(ConnectionError):
-            for byte in b"frps" + struct.pack("<IQ", 60, 0) + b"{" + b" " * 59:
+            for byte in b"fastrtP1" + bytes(64):
                 stranger.sendall(bytes([byte]))
                 sent += 1
                 pause.wait(0.1)
         assert 3 <= sent < 40
     with knocked(place) as stranger:
-        stranger.sendall(b"frps" + struct.pack("<IQ", 1 << 20, 0))
+        stranger.sendall(b"frps" + struct.pack("<IQ", 1 << 20, 0))  # a message before the proof
         assert stranger.recv(1) == b""
 
 
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 ODD = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers(-(1 << 100), 1 << 100) | FINITE | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=8,
 )

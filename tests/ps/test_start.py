@@ -8,8 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,16 @@ import pytest
 import fastrt
 from fastrt import ps
 from fastrt.cluster import ClusterOptions, ClusterScheduler, Role
+from fastrt.cluster.http import request
 from fastrt.durable import StateDirectoryError
 from fastrt.errors import ConfigError, ForkedRuntimeError, NotInitializedError
-from fastrt.rpc.auth import InsecureBindError
+from fastrt.rpc.identity import new_token
+from fastrt.rpc.trust import trust_of
 
 F = np.float32
 
 # Let grpc open what it keeps open for good, before the first test is watched for what it leaves.
-with ClusterScheduler(ClusterOptions(grpc_address="127.0.0.1:0")):
+with ClusterScheduler(ClusterOptions(grpc_address="127.0.0.1:0", allow_anonymous=True)):
     pass
 
 WORKER = """
@@ -91,9 +91,7 @@ def test_server_killed_during_pushes_loses_none_and_repeats_none(wait_until) -> 
         cluster.broadcast_event(7)
         cluster.barrier()
         wait_until(lambda: 7 in events, "the event")
-        url = f"http://{cluster._head.scheduler.http_address}/state"  # type: ignore[union-attr]
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.token}"})
-        assert b"cluster_state" in urllib.request.urlopen(request, timeout=10).read()
+        assert "cluster_state" in manage(cluster, "/state")[1]
         assert all(view.host == "127.0.0.2" for view in cluster.nodes() if view.role is Role.SERVER)
         copy = pickle.loads(pickle.dumps(cluster))
         assert pickle.loads(pickle.dumps(cluster)) is copy
@@ -165,15 +163,9 @@ def test_two_workers_train_while_servers_are_killed_and_come_and_go(wait_until) 
 
 def manage(cluster: ps.Cluster, path: str, body: Any = None) -> tuple[int, Any]:
     """A request over HTTP: status and answer."""
-    url = f"http://{cluster._head.scheduler.http_address}{path}"  # type: ignore[union-attr]
+    address = cluster._head.scheduler.http_address  # type: ignore[union-attr]
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, headers={"Authorization": f"Bearer {cluster.token}"})
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
+    return request(address, trust_of(cluster.token), "GET" if body is None else "POST", path, data)
 
 
 def test_scaling_over_http_moves_the_tables_under_load(wait_until) -> None:
@@ -371,13 +363,13 @@ def test_options_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             ps.start(**options)  # type: ignore[arg-type]
-    with pytest.raises(InsecureBindError, match="insecure"):
-        ps.start(1, host="0.0.0.0")
     with pytest.raises(NotInitializedError):
         ps.start(1, scheduling="spread")
     with pytest.raises(ConfigError, match="token"):
         ps.connect("127.0.0.1:1")
     with pytest.raises(ps.ServerLostError, match="no cluster answers"):
+        ps.connect("127.0.0.1:1", new_token())
+    with pytest.raises(ConfigError, match="not a cluster's token"):
         ps.connect("127.0.0.1:1", "x")
     for bad in (lambda: ps.SGD(lr=-1), lambda: ps.Adam(beta1=1.0), lambda: ps.FTRL(lr=0), lambda: ps.Normal("x")):
         with pytest.raises(ValueError, match="must be"):

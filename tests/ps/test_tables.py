@@ -1,10 +1,12 @@
 """Dense tables beside the same optimizers in one process, on any number of servers and workers; and what is refused."""
 
 import asyncio
+import socket
 import threading
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from fastrt.ps import (
@@ -20,6 +22,7 @@ from fastrt.ps import (
     TableTimeoutError,
     Uniform,
 )  # fmt: skip
+from fastrt.ps.wire import is_clear
 
 F = np.float32
 OPTIMIZERS = [
@@ -138,14 +141,25 @@ def test_calls_come_after_those_that_go_on_in_the_background(site) -> None:
     table._background.close()
 
 
-def test_worker_elsewhere_gets_the_same_over_tcp(site, monkeypatch) -> None:
-    place = site(2)
+def own_address() -> str:
+    """An address of this machine that is not loopback's, so that connections to it are encrypted."""
+    for found in psutil.net_if_addrs().values():
+        for one in found:
+            if one.family == socket.AF_INET and not one.address.startswith("127."):
+                return one.address
+    pytest.skip("this machine has no address but loopback's")
+
+
+@pytest.mark.parametrize("how", ["loopback", "tls", "insecure"])
+def test_worker_elsewhere_gets_the_same_over_tcp(site, monkeypatch, how: str) -> None:
+    place = site(2, host="127.0.0.1" if how == "loopback" else own_address(), insecure=how == "insecure")
     near, far = place.worker(), place.worker()
     first = np.random.default_rng(3).standard_normal((90, 1000)).astype(F)
     table = place.table(near, "w", first.shape, SGD(lr=1.0), first)
     for one in place.places.values():
         monkeypatch.setattr(one, "unix", None)
     far.refresh(0, 0.0)
+    assert is_clear(far._head._sock, far._trust) is (how != "tls")
     other = place.table(far, "w", first.shape, SGD(lr=1.0), first)
     assert np.array_equal(other.pull(), first)
     other.push(first)

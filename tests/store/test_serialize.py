@@ -6,6 +6,8 @@ import enum
 import gc
 import io
 import pickle
+import signal
+import subprocess
 import sys
 import threading
 import weakref
@@ -238,9 +240,10 @@ def test_serialize_chooses_the_form_by_kind():
     assert [offset % 64 for offset, _ in parts.parts[2:]] == [0]
 
 
-def test_large_buffers_of_a_pickle_are_views_of_the_store(rt):
+def test_read_only_buffers_of_a_pickle_are_views_of_the_store(rt):
     array = np.arange(100_000)
-    ref = fastrt.put({"a": array, "b": [array[:50_000].copy()]})
+    array.flags.writeable = False
+    ref = fastrt.put({"a": array, "b": [array[:50_000]]})
     got = fastrt.get(ref)
     for part in (got["a"], got["b"][0]):
         assert not part.flags.writeable
@@ -248,11 +251,77 @@ def test_large_buffers_of_a_pickle_are_views_of_the_store(rt):
     assert handles.describe(ref.owner, ref)["pins"] == [ref.owner.index]
 
 
-def test_picklebuffer_comes_back_as_a_read_only_view():
+@pytest.mark.parametrize("size", [200, 20_000, 2_000_000])
+def test_writable_arrays_inside_a_value_are_private(rt, size):
+    ref = fastrt.put({"a": np.arange(size), "b": [np.zeros(size)]})
+    got = fastrt.get(ref)
+    got["a"] += 1
+    got["b"][0][:] = 7
+    assert fastrt.get(ref)["a"].tolist() == list(range(size))
+    assert not fastrt.get(ref)["b"][0].any()
+    assert got["a"][-1] == size
+    assert (got["b"][0] == 7).all()
+
+
+def test_private_pages_keep_their_value_when_the_reference_is_gone(rt):
+    got = fastrt.get(fastrt.put([np.arange(2_000_000)]))[0]
+    others = [fastrt.put(np.zeros(2_000_000)) for _ in range(10)]
+    assert got.sum() == sum(range(2_000_000))
+    del others
+
+
+def test_get_with_copy_gives_a_private_array(rt):
+    for size in (10, 20_000, 2_000_000):
+        ref = fastrt.put(np.zeros(size))
+        own, listed = fastrt.get(ref, copy=True), fastrt.get([ref], copy=True)[0]
+        own += 1
+        listed += 2
+        assert not fastrt.get(ref).any()
+        assert own.sum() == size
+        assert listed.sum() == 2 * size
+
+
+def test_get_without_copy_gives_views_only(rt):
+    got = fastrt.get(fastrt.put([np.zeros(20_000), {"a": np.zeros(2_000_000)}]), copy=False)
+    assert not got[0].flags.writeable
+    assert not got[1]["a"].flags.writeable
+
+
+def test_picklebuffer_of_a_bytearray_comes_back_private():
     data = bytearray(KIB * 8)
     got = same([pickle.PickleBuffer(data)])[0]
-    assert memoryview(got).readonly
+    assert not memoryview(got).readonly
     assert bytes(got) == bytes(data)
+
+
+def test_picklebuffer_of_bytes_comes_back_as_a_read_only_view():
+    data = bytes(KIB * 8)
+    got = same([pickle.PickleBuffer(data)])[0]
+    assert memoryview(got).readonly
+    assert bytes(got) == data
+
+
+# As torch and compiled code do: a write that does not ask whether it may.
+WRITER = """
+import ctypes, faulthandler, sys, fastrt, numpy
+if "stack" in sys.argv:
+    faulthandler.enable()
+fastrt.init(num_workers=1, object_store_memory=64 << 20)
+ref = fastrt.put(numpy.zeros(1000))
+array = fastrt.get(ref)
+print(hex(ref.objref), flush=True)
+ctypes.memset(array.ctypes.data + 4000, 1, 8)
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["stack"]])
+def test_write_to_a_read_only_value_names_the_object_and_the_way_out(words):
+    run = subprocess.run([sys.executable, "-c", WRITER, *words], capture_output=True, text=True, timeout=50)
+    assert run.returncode == -signal.SIGSEGV
+    objref = int(run.stdout, 16)
+    assert f"wrote to object 0x{objref:016x}, which is read-only" in run.stderr
+    assert "get(ref, copy=True)" in run.stderr
+    assert ("Current thread" in run.stderr) == bool(words)
 
 
 # ---- what cannot be pickled ----

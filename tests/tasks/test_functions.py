@@ -104,7 +104,7 @@ def test_deep_closures_and_captured_arrays_arrive(rt):
     for k in range(40):
         function = wrap(function, k)
     assert call(function) == sum(range(40))
-    assert call(lambda: (int(array.sum()), array.flags.writeable)) == (499_500, False)
+    assert call(lambda: int(array.sum())) == 499_500
 
 
 def test_closure_too_deep_for_pickle_is_an_error(rt):

@@ -42,6 +42,17 @@ def pair(make_site: Callable[..., Site], closing: Callable[[Any], Any]) -> Pair:
 
 
 @pytest.fixture
+def sealed(make_site: Callable[..., Site], closing: Callable[[Any], Any]) -> Pair:
+    """A pair whose stream is sealed, as between machines."""
+    return Pair(make_site(), make_site(), closing, tls=True)
+
+
+@pytest.fixture(params=["clear", "sealed"])
+def either(make_site: Callable[..., Site], closing: Callable[[Any], Any], request: pytest.FixtureRequest) -> Pair:
+    return Pair(make_site(), make_site(), closing, tls=request.param == "sealed")
+
+
+@pytest.fixture
 def caller(closing: Callable[[Any], Any]) -> Callable[..., Caller]:
     def make(*args: Any, **kwargs: Any) -> Caller:
         made: Caller = closing(Caller(*args, **kwargs))

@@ -16,15 +16,18 @@ import grpc
 from fastrt._core.clients import KIND_DRIVER, Client, admit
 from fastrt._core.fsck import fsck, usage
 from fastrt._core.segment import Segment
+from fastrt.rpc import proof
 from fastrt.rpc.channel import bearer
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.store.client import Store
 from fastrt.transfer.pull import Puller
 from fastrt.transfer.service import ObjStoreServer
 from fastrt.transfer.source import Source
 from fastrt.transfer.table import Table
 
-TOKEN = "0123456789abcdef"
+TOKEN = new_token()
+IDENTITY = Identity.from_token(TOKEN)
 PATIENCE_S = 20.0
 PAGE = 1 << 14
 SLAB_PAGES_KEPT = 6  # each size class of the arena keeps one empty page
@@ -42,15 +45,18 @@ class Site:
         self.store = Store(client, 0.0)
         self.table = Table(self.store)
         self.token: str | None = TOKEN
+        self.tls = False
 
     def source(self, **options: Any) -> Source:
-        return Source(self.table, TOKEN, **options)
+        return Source(self.table, IDENTITY, **{"tls_on_loopback": self.tls, **options})
 
     def puller(self, **options: Any) -> Puller:
-        return Puller(self.table, TOKEN, **{"timeout_s": PATIENCE_S, **options})
+        defaults = {"timeout_s": PATIENCE_S, "tls_on_loopback": self.tls}
+        return Puller(self.table, IDENTITY, **{**defaults, **options})
 
     def serve(self, **options: Any) -> ObjStoreServer:
-        server = ObjStoreServer(self.store, **{"token": TOKEN, **options})
+        shown = {"token": TOKEN, "native_identity": IDENTITY, "insecure": True}
+        server = ObjStoreServer(self.store, **{**shown, **options})
         self.table, self.token = server.table, options.get("token", TOKEN)
         server.start()
         return server
@@ -86,8 +92,9 @@ class Site:
 class Pair:
     """Two stores: one that has objects, one that wants them, and the native stream between."""
 
-    def __init__(self, here: Site, there: Site, closing: Callable[[Any], Any]) -> None:
+    def __init__(self, here: Site, there: Site, closing: Callable[[Any], Any], tls: bool = False) -> None:
         self.here, self.there = here, there
+        here.tls = there.tls = tls
         self.source: Source = closing(here.source(timeout_s=PATIENCE_S))
         self._closing = closing
 
@@ -96,8 +103,21 @@ class Pair:
         return puller
 
     def proxy(self, **options: Any) -> "Proxy":
+        if not self.here.tls:
+            self._closing(Unbound())
         proxy: Proxy = self._closing(Proxy(self.source.address, **options))
         return proxy
+
+
+class Unbound:
+    """Has proofs in the clear leave out what each side sees of the connection: a proxy is refused as a relay else."""
+
+    def __init__(self) -> None:
+        self._before = proof.binding_of
+        proof.binding_of = lambda sock, server: "relayed"
+
+    def close(self) -> None:
+        proof.binding_of = self._before
 
 
 class Proxy:

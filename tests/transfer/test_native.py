@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 
 from fastrt._core import stream
 from fastrt.errors import NotFoundError, ObjectLostError, ObjectStoreFullError
-from fastrt.rpc.auth import InsecureBindError
+from fastrt.rpc.identity import Identity, new_token
+from fastrt.rpc.proof import REPLY_BYTES, prove_as_server
+from fastrt.transfer import link, wire
 from fastrt.transfer import source as source_module
-from fastrt.transfer import wire
+from fastrt.transfer.pull import Puller
 from fastrt.transfer.source import Source
 from fastrt.transfer.table import TransferError
 from fastrt.transfer.wire import Frame
 
-from .sites import PATIENCE_S, TOKEN, Pair, Site
+from .sites import IDENTITY, PATIENCE_S, Pair, Site
 
 VALUES: list[Any] = [
     None, True, -7, 2.5, "", "text", b"", b"x" * 100_000, (1, "two", [3.0]), {"k": [None]}, 1 << 100, set("ab"),
@@ -35,17 +37,17 @@ def pattern(nbytes: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("checksum", [False, True])
-def test_values_of_every_kind_arrive_as_they_were(pair: Pair, checksum: bool) -> None:
-    puller = pair.puller(checksum=checksum)
+def test_values_of_every_kind_arrive_as_they_were(either: Pair, checksum: bool) -> None:
+    puller = either.puller(checksum=checksum)
     values = [*VALUES, pattern(BIG), np.zeros((3, 0)), np.arange(6).reshape(2, 3), [pattern(5000), pattern(6000)]]
     for k, value in enumerate(values):
-        pair.here.put(k, value)
-    futures = [puller.pull(k, pair.source.address) for k in range(len(values))]
+        either.here.put(k, value)
+    futures = [puller.pull(k, either.source.address) for k in range(len(values))]
     for k, future in enumerate(futures):
         future.result(PATIENCE_S)
-        np.testing.assert_equal(pair.there.get(k), values[k])
-    assert pair.there.table.listed() == list(range(len(values)))
-    assert pair.there.table.coming() == 0
+        np.testing.assert_equal(either.there.get(k), values[k])
+    assert either.there.table.listed() == list(range(len(values)))
+    assert either.there.table.coming() == 0
 
 
 def test_error_arrives_as_an_error(pair: Pair) -> None:
@@ -57,17 +59,17 @@ def test_error_arrives_as_an_error(pair: Pair) -> None:
         pair.there.store.get(ref)
 
 
-def test_contained_references_are_found_by_their_names(pair: Pair) -> None:
-    inner = pair.here.store.put("inner")
-    pair.here.table.add(1, inner)
-    pair.here.put(2, {"ref": inner})
+def test_contained_references_are_found_by_their_names(either: Pair) -> None:
+    inner = either.here.store.put("inner")
+    either.here.table.add(1, inner)
+    either.here.put(2, {"ref": inner})
     del inner
-    puller = pair.puller()
+    puller = either.puller()
     with pytest.raises(TransferError, match="contains a reference to 0x1, which this store does not know"):
-        puller.pull(2, pair.source.address).result(PATIENCE_S)
-    puller.pull(1, pair.source.address).result(PATIENCE_S)
-    puller.pull(2, pair.source.address).result(PATIENCE_S)
-    assert pair.there.store.get(pair.there.get(2)["ref"]) == "inner"
+        puller.pull(2, either.source.address).result(PATIENCE_S)
+    puller.pull(1, either.source.address).result(PATIENCE_S)
+    puller.pull(2, either.source.address).result(PATIENCE_S)
+    assert either.there.store.get(either.there.get(2)["ref"]) == "inner"
 
 
 def test_reference_without_a_name_is_refused_by_the_source(pair: Pair) -> None:
@@ -88,22 +90,22 @@ def test_many_who_ask_for_one_object_get_one_transfer(pair: Pair) -> None:
     assert puller.pull(5, "127.0.0.1:1").result(0) in refs  # it is here: nobody is asked
 
 
-def test_many_small_objects_arrive_over_one_connection(pair: Pair) -> None:
+def test_many_small_objects_arrive_over_one_connection(either: Pair) -> None:
     for k in range(2000):
-        pair.here.put(k, np.full(100, k))
-    proxy = pair.proxy()
-    puller = pair.puller()
+        either.here.put(k, np.full(100, k))
+    proxy = either.proxy()
+    puller = either.puller()
     for future in puller.pull_many(range(2000), proxy.address):
         future.result(PATIENCE_S)
-    assert all(pair.there.get(k)[99] == k for k in range(2000))
+    assert all(either.there.get(k)[99] == k for k in range(2000))
     assert proxy.connections == 1
 
 
-def test_small_object_does_not_wait_for_a_large_one(pair: Pair) -> None:
-    pair.here.put(1, pattern(40 << 20))
-    pair.here.put(2, "small")
-    proxy = pair.proxy(rate=200 << 20)
-    puller = pair.puller()
+def test_small_object_does_not_wait_for_a_large_one(either: Pair) -> None:
+    either.here.put(1, pattern(40 << 20))
+    either.here.put(2, "small")
+    proxy = either.proxy(rate=200 << 20)
+    puller = either.puller()
     large = puller.pull(1, proxy.address)
     small = puller.pull(2, proxy.address)
     small.result(PATIENCE_S)
@@ -136,13 +138,15 @@ def test_object_without_room_fails_alone(make_site: Callable[..., Site], closing
     np.testing.assert_array_equal(pair.there.get(1), pattern(BIG))
 
 
-def test_object_deallocated_on_its_way_is_lost_and_leaves_nothing(pair: Pair, wait_until: Callable[..., None]) -> None:
-    pair.here.put(1, pattern(BIG))
-    proxy = pair.proxy(plans=[("stall", 5 << 20)])
-    puller = pair.puller(timeout_s=0.5)
+def test_object_deallocated_on_its_way_is_lost_and_leaves_nothing(
+    either: Pair, wait_until: Callable[..., None]
+) -> None:
+    either.here.put(1, pattern(BIG))
+    proxy = either.proxy(plans=[("stall", 5 << 20)])
+    puller = either.puller(timeout_s=0.5)
     future = puller.pull(1, proxy.address)
     wait_until(lambda: proxy.passed >= 5 << 20, "half of it")
-    pair.there.table.drop(1)
+    either.there.table.drop(1)
     with pytest.raises(ObjectLostError, match="deallocated while it was on its way"):
         future.result(PATIENCE_S)
     assert puller.pull(1, proxy.address).result(PATIENCE_S)
@@ -150,21 +154,21 @@ def test_object_deallocated_on_its_way_is_lost_and_leaves_nothing(pair: Pair, wa
 
 # ---- broken networks ----
 
-CUTS = [0, 1, 47, 48, 50, 87, 88, 89, 100, 144, 200, 100_000, 4 << 20, (4 << 20) + 150, (8 << 20) + 300]
+CUTS = [0, 1, 50, 103, 104, 105, 150, 164, 165, 200, 900, 100_000, 4 << 20, (4 << 20) + 150, (8 << 20) + 300]
 
 
 @pytest.mark.parametrize("how", ["cut", "reset"])
 @pytest.mark.parametrize("at", CUTS)
-def test_connection_broken_anywhere_goes_on_over_a_new_one(pair: Pair, how: str, at: int) -> None:
-    pair.here.put(1, pattern(BIG))
-    pair.here.put(2, "small")
-    proxy = pair.proxy(plans=[(how, at), (how, at)])
-    puller = pair.puller()
+def test_connection_broken_anywhere_goes_on_over_a_new_one(either: Pair, how: str, at: int) -> None:
+    either.here.put(1, pattern(BIG))
+    either.here.put(2, "small")
+    proxy = either.proxy(plans=[(how, at), (how, at)])
+    puller = either.puller()
     futures = [puller.pull(k, proxy.address) for k in (1, 2)]
     for future in futures:
         future.result(PATIENCE_S)
-    np.testing.assert_array_equal(pair.there.get(1), pattern(BIG))
-    assert pair.there.get(2) == "small"
+    np.testing.assert_array_equal(either.there.get(1), pattern(BIG))
+    assert either.there.get(2) == "small"
     assert proxy.connections <= 3
     # What had come whole was not sent again.
     assert proxy.passed < BIG + 2 * (wire.FRAME_BYTES + 20_000)
@@ -188,13 +192,13 @@ def test_slow_network_delivers_all_the_same_however_long_it_takes(pair: Pair) ->
     np.testing.assert_array_equal(pair.there.get(1), pattern(nbytes))
 
 
-def test_connection_that_never_brings_a_frame_ends_in_a_typed_error(pair: Pair) -> None:
-    pair.here.put(1, pattern(BIG))
-    proxy = pair.proxy(then=("cut", 100_000))
+def test_connection_that_never_brings_a_frame_ends_in_a_typed_error(either: Pair) -> None:
+    either.here.put(1, pattern(BIG))
+    proxy = either.proxy(then=("cut", 100_000))
     with pytest.raises(TransferError, match="after 4 attempts that brought nothing"):
-        pair.puller().pull(1, proxy.address).result(PATIENCE_S)
+        either.puller().pull(1, proxy.address).result(PATIENCE_S)
     assert proxy.connections == 4
-    assert pair.there.used() == (0, 0)
+    assert either.there.used() == (0, 0)
 
 
 def test_nobody_listening_is_a_typed_error(pair: Pair) -> None:
@@ -207,7 +211,7 @@ def test_nobody_listening_is_a_typed_error(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "said"), [(30, "30 of 48 bytes of the handshake came"), (2 << 20, r"moved no byte for 0\.2 s")]
+    ("at", "said"), [(30, "30 of 104 bytes of the server's greeting came"), (2 << 20, r"moved no byte for 0\.2 s")]
 )
 def test_source_that_falls_silent_is_given_up_in_time(pair: Pair, at: int, said: str) -> None:
     pair.here.put(1, pattern(BIG))
@@ -219,24 +223,24 @@ def test_source_that_falls_silent_is_given_up_in_time(pair: Pair, at: int, said:
     assert pair.there.used() == (0, 0)
 
 
-@pytest.mark.parametrize("at", [60, 100, 90 + 56, 5 << 20])
+@pytest.mark.parametrize("at", [90, 116, 104 + 56, 5 << 20])
 def test_damaged_byte_is_noticed_and_the_frame_sent_again(pair: Pair, at: int) -> None:
     pair.here.put(1, pattern(BIG))
     proxy = pair.proxy(plans=[("flip", at)])
     puller = pair.puller(checksum=True)
     future = puller.pull(1, proxy.address)
-    if at == 60:  # in the source's proof that it knows the token: it is not believed
-        with pytest.raises(TransferError, match="does not know the session's token"):
+    if at == 90:  # in the source's proof: it is not believed
+        with pytest.raises(TransferError, match="the server does not hold the secret"):
             future.result(PATIENCE_S)
         return
     future.result(PATIENCE_S)
     np.testing.assert_array_equal(pair.there.get(1), pattern(BIG))
 
 
-def test_puller_closed_midway_fails_what_is_expected(pair: Pair, wait_until: Callable[..., None]) -> None:
-    pair.here.put(1, pattern(BIG))
-    proxy = pair.proxy(then=("stall", 5 << 20))
-    puller = pair.puller()
+def test_puller_closed_midway_fails_what_is_expected(either: Pair, wait_until: Callable[..., None]) -> None:
+    either.here.put(1, pattern(BIG))
+    proxy = either.proxy(then=("stall", 5 << 20))
+    puller = either.puller()
     future = puller.pull(1, proxy.address)
     wait_until(lambda: proxy.passed >= 5 << 20, "half of it")
     puller.close()
@@ -244,46 +248,47 @@ def test_puller_closed_midway_fails_what_is_expected(pair: Pair, wait_until: Cal
         future.result(0)
     with pytest.raises(TransferError, match="this store is closing"):
         puller.pull(2, proxy.address).result(0)
-    assert pair.there.used() == (0, 0)
+    assert either.there.used() == (0, 0)
 
 
-def test_source_restarted_under_an_idle_connection_is_found_again(pair: Pair, closing: Callable[[Any], Any]) -> None:
-    pair.here.put(1, "one")
-    pair.here.put(2, "two")
-    puller = pair.puller()
-    puller.pull(1, pair.source.address).result(PATIENCE_S)
-    port = pair.source.port
-    pair.source.close()
-    closing(pair.here.source(port=port))
-    assert puller.pull(2, pair.source.address).result(PATIENCE_S)
+def test_source_restarted_under_an_idle_connection_is_found_again(either: Pair, closing: Callable[[Any], Any]) -> None:
+    either.here.put(1, "one")
+    either.here.put(2, "two")
+    puller = either.puller()
+    puller.pull(1, either.source.address).result(PATIENCE_S)
+    port = either.source.port
+    either.source.close()
+    closing(either.here.source(port=port))
+    assert puller.pull(2, either.source.address).result(PATIENCE_S)
 
 
-def test_source_lets_go_of_an_object_when_it_has_been_sent(pair: Pair) -> None:
-    pair.here.put(1, pattern(BIG))
-    pair.puller().pull(1, pair.source.address).result(PATIENCE_S)
-    pair.here.table.drop(1)
-    pair.here.wait_until_empty()  # although the connection is still open
+def test_source_lets_go_of_an_object_when_it_has_been_sent(either: Pair) -> None:
+    either.here.put(1, pattern(BIG))
+    either.puller().pull(1, either.source.address).result(PATIENCE_S)
+    either.here.table.drop(1)
+    either.here.wait_until_empty()  # although the connection is still open
 
 
 # ---- strangers ----
 
 
-def test_wrong_token_gets_nothing(pair: Pair, closing: Callable[[Any], Any]) -> None:
-    from fastrt.transfer.pull import Puller
+def test_taker_of_another_cluster_gets_nothing(either: Pair, closing: Callable[[Any], Any]) -> None:
+    either.here.put(1, "secret")
+    proxy = either.proxy()
+    stranger = Identity.from_token(new_token())
+    puller = closing(Puller(either.there.table, stranger, tls_on_loopback=either.here.tls))
+    with pytest.raises(TransferError, match=r"does not hold the secret|another authority has signed its certificate"):
+        puller.pull(1, proxy.address).result(PATIENCE_S)
+    assert proxy.connections == 1
+    assert b"secret" not in proxy.sent[0]
 
-    pair.here.put(1, "secret")
-    proxy = pair.proxy()
-    stranger = closing(Puller(pair.there.table, "another token"))
-    with pytest.raises(TransferError, match="another session's token"):
-        stranger.pull(1, proxy.address).result(PATIENCE_S)
-    assert proxy.passed == 4 * 48  # four greetings
 
-
-def test_source_without_the_token_is_not_believed(pair: Pair, closing: Callable[[Any], Any]) -> None:
-    impostor = closing(Source(pair.here.table, "another token"))
-    pair.here.put(1, "forged")
-    with pytest.raises(TransferError, match="another session's token"):
-        pair.puller().pull(1, impostor.address).result(PATIENCE_S)
+def test_source_of_another_cluster_is_not_believed(either: Pair, closing: Callable[[Any], Any]) -> None:
+    stranger = Identity.from_token(new_token())
+    impostor = closing(Source(either.here.table, stranger, tls_on_loopback=either.here.tls))
+    either.here.put(1, "forged")
+    with pytest.raises(TransferError, match=r"does not hold the secret|another authority has signed its certificate"):
+        either.puller().pull(1, impostor.address).result(PATIENCE_S)
 
 
 def everything(sock: socket.socket) -> bytes:
@@ -305,14 +310,7 @@ def test_replayed_connection_gets_nothing(pair: Pair) -> None:
     with socket.create_connection(("127.0.0.1", pair.source.port), PATIENCE_S) as sock:
         sock.sendall(recorded)
         received = everything(sock)
-    assert len(received) <= 48  # the greeting, with another nonce
-
-
-def test_stream_beyond_loopback_needs_to_be_meant(pair: Pair) -> None:
-    with pytest.raises(InsecureBindError, match="in the clear"):
-        Source(pair.here.table, TOKEN, host="0.0.0.0")
-    with pytest.raises(InsecureBindError, match="in the clear"):
-        pair.puller().pull(1, "192.0.2.1:9")
+    assert len(received) <= REPLY_BYTES  # with another nonce, so that the recorded proof is none
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n" + b" " * 200, bytes(400), b"\xff" * 400])
@@ -321,20 +319,22 @@ def test_noise_instead_of_a_login_is_hung_up_on(pair: Pair, noise: bytes) -> Non
     with socket.create_connection(("127.0.0.1", pair.source.port), PATIENCE_S) as sock:
         sock.sendall(noise)
         received = everything(sock)
-    assert len(received) <= 48
+    assert len(received) <= REPLY_BYTES
     assert pair.puller().pull(1, pair.source.address).result(PATIENCE_S)
 
 
 def test_greeting_that_drips_is_hung_up_on_in_time(pair: Pair, closing: Callable[[Any], Any]) -> None:
-    """Each byte more is no reason to wait on: 88 of them would take 9 seconds."""
+    """Each byte more is no reason to wait on: 72 of them would take 7 seconds."""
     source = closing(pair.here.source(timeout_s=0.3))
     dripping = threading.Event()
     with socket.create_connection(("127.0.0.1", source.port), PATIENCE_S) as sock:
 
         def drip() -> None:
             with contextlib.suppress(OSError):
-                while not dripping.wait(0.1):
-                    sock.sendall(b"f")
+                for byte in b"fastrtP1" + bytes(64):
+                    sock.sendall(bytes([byte]))
+                    if dripping.wait(0.1):
+                        return
 
         thread = threading.Thread(target=drip)
         thread.start()
@@ -349,7 +349,7 @@ def test_greeting_that_drips_is_hung_up_on_in_time(pair: Pair, closing: Callable
 def test_source_that_drips_its_greeting_is_given_up_in_time(pair: Pair) -> None:
     pair.here.put(1, "value")
     begun = time.monotonic()
-    with pytest.raises(TransferError, match=r"of 48 bytes of the handshake came in"):
+    with pytest.raises(TransferError, match=r"of 104 bytes of the server's greeting came"):
         pair.puller(timeout_s=0.3).pull(1, pair.proxy(rate=20).address).result(PATIENCE_S)
     assert time.monotonic() - begun < PATIENCE_S / 2
 
@@ -364,10 +364,10 @@ def test_strangers_who_say_nothing_neither_keep_others_out_nor_pile_up(
         for k in range(source_module._CONNECTIONS_MAX + 20):
             silent.append(socket.create_connection(("127.0.0.1", pair.source.port), PATIENCE_S))
             if k % 2:
-                silent[-1].sendall(b"half a greeting")
+                silent[-1].sendall(b"fastrtP1 and half a greeting")
         assert pair.puller().pull(1, pair.source.address).result(PATIENCE_S)
         wait_until(lambda: streams_of_the_source() <= most + 1, "the oldest strangers to be sent away")
-        assert len(silent[0].recv(100, socket.MSG_WAITALL)) == 48  # the greeting, and then the end
+        assert silent[0].recv(100) == b""
     finally:
         for sock in silent:
             sock.close()
@@ -380,10 +380,10 @@ def streams_of_the_source() -> int:
 
 
 def test_taker_is_served_for_longer_than_a_greeting_may_take(pair: Pair, closing: Callable[[Any], Any]) -> None:
-    """Strangers who come later take the place of other strangers, not of one who has shown the token."""
+    """Strangers who come later take the place of other strangers, not of one who has proved the secret."""
     source = closing(pair.here.source(timeout_s=0.3))
     pair.here.put(1, "value")
-    sock, _ = wire.connect(source.address, TOKEN, False)
+    sock = dialled(source)
     with sock, contextlib.ExitStack() as stack:
         for _ in range(source_module._GREETINGS_MAX + 5):
             stack.enter_context(socket.create_connection(("127.0.0.1", source.port), PATIENCE_S))
@@ -398,10 +398,18 @@ def request(objref: int, offset: int, ticket: int = 0) -> bytes:
     return wire.pack_request(wire.Request(ticket, objref, offset))
 
 
-def logged_in(pair: Pair) -> socket.socket:
-    sock, _ = wire.connect(pair.source.address, TOKEN, False)
+def dialled(source: Source) -> socket.socket:
+    """A connection in the clear over which this taker has said that it wants no checksums."""
+    made = link.dial(source.address, IDENTITY, False)
+    assert isinstance(made, link.Clear)
+    sock = socket.socket(fileno=made._sock.detach())
     sock.settimeout(PATIENCE_S)
+    sock.sendall(wire.pack_opening(False))
     return sock
+
+
+def logged_in(pair: Pair) -> socket.socket:
+    return dialled(pair.source)
 
 
 def hung_up(sock: socket.socket) -> bool:
@@ -455,8 +463,7 @@ def test_taker_that_stops_reading_is_given_up(
     here = make_site()
     here.put(1, pattern(40 << 20))
     source = closing(here.source(timeout_s=0.2))
-    sock, _ = wire.connect(source.address, TOKEN, False)
-    with sock:
+    with dialled(source) as sock:
         sock.sendall(request(1, 0))
         here.table.drop(1)
         here.wait_until_empty()
@@ -481,8 +488,8 @@ class Liar:
             with sock:
                 sock.settimeout(PATIENCE_S)
                 try:
-                    wire.accept(sock, TOKEN)
-                    sock.recv(wire.REQUEST.size, socket.MSG_WAITALL)
+                    prove_as_server(sock, IDENTITY.key(link.PURPOSE), link.PURPOSE)
+                    sock.recv(wire.OPENING.size + wire.REQUEST.size, socket.MSG_WAITALL)
                     for data in self._says:
                         sock.sendall(data)
                     sock.shutdown(socket.SHUT_WR)

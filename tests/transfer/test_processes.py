@@ -25,6 +25,7 @@ START = f"""
     from fastrt._core.clients import KIND_DRIVER, Client, admit
     from fastrt._core.segment import Segment
     from fastrt.store.client import Store
+    from fastrt.rpc.identity import Identity
     from fastrt.transfer.pull import Puller
     from fastrt.transfer.source import Source
     from fastrt.transfer.table import Table
@@ -32,18 +33,18 @@ START = f"""
     print(segment.name, flush=True)
     client = Client(segment, *admit(segment, os.getpid(), KIND_DRIVER, "test"))
     table = Table(Store(client, 0.0))
-    TOKEN, BIG = {TOKEN!r}, {BIG}
+    IDENTITY, BIG = Identity.from_token({TOKEN!r}), {BIG}
 """
 SOURCE = """
     table.add(1, table.store.put(np.arange(BIG // 8)))
-    source = Source(table, TOKEN)
+    source = Source(table, IDENTITY, tls_on_loopback=True)
     print(source.address, flush=True)
     sys.stdin.readline()
     source.close()
     segment.unlink()
 """
 TAKER = """
-    puller = Puller(table, TOKEN)
+    puller = Puller(table, IDENTITY, tls_on_loopback=True)
     future = puller.pull(1, sys.argv[1])
     print("asked", flush=True)
     future.result()
@@ -81,7 +82,7 @@ def line(process: "subprocess.Popen[str]") -> str:
 def test_object_of_another_process_arrives(make_site: Callable[..., Site], closing: Callable[[Any], Any], spawn: Spawn):
     there = make_site()
     source = spawn(SOURCE)
-    closing(there.puller()).pull(1, line(source)).result(PATIENCE_S)
+    closing(there.puller(tls_on_loopback=True)).pull(1, line(source)).result(PATIENCE_S)
     np.testing.assert_array_equal(there.get(1), np.arange(BIG // 8))
     assert source.communicate("\n")[1] is None
     assert source.returncode == 0
@@ -93,7 +94,7 @@ def test_source_killed_midway_is_a_typed_error_and_leaves_nothing(
     there = make_site()
     source = spawn(SOURCE)
     proxy = closing(Proxy(line(source), rate=RATE))
-    future = closing(there.puller()).pull(1, proxy.address)
+    future = closing(there.puller(tls_on_loopback=True)).pull(1, proxy.address)
     wait_until(lambda: proxy.passed > BIG // 8, "some of it")
     source.kill()
     with pytest.raises(TransferError, match="did not arrive, after 4 attempts"):
@@ -102,15 +103,15 @@ def test_source_killed_midway_is_a_typed_error_and_leaves_nothing(
     there.wait_until_empty()
 
 
-def test_taker_killed_midway_lets_the_source_go_on(pair: Pair, spawn: Spawn, wait_until: Callable[..., None]):
-    pair.here.put(1, np.arange(BIG // 8))
-    proxy = pair.proxy(rate=RATE)
+def test_taker_killed_midway_lets_the_source_go_on(sealed: Pair, spawn: Spawn, wait_until: Callable[..., None]):
+    sealed.here.put(1, np.arange(BIG // 8))
+    proxy = sealed.proxy(rate=RATE)
     taker = spawn(TAKER, proxy.address)
     assert line(taker) == "asked"
     wait_until(lambda: proxy.passed > BIG // 8, "some of it")
     taker.kill()
     taker.wait()
-    pair.here.table.drop(1)
-    pair.here.wait_until_empty()
-    pair.here.put(2, "next")
-    assert pair.puller().pull(2, pair.source.address).result(PATIENCE_S)
+    sealed.here.table.drop(1)
+    sealed.here.wait_until_empty()
+    sealed.here.put(2, "next")
+    assert sealed.puller().pull(2, sealed.source.address).result(PATIENCE_S)

@@ -23,6 +23,7 @@ from fastrt._core.pool cimport pool_flush
 from fastrt._core.segment cimport Segment
 from fastrt._core.segment import start_time
 from fastrt._core.trace cimport FRT_TRACE_PROCESS, frt_trace_point
+from fastrt._core.write_guard cimport guard_add, guard_remove
 
 cdef extern from "<sys/mman.h>" nogil:
     void *mmap(void *, size_t, int, int, int, long)
@@ -171,6 +172,7 @@ cdef class Client:
         frt_trace_point(&self.x, FRT_TRACE_PROCESS, self.pid, slot.kind, 0)
         _epochs += 1
         self.epoch = _epochs
+        guard_add(&self.x)
 
     cdef uint32_t *_private_counts(self) except NULL:
         # Sparse: only the pages of entries that this process uses ever exist.
@@ -181,6 +183,7 @@ cdef class Client:
         return <uint32_t *>p
 
     def __dealloc__(self):
+        guard_remove(&self.x)
         if self.x.refs_held != NULL:
             munmap(self.x.refs_held, <size_t>self.x.objects_max * 4)
         if self.x.pins_held != NULL:

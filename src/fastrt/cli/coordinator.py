@@ -73,6 +73,11 @@ def _looks_inside(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where state is kept over restarts."
 )
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Go on with what can be saved of a damaged state directory; says what is lost, and keeps the files aside.",
+)
 @click.option("--ephemeral", is_flag=True, help="Keep nothing; the default without --state-dir.")
 @click.option("--tls-cert", type=_file, help="PEM file: this server's certificate chain.")
 @click.option("--tls-key", type=_file, help="PEM file: its private key.")
@@ -182,6 +187,7 @@ def _options(given: dict[str, Any]) -> CoordinatorOptions:
     return CoordinatorOptions(
         address=given["address"],
         state_dir=given["state_dir"],
+        accept_loss=given["accept_loss"],
         tls=tls,
         **job_settings(given),
     )
@@ -211,7 +217,8 @@ def _serve(options: CoordinatorOptions) -> None:
         signal.sigwait(signals)
         click.echo("stopping")
     if failed.is_set():
-        raise FastrtError("The process that keeps the state could not be kept alive; the log above says why.")
+        why = service.failure if isinstance(service, Front) else "the log above says why"
+        raise FastrtError(f"The process that keeps the state could not be kept alive: {why}.")
 
 
 def _ask(target: _Target, **fields: Any) -> Any:

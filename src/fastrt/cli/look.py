@@ -16,18 +16,33 @@ _JOIN_S = 3.0
 _STORE_BYTES_ANY = 64 << 20
 
 
+def runtime_folder() -> Path:
+    """Return the folder of this user's sessions, which may not be there yet.
+
+    Raises:
+        click.ClickException: another user could change it.
+    """
+    from fastrt.config import RUNTIME_FOLDER, Config
+    from fastrt.folders import UnsafeFolderError, has_private_folder
+
+    # Sizes are given so that a machine with no room for another store can still be looked at.
+    folder = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY).runtime_dir
+    try:
+        has_private_folder(folder, RUNTIME_FOLDER)
+    except UnsafeFolderError as exc:
+        raise click.ClickException(str(exc)) from exc
+    return folder
+
+
 def sockets(session: str | None) -> list[Path]:
     """The daemons' sockets of this user's sessions on this machine.
 
     Args:
         session: how the session's name must begin; None: any.
     Raises:
-        click.ClickException: there is none.
+        click.ClickException: there is none, or another user could have made it.
     """
-    from fastrt.config import Config
-
-    # Sizes are given so that a machine with no room for another store can still be looked at.
-    folder = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY).runtime_dir
+    folder = runtime_folder()
     found = [path for path in sorted(folder.glob("*/node.sock")) if path.parent.name.startswith(session or "")]
     if not found:
         named = f" whose name begins with {session!r}" if session else ""

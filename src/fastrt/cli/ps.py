@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 import signal
 import threading
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fastrt.cluster.peers import MemberUnreachableError, look
+from fastrt.cluster import http
+from fastrt.cluster.peers import look
 from fastrt.cluster.service import ClusterOptions, ClusterScheduler
 from fastrt.cluster.state import Settings
 from fastrt.errors import FastrtError
 from fastrt.rpc.auth import TlsFiles, read_token
+from fastrt.rpc.identity import new_token
+from fastrt.rpc.trust import Trust, trust_of
 
 _DEFAULT_ADDRESS = "127.0.0.1:6667"
 _ASK_S = 10.0
@@ -32,7 +32,10 @@ _DURABILITY_HELP = "What kept state survives: the death of processes (default), 
 _path = click.Path(dir_okay=False, path_type=Path)
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _token_file = click.option(
-    "--token-file", type=_path, envvar="FASTRT_TOKEN_FILE", help="What gRPC and HTTP must carry; made when missing."
+    "--token-file",
+    type=_path,
+    envvar="FASTRT_TOKEN_FILE",
+    help="The cluster's secret, which all its processes prove; the scheduler makes it when it is missing.",
 )
 
 
@@ -52,16 +55,21 @@ def ps() -> None:
 @click.option("--available-timeout", default=300.0, show_default=True, help="Wait so long (s) for who is not there.")
 @click.option("--scale-timeout", default=300.0, show_default=True, help="A scaling that takes longer (s) is undone.")
 @click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where members are kept.")
+@click.option("--accept-loss", is_flag=True, help="Go on with what can be saved of a damaged state directory.")
 @click.option("--durability", type=click.Choice(["process", "power"]), default="process", help=_DURABILITY_HELP)
 @click.option("--tls-cert", type=_file, help="PEM file: the certificate chain for gRPC.")
 @click.option("--tls-key", type=_file, help="PEM file: its private key.")
 @click.option("--tls-ca", type=_file, help="PEM file: signs the clients' certificates, which are then demanded.")
-@click.option("--insecure", is_flag=True, help="Serve gRPC and HTTP beyond this machine in plain text.")
-@click.option("--allow-anonymous", is_flag=True, help="Take frames, which carry no token, from beyond this machine.")
+@click.option(
+    "--allow-anonymous",
+    is_flag=True,
+    help="Serve members of other implementations, in the clear: every process that reaches the address can join.",
+)
 def scheduler(**given: Any) -> None:
     """Serve a cluster's scheduler until all its members have finished, SIGTERM, or Ctrl-C.
 
-    Members are processes that speak MindSpore's ps/core protocol, such as `fastrt.ps.cluster.ClusterMember`.
+    Members are fastrt's (`fastrt.ps.cluster.ClusterMember`), which have the token. With --allow-anonymous they are
+    processes that speak MindSpore's ps/core protocol, which has no authentication.
 
     \f
     Raises:
@@ -85,7 +93,7 @@ def status(address: str, http_address: str | None, token_file: Path | None) -> N
         click.ClickException: no scheduler answers.
     """
     try:
-        members = look(address, _ASK_S)
+        members = look(address, None if token_file is None else read_token(token_file), _ASK_S)
         state = _state(http_address, token_file) if http_address is not None else ""
     except (FastrtError, OSError) as error:
         raise click.ClickException(f"{error} Is the scheduler running?") from error
@@ -99,12 +107,36 @@ def status(address: str, http_address: str | None, token_file: Path | None) -> N
     Console().print(table)
 
 
+@ps.command()
+@click.argument("method", type=click.Choice(["GET", "POST"]))
+@click.argument("path")
+@click.argument("body", default="")
+@click.option("--http-address", required=True, help="HOST:PORT of the scheduler's HTTP.")
+@_token_file
+def request(method: str, path: str, body: str, http_address: str, token_file: Path | None) -> None:
+    """Make a request of a scheduler's HTTP, such as POST /scaleout '{"worker_num": 0, "server_num": 1}'.
+
+    \f
+    Raises:
+        click.ClickException: the scheduler does not answer, or refuses.
+    """
+    try:
+        status, answer = http.request(http_address, _trust(token_file), method, path, body.encode() or None)
+    except (FastrtError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(json.dumps(answer))
+    if status != 200:
+        raise click.ClickException(f"the scheduler answered with status {status}")
+
+
 def _options(given: dict[str, Any]) -> ClusterOptions:
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key go together.")
-    served = given["grpc_address"] is not None or given["http_address"] is not None
-    if served and given["token_file"] is None:
-        raise click.UsageError("--grpc-address and --http-address need --token-file; it is made when missing.")
+    if given["token_file"] is None and not given["allow_anonymous"]:
+        raise click.UsageError(
+            "name a --token-file, which is made when it is missing; or say --allow-anonymous for members of other "
+            "implementations."
+        )
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
     settings = Settings(
         workers=given["num_workers"],
@@ -118,11 +150,11 @@ def _options(given: dict[str, Any]) -> ClusterOptions:
         settings=settings,
         grpc_address=given["grpc_address"],
         http_address=given["http_address"],
-        token=_token(given["token_file"]) if served else None,
+        token=None if given["token_file"] is None else _token(given["token_file"]),
         tls=tls,
-        insecure=given["insecure"],
         allow_anonymous=given["allow_anonymous"],
         state_dir=given["state_dir"],
+        accept_loss=given["accept_loss"],
         power=given["durability"] == "power",
     )
 
@@ -134,7 +166,7 @@ def _token(path: Path) -> str:
     except FileExistsError:
         return read_token(path)
     with os.fdopen(made, "w") as file:
-        file.write(secrets.token_hex(16) + "\n")
+        file.write(new_token() + "\n")
     return read_token(path)
 
 
@@ -155,6 +187,8 @@ def _serve(options: ClusterOptions) -> None:
         places += [f"HTTP on {service.http_address}"] if service.http_address else []
         wanted = options.settings
         click.echo(f"cluster of {wanted.workers} workers and {wanted.servers} servers {', '.join(places)}")
+        if options.allow_anonymous:
+            click.echo(f"members are not authenticated: every process that reaches {service.address} can join")
         stopping = threading.Event()
 
         def end_when_finished() -> None:
@@ -169,11 +203,9 @@ def _serve(options: ClusterOptions) -> None:
 
 
 def _state(address: str, token_file: Path | None) -> str:
-    request = urllib.request.Request(f"http://{address}/state")
-    if token_file is not None:
-        request.add_header("Authorization", f"Bearer {read_token(token_file)}")
-    try:
-        with urllib.request.urlopen(request, timeout=_ASK_S) as answer:
-            return f", {json.loads(answer.read())['cluster_state']}"
-    except (urllib.error.URLError, ValueError) as error:
-        raise MemberUnreachableError(f"No answer from HTTP at {address}: {error}.") from error
+    _, answer = http.request(address, _trust(token_file), "GET", "/state", timeout_s=_ASK_S)
+    return f", {answer['cluster_state']}"
+
+
+def _trust(token_file: Path | None) -> Trust | None:
+    return None if token_file is None else trust_of(read_token(token_file))

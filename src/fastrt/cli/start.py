@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from fastrt.cli.job import JOB_OPTIONS, job_options, job_settings
+from fastrt.cli.look import runtime_folder
 
 if TYPE_CHECKING:
     from fastrt.runtime.service import NodeOptions
@@ -23,6 +24,7 @@ _DEFAULT_PORT = 6465
 _DETACH_S = 30.0
 _END_S = 15.0
 _STEP_S = 0.05
+_LOG = "node.log"
 _DETACHED = "FASTRT_DETACHED_FD"  # where a detached child writes that it is up
 _port = click.IntRange(0, 65535)
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -42,11 +44,12 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--num-workers", type=int, help="Default: the CPUs; 0 lends all tasks to other nodes.")
 @_option("--resources", help='What else tasks may ask for, as JSON: {"gpu": 1}.')
 @_option("--object-store-memory", help="Size of the object store, such as 512MiB.")
-@_option("--token-file", type=_file, help="The cluster's token; the head makes one.")
-@_option("--tls-cert", type=_file, help="PEM file: this node's certificate chain.")
+@_option("--token", help="The cluster's token itself. --token-file and FASTRT_TOKEN show it to nobody else.")
+@_option("--token-file", type=_file, help="A file with the cluster's token; without both, the head makes one.")
+@_option("--tls-cert", type=_file, help="PEM file for programs in other languages: the services' certificate chain.")
 @_option("--tls-key", type=_file, help="PEM file: its private key.")
-@_option("--tls-ca", type=_file, help="PEM file: signs the certificates of all nodes.")
-@_option("--insecure", is_flag=True, help="Serve beyond this machine in plain text.")
+@_option("--tls-ca", type=_file, help="PEM file: signs the certificates of those programs.")
+@_option("--insecure", is_flag=True, help="Let large values go between nodes in the clear, after mutual proof.")
 @_option("--scheduler-port", type=_port, help="On the head: serve a scheduler for programs in any language there.")
 @_option("--scheduler", help="Elsewhere: HOST:PORT of the head's scheduler, for programs in any language.")
 @_option("--export", multiple=True, help="A module whose remote functions can be called through the scheduler.")
@@ -54,6 +57,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--num-tasks", type=click.IntRange(min=1), help="How many tasks the coordinator's job has.")
 @job_options("Coordinator: ", variables=True)
 @_option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="Where both keep their state.")
+@_option("--accept-loss", is_flag=True, help="Both go on with what can be saved of a damaged state directory.")
 @_option("--detach", is_flag=True, help="Return once the node is up; `fastrt stop` ends it.")
 @click.pass_context
 def start(context: click.Context, /, **given: Any) -> None:
@@ -71,8 +75,10 @@ def start(context: click.Context, /, **given: Any) -> None:
     _check(context, given)
     try:
         options = _options(given)
+        if given["token"] and context.get_parameter_source("token") is ParameterSource.COMMANDLINE:
+            _hide_token(given["token"])
         if given["detach"]:
-            _detach()
+            _detach(given["token"])
         else:
             _run(options)
     except ConfigError as exc:
@@ -83,6 +89,8 @@ def start(context: click.Context, /, **given: Any) -> None:
 
 def _check(context: click.Context, given: dict[str, Any]) -> None:
     """Refuse options that do not go together."""
+    if given["token"] and given["token_file"] is not None:
+        raise click.UsageError("Give the token either by --token or by --token-file.")
     if given["head"] == bool(given["address"]):
         raise click.UsageError("Give either --head, or --address HOST:PORT of the head to join.")
     for name in ("address", "scheduler"):
@@ -91,7 +99,7 @@ def _check(context: click.Context, given: dict[str, Any]) -> None:
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key go together.")
     if given["tls_ca"] is not None and given["tls_cert"] is None:
-        raise click.UsageError("--tls-ca needs --tls-cert and --tls-key: a node shows a certificate of its own.")
+        raise click.UsageError("--tls-ca needs --tls-cert and --tls-key: a service shows a certificate of its own.")
     served = [name for name in ("scheduler_port", "coordinator_port") if given[name] is not None]
     if served and not given["head"]:
         raise click.UsageError(f"--{served[0].replace('_', '-')} is for the head.")
@@ -119,9 +127,9 @@ def stop() -> None:
     """
     from fastrt.runtime.nodefile import nodes_here
 
-    nodes = nodes_here(_runtime_dir())
+    nodes = nodes_here(runtime_folder())
     for node in sorted(nodes, key=lambda node: node.is_head):  # the head last
-        os.kill(node.pid, signal.SIGTERM)
+        node.terminate()
     until = time.monotonic() + _END_S
     while any(node.is_alive for node in nodes):
         if time.monotonic() > until:
@@ -134,9 +142,7 @@ def stop() -> None:
 def _options(given: dict[str, Any]) -> NodeOptions:
     """What was given, checked, before any process is started."""
     from fastrt.config import Config
-    from fastrt.errors import ConfigError, FastrtError
     from fastrt.rpc.auth import TlsFiles
-    from fastrt.rpc.streams import Access
     from fastrt.runtime.service import NodeOptions
 
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
@@ -144,11 +150,11 @@ def _options(given: dict[str, Any]) -> NodeOptions:
     config = Config.load(**{name: given[name] for name in ("num_workers", "resources", "object_store_memory")})
     if tls is not None:
         tls.check()
-    for address in filter(None, (given["address"], listen)):
-        try:
-            Access("", tls, given["insecure"]).refuse_clear(address)
-        except FastrtError as exc:
-            raise ConfigError(str(exc)) from None
+    if given["token"]:
+        from fastrt.rpc.identity import Identity
+
+        Identity.from_token(given["token"])
+        os.environ.pop("FASTRT_TOKEN", None)  # of what this process starts, tasks too, nothing needs it
     scheduler = given["scheduler"]
     if given["scheduler_port"] is not None:
         scheduler = f"{given['host']}:{given['scheduler_port']}"
@@ -158,6 +164,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
         listen=listen,
         host=given["host"],
         name=given["name"],
+        token=given["token"] or "",
         token_file=given["token_file"],
         tls=tls,
         insecure=given["insecure"],
@@ -166,6 +173,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
         coordinator=None if given["coordinator_port"] is None else f"{given['host']}:{given['coordinator_port']}",
         job=job_settings(given),
         state_dir=given["state_dir"],
+        accept_loss=given["accept_loss"],
     )
 
 
@@ -177,7 +185,8 @@ def _run(options: NodeOptions) -> None:
             signal.signal(number, lambda signum, frame: node.stop())
         click.echo(f"node {node.session[:8]} of the cluster at {node.head}: {options.config.num_workers} workers")
         if options.head is None:
-            click.echo(f"join it:      fastrt start --address {node.head}   (token: {node.token_file})")
+            click.echo(f"join it:      fastrt start --address {node.head} --token-file {node.token_file}")
+            click.echo("              (with a copy of that file on another machine; `fastrt token` shows the token)")
         for name in ("scheduler", "coordinator", "store"):
             if name in node.addresses:
                 click.echo(f"{name + ':':<13} {node.addresses[name]}")
@@ -189,17 +198,33 @@ def _run(options: NodeOptions) -> None:
         node.run()
 
 
-def _detach() -> None:
-    """Start this very command again without a terminal, and wait until it says that it is up."""
-    from fastrt.errors import FastrtError
+def _hide_token(token: str) -> None:
+    """Start this very command again with the token in its environment: every user can read a command line."""
+    words: list[str] = []
+    given = iter(sys.orig_argv[1:])
+    for word in given:
+        if word == "--token":
+            next(given)
+        elif not word.startswith("--token="):
+            words.append(word)
+    os.execve(sys.executable, [sys.executable, *words], {**os.environ, "FASTRT_TOKEN": token})
 
+
+def _detach(token: str | None) -> None:
+    """Start this very command again without a terminal, and wait until it says that it is up."""
+    from fastrt.config import RUNTIME_FOLDER
+    from fastrt.errors import FastrtError
+    from fastrt.folders import open_private, private_folder
+
+    folder = private_folder(runtime_folder(), RUNTIME_FOLDER)
+    log = open_private(folder, _LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     up, down = os.pipe()
-    log = _runtime_dir() / "node.log"
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     words = [word for word in sys.argv if word != "--detach"]
     inherited = {name: value for name, value in os.environ.items() if name != "FASTRT_DETACH"}
-    with log.open("ab") as output, log.open("rb") as lines:
-        lines.seek(0, os.SEEK_END)
+    if token:
+        inherited["FASTRT_TOKEN"] = token
+    with open(log, "r+b", buffering=0) as output:
+        before = output.seek(0, os.SEEK_END)
         child = subprocess.Popen(
             [sys.executable, *words],
             stdin=subprocess.DEVNULL,
@@ -212,18 +237,16 @@ def _detach() -> None:
         os.close(down)
         with os.fdopen(up, "rb") as pipe:
             is_up = pipe.read(2) == b"up"
-        click.echo(lines.read().decode(errors="replace"), nl=False)
+        click.echo(_read_from(log, before).decode(errors="replace"), nl=False)
         if not is_up:
             child.wait(_DETACH_S)
-            raise FastrtError(f"the node did not start; see {log}")
+            raise FastrtError(f"the node did not start; see {folder / _LOG}")
+
+
+def _read_from(fd: int, at: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size - at, at)
 
 
 def _is_address(text: str) -> bool:
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdecimal() and 0 < int(port) < 65536
-
-
-def _runtime_dir() -> Path:
-    from fastrt.config import Config
-
-    return Config.load(num_workers=1, object_store_memory=64 << 20).runtime_dir

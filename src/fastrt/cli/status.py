@@ -9,21 +9,20 @@ from typing import Any
 
 import click
 
+from fastrt.cli.look import runtime_folder
+
 _JOIN_S = 3.0
-_STORE_BYTES_ANY = 64 << 20
 
 
 @click.command(short_help="Show the sessions that run on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def status(as_json: bool) -> None:
     """Show every session of this user on this machine: its processes, objects, memory and queue."""
-    from fastrt.config import Config
     from fastrt.errors import AttachError
     from fastrt.runtime.nodefile import nodes_here
     from fastrt.runtime.nodes import nodes_at
 
-    # Sizes are given so that a machine with no room for another store can still be looked at.
-    folder = Config.load(num_workers=1, object_store_memory=_STORE_BYTES_ANY).runtime_dir
+    folder = runtime_folder()
     nodes = {node.socket_path: node for node in nodes_here(folder)}
     sessions = [look(path) for path in sorted(folder.glob("*/node.sock"))]
     for session in sessions:

@@ -24,15 +24,17 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from fastrt.cluster import wire
+from fastrt.cluster.door import Door
 from fastrt.cluster.events import MemberView, Phase, Role
 from fastrt.cluster.framing import Frame, FramingError, Kind
-from fastrt.cluster.links import stop_listening
+from fastrt.cluster.links import FrameConnection
 from fastrt.cluster.mailbox import Mailbox
 from fastrt.cluster.messages import Messages
 from fastrt.cluster.options import ClusterTimeoutError, MemberEvent, MemberOptions, RegistrationRefusedError
 from fastrt.cluster.peers import Caller, Incoming, MemberUnreachableError
 from fastrt.cluster.wire import NO_RANK, Command, parse
 from fastrt.errors import FastrtError
+from fastrt.rpc.trust import trust_of
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class ClusterMember(Messages):
         self.options = options
         self.member_id = options.member_id or str(uuid.uuid4())
         self.address = ""
+        self._trust = None if options.token is None else trust_of(options.token)
         self._condition = threading.Condition()  # guards what follows, up to the blank line
         self._rank: int | None = None
         self._phase = Phase.STARTING
@@ -71,6 +74,7 @@ class ClusterMember(Messages):
 
         self._mailbox = Mailbox()
         self._port = 0
+        self._door: Door | None = None
         self._request_ids = itertools.count(1)
         self._scheduler: Caller | None = None
         self._peers: dict[tuple[Role, int], Caller] = {}
@@ -103,7 +107,7 @@ class ClusterMember(Messages):
         """Listen, connect to the scheduler and register.
 
         Raises:
-            MemberUnreachableError: nobody serves at the scheduler's address.
+            MemberUnreachableError: no scheduler of this cluster serves at its address.
             RegistrationRefusedError: the scheduler does not take this member.
             OSError: the own address cannot be bound.
         """
@@ -243,9 +247,8 @@ class ClusterMember(Messages):
     # On the event loop: coming and going
 
     async def _join(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, self.options.host, self.options.port)
-        self._port = self._server.sockets[0].getsockname()[1]
+        self._door = Door(self._accept, None if self._trust is None else self._trust.server)
+        self._port = await self._door.open(self.options.host, self.options.port)
         self.address = f"{self.options.host}:{self._port}"
         await self._connect()
         self._spawn(self._beat())
@@ -259,7 +262,8 @@ class ClusterMember(Messages):
             self._scheduler.close()
         for peer in self._peers.values():
             peer.close()
-        await stop_listening(self._server)
+        if self._door is not None:
+            await self._door.close()
         until = time.monotonic() + 1.0
         while (self._incoming or not all(c.ended for c in self._callers())) and time.monotonic() < until:
             for incoming in list(self._incoming):
@@ -271,14 +275,14 @@ class ClusterMember(Messages):
 
     async def _connect(self) -> None:
         """Open the connection to the scheduler, and register on it."""
+        if self._preparing is not None:
+            await self._preparing  # to register says that one is prepared, and the connection is closed without it
         host, _, port = self.options.scheduler.rpartition(":")
         limit = self.options.frame_bytes_max
         caller = await Caller.open(
-            "the scheduler", host.strip("[]"), int(port), limit, self._request_ids, self._scheduler_ended
+            "the scheduler", host.strip("[]"), int(port), limit, self._trust, self._request_ids, self._scheduler_ended
         )
         self._scheduler = caller
-        if self._preparing is not None:
-            await self._preparing  # to register says that one is prepared
         await self._register()
         if self._finished:  # to register says that one works again
             await caller.call(Command.FINISH, self.member_id.encode(), self.role, self._rank, Kind.RAW)
@@ -347,10 +351,9 @@ class ClusterMember(Messages):
 
     # On the event loop: what the scheduler and others say
 
-    def _accept(self) -> asyncio.Protocol:
-        incoming = Incoming(self._on_request, self._incoming.discard, self.options.frame_bytes_max)
-        self._incoming.add(incoming)
-        return incoming.protocol
+    def _accept(self, host: str) -> FrameConnection:
+        limit = self.options.frame_bytes_max
+        return Incoming(self._on_request, self._incoming.add, self._incoming.discard, limit).protocol
 
     def _on_request(self, incoming: Incoming, meta: Any, frame: Frame) -> None:
         command = meta.cmd
@@ -528,7 +531,7 @@ class ClusterMember(Messages):
                     raise MemberUnreachableError(f"The cluster has no {role.name.lower()} {rank}.")
                 name = f"{role.name.lower()} {rank}"
                 found = self._peers[key] = await Caller.open(
-                    name, view.host, view.port, self.options.frame_bytes_max, self._request_ids
+                    name, view.host, view.port, self.options.frame_bytes_max, self._trust, self._request_ids
                 )
             return found
 

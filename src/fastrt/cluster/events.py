@@ -99,6 +99,7 @@ class ScaleDone:
     """A member goes on after a scaling: answered with None. When all do, all are told `ScaleEnded`."""
 
     call: int
+    link: int
     member_id: str
     phase: Phase
 
@@ -108,6 +109,7 @@ class Publish:
     """A member has a number for all of them, itself too: answered with None."""
 
     call: int
+    link: int
     member_id: str
     number: int
 

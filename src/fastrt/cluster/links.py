@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import itertools
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from fastrt.cluster.events import Role
+from fastrt.cluster.events import Refused, Role
 from fastrt.cluster.framing import Frame, FramingError, Kind, Parser
 from fastrt.cluster.wire import Comm, Command, Meta, parse, request_frame
 from fastrt.rpc.contract import Stream
+from fastrt.rpc.trust import Trust
 
 _BUFFER_BYTES_MAX = 256 << 20
 _CONNECT_S = 5.0
-_ACCEPT_TURNS = 3  # of the event loop, from a connection's acceptance until its protocol is made
 _INVALID_ARGUMENT = 3
 _numbers = itertools.count(1)
 
@@ -31,16 +33,20 @@ OnRequest = Callable[["Link", Any, Frame], None]  # the link, its MessageMeta, t
 OnLost = Callable[["Link", str], None]
 
 
-async def stop_listening(server: asyncio.Server) -> None:
-    """Accept no more connections; those that were accepted have their protocol when this returns.
+def is_same_machine(host: str, other: str) -> bool:
+    """Whether two IP addresses are one, or both are this machine's."""
+    return host == other or (_is_ours(host) and _is_ours(other))
 
-    asyncio itself loses what it has accepted and not yet given a transport when its server closes.
-    """
-    for listening in server.sockets:
-        asyncio.get_running_loop().remove_reader(listening.fileno())
-    for _ in range(_ACCEPT_TURNS):
-        await asyncio.sleep(0)
-    server.close()
+
+def _is_ours(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 class Link(ABC):
@@ -66,7 +72,11 @@ class Link(ABC):
 
     @abstractmethod
     def goes_to(self, host: str, port: int) -> None:
-        """The member takes our requests there, if not by its own connection."""
+        """The member takes our requests there, if not by its own connection.
+
+        Raises:
+            Refused: the address is on another machine than the member, which has proved nothing.
+        """
 
     @abstractmethod
     def reply(self, request: Frame, data: bytes) -> None:
@@ -83,6 +93,10 @@ class Link(ABC):
     @abstractmethod
     def abort(self, reason: str) -> None:
         """End the connection at once."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Note that the connection is a member's now."""
 
     def tell(self, command: int, data: bytes) -> None:
         """Send a request whose response nobody waits for."""
@@ -117,19 +131,43 @@ class FrameConnection(asyncio.Protocol):
         on_frame: is given each frame; FramingError from it ends the connection.
         on_end: is told once why the connection has ended.
         frame_bytes_max: largest frame taken.
+        on_made: is called when the connection is there; `on_end` comes only after that.
     """
 
-    def __init__(self, on_frame: Callable[[Frame], None], on_end: Callable[[str], None], frame_bytes_max: int) -> None:
+    def __init__(
+        self,
+        on_frame: Callable[[Frame], None],
+        on_end: Callable[[str], None],
+        frame_bytes_max: int,
+        on_made: Callable[[], None] = lambda: None,
+    ) -> None:
         self._on_frame = on_frame
         self._on_end = on_end
+        self._on_made = on_made
         self._parser = Parser(frame_bytes_max)
         self._transport: asyncio.Transport | None = None
         self._reason = "the other end has closed it"
+        self._settled: asyncio.Future[None] | None = None
+        self.is_settled = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._on_made()
+
+    def settle(self) -> None:
+        """Note that the connection belongs to the cluster, or has ended: its door waits for it no more."""
+        self.is_settled = True
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
+
+    def settled(self) -> asyncio.Future[None]:
+        """A future that is done once `settle` was called."""
+        self._settled = asyncio.get_running_loop().create_future()
+        if self.is_settled:
+            self._settled.set_result(None)
+        return self._settled
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -148,6 +186,7 @@ class FrameConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self._transport = None
+        self.settle()
         self._on_end(self._reason if exc is None else str(exc))
 
     def send(self, frame: Frame) -> None:
@@ -170,26 +209,76 @@ class FrameConnection(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """End the connection at once."""
+        self.settle()
         if self._transport is not None:
             self._reason = reason
             self._transport.abort()
 
 
-class TcpLink(Link):
-    """A member that speaks frames. Give `incoming` to the server as the protocol of its connection."""
+async def connect(make: Callable[[], FrameConnection], host: str, port: int, trust: Trust | None) -> None:
+    """Open a connection for frames.
 
-    def __init__(self, on_request: OnRequest, on_lost: OnLost, frame_bytes_max: int) -> None:
+    Args:
+        make: its protocol.
+        host, port: of the other end.
+        trust: which the other end proves to have by TLS, and this one too; None: in the clear.
+    Raises:
+        OSError: the other end does not answer, or is not part of the cluster.
+    """
+    loop = asyncio.get_running_loop()
+    if trust is None:
+        await loop.create_connection(make, host, port)
+    else:
+        await loop.create_connection(make, host, port, ssl=trust.client, server_hostname=trust.name)
+
+
+class TcpLink(Link):
+    """A member that speaks frames. Give `incoming` to a door as the protocol of its connection.
+
+    Args:
+        on_request, on_lost: see `Link`.
+        on_made: is given this link when the connection is there.
+        frame_bytes_max: largest frame taken.
+        host: the peer's address.
+        trust: the cluster's, by which the member has proved itself; None: it has not, and is called back only on its
+            own machine.
+    """
+
+    def __init__(
+        self,
+        on_request: OnRequest,
+        on_lost: OnLost,
+        on_made: Callable[[Link], None],
+        frame_bytes_max: int,
+        host: str,
+        trust: Trust | None,
+    ) -> None:
         super().__init__(on_request, on_lost)
-        self.incoming = FrameConnection(self._request, self._lost, frame_bytes_max)
+        self.incoming = FrameConnection(self._request, self._lost, frame_bytes_max, lambda: on_made(self))
         self._frame_bytes_max = frame_bytes_max
+        self._host = host
+        self._trust = trust
         self._target: tuple[str, int] | None = None
         self._outgoing: FrameConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._waiting: list[Frame] = []
 
     def goes_to(self, host: str, port: int) -> None:
-        """See `Link`."""
+        """See `Link`.
+
+        Raises:
+            Refused: see `Link`.
+        """
+        if self._trust is None and not is_same_machine(self._host, host):
+            raise Refused(
+                f"a member at {self._host} cannot take connections at {host!r}: without a token, its address must be "
+                "an IP address of the machine that it connects from."
+            )
         self._target = (host, port)
+
+    def settle(self) -> None:
+        """See `Link`."""
+        self.incoming.settle()
 
     def reply(self, request: Frame, data: bytes) -> None:
         """See `Link`."""
@@ -220,8 +309,7 @@ class TcpLink(Link):
         host, port = self._target or ("", 0)
         made = FrameConnection(self._response, self._outgoing_ended, self._frame_bytes_max)
         try:
-            loop = asyncio.get_running_loop()
-            await asyncio.wait_for(loop.create_connection(lambda: made, host, port), _CONNECT_S)
+            await asyncio.wait_for(connect(lambda: made, host, port, self._trust), _CONNECT_S)
         except (OSError, asyncio.TimeoutError) as error:
             self.incoming.close(f"it cannot be reached at {host}:{port}: {error or 'no answer'}")
             return
@@ -263,6 +351,9 @@ class StreamLink(Link):
         stream.on_closed = lambda: on_loop(self._lost, "its stream has ended")
 
     def goes_to(self, host: str, port: int) -> None:
+        """See `Link`."""
+
+    def settle(self) -> None:
         """See `Link`."""
 
     def reply(self, request: Frame, data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastrt.cluster.events import Phase, Role
 from fastrt.cluster.framing import FRAME_BYTES_MAX
@@ -50,6 +50,8 @@ class MemberOptions:
         on_data: given user command, role and rank of the sender, and bytes; returns the bytes to answer.
         before_scale: given SCALE_OUT or SCALE_IN, ends what must not go on during a scaling; the round waits for it.
         after_scale: given the same when ranks and members are the new ones; the round ends after it.
+        token: the cluster's; None for a scheduler that allows anonymous members: every process that reaches this
+            member's port can then give it orders.
     """
 
     scheduler: str
@@ -65,3 +67,4 @@ class MemberOptions:
     on_data: Callable[[int, Role, int, bytes], bytes] | None = None
     before_scale: Callable[[Phase], None] | None = None
     after_scale: Callable[[Phase], None] | None = None
+    token: str | None = field(default=None, repr=False)

@@ -9,10 +9,11 @@ from typing import Any
 
 from fastrt.cluster.events import MemberView, Role
 from fastrt.cluster.framing import Frame, FramingError, Kind
-from fastrt.cluster.links import FrameConnection
+from fastrt.cluster.links import FrameConnection, connect
 from fastrt.cluster.mailbox import Tag
 from fastrt.cluster.wire import Command, FetchResp, FetchServers, Meta, parse, request_frame, views
 from fastrt.errors import FastrtError
+from fastrt.rpc.trust import Trust, trust_of
 
 _CONNECT_S = 5.0
 _LOOK_BYTES_MAX = 64 << 20
@@ -53,19 +54,19 @@ class Caller:
         host: str,
         port: int,
         frame_bytes_max: int,
+        trust: Trust | None,
         request_ids: Iterator[int] | None = None,
         on_end: Callable[[str], None] = lambda reason: None,
     ) -> Caller:
         """Connect.
 
         Raises:
-            MemberUnreachableError: nobody answers there.
+            MemberUnreachableError: no process answers there, or none of this cluster.
         """
         made = cls(name, itertools.count(1) if request_ids is None else request_ids, on_end)
         connection = FrameConnection(made._answered, made._end, frame_bytes_max)
         try:
-            loop = asyncio.get_running_loop()
-            await asyncio.wait_for(loop.create_connection(lambda: connection, host, port), _CONNECT_S)
+            await asyncio.wait_for(connect(lambda: connection, host, port, trust), _CONNECT_S)
         except (OSError, asyncio.TimeoutError) as error:
             raise MemberUnreachableError(f"{name} cannot be reached at {host}:{port}: {error or 'no answer'}") from None
         made._connection, made.place = connection, (host, port)
@@ -127,6 +128,7 @@ class Incoming:
 
     Args:
         on_request: is given this connection, each request's meta, and its frame.
+        on_made: is given this connection when it is there.
         on_end: is told that the connection has ended.
         frame_bytes_max: largest frame taken.
     """
@@ -134,11 +136,12 @@ class Incoming:
     def __init__(
         self,
         on_request: Callable[[Incoming, Any, Frame], None],
+        on_made: Callable[[Incoming], None],
         on_end: Callable[[Incoming], None],
         frame_bytes_max: int,
     ) -> None:
         self._on_request = on_request
-        self.protocol = FrameConnection(self._came, lambda reason: on_end(self), frame_bytes_max)
+        self.protocol = FrameConnection(self._came, lambda reason: on_end(self), frame_bytes_max, lambda: on_made(self))
 
     def acknowledge(self, frame: Frame) -> None:
         """Answer a request by giving it back."""
@@ -158,22 +161,26 @@ class Incoming:
     def _came(self, frame: Frame) -> None:
         if not frame.meta:
             raise FramingError("a request without meta came.")
+        self.protocol.settle()
         self._on_request(self, parse(Meta, frame.meta), frame)
 
 
-def look(address: str, timeout_s: float = 10.0) -> tuple[MemberView, ...]:
+def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[MemberView, ...]:
     """Ask a scheduler who is there, without being a member.
 
     Args:
         address: `host:port` of its frames.
+        token: the cluster's; None for a scheduler that allows anonymous members.
         timeout_s: for its answer.
     Raises:
-        MemberUnreachableError: nobody answers there, or not in time.
+        MemberUnreachableError: no process of the cluster answers there, or not in time.
+        ConfigError: the token is damaged.
     """
+    trust = None if token is None else trust_of(token)
     host, _, port = address.rpartition(":")
 
     async def ask() -> tuple[MemberView, ...]:
-        caller = await Caller.open("the scheduler", host.strip("[]"), int(port), _LOOK_BYTES_MAX)
+        caller = await Caller.open("the scheduler", host.strip("[]"), int(port), _LOOK_BYTES_MAX, trust)
         try:
             data = FetchServers(node_id="look").SerializeToString()
             call = caller.call(Command.FETCH_METADATA, data, Role.WORKER, None)

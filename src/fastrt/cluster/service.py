@@ -5,13 +5,14 @@ hand is written to the journal in one batch before anybody is told of it. A memb
 once, one that falls silent after the heartbeat timeout. Telling all members something queues it for each and waits
 for nobody.
 
-The framing can carry no token, so its listener is for this machine unless told otherwise; gRPC and HTTP carry one.
+With a token, frames, gRPC and HTTP are TLS with certificates on both sides, by the identity that the token stands for:
+a connection has proved the secret before a byte of it is parsed. Foreign members (MindSpore's own) have no secret. A
+cluster takes them in place of fastrt's where `allow_anonymous` says so, since members also connect to each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import threading
@@ -23,27 +24,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastrt.cluster import events as ev
-from fastrt.cluster.events import Answer, Effect, Event, Persist, Phase
+from fastrt.cluster.door import Door
+from fastrt.cluster.events import Answer, Effect, Event, Persist, Phase, Refused
 from fastrt.cluster.framing import Frame, FramingError
 from fastrt.cluster.http import ManagementServer
-from fastrt.cluster.links import Link, StreamLink, TcpLink, stop_listening
+from fastrt.cluster.links import FrameConnection, Link, StreamLink, TcpLink
 from fastrt.cluster.state import ClusterState, Settings
 from fastrt.cluster.wire import EXCHANGE, SERVICE, Command, Encoder, parse_request
-from fastrt.durable import Journal, StateDirectoryError
+from fastrt.durable import DiskFullError, Journal, StateDirectoryError
 from fastrt.errors import ConfigError, FastrtError
-from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refuse_clear_bind, refuse_open_bind, refused_token
-from fastrt.rpc.contract import Metadata, Server, Stream
+from fastrt.foreign_text import read_object
+from fastrt.rpc.auth import TlsFiles
+from fastrt.rpc.contract import Server, Stream
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
+from fastrt.rpc.trust import Trust, trust_of
+from fastrt.rpc.visitors import VISITORS_MAX
 
 _log = logging.getLogger(__name__)
 
 _ASK_S = 10.0
 _STOP_S = 5.0
+_FULL_RETRY_S = 0.2
 # How long who is sent something last may take to read it.
 _FLUSH_S = 1.0
-_BACKLOG = 4096
 
 
 @dataclass
@@ -56,10 +61,11 @@ class ClusterOptions:
         grpc_address: `host:port` for the same messages over gRPC; None: not served.
         http_address: `host:port` for managing the cluster over HTTP; None: not served.
         manage: what HTTP requests are put to in place of the scheduler's `ask`, which it is like.
-        token: what gRPC calls and HTTP requests must carry; None takes any, on loopback only.
-        tls: PEM files for gRPC.
-        insecure: serve gRPC or HTTP beyond loopback in plain text.
-        allow_anonymous: serve frames beyond loopback, though they carry no token.
+        token: the cluster's, which fastrt's members and who manages it prove over TLS.
+        tls: PEM files for gRPC instead, with the authority of its clients' certificates.
+        allow_anonymous: serve foreign members, which can prove nothing, in the clear instead of fastrt's own; gRPC and
+            HTTP too where there is no token. Every process that reaches such an address can join and end the cluster.
+        accept_loss: go on with what can be saved of a damaged `state_dir`; see `fastrt.durable.Journal`.
         state_dir: where members, ranks and counts are kept over restarts; None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
         links_max: connections at a time.
@@ -71,11 +77,11 @@ class ClusterOptions:
     grpc_address: str | None = None
     http_address: str | None = None
     manage: Callable[[Callable[[int], Event]], Any] | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
-    insecure: bool = False
     allow_anonymous: bool = False
     state_dir: str | os.PathLike[str] | None = None
+    accept_loss: bool = False
     power: bool = False
     links_max: int = 10_000
     frame_bytes_max: int = 16 << 20
@@ -84,8 +90,7 @@ class ClusterOptions:
         """Refuse what makes no sense, or would let strangers in.
 
         Raises:
-            ConfigError: a number is out of range.
-            InsecureBindError: an address is open to strangers.
+            ConfigError: a number is out of range; there is no token, and anonymous members are not allowed.
         """
         wanted = self.settings
         total = wanted.workers + wanted.servers
@@ -95,15 +100,13 @@ class ClusterOptions:
             )
         if min(wanted.heartbeat_timeout_s, wanted.available_timeout_s, wanted.scale_timeout_s) <= 0:
             raise ConfigError("the heartbeat, available and scale timeouts must be more than 0 seconds.")
-        refuse_open_bind(self.address, None, self.allow_anonymous)
-        for address, tls in ((self.grpc_address, self.tls), (self.http_address, None)):
-            if address is not None:
-                refuse_clear_bind(address, tls, self.insecure)
-                if self.token is None and not is_loopback(address):
-                    raise InsecureBindError(
-                        f"Serving on {address} without a token would let every machine that can reach it change the "
-                        "cluster. Name a token file, or serve on 127.0.0.1."
-                    )
+        if self.token is None and not self.allow_anonymous:
+            raise ConfigError(
+                "without a token every process that reaches the scheduler could join and end the cluster. Name a token "
+                "file, or allow anonymous members (--allow-anonymous) where members are not fastrt's."
+            )
+        if self.tls is not None and self.tls.client_ca is None:
+            raise ConfigError("TLS files for gRPC need the authority of its clients' certificates (--tls-ca).")
 
 
 class ClusterScheduler:
@@ -118,17 +121,19 @@ class ClusterScheduler:
         http_address: where HTTP is served.
 
     Raises:
-        ConfigError: an option makes no sense.
-        InsecureBindError: an address is open to strangers.
+        ConfigError: an option makes no sense, or the token is damaged.
         StateDirectoryError: the state directory cannot be used.
     """
 
     def __init__(self, options: ClusterOptions) -> None:
         options.check()
         self.options = options
+        self._trust = None if options.token is None else trust_of(options.token)
         self.address = self.grpc_address = self.http_address = ""
         self.finished = threading.Event()
-        self._journal = Journal(options.state_dir, options.power) if options.state_dir is not None else None
+        self._journal: Journal | None = None
+        if options.state_dir is not None:
+            self._journal = Journal(options.state_dir, options.power, accept_loss=options.accept_loss)
         self._state = ClusterState(options.settings, time.monotonic())
         self._encoder = Encoder()
         self._links: dict[int, Link] = {}
@@ -142,7 +147,7 @@ class ClusterScheduler:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._listener: asyncio.Server | None = None
+        self._door: Door | None = None
         self._grpc: Server | None = None
         self._http: ManagementServer | None = None
         self._standard = StandardServices([SERVICE], [message_set("cluster")])
@@ -170,7 +175,7 @@ class ClusterScheduler:
                 self._listen_grpc(self.options.grpc_address)
             if self.options.http_address is not None:
                 manage = self.options.manage or self.ask
-                self._http = ManagementServer(self.options.http_address, self.options.token, manage)
+                self._http = ManagementServer(self.options.http_address, self._trust, manage)
                 self.http_address = self._http.address
         except BaseException:
             self.stop()
@@ -235,7 +240,10 @@ class ClusterScheduler:
         if self._journal is None:
             return
         records = list(self._journal.records())
-        ended = any(kind == "cluster" and json.loads(value)["ended"] for kind, _, value in records)
+        about = [
+            read_object(value, "the record of the cluster", own=True) for kind, _, value in records if kind == "cluster"
+        ]
+        ended = any(one["ended"] for one in about)
         if ended:
             _log.info("the cluster whose state this was has finished; a new one begins")
             self._journal.write({(kind, key): None for kind, key, _ in records})
@@ -245,26 +253,39 @@ class ClusterScheduler:
 
     async def _listen(self) -> None:
         host, _, port = self.options.address.rpartition(":")
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._accept, host.strip("[]"), int(port), backlog=_BACKLOG)
-        self.address = f"{host}:{self._listener.sockets[0].getsockname()[1]}"
+        wanted, trust = self.options.settings, self._frame_trust
+        # All members may come at once; each one has a place besides those that strangers can take.
+        places = VISITORS_MAX + wanted.workers + wanted.servers
+        self._door = Door(self._accept, None if trust is None else trust.server, places)
+        self.address = f"{host}:{await self._door.open(host.strip('[]'), int(port))}"
+        if trust is None:
+            _log.warning("members are not authenticated: every process that reaches %s can join", self.address)
         self._settle()
 
+    @property
+    def _frame_trust(self) -> Trust | None:
+        return None if self.options.allow_anonymous else self._trust
+
     def _listen_grpc(self, address: str) -> None:
-        authorize = self._authorize if self.options.token is not None else None
         streams = {EXCHANGE: self._accept_stream, **self._standard.streams}
-        self._grpc = open_server(self, [CHECK_PATH], streams, self.options.frame_bytes_max, authorize)
-        tls = self.options.tls
-        port = self._grpc.bind(address, tls.server_credentials() if tls is not None else None)
+        self._grpc = open_server(self, [CHECK_PATH], streams, self.options.frame_bytes_max)
+        credentials = None
+        if self.options.tls is not None:
+            credentials = self.options.tls.server_credentials()
+        elif self._trust is not None:
+            credentials = self._trust.identity.server_credentials()
+        port = self._grpc.bind(address, credentials)
         self.grpc_address = f"{address.rpartition(':')[0]}:{port}"
         self._grpc.start()
 
-    def _accept(self) -> asyncio.Protocol:
-        link = TcpLink(self._on_request, self._on_lost, self.options.frame_bytes_max)
+    def _accept(self, host: str) -> FrameConnection:
+        limit = self.options.frame_bytes_max
+        return TcpLink(self._on_request, self._on_lost, self._on_made, limit, host, self._frame_trust).incoming
+
+    def _on_made(self, link: Link) -> None:
         self._links[link.number] = link
         if len(self._links) > self.options.links_max:
             asyncio.get_running_loop().call_soon(link.close, f"there are {self.options.links_max} connections already")
-        return link.incoming
 
     def _accept_stream(self, stream: Stream) -> None:
         """A gRPC stream has come; on gRPC's thread, which must not go on before the stream has its receiver."""
@@ -285,11 +306,17 @@ class ClusterScheduler:
         self._next_call += 1
         call = self._next_call
         request = parse_request(meta, frame.data, call, link.number)
+        self._callers[call] = lambda value: self._respond(link, meta.cmd, frame, request.event, value)
         if isinstance(request.event, ev.Register):
             link.told_changes = request.told_changes
-            link.goes_to(request.event.host, request.event.port)
-        self._callers[call] = lambda value: self._respond(link, meta.cmd, frame, request.event, value)
+            try:
+                link.goes_to(request.event.host, request.event.port)
+            except Refused as refused:
+                self._callers.pop(call)(refused)
+                return
         self._feed(request.event)
+        if link.number in self._state.members.by_link:
+            link.settle()
 
     def _respond(self, link: Link, command: int, frame: Frame, event: Event, value: Any) -> None:
         if isinstance(value, FastrtError):
@@ -339,6 +366,14 @@ class ClusterScheduler:
         if records and self._journal is not None:
             try:
                 self._journal.write(records)
+            except DiskFullError as error:
+                # Answers wait until there is room: nothing that a crash would take back may leave.
+                _log.critical("the cluster's scheduler waits for room: %s", error)
+                self._effects = effects
+                self._settle_soon = True
+                assert self._loop is not None
+                self._loop.call_later(_FULL_RETRY_S, self._settle)
+                return
             except StateDirectoryError as error:
                 # What is in memory is now ahead of the disk, so nothing of it may be told to anybody.
                 self._break(error)
@@ -413,8 +448,8 @@ class ClusterScheduler:
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._listener is not None:
-            await stop_listening(self._listener)
+        if self._door is not None:
+            await self._door.close()
         for task in self._tasks:
             task.cancel()
         for link in list(self._links.values()):
@@ -448,7 +483,3 @@ class ClusterScheduler:
 
     def on_stop(self) -> None:
         """See `Handler`."""
-
-    def _authorize(self, method: str, metadata: Metadata) -> str | None:
-        assert self.options.token is not None
-        return None if method == CHECK_PATH else refused_token(metadata, self.options.token)

@@ -28,6 +28,7 @@ from fastrt.cluster import events as ev
 from fastrt.cluster.events import Answer, Effect, Event, Metadata, Overview, Persist, Phase, Refused, Role, Tell
 from fastrt.cluster.members import Member, Members
 from fastrt.cluster.scaling import Round, moves
+from fastrt.foreign_text import read_json, read_object
 
 _ID_CHARS_MAX = 256
 _INSTRUCTION_PHASES = {
@@ -142,11 +143,11 @@ class ClusterState:
         members = []
         for kind, key, value in records:
             if kind == "cluster":
-                kept = json.loads(value)
+                kept = read_object(value, "the record of the cluster", own=True)
                 self._formed = kept["formed"]
                 self.members.resize({Role.SERVER: kept["servers"], Role.WORKER: kept["workers"]})
             elif kind == "member":
-                members.append((key, json.loads(value)))
+                members.append((key, read_json(value, "the record of a member", own=True)))
         for member_id, (role, rank, host, port, alive, finished) in members:
             if rank >= self.members.counts[Role(role)]:  # came for a scaling that did not end
                 self._emit(Persist("member", member_id, None))
@@ -232,15 +233,28 @@ class ClusterState:
         if self.phase is Phase.EXIT or event.member_id in self._left:
             return self.overview()
         member = self.members.by_id.get(event.member_id)
-        if member is None:
-            raise Refused(f"{event.member_id!r} is not a member. Register first.")
-        member.heard = self._now
-        if member.link is None and event.link not in self.members.by_link:
+        if member is not None and member.link is None and event.link not in self.members.by_link:
             self.members.attach(member, event.link, self._now)
             self._keep(member)
             self._watch(member)
             self._came_back(member)
+        else:
+            member = self._asker(event)
+            member.heard = self._now
         return self.overview()
+
+    def _asker(self, event: ev.Heartbeat | ev.Finish | ev.ScaleDone | ev.Publish) -> Member:
+        """The member that a request is about. Requests about a member come over its own connection only.
+
+        Raises:
+            Refused: there is no such member, or the connection is not that member's.
+        """
+        member = self.members.by_id.get(event.member_id)
+        if member is None:
+            raise Refused(f"{event.member_id!r} is not a member. Register first.")
+        if member.link != event.link:
+            raise Refused(f"this connection is not {event.member_id!r}'s. Register over it first.")
+        return member
 
     def _came_back(self, member: Member) -> None:
         """A member's heartbeat has come by a new connection: upstream's do not register again."""
@@ -275,12 +289,10 @@ class ClusterState:
     # The end
 
     def _on_finish(self, event: ev.Finish) -> None:
-        member = self.members.by_id.get(event.member_id)
-        if member is None:
-            if event.member_id not in self._left and self.phase is not Phase.EXIT:
-                raise Refused(f"{event.member_id!r} is not a member, and so cannot finish. Register first.")
+        if event.member_id not in self.members.by_id and (event.member_id in self._left or self.phase is Phase.EXIT):
             self._emit(Tell([event.link], ev.Ended()))
             return
+        member = self._asker(event)
         if not member.finished:
             self.members.mark(member, member.alive, True)
             self._keep(member)
@@ -412,8 +424,8 @@ class ClusterState:
         self._settle()
 
     def _on_scale_done(self, event: ev.ScaleDone) -> None:
-        if event.member_id not in self.members.by_id and event.member_id not in self._left:
-            raise Refused(f"{event.member_id!r} is not a member. Register first.")
+        if event.member_id in self.members.by_id or event.member_id not in self._left:
+            self._asker(event)
         current = self.round
         if current is not None and not current.gathering and current.phase is event.phase:
             current.undone.discard(event.member_id)
@@ -422,8 +434,7 @@ class ClusterState:
     # What passes through
 
     def _on_publish(self, event: ev.Publish) -> None:
-        if event.member_id not in self.members.by_id:
-            raise Refused(f"{event.member_id!r} is not a member, and so cannot send events. Register first.")
+        self._asker(event)
         self._tell_all(ev.Published(event.number))
 
     def _on_instruct(self, event: ev.Instruct) -> None:

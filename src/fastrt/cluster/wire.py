@@ -141,12 +141,12 @@ def parse_request(meta: Any, data: bytes, call: int, link: int) -> Request:
     if command == Command.FINISH:
         return Request(ev.Finish(call, link, member_id_of(data)))
     if command == Command.SCALE_OUT_DONE:
-        return Request(ev.ScaleDone(call, parse(ScaleOutDone, data).node_id, Phase.SCALE_OUT))
+        return Request(ev.ScaleDone(call, link, parse(ScaleOutDone, data).node_id, Phase.SCALE_OUT))
     if command == Command.SCALE_IN_DONE:
-        return Request(ev.ScaleDone(call, parse(ScaleInDone, data).node_id, Phase.SCALE_IN))
+        return Request(ev.ScaleDone(call, link, parse(ScaleInDone, data).node_id, Phase.SCALE_IN))
     if command == Command.SEND_EVENT:
         asked = parse(EventMessage, data)
-        return Request(ev.Publish(call, asked.node_id, asked.event))
+        return Request(ev.Publish(call, link, asked.node_id, asked.event))
     raise FramingError(f"a scheduler does not take the command {Command.name(command)}.")
 
 

@@ -47,11 +47,14 @@ class ActorGroup:
         actors: their handles, in the order of ranks.
     """
 
-    def __init__(self, name: str, actors: Sequence[Any], address: str | None, timeout: float) -> None:
+    def __init__(
+        self, name: str, actors: Sequence[Any], address: str | None, timeout: float, insecure: bool = False
+    ) -> None:
         self.name = name
         self.actors = list(actors)
         self._address = address
         self._timeout = timeout
+        self._insecure = insecure
 
     def __enter__(self) -> ActorGroup:
         return self
@@ -85,7 +88,7 @@ class ActorGroup:
         alive = [actor for rank, actor in enumerate(self.actors) if rank not in dead]
         if not alive:
             raise ActorDiedError(f"group {self.name!r}: none of its actors lives: {dead[0]}")
-        return create_group(alive, name=self.name, address=self._address, timeout=patience)
+        return create_group(alive, name=self.name, address=self._address, timeout=patience, insecure=self._insecure)
 
     def destroy(self) -> None:
         """End the group in all its actors; those that are dead or busy leave it by themselves."""
@@ -94,15 +97,22 @@ class ActorGroup:
 
 
 def create_group(
-    actors: Sequence[Any], *, name: str = "default", address: str | None = None, timeout: float = 30.0
+    actors: Sequence[Any],
+    *,
+    name: str = "default",
+    address: str | None = None,
+    timeout: float = 30.0,
+    insecure: bool = False,
 ) -> ActorGroup:
     """Make a group of actors; returns when all of them have joined. Their code gets it by `get_group(name)`.
 
     Args:
         actors: handles; the first is rank 0, and so on. Each runs the joining as a call, after those before it.
         name: what the actors call the group. One of that name that an actor is in already ends there.
-        address: `host:port` of a coordinator, for actors on several machines.
+        address: `host:port` of a coordinator, for actors on several machines. The driver makes a token for the group
+            and gives it to the actors in its calls.
         timeout: how long to wait for the actors, and by default in every operation of theirs, in seconds.
+        insecure: with an address: do not encrypt connections between machines; see `init_group`.
     Returns:
         The group as the driver sees it.
     Raises:
@@ -123,8 +133,9 @@ def create_group(
         rank, why = next(iter(dead.items()))
         raise ActorDiedError(f"group {name!r}: rank {rank} cannot join: {why}")
     meeting = f"{name}/{secrets.token_hex(8)}"
+    token = None if address is None else _new_token()
     joins = [
-        handle.__fastrt_call__.remote(_join, name, meeting, rank, len(handles), address, timeout)
+        handle.__fastrt_call__.remote(_join, name, meeting, rank, len(handles), address, timeout, token, insecure)
         for rank, handle in enumerate(handles)
     ]
     ready, late = store_client.wait(joins, num_returns=len(joins), timeout=timeout + _GRACE_S)
@@ -132,7 +143,13 @@ def create_group(
     if late:
         ranks = ", ".join(str(joins.index(ref)) for ref in late)
         raise CollectiveTimeout(f"group {name!r}: these ranks did not join in time: {ranks}")
-    return ActorGroup(name, handles, address, timeout)
+    return ActorGroup(name, handles, address, timeout, insecure)
+
+
+def _new_token() -> str:
+    from fastrt.rpc.identity import new_token  # imports `cryptography`, which groups of one machine do not need
+
+    return new_token()
 
 
 def _dead(actors: list[Any], timeout: float) -> dict[int, ActorDiedError]:
@@ -163,10 +180,18 @@ def _be_there(instance: Any) -> None:
 
 
 def _join(
-    instance: Any, name: str, meeting: str, rank: int, world_size: int, address: str | None, timeout: float
+    instance: Any,
+    name: str,
+    meeting: str,
+    rank: int,
+    world_size: int,
+    address: str | None,
+    timeout: float,
+    token: str | None,
+    insecure: bool,
 ) -> None:
     _leave(instance, name)
-    _joined[name] = join_group(meeting, rank, world_size, address, timeout, None, name)
+    _joined[name] = join_group(meeting, rank, world_size, address, timeout, None, name, token, insecure)
 
 
 def _leave(instance: Any, name: str) -> None:

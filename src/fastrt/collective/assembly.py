@@ -1,13 +1,12 @@
-"""How ranks of several machines find each other: rank 0 tells the coordinator where it listens, the others go there.
+"""How ranks of several machines find each other: rank 0 publishes its address in a coordinator, the others connect.
 
-It collects where each rank is, and answers with the whole list. A key that a killed rank 0 has left leads nowhere, so
-whoever follows it looks again. The list's token admits ranks to each other; the coordinator's own network is trusted.
+Rank 0 collects the place of each rank and answers with the whole list. A key that a killed rank 0 has left leads
+nowhere, and neither does one that a stranger has written: a rank that follows such a key looks again, and rank 0 writes
+its own again each second. Rank 0 and the others prove the group's secret to each other before they exchange a word.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 import os
 import secrets
 import select
@@ -18,14 +17,17 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from fastrt._core.segment import boot_hash
-from fastrt.collective.frames import dial
-from fastrt.collective.greetings import GREETING_S, Greetings
+from fastrt.collective.access import Access, Invitation, check_types
+from fastrt.collective.greetings import GREETING_S, Greetings, dial, receive_text, send_text
 from fastrt.coordination.client import Keys, open_keys
 from fastrt.coordination.errors import CoordinationError, CoordinationTimeoutError
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
+from fastrt.foreign_text import ForeignTextError, check_object, read_int
 
 _RETRY_S = 0.05
-_LOOK_S = 1.0  # how often ranks that have not come are looked at, if somebody can
+_LOOK_S = 1.0  # how often rank 0 renews its key, and ranks that have not come are looked at
+_ANSWER_BYTES = 4096, 1024  # at most: so many, and so many more for each rank
+_HELLO = {"place": list, "world_size": int, "wish": str}
 Watch = Callable[[Collection[int]], None]
 
 
@@ -43,9 +45,12 @@ class Assembled(NamedTuple):
     """What a rank knows when all have come."""
 
     group_id: str
-    token: str
+    access: Access
     places: list[Place]
     listener: socket.socket  # this rank's, where others may connect to it
+
+    def __repr__(self) -> str:  # without the token
+        return f"Assembled({self.group_id}, {len(self.places)} ranks)"
 
 
 def node_identity() -> str:
@@ -60,6 +65,7 @@ def assemble(
     world_size: int,
     timeout: float,
     node: str,
+    access: Access,
     wish: str = "",
     watch: Watch | None = None,
 ) -> Assembled:
@@ -71,10 +77,11 @@ def assemble(
         rank, world_size: this process's place.
         timeout: seconds.
         node: which processes share memory with this one: those that say the same.
+        access: the group's secret.
         wish: must be the same on all ranks.
         watch: called now and then with ranks that are waited for; raises PeerDied when one of them cannot come.
     Returns:
-        Where everybody is.
+        Where all ranks are.
     Raises:
         PeerDied: see `watch`.
         CollectiveTimeout: they did not all come in time.
@@ -84,13 +91,10 @@ def assemble(
     host = _own_host(address)
     listener = socket.create_server((host, 0), backlog=256)
     place = Place(rank, node, host, listener.getsockname()[1], os.getpid())
-    hello = {"place": place, "world_size": world_size, "wish": wish}
-    take_part = _gather if rank == 0 else _follow
+    part = _Part(name, place, world_size, wish, access, listener, deadline, watch)
     try:
         with open_keys(address) as keys:
-            # Quoted, because a key is deleted with all below it: no group's key may be below another's.
-            key = f"fastrt/groups/name={quote(name, safe='')}"
-            return take_part(keys, key, name, hello, listener, deadline, watch)
+            return part.gather(keys) if rank == 0 else part.follow(keys)
     except CoordinationError as error:
         listener.close()
         raise CollectiveTimeout(f"group {name!r}: the coordinator at {address}: {error}") from None
@@ -103,140 +107,178 @@ def _own_host(address: str) -> str:
     """This machine's address as it reaches the coordinator."""
     host, _, port = address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))
+        probe.connect((host, read_int(port, f"the port of the coordinator {address!r}", 1, 65535)))
         return str(probe.getsockname()[0])
 
 
-def _gather(
-    keys: Keys,
-    key: str,
-    name: str,
-    mine: dict[str, Any],
-    listener: socket.socket,
-    deadline: float,
-    watch: Watch | None,
-) -> Assembled:
-    size: int = mine["world_size"]
-    group_id, token = secrets.token_hex(8), secrets.token_hex(16)
-    port = listener.getsockname()[1]
-    where = json.dumps({"host": mine["place"].host, "port": port, "token": token})
-    keys.set(key, where, overwrite=True, timeout_s=deadline - time.monotonic())
-    there: dict[int, tuple[socket.socket | None, Place]] = {0: (None, mine["place"])}
-    look_at = time.monotonic() + _LOOK_S
-    greetings = Greetings(listener)
-    try:
-        while len(there) < size:
-            _drop_the_gone(there)
-            if watch is not None and time.monotonic() > look_at:
-                watch([q for q in range(size) if q not in there])
-                look_at = time.monotonic() + _LOOK_S
-            if time.monotonic() > deadline:
-                missing = ", ".join(str(q) for q in range(size) if q not in there)
-                text = f"group {name!r}: of {size} ranks these did not come in time: {missing}"
-                _tell_all(there, {"timeout": text})
-                raise CollectiveTimeout(text)
-            for greeted, line in greetings.wait(0.05):
-                _admit(greeted, line, there, mine, token, name)
-        keys.delete(key, timeout_s=max(deadline - time.monotonic(), 1.0))
-        places = [there[q][1] for q in range(size)]
-        _tell_all(there, {"group_id": group_id, "places": places})
-        return Assembled(group_id, token, places, listener)
-    except PeerDied as error:
-        _tell_all(there, {"died": str(error), "rank": error.rank})
-        raise
-    finally:
-        greetings.close()
-        for sock, _ in there.values():
-            if sock is not None:
-                sock.close()
+class _Part(NamedTuple):
+    """One rank's part in making a group."""
 
+    name: str
+    place: Place
+    world_size: int
+    wish: str
+    access: Access
+    listener: socket.socket
+    deadline: float
+    watch: Watch | None
 
-def _drop_the_gone(there: dict[int, tuple[socket.socket | None, Place]]) -> None:
-    """Forget ranks that have closed their connection: they may be started again and come anew."""
-    socks = {sock: rank for rank, (sock, _) in there.items() if sock is not None}
-    for sock in select.select(list(socks), [], [], 0)[0] if socks else ():
+    @property
+    def _key(self) -> str:
+        # Quoted, because a key is deleted with all below it: no group's key may be below another's.
+        return f"fastrt/groups/name={quote(self.name, safe='')}"
+
+    def gather(self, keys: Keys) -> Assembled:
+        """Be rank 0: collect the places of all ranks and send each the whole list."""
+        group_id = secrets.token_hex(16)
+        host, tls = self.place.host, self.access.uses_tls(self.place.host)
+        invitation = Invitation(host, self.place.port, secrets.token_hex(16), self.world_size, tls)
+        text = invitation.pack(self.name, self.access)
+        keys.set(self._key, text, overwrite=True, timeout_s=self.deadline - time.monotonic())
+        there: dict[int, tuple[Any, Place]] = {0: (None, self.place)}
+        greetings = Greetings(self.listener, self.access, _purpose(self.name, invitation.nonce))
+        look_at = time.monotonic() + _LOOK_S
+        try:
+            while len(there) < self.world_size:
+                _drop_the_gone(there)
+                if time.monotonic() > look_at:
+                    self._refuse_late(there, greetings.refused)
+                    keys.set(self._key, text, overwrite=True, timeout_s=max(self.deadline - time.monotonic(), 0.1))
+                    if self.watch is not None:
+                        self.watch([q for q in range(self.world_size) if q not in there])
+                    look_at = time.monotonic() + _LOOK_S
+                self._refuse_late(there, greetings.refused)
+                for sock, hello in greetings.wait(0.05):
+                    self._admit(sock, hello, there)
+            keys.delete(self._key, timeout_s=max(self.deadline - time.monotonic(), 1.0))
+            places = [there[q][1] for q in range(self.world_size)]
+            _tell_all(there, {"group_id": group_id, "places": places})
+            return Assembled(group_id, self.access, places, self.listener)
+        except PeerDied as error:
+            _tell_all(there, {"died": str(error), "rank": error.rank})
+            raise
+        finally:
+            greetings.close()
+            for sock, _ in there.values():
+                if sock is not None:
+                    sock.close()
+
+    def _refuse_late(self, there: dict[int, tuple[Any, Place]], refused: str) -> None:
+        if time.monotonic() > self.deadline:
+            missing = ", ".join(str(q) for q in range(self.world_size) if q not in there)
+            text = f"group {self.name!r}: of {self.world_size} ranks these did not come in time: {missing}"
+            _tell_all(there, {"timeout": text})
+            hint = f". The last caller that was refused: {refused}. All ranks need the same token" if refused else ""
+            raise CollectiveTimeout(text + hint)
+
+    def _admit(self, sock: Any, hello: dict[str, Any], there: dict[int, tuple[Any, Place]]) -> None:
+        """Take a rank in, or send it the reason why not."""
+        try:
+            check_object(hello, "a rank's greeting", _HELLO)
+            place = _place(hello["place"])
+            why = self._refusal(place, hello, there)
+            if why is None:
+                there[place.rank] = sock, place
+                return
+            send_text(sock, {"mismatch": f"group {self.name!r}: {why}"})
+        except (OSError, ForeignTextError):
+            pass
         sock.close()
-        del there[socks[sock]]
 
-
-def _admit(
-    sock: socket.socket,
-    line: bytes,
-    there: dict[int, tuple[socket.socket | None, Place]],
-    mine: dict[str, Any],
-    token: str,
-    name: str,
-) -> None:
-    """Take a rank in, or tell it why not; whoever does not know the token is shown out."""
-    try:
-        hello = json.loads(line)
-        if not hmac.compare_digest(hello["token"], token):
-            raise ValueError("a stranger")
-        place = Place(*hello["place"])
-        why = None
-        if hello["world_size"] != mine["world_size"] or hello["wish"] != mine["wish"]:
-            why = (
+    def _refusal(self, place: Place, hello: dict[str, Any], there: dict[int, tuple[Any, Place]]) -> str | None:
+        if hello["world_size"] != self.world_size or hello["wish"] != self.wish:
+            return (
                 f"rank {place.rank} expects {hello['world_size']} ranks {hello['wish']}, "
-                f"rank 0 expects {mine['world_size']} {mine['wish']}"
+                f"rank 0 expects {self.world_size} {self.wish}"
             )
-        elif place.rank in there:
+        if not 0 <= place.rank < self.world_size:
+            return f"there is no rank {place.rank}"
+        if place.rank in there:
             pids = f"process {there[place.rank][1].pid} and process {place.pid}"
-            why = f"rank {place.rank} comes twice, as {pids}"
-        if why is None:
-            there[place.rank] = sock, place
-            return
-        sock.sendall(json.dumps({"mismatch": f"group {name!r}: {why}"}).encode() + b"\n")
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    sock.close()
+            return f"rank {place.rank} comes twice, as {pids}"
+        return None
+
+    def follow(self, keys: Keys) -> Assembled:
+        """Be another rank: find rank 0, send it this place, and wait for its list."""
+        why = "its key is not there"
+        while time.monotonic() < self.deadline:
+            left = self.deadline - time.monotonic()
+            try:
+                text = keys.get(self._key, left if self.watch is None else min(left, _LOOK_S))
+            except CoordinationTimeoutError as error:
+                if self.watch is not None and time.monotonic() < self.deadline:
+                    self.watch([0])
+                    continue
+                raise CollectiveTimeout(f"group {self.name!r}: rank 0 did not come in time ({error})") from None
+            try:
+                invitation = Invitation.read(text, self.name, self.access)
+                self._compare(invitation)
+                return self._read_answer(self._ask(invitation))
+            except CollectiveTimeout:
+                raise  # it is an OSError too
+            except (OSError, ForeignTextError) as error:
+                why = str(error)  # what the key says is of a rank 0 that is gone, or of a stranger
+            if self.watch is not None:
+                self.watch([0])
+            time.sleep(_RETRY_S)
+        raise CollectiveTimeout(
+            f"group {self.name!r}: rank 0 did not come in time ({why}). All ranks need the same token"
+        )
+
+    def _compare(self, invitation: Invitation) -> None:
+        """Refuse a rank 0 with another opinion about encryption: no rank is talked out of its own."""
+        if invitation.tls != self.access.uses_tls(invitation.host):
+            other, mine = ("TLS", "no TLS") if invitation.tls else ("no TLS", "TLS")
+            raise CollectiveMismatch(
+                f"group {self.name!r}: rank 0 wants {other} at {invitation.host}, rank {self.place.rank} wants {mine}; "
+                "give insecure= to all ranks or to none"
+            )
+
+    def _ask(self, invitation: Invitation) -> dict[str, Any]:
+        hello = {"place": self.place, "world_size": self.world_size, "wish": self.wish}
+        where, purpose = (invitation.host, invitation.port), _purpose(self.name, invitation.nonce)
+        patience = max(min(self.deadline - time.monotonic(), GREETING_S), 0.1)
+        with dial(where, self.access, purpose, hello, patience) as sock:
+            bytes_max = _ANSWER_BYTES[0] + _ANSWER_BYTES[1] * self.world_size
+            return receive_text(sock, "rank 0's answer", bytes_max, self.deadline + 1.0)
+
+    def _read_answer(self, answer: dict[str, Any]) -> Assembled:
+        if "mismatch" in answer:
+            raise CollectiveMismatch(str(answer["mismatch"]))
+        if "died" in answer:
+            check_object(answer, "rank 0's answer", {"rank": int})
+            raise PeerDied(str(answer["died"]), answer["rank"])
+        if "timeout" in answer:
+            raise CollectiveTimeout(str(answer["timeout"]))
+        check_object(answer, "rank 0's answer", {"group_id": str, "places": list})
+        places = [_place(one) for one in answer["places"]]
+        if [place.rank for place in places] != list(range(self.world_size)):
+            raise ForeignTextError(f"rank 0's answer lists {len(places)} ranks, not those of the group")
+        return Assembled(answer["group_id"], self.access, places, self.listener)
 
 
-def _tell_all(there: dict[int, tuple[socket.socket | None, Place]], answer: dict[str, Any]) -> None:
-    body = json.dumps(answer).encode() + b"\n"
+def _purpose(name: str, nonce: str) -> str:
+    return f"fastrt collective gather {nonce} {name}"
+
+
+def _place(values: Any) -> Place:
+    return Place(*check_types(values, "a rank's place", int, str, str, int, int))
+
+
+def _drop_the_gone(there: dict[int, tuple[Any, Place]]) -> None:
+    """Forget ranks that have closed their connection: they may be started again and come once more."""
+    poll = select.poll()
+    ranks = {sock.fileno(): rank for rank, (sock, _) in there.items() if sock is not None}
+    for fd in ranks:
+        poll.register(fd, select.POLLIN)
+    for fd, _ in poll.poll(0) if ranks else ():
+        there.pop(ranks[fd])[0].close()
+
+
+def _tell_all(there: dict[int, tuple[Any, Place]], answer: dict[str, Any]) -> None:
     for sock, _ in there.values():
         try:
             if sock is not None:
-                sock.sendall(body)
+                send_text(sock, answer)
         except OSError:
-            continue  # it ended meanwhile: the group's first operation will tell
-
-
-def _follow(
-    keys: Keys,
-    key: str,
-    name: str,
-    mine: dict[str, Any],
-    listener: socket.socket,
-    deadline: float,
-    watch: Watch | None,
-) -> Assembled:
-    while time.monotonic() < deadline:
-        left = deadline - time.monotonic()
-        try:
-            where = json.loads(keys.get(key, left if watch is None else min(left, _LOOK_S)))
-        except CoordinationTimeoutError as error:
-            if watch is not None and time.monotonic() < deadline:
-                watch([0])
-                continue
-            raise CollectiveTimeout(f"group {name!r}: rank 0 did not come in time ({error})") from None
-        hello = json.dumps({**mine, "token": where["token"]}).encode()
-        try:
-            with dial((where["host"], where["port"]), hello, GREETING_S) as sock:
-                sock.settimeout(max(deadline - time.monotonic() + 1.0, 0.1))
-                with sock.makefile("rb") as stream:
-                    answer = json.loads(stream.readline() or b"{}")
-        except (OSError, ValueError):
-            answer = {}
-        if "mismatch" in answer:
-            raise CollectiveMismatch(answer["mismatch"])
-        if "died" in answer:
-            raise PeerDied(answer["died"], answer["rank"])
-        if "timeout" in answer:
-            raise CollectiveTimeout(answer["timeout"])
-        if "places" in answer:
-            places = [Place(*one) for one in answer["places"]]
-            return Assembled(answer["group_id"], where["token"], places, listener)
-        if watch is not None:
-            watch([0])
-        time.sleep(_RETRY_S)  # what the key says is of a rank 0 that is gone
-    raise CollectiveTimeout(f"group {name!r}: rank 0 did not come in time")
+            continue  # it ended meanwhile: the group's first operation will fail

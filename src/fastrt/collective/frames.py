@@ -1,5 +1,7 @@
 """A TCP connection between two ranks of different machines: whole frames, each with the operation it belongs to.
 
+The connection is encrypted or not; both ends have proved the group's secret before the first frame.
+
 A frame that belongs to an operation which this side has given up is read and thrown away; one of a later operation
 than ours tells that the other side has given ours up. A time that runs out inside a frame makes the connection useless.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 import time
 from typing import Any
@@ -18,6 +21,7 @@ from fastrt.errors import CollectiveTimeout
 _HEAD = struct.Struct("<QQ")  # operation, bytes of the body
 _WASTE_BYTES = 1 << 20
 _PROBE_S = 0.5
+_RECORD_BYTES = 1 << 14  # of TLS
 
 
 class Broken(ConnectionError):
@@ -28,10 +32,11 @@ class Frames:
     """One direction or both of a connected socket; it belongs to this object.
 
     Args:
-        sock: connected, blocking.
+        sock: connected; a TLS socket carries frames in one direction only.
     """
 
     def __init__(self, sock: socket.socket) -> None:
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
@@ -61,7 +66,11 @@ class Frames:
         view = memoryview(body).cast("B") if memoryview(body).nbytes else memoryview(b"")
         self._require()
         try:
-            stream.send_parts(self._sock.fileno(), [_HEAD.pack(seq, view.nbytes), view], timeout)
+            head = _HEAD.pack(seq, view.nbytes)
+            if self._tls is not None:
+                _send_tls(self._tls, head, view, timeout)
+            else:
+                stream.send_parts(self._sock.fileno(), [head, view], timeout)
         except TimeoutError as error:
             self._usable = False
             raise CollectiveTimeout(str(error)) from None
@@ -117,7 +126,8 @@ class Frames:
             # Nothing of it has come when the time runs out here: the connection is as good as before.
             poll = select.poll()
             poll.register(self._sock, select.POLLIN)
-            if not poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
+            is_there = self._tls is not None and self._tls.pending() > 0
+            if not is_there and not poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
                 raise CollectiveTimeout("nothing came in time")
             head = bytearray(_HEAD.size)
             self._fill(memoryview(head), max(deadline, time.monotonic() + 1.0))
@@ -131,7 +141,11 @@ class Frames:
     def _fill(self, view: memoryview, deadline: float) -> None:
         self._require()
         try:
-            stream.receive_parts(self._sock.fileno(), [view], view.nbytes, max(deadline - time.monotonic(), 0.001))
+            left = max(deadline - time.monotonic(), 0.001)
+            if self._tls is not None:
+                _receive_tls(self._tls, view, left)
+            else:
+                stream.receive_parts(self._sock.fileno(), [view], view.nbytes, left)
         except TimeoutError as error:
             self._usable = False
             raise CollectiveTimeout(str(error)) from None
@@ -144,11 +158,33 @@ class Frames:
             raise Broken("the connection was given up in the middle of a message")
 
 
-def dial(address: tuple[str, int], hello: bytes, timeout: float) -> socket.socket:
-    """Connect, and say who one is (a line)."""
-    sock = socket.create_connection(address, timeout)
-    sock.sendall(hello + b"\n")
-    return sock
+def _send_tls(sock: ssl.SSLSocket, head: bytes, body: memoryview, timeout: float) -> None:
+    """Send a frame, the head and the begin of the body in one record.
+
+    Raises:
+        TimeoutError: the other end took nothing for so long.
+    """
+    sock.settimeout(timeout)
+    begin = _RECORD_BYTES - len(head)
+    sock.sendall(head + bytes(body[:begin]))
+    if body.nbytes > begin:
+        sock.sendall(body[begin:])
+
+
+def _receive_tls(sock: ssl.SSLSocket, view: memoryview, timeout: float) -> None:
+    """Receive exactly so many bytes.
+
+    Raises:
+        TimeoutError: nothing came for so long.
+        EOFError: the other end is gone.
+    """
+    sock.settimeout(timeout)
+    done = 0
+    while done < view.nbytes:
+        count = sock.recv_into(view[done:])
+        if not count:
+            raise EOFError("the other end is gone")
+        done += count
 
 
 def has_ended(address: tuple[str, int]) -> bool:

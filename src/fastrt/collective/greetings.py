@@ -1,79 +1,300 @@
-"""Who connects to a rank says who it is in a line: read from all who have connected at once, for a second each.
+"""The first messages of a connection between two ranks: both prove the group's secret, then the caller says its rank.
 
-Strangers who say nothing, or one byte after the other, keep nobody waiting, and only so many of them have a place.
+    caller -> listener   TLS handshake with certificates on both sides, or the proof of `fastrt.rpc.proof`
+    caller -> listener   greeting: JSON with the purpose of the connection, its length before it
+    listener -> caller   one byte: the greeting has arrived
+
+Before the proof the listener parses fields of fixed size only. It serves all who have connected at the same time.
+Strangers who are silent or slow have a deadline and a bounded number of places, and keep nobody waiting.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
+import os
 import select
 import socket
+import ssl
+import struct
 import time
+from collections.abc import Generator
+from typing import Any
 
-GREETING_S = 1.0  # also for what is answered
-_LINE_BYTES_MAX = 4096
-_PLACES = 64  # one more ends the one that has been silent for longest
+from fastrt.collective.access import Access
+from fastrt.errors import FastrtError
+from fastrt.foreign_text import ForeignTextError, read_object
+from fastrt.rpc import proof
+
+GREETING_S = 5.0  # for the proof and the greeting together
+_PLACES = 128
+_STAY_S = 0.25  # for so long a connection keeps its place whoever else comes; then the oldest one makes room
+_GREETING_BYTES_MAX = 1 << 16
+_LENGTH = struct.Struct("<I")
+_TAKEN = b"\x01"
+_Steps = Generator[int, bytes, dict[str, Any]]  # yields how many bytes it needs next
+
+
+class NotAdmitted(ConnectionError):
+    """The process at an address is no rank of the group, or closed the connection before it had proved that."""
+
+
+def dial(address: tuple[str, int], access: Access, purpose: str, greeting: dict[str, Any], timeout: float) -> Any:
+    """Connect to a rank, prove the secret to each other, and send a greeting.
+
+    Args:
+        address: host and port of its listener.
+        access: the group's secret.
+        purpose: what the connection is for; both ends must mean the same.
+        greeting: what the listener gets.
+        timeout: for all of it, in seconds.
+    Returns:
+        The connected socket, encrypted or not, blocking, with this timeout.
+    Raises:
+        NotAdmitted: the other end has not proved the secret.
+        TimeoutError: it did not answer in time.
+        OSError: nobody listens there.
+    """
+    until = time.monotonic() + timeout
+    sock: Any = socket.create_connection(address, timeout)
+    try:
+        left = max(until - time.monotonic(), 0.01)
+        if access.uses_tls(address[0]):
+            sock = access.identity.open_client(sock, left)
+        else:
+            proof.prove_as_client(sock, access.key, purpose, timeout_s=left)
+        send_text(sock, {**greeting, "purpose": purpose})
+        _receive(sock, 1, until)
+        sock.settimeout(timeout)
+    except TimeoutError:
+        sock.close()
+        raise
+    except (OSError, FastrtError) as error:
+        sock.close()
+        raise NotAdmitted(f"{address[0]}:{address[1]}: {error}") from None
+    return sock
+
+
+def send_text(sock: Any, message: dict[str, Any]) -> None:
+    """Send a message as JSON with its length."""
+    body = json.dumps(message).encode()
+    sock.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive_text(sock: Any, what: str, bytes_max: int, deadline: float) -> dict[str, Any]:
+    """Receive a message of `send_text`.
+
+    Raises:
+        ForeignTextError: it is too long, or no JSON object.
+        TimeoutError: it did not come in time.
+        ConnectionError: the other end is gone.
+    """
+    (size,) = _LENGTH.unpack(_receive(sock, _LENGTH.size, deadline))
+    if size > bytes_max:
+        raise ForeignTextError(f"{what} has {size} bytes; at most {bytes_max} are allowed")
+    return read_object(_receive(sock, size, deadline), what, bytes_max=bytes_max)
+
+
+def _receive(sock: Any, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        more = sock.recv(min(size - len(data), 1 << 16))
+        if not more:
+            raise ConnectionError("the other end closed the connection")
+        data += more
+    return data
+
+
+class _Caller:
+    """A connection that has not proved the secret yet.
+
+    Args:
+        sock: accepted.
+        access: the group's secret.
+        purpose: what connections to this listener are for.
+        context: for TLS; None: the proof in the clear.
+    """
+
+    def __init__(self, sock: socket.socket, access: Access, purpose: str, context: ssl.SSLContext | None) -> None:
+        self.since = time.monotonic()
+        self.host = sock.getpeername()[0]
+        self.greeting: dict[str, Any] | None = None
+        self.wants = select.POLLIN
+        self.sock: Any = sock
+        sock.setblocking(False)
+        if context is not None:
+            self.sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        self._access = access
+        self._purpose = purpose
+        self._handshakes = context is not None
+        self._steps = self._read_greeting() if context is not None else self._prove()
+        self._received = b""
+        self._needed = next(self._steps)
+
+    def proceed(self) -> None:
+        """Take what has come, as far as it goes. `greeting` is there when all of it has.
+
+        Raises:
+            OSError, FastrtError: the caller is gone, or no rank of this group.
+        """
+        try:
+            if self._handshakes:
+                self.sock.do_handshake()
+                self.sock.sendall(b"\x01")  # see `Identity.open_client`
+                self._handshakes = False
+            while self.greeting is None:
+                more = self.sock.recv(self._needed - len(self._received))
+                if not more:
+                    raise ConnectionError("it closed the connection before it had proved anything")
+                self._received += more
+                if len(self._received) == self._needed:
+                    self._step()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            self.wants = select.POLLIN
+        except ssl.SSLWantWriteError:
+            self.wants = select.POLLOUT
+
+    def _step(self) -> None:
+        received, self._received = self._received, b""
+        try:
+            self._needed = self._steps.send(received)
+        except StopIteration as stop:
+            self.sock.sendall(_TAKEN)
+            self.greeting = stop.value
+
+    def _prove(self) -> _Steps:
+        server = proof.Server(self._access.key, self._purpose, proof.binding_of(self.sock, server=True))
+        self.sock.sendall(server.reply((yield proof.HELLO_BYTES)))  # an empty buffer of a socket has room for it
+        server.check((yield proof.FINAL_BYTES))
+        return (yield from self._read_greeting())
+
+    def _read_greeting(self) -> _Steps:
+        (size,) = _LENGTH.unpack((yield _LENGTH.size))
+        if not 0 < size <= _GREETING_BYTES_MAX:
+            raise ForeignTextError(f"a greeting of {size} bytes")
+        greeting = read_object((yield size), "a rank's greeting", {"purpose": str})
+        if greeting["purpose"] != self._purpose:
+            raise ForeignTextError("a greeting for another group, or an earlier one of this name")
+        return greeting
 
 
 class Greetings:
-    """The connections of a listener that have not said who they are.
+    """The callers of a listener that have not said who they are.
 
     Args:
         listener: stays the caller's.
+        access: the group's secret.
+        purpose: what connections to this listener are for.
     """
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, access: Access, purpose: str) -> None:
+        self.refused = ""  # why the last caller was refused
+        listener.setblocking(False)  # a caller may be gone again before it is accepted
         self._listener = listener
-        self._begun: dict[socket.socket, tuple[bytearray, float]] = {}  # what was said, until when; oldest first
+        self._access = access
+        self._purpose = purpose
+        tls = access.uses_tls(listener.getsockname()[0])
+        self._context = access.identity.server_context() if tls else None
+        self._callers: dict[int, _Caller] = {}  # by descriptor; the oldest first
+        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def wait(self, patience_s: float) -> list[tuple[socket.socket, bytes]]:
-        """Connections whose line is whole, and the line; what comes behind it is left in the socket.
+    def wait(self, patience_s: float | None) -> list[tuple[Any, dict[str, Any]]]:
+        """Wait for something to happen.
 
         Args:
-            patience_s: how long to wait for anything at all.
+            patience_s: for how long, in seconds; None: until a caller comes, or the listener is shut down.
+        Returns:
+            Connections that have proved the secret, blocking, with GREETING_S as their timeout, and their greetings.
+        Raises:
+            EOFError: the listener is shut down.
         """
-        # Those who have begun first: whom a new one would end may just have said all.
-        ready = select.select([*self._begun, self._listener], [], [], patience_s)[0]
+        poll = select.poll()
+        for fd, caller in self._callers.items():
+            poll.register(fd, caller.wants)
+        until = self._next_change()
+        if self._has_room():
+            poll.register(self._listener, select.POLLIN)
+        left = None if until is None else max(until - time.monotonic(), 0.0)
+        patience = min((one for one in (patience_s, left) if one is not None), default=None)
+        events = poll.poll(None if patience is None else patience * 1000)
         greeted = []
-        for sock in ready:
-            if sock is self._listener:
+        for fd, event in events:
+            if fd in self._callers:
+                greeted += self._proceed(fd)
+            elif fd != self._listener.fileno():
+                continue  # another caller has taken its place meanwhile
+            elif event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                raise EOFError("the listener is shut down")
+            else:
                 self._accept()
-            elif (line := self._read(sock)) is not None:
-                greeted.append((sock, line))
         now = time.monotonic()
-        for sock in [sock for sock, (_, until) in self._begun.items() if until <= now]:
-            self._drop(sock)
+        for fd in [fd for fd, caller in self._callers.items() if caller.since + GREETING_S <= now]:
+            self._drop(fd, f"it did not greet within {GREETING_S:g} s")
         return greeted
 
     def close(self) -> None:
         """Hang up on all who have not said who they are."""
-        for sock in list(self._begun):
-            self._drop(sock)
+        for fd in list(self._callers):
+            self._drop(fd, "")
+        if self._reserve >= 0:
+            os.close(self._reserve)
+            self._reserve = -1
+
+    def _has_room(self) -> bool:
+        """Whether one more may come now: there is a place, or the oldest has had its time."""
+        oldest = next(iter(self._callers.values()), None)
+        return len(self._callers) < _PLACES or (oldest is not None and oldest.since + _STAY_S <= time.monotonic())
+
+    def _next_change(self) -> float | None:
+        """When the oldest caller has to leave, or may have to make room."""
+        oldest = next(iter(self._callers.values()), None)
+        if oldest is None:
+            return None
+        return oldest.since + (GREETING_S if self._has_room() else _STAY_S)
 
     def _accept(self) -> None:
-        sock = self._listener.accept()[0]
-        sock.setblocking(False)
-        if len(self._begun) >= _PLACES:
-            self._drop(next(iter(self._begun)))
-        self._begun[sock] = bytearray(), time.monotonic() + GREETING_S
-
-    def _drop(self, sock: socket.socket) -> None:
-        del self._begun[sock]
-        sock.close()
-
-    def _read(self, sock: socket.socket) -> bytes | None:
-        """The line, if it is whole now; then the connection is not ours any more."""
-        said, _ = self._begun[sock]
         try:
-            there = sock.recv(_LINE_BYTES_MAX, socket.MSG_PEEK)
-            said += sock.recv(there.find(b"\n") + 1 or len(there)) if there else b""
-        except BlockingIOError:
-            return None
-        except OSError:
-            there = b""
-        if not there or len(said) > _LINE_BYTES_MAX:
-            self._drop(sock)
-        elif said.endswith(b"\n"):
-            del self._begun[sock]
-            sock.settimeout(GREETING_S)
-            return bytes(said[:-1])
-        return None
+            sock = self._listener.accept()[0]
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._make_room()
+            return
+        if len(self._callers) >= _PLACES:
+            self._drop(next(iter(self._callers)), "others came while it was silent")
+        try:
+            caller = _Caller(sock, self._access, self._purpose, self._context)
+        except (OSError, ValueError):  # it has gone again
+            sock.close()
+            return
+        self._callers[caller.sock.fileno()] = caller
+
+    def _make_room(self) -> None:
+        """This process has no descriptor left: the oldest caller goes, or else the next one is hung up on at once."""
+        if self._callers:
+            self._drop(next(iter(self._callers)), "this process has no descriptors left")
+            return
+        os.close(self._reserve)
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+        self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _drop(self, fd: int, why: str) -> None:
+        caller = self._callers.pop(fd)
+        if why:
+            self.refused = f"{caller.host}: {why}"
+        caller.sock.close()
+
+    def _proceed(self, fd: int) -> list[tuple[Any, dict[str, Any]]]:
+        caller = self._callers[fd]
+        try:
+            caller.proceed()
+        except (OSError, ValueError, FastrtError) as error:
+            self._drop(fd, str(error))
+            return []
+        if caller.greeting is None:
+            return []
+        del self._callers[fd]
+        caller.sock.settimeout(GREETING_S)
+        return [(caller.sock, caller.greeting)]

@@ -5,6 +5,8 @@ A subclass has `perform` (one operation, now), `later` (one in the background), 
 
 from __future__ import annotations
 
+import json
+import operator
 import pickle
 from typing import Any
 
@@ -12,8 +14,10 @@ import numpy as np
 
 from fastrt.collective.buffers import new_like, shape_of
 from fastrt.collective.handles import Handle
+from fastrt.foreign_text import read_json
 
 _SIZE = np.dtype(np.int64)
+_PLAIN_BYTES_MAX = 1 << 20  # of fastrt's own data
 
 
 class Group:
@@ -261,18 +265,40 @@ class Group:
 
     # ---- operations on objects ----
 
+    def gather_plain(self, value: Any, timeout: float | None) -> list[Any]:
+        """Give all ranks the values of all ranks: plain data of fastrt's own, which travel as JSON."""
+        bodies = self._gather_bytes(json.dumps(value).encode(), timeout)
+        return [read_json(body, f"rank {rank}'s part", bytes_max=_PLAIN_BYTES_MAX) for rank, body in enumerate(bodies)]
+
+    def broadcast_plain(self, value: Any, src: int, timeout: float | None) -> Any:
+        """Give all ranks the value of one: plain data of fastrt's own, which travel as JSON."""
+        body = self._broadcast_bytes(json.dumps(value).encode() if self.rank == src else b"", src, timeout)
+        return value if self.rank == src else read_json(body, f"rank {src}'s value", bytes_max=_PLAIN_BYTES_MAX)
+
+    def _gather_bytes(self, mine: bytes, timeout: float | None) -> list[bytes]:
+        body = np.frombuffer(mine, np.uint8)
+        sizes = self.all_gather(np.array([body.size], _SIZE), timeout=timeout)[:, 0]
+        padded = np.zeros(int(sizes.max()), np.uint8)
+        padded[: body.size] = body
+        bodies = self.all_gather(padded, timeout=timeout)
+        return [one[:size].tobytes() for one, size in zip(bodies, sizes, strict=True)]
+
+    def _broadcast_bytes(self, mine: bytes, src: int, timeout: float | None) -> bytes:
+        body = np.frombuffer(mine, np.uint8)
+        size = self.broadcast(np.array([body.size], _SIZE), src, timeout=timeout)
+        if self.rank != src:
+            body = np.empty(int(size[0]), np.uint8)
+        self.broadcast(body, src, timeout=timeout)
+        return mine if self.rank == src else body.tobytes()
+
     def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
         """Give all ranks the values of all ranks; they are pickled.
 
         Returns:
             The values in the order of ranks; this rank's is a copy, too.
         """
-        body = np.frombuffer(pickle.dumps(value, 5), np.uint8)
-        sizes = self.all_gather(np.array([body.size], _SIZE), timeout=timeout)[:, 0]
-        padded = np.zeros(int(sizes.max()), np.uint8)
-        padded[: body.size] = body
-        bodies = self.all_gather(padded, timeout=timeout)
-        return [pickle.loads(one[:size].tobytes()) for one, size in zip(bodies, sizes, strict=True)]
+        # Every rank has proved that it is this user's or has the group's secret: see `init_group`.
+        return [pickle.loads(body) for body in self._gather_bytes(pickle.dumps(value, 5), timeout)]
 
     def broadcast_object(self, value: Any = None, src: int = 0, *, timeout: float | None = None) -> Any:
         """Give all ranks the value that rank `src` has; it is pickled.
@@ -280,9 +306,19 @@ class Group:
         Returns:
             A copy of the value; on `src` the value itself.
         """
-        body = np.frombuffer(pickle.dumps(value, 5), np.uint8) if self.rank == src else np.empty(0, np.uint8)
-        size = self.broadcast(np.array([body.size], _SIZE), src, timeout=timeout)
-        if self.rank != src:
-            body = np.empty(int(size[0]), np.uint8)
-        self.broadcast(body, src, timeout=timeout)
-        return value if self.rank == src else pickle.loads(body.tobytes())
+        body = self._broadcast_bytes(pickle.dumps(value, 5) if self.rank == src else b"", src, timeout)
+        return value if self.rank == src else pickle.loads(body)
+
+
+def plain_wish(color: Any, key: Any) -> list[Any]:
+    """Check what a rank gives to `split`, which other ranks get as JSON.
+
+    Raises:
+        TypeError: the colour is no whole number, string or None, or the key is no whole number.
+    """
+    if color is not None and not isinstance(color, str):
+        try:
+            color = operator.index(color)
+        except TypeError:
+            raise TypeError(f"a color is an int, a string or None, not {type(color).__name__}") from None
+    return [color, operator.index(key)]

@@ -1,9 +1,13 @@
-"""Connections between single ranks of different nodes: made when first needed, one for each direction."""
+"""Connections between single ranks of different nodes: made when first needed, one for each direction.
+
+A thread takes the callers of this rank's listener: two ranks may call each other at the same time, and a rank that
+computes does not keep its callers waiting. It sleeps while nobody calls.
+"""
 
 from __future__ import annotations
 
-import hmac
-import json
+import contextlib
+import socket
 import struct
 import threading
 import time
@@ -12,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from fastrt.collective.assembly import Assembled
-from fastrt.collective.frames import Broken, Frames, dial, has_ended
-from fastrt.collective.greetings import Greetings
+from fastrt.collective.frames import Broken, Frames, has_ended
+from fastrt.collective.greetings import Greetings, NotAdmitted, dial
 from fastrt.collective.handles import Line
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
+from fastrt.foreign_text import ForeignTextError, check_object
 
 _LOOK_S = 0.5  # how often a rank that does not connect is looked at
+_RETRY_S = 0.05
 _TAG = struct.Struct("<q")
 
 
@@ -28,28 +34,42 @@ class Peers:
         assembled: where everybody is.
         rank: this process's number.
         others: the ranks that it may have connections with.
+        name: the group's, for the thread.
     """
 
-    def __init__(self, assembled: Assembled, rank: int, others: list[int]) -> None:
+    def __init__(self, assembled: Assembled, rank: int, others: list[int], name: str) -> None:
         self._assembled = assembled
         self._rank = rank
         self._others = set(others)
         self._listener = assembled.listener
-        self._greetings = Greetings(self._listener)
-        self._lock = threading.Lock()
-        self._waiting: dict[tuple[int, str], Frames] = {}  # accepted for somebody else than who did
+        self._purpose = f"fastrt collective link {assembled.group_id}"
+        self._came = threading.Condition()
+        self._waiting: dict[tuple[int, str], Frames] = {}  # connections that callers have made, until they are used
+        self._closed = False
         self._frames: dict[tuple[str, int], Frames] = {}
         self._aside: dict[int, list[tuple[int, bytes]]] = {}
         self._lines: dict[tuple[str, int], Line] = {}
+        self._door: threading.Thread | None = None
+        if others:
+            greetings = Greetings(self._listener, assembled.access, self._purpose)
+            self._door = threading.Thread(target=self._take_callers, args=(greetings,), name=f"fastrt-{name}-door")
+            self._door.daemon = True
+            self._door.start()
 
     def close(self) -> None:
         """Close everything; whoever waits is woken."""
         for line in self._lines.values():
             line.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        if self._door is not None:
+            self._door.join()
+        self._listener.close()
+        with self._came:
+            self._closed = True
+            self._came.notify_all()
         for frames in [*self._frames.values(), *self._waiting.values()]:
             frames.close()
-        self._greetings.close()
-        self._listener.close()
 
     def connect(self, rank: int, use: str, deadline: float) -> Frames:
         """Connect to a rank.
@@ -59,13 +79,20 @@ class Peers:
             CollectiveTimeout: it did not answer in time.
         """
         place = self._assembled.places[rank]
-        hello = json.dumps({"token": self._assembled.token, "rank": self._rank, "use": use}).encode()
-        try:
-            return Frames(dial((place.host, place.port), hello, max(deadline - time.monotonic(), 0.01)))
-        except TimeoutError:
-            raise CollectiveTimeout(f"rank {rank} at {place.host}:{place.port} did not answer in time") from None
-        except OSError as error:
-            raise PeerDied(f"rank {rank} at {place.host}:{place.port} has ended: {error}", rank) from None
+        where = f"rank {rank} at {place.host}:{place.port}"
+        greeting = {"rank": self._rank, "use": use}
+        while True:
+            left = max(deadline - time.monotonic(), 0.01)
+            try:
+                return Frames(dial((place.host, place.port), self._assembled.access, self._purpose, greeting, left))
+            except TimeoutError:
+                raise CollectiveTimeout(f"{where} did not answer in time") from None
+            except NotAdmitted as error:
+                if time.monotonic() > deadline:
+                    raise PeerDied(f"{where} has ended: {error}", rank) from None
+                time.sleep(_RETRY_S)  # strangers may have had all places there; if it has ended, the next try says so
+            except OSError as error:
+                raise PeerDied(f"{where} has ended: {error}", rank) from None
 
     def accept(self, rank: int, use: str, deadline: float) -> Frames:
         """Wait for a rank to connect.
@@ -75,30 +102,45 @@ class Peers:
             PeerDied: it has ended.
         """
         place = self._assembled.places[rank]
-        look_at = time.monotonic() + _LOOK_S
         while True:
-            with self._lock:  # several threads may wait for different ranks: each takes its turn at the listener
+            with self._came:
+                left = min(deadline - time.monotonic(), _LOOK_S)
+                self._came.wait_for(lambda: (rank, use) in self._waiting or self._closed, max(left, 0.0))
                 if (rank, use) in self._waiting:
                     return self._waiting.pop((rank, use))
-                self._accept_one()
-            now = time.monotonic()
-            if now > deadline:
+                if self._closed:
+                    raise Broken("the group is destroyed")
+            if time.monotonic() > deadline:
                 raise CollectiveTimeout(f"rank {rank} did not connect in time")
-            if now > look_at:
-                if has_ended((place.host, place.port)):
-                    raise PeerDied(f"rank {rank} at {place.host}:{place.port} has ended", rank)
-                look_at = time.monotonic() + _LOOK_S
+            if has_ended((place.host, place.port)):
+                raise PeerDied(f"rank {rank} at {place.host}:{place.port} has ended", rank)
 
-    def _accept_one(self) -> None:
-        for sock, line in self._greetings.wait(0.05):
-            try:
-                hello = json.loads(line)
-                if hmac.compare_digest(hello["token"], self._assembled.token) and hello["rank"] in self._others:
-                    self._waiting[hello["rank"], hello["use"]] = Frames(sock)
-                    continue
-            except (OSError, ValueError, KeyError, TypeError):
-                pass
-            sock.close()  # a stranger
+    def _take_callers(self, greetings: Greetings) -> None:
+        """Be the thread: take callers until the listener is shut down."""
+        try:
+            while True:
+                for sock, greeting in greetings.wait(None):
+                    self._take(sock, greeting)
+        except EOFError:
+            pass
+        finally:
+            greetings.close()
+
+    def _take(self, sock: Any, greeting: dict[str, Any]) -> None:
+        try:
+            check_object(greeting, "a rank's greeting", {"rank": int, "use": str})
+            if greeting["rank"] not in self._others:
+                raise ForeignTextError(f"rank {greeting['rank']} has no connections with this one")
+            frames = Frames(sock)
+        except (OSError, ForeignTextError):
+            sock.close()
+            return
+        with self._came:
+            old = self._waiting.pop((greeting["rank"], greeting["use"]), None)
+            self._waiting[greeting["rank"], greeting["use"]] = frames
+            self._came.notify_all()
+        if old is not None:
+            old.close()
 
     # ---- messages ----
 

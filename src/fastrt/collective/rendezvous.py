@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from fastrt._core.groups import GroupMemory
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
+from fastrt.foreign_text import check_object, read_object
 
 _RETRY_S = 0.002  # how often to look for rank 0; doubled up to
 _RETRY_S_MAX = 0.05
@@ -73,9 +74,10 @@ def _bind(listener: socket.socket, address: str) -> bool:
     return True
 
 
-def _is_mine(connection: socket.socket) -> bool:
+def _user_of(connection: socket.socket) -> int:
+    """The uid of the other end's process, as the kernel recorded it when it listened or connected."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return bool(struct.unpack("3i", raw)[1] == os.getuid())
+    return int(struct.unpack("3i", raw)[1])
 
 
 def _send(connection: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
@@ -93,7 +95,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
             fds.frombytes(data)
     if not body:
         raise EOFError("the other end is gone")
-    return json.loads(body), fds[0] if fds else None
+    return read_object(body, "a rank's message", bytes_max=_MESSAGE_BYTES_MAX), fds[0] if fds else None
 
 
 class _Gathering:
@@ -147,7 +149,11 @@ class _Gathering:
             self.watch()
         for key, _ in self.selector.select(min(left, 0.1)):
             if key.fileobj is self.listener:
-                connection, _ = self.listener.accept()
+                try:
+                    connection, _ = self.listener.accept()
+                except OSError:  # it has gone again, or this process has no descriptor left now
+                    time.sleep(_RETRY_S_MAX)
+                    continue
                 connection.settimeout(1.0)
                 self._admit(connection)
             else:
@@ -156,9 +162,10 @@ class _Gathering:
     def _admit(self, connection: socket.socket) -> None:
         """Take a rank in, or tell it why not."""
         try:
-            if not _is_mine(connection):
+            if _user_of(connection) != os.getuid():
                 raise EOFError("another user")
             hello, _ = _receive(connection)
+            check_object(hello, "a rank's greeting", {"rank": int, "pid": int})
             refusal = self._refusal(hello)
             if refusal:
                 _send(connection, {"error": "CollectiveMismatch", "text": f"group {self.name!r}: {refusal}"})
@@ -205,7 +212,7 @@ class _Gathering:
         connection.settimeout(max(self.deadline - time.monotonic(), 1.0))
         try:
             action(connection)
-        except (OSError, EOFError):
+        except (OSError, EOFError, ValueError):
             text = f"rank {rank} (process {hello['pid']}) ended while group {self.name!r} was made"
             raise PeerDied(text, rank) from None
 
@@ -219,20 +226,28 @@ class _Gathering:
 
 def _join(name: str, address: str, me: dict[str, Any], deadline: float, watch: Callable[[], None] | None) -> Met:
     """Any other rank's side. A rank 0 that breaks off is waited for again: it may be started anew."""
-    pause = _RETRY_S
+    pause, user = _RETRY_S, os.getuid()
     while time.monotonic() < deadline:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             try:
+                connection.setblocking(False)  # a listener that takes nobody must not keep this rank
                 connection.connect(address)
-                if _is_mine(connection):
+                user = _user_of(connection)
+                if user == os.getuid():
+                    connection.settimeout(max(deadline - time.monotonic(), 0.1))
                     _send(connection, me)
                     return _be_told(connection, me, deadline)
-            except (ConnectionError, EOFError):
+            except (ConnectionError, BlockingIOError, EOFError):
                 pass
         if watch is not None:
             watch()
         time.sleep(pause)
         pause = min(2 * pause, _RETRY_S_MAX)
+    if user != os.getuid():
+        raise CollectiveTimeout(
+            f"group {name!r}: a process of another user (uid {user}) has taken the address of this name, so the ranks "
+            "cannot meet. Use another name, or give address= and token="
+        )
     raise CollectiveTimeout(
         f"group {name!r}: rank 0 did not come in time. All ranks must use the same name, as the same user, in the "
         "same session of fastrt or all outside of one"

@@ -21,12 +21,14 @@ import numpy as np
 from fastrt._core.reduce import reduce_buffers
 from fastrt.collective.frames import Broken, Frames
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, FastrtError, PeerDied
+from fastrt.foreign_text import check_object, read_object
 
 Bytes = np.ndarray[Any, Any]
 _PIECE_BYTES = 1 << 20  # received, reduced and passed on at a time: it stays in the cache
 _INLINE_BYTES = 1 << 15  # so much fits into the buffers of any socket: no thread is needed to send it
 _POISON = (1 << 64) - 1
 _LAST_WORDS_S = 1.0
+_WORD_BYTES_MAX = 1 << 20
 _ERRORS: dict[str, type[FastrtError]] = {"timeout": CollectiveTimeout, "mismatch": CollectiveMismatch}
 
 
@@ -68,21 +70,21 @@ class Ring:
         """
         if self._dead is not None:
             raise self._dead
-        carried: dict[str, Any] = {"node": self.index, "what": what, "error": _packed(error)}
+        carried: dict[str, Any] = {"node": self.index, "what": what, "error": pack_error(error)}
         seen = [carried]
         for _ in range(self.count - 1):
             try:
                 self._behind.send(seq, json.dumps(carried).encode(), max(deadline - time.monotonic(), 0.01))
             except Broken:
-                seen.append({"error": _packed(self._gone(self.index + 1))})
+                seen.append({"error": pack_error(self._gone(self.index + 1))})
             try:
                 carried = self._hear(seq, deadline)
             except Broken:
-                carried = {"error": _packed(self._gone(self.index - 1))}
+                carried = {"error": pack_error(self._gone(self.index - 1))}
             seen.append(carried)
         for one in seen:
             if one["error"]:
-                told = _unpacked(one["error"])
+                told = unpack_error(one["error"])
                 if isinstance(told, PeerDied):
                     self.fail(told)  # another leader may have heard all that it had to, and wait for our part
                 raise told
@@ -96,7 +98,7 @@ class Ring:
             self._dead = error if isinstance(error, PeerDied) else PeerDied(str(error), self._leaders[self.index])
             self.settle()  # not into the middle of what the thread is sending
             try:
-                self._behind.send(_POISON, json.dumps(_packed(self._dead)).encode(), _LAST_WORDS_S)
+                self._behind.send(_POISON, json.dumps(pack_error(self._dead)).encode(), _LAST_WORDS_S)
             except (Broken, CollectiveTimeout):
                 pass  # it is gone itself
             self._before.close()
@@ -119,7 +121,7 @@ class Ring:
         size = self._wait(seq, deadline)
         body = bytearray(size)
         self._before.receive(body, deadline)
-        return dict(json.loads(body))
+        return read_object(body, "the word of the node before", bytes_max=_WORD_BYTES_MAX)
 
     def _wait(self, seq: int, deadline: float) -> int:
         try:
@@ -128,7 +130,7 @@ class Ring:
             last = self._before.last_words(_POISON, deadline)
             if last is None:
                 raise
-            error = _unpacked(json.loads(last))
+            error = unpack_error(read_object(last, "the last word of the node before", bytes_max=_WORD_BYTES_MAX))
             self.fail(error)  # the next one has to hear of it, too
             raise error from None
 
@@ -202,7 +204,8 @@ class Ring:
             raise self._gone(self.index - 1) from None
 
 
-def _packed(error: FastrtError | None) -> dict[str, Any] | None:
+def pack_error(error: FastrtError | None) -> dict[str, Any] | None:
+    """Turn a failure of an operation into plain data."""
     if error is None:
         return None
     if isinstance(error, PeerDied):
@@ -210,7 +213,14 @@ def _packed(error: FastrtError | None) -> dict[str, Any] | None:
     return {"kind": "mismatch" if isinstance(error, CollectiveMismatch) else "timeout", "text": str(error)}
 
 
-def _unpacked(error: dict[str, Any]) -> FastrtError:
+def unpack_error(error: dict[str, Any]) -> FastrtError:
+    """Make the failure that `pack_error` was given.
+
+    Raises:
+        ForeignTextError: these are other data.
+    """
+    check_object(error, "a failure of another node", {"kind": str, "text": str})
     if error["kind"] == "died":
+        check_object(error, "a failure of another node", {"rank": int})
         return PeerDied(error["text"], error["rank"])
-    return _ERRORS[error["kind"]](error["text"])
+    return _ERRORS.get(error["kind"], CollectiveTimeout)(error["text"])

@@ -15,7 +15,7 @@ from fastrt._core.channel import Channels
 from fastrt._core.collective import Collective
 from fastrt._core.groups import GroupMemory
 from fastrt.collective.buffers import Bits, as_buffer
-from fastrt.collective.group import Group
+from fastrt.collective.group import Group, plain_wish
 from fastrt.collective.handles import Line
 from fastrt.collective.rendezvous import Met, meet
 from fastrt.errors import FastrtError, PeerDied
@@ -229,7 +229,7 @@ class SharedGroup(Collective, Group):
         """
         patience = self.timeout if timeout is None else timeout
         self._splits += 1
-        wishes = self.all_gather_object((color, key), timeout=patience)
+        wishes = self.gather_plain(plain_wish(color, key), patience)
         if color is None:
             return None
         members = sorted((k, rank) for rank, (c, k) in enumerate(wishes) if c == color)

@@ -18,13 +18,14 @@ import numpy.typing as npt
 from fastrt._core.collective import OPS
 from fastrt._core.reduce import reduce_buffers
 from fastrt._core.segment import start_time
+from fastrt.collective.access import Access
 from fastrt.collective.assembly import Assembled, Place, Watch, assemble
 from fastrt.collective.buffers import Bits, new_like, raw_bytes, shape_of
 from fastrt.collective.frames import has_ended
-from fastrt.collective.group import Group
+from fastrt.collective.group import Group, plain_wish
 from fastrt.collective.handles import Line
 from fastrt.collective.peers import Peers
-from fastrt.collective.ring import Ring
+from fastrt.collective.ring import Ring, pack_error, unpack_error
 from fastrt.collective.shared import SharedGroup
 from fastrt.errors import (
     CollectiveMismatch,
@@ -47,7 +48,7 @@ class SpanningGroup(Group):
         rank: this process's number.
         timeout: the group's, in seconds.
         node: which node this process says it is on.
-        assembled: where all ranks are.
+        assembled: where all ranks are, and the group's secret.
     """
 
     def __init__(self, address: str, name: str, rank: int, timeout: float, node: str, assembled: Assembled) -> None:
@@ -58,6 +59,7 @@ class SpanningGroup(Group):
         self._node = node
         self._rank = rank
         self._places = assembled.places
+        self._access = assembled.access
         self._id = assembled.group_id
         self._seq = 0
         self._splits = 0
@@ -70,7 +72,7 @@ class SpanningGroup(Group):
         self._index = list(nodes).index(node)
         mine = self._nodes[self._index]
         deadline = time.monotonic() + timeout
-        self._peers = Peers(assembled, rank, [q for q in range(len(assembled.places)) if q not in mine])
+        self._peers = Peers(assembled, rank, [q for q in range(len(assembled.places)) if q not in mine], name)
         here = mine.index(rank), len(mine)
         watch = partial(_refuse_ended, [assembled.places[q] for q in mine])
         self._local = SharedGroup.join(f"{assembled.group_id}/{node}", *here, timeout, name, watch=watch)
@@ -88,6 +90,7 @@ class SpanningGroup(Group):
         world_size: int,
         timeout: float,
         node: str,
+        access: Access,
         shown: str,
         wish: str = "",
         watch: Watch | None = None,
@@ -100,13 +103,14 @@ class SpanningGroup(Group):
             rank, world_size: this process's place.
             timeout: to meet, and then the group's; seconds.
             node: which processes share memory with this one: those that say the same.
+            access: the group's secret.
             shown: the group's name for users.
             wish: must be the same on all ranks.
             watch: see `assemble`.
         Returns:
             The group.
         """
-        assembled = assemble(address, name, rank, world_size, timeout, node, wish, watch)
+        assembled = assemble(address, name, rank, world_size, timeout, node, access, wish, watch)
         return cls(address, shown, rank, timeout, node, assembled)
 
     def _make_ring(self, deadline: float) -> Ring:
@@ -322,7 +326,7 @@ class SpanningGroup(Group):
         self._from_leader(word, deadline)
         if word[0]:
             try:
-                told: FastrtError = self._local.broadcast_object(error, 0, timeout=_GRACE_S)
+                told = unpack_error(self._local.broadcast_plain(pack_error(error), 0, _GRACE_S))
             except _FAILURES as failure:
                 told = self._in_our_words(failure)
             raise told
@@ -375,7 +379,7 @@ class SpanningGroup(Group):
         """Make smaller groups; see `SharedGroup.split`."""
         patience = self.timeout if timeout is None else timeout
         self._splits += 1
-        wishes = self.all_gather_object((color, key), timeout=patience)
+        wishes = self.gather_plain(plain_wish(color, key), patience)
         if color is None:
             return None
         members = sorted((k, rank) for rank, (c, k) in enumerate(wishes) if c == color)
@@ -383,7 +387,7 @@ class SpanningGroup(Group):
         place = members.index((key, self.rank)), len(members)
         watch = partial(self._refuse_gone, [rank for _, rank in members])
         shown = f"{self.name}/{color}"
-        return SpanningGroup.join(self._address, name, *place, patience, self._node, shown, watch=watch)
+        return SpanningGroup.join(self._address, name, *place, patience, self._node, self._access, shown, watch=watch)
 
     def _refuse_gone(self, members: list[int], missing: Collection[int]) -> None:
         """See `assemble`: which ranks here are the members of another group, and who of those has not come."""
@@ -415,7 +419,7 @@ class SpanningGroup(Group):
         self.destroy()
         place = ranks.index(self.rank), len(ranks)
         return SpanningGroup.join(
-            self._address, f"{self._id}/rebuild", *place, patience, self._node, self.name, wish=str(ranks)
+            self._address, f"{self._id}/rebuild", *place, patience, self._node, self._access, self.name, str(ranks)
         )
 
     def destroy(self) -> None:

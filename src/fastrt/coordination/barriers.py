@@ -16,7 +16,6 @@ Source: `CoordinationService::BarrierAsync` and what it calls, in XLA; outcomes 
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,6 +23,7 @@ from fastrt.coordination.events import Answer, EnterBarrier, Persist
 from fastrt.coordination.keyvalues import Emit
 from fastrt.coordination.members import Members
 from fastrt.coordination.status import Code, Failure, Member, Part, dump_failure, failure, load_failure, to_json
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 
 # How many missing members a failure names: long lists would overflow the header that carries the message.
 _MISSING_NAMED_MAX = 2
@@ -97,7 +97,7 @@ class Barriers:
 
     def restore(self, barrier_id: str, data: bytes) -> None:
         """Take the outcome of a past round from the durable store."""
-        record = json.loads(data)
+        record = read_object(data, "the record of a barrier", own=True, bytes_max=STATE_BYTES_MAX)
         listed = record["members"]
         self._barriers[barrier_id] = Barrier(
             barrier_id,

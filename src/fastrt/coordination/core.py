@@ -10,7 +10,6 @@ that change something are kept with the records of their batch, so that such a c
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import time
@@ -24,8 +23,9 @@ from fastrt.coordination.events import Persist
 from fastrt.coordination.keyvalues import normalized
 from fastrt.coordination.snapshot import SNAPSHOT_PATH, snapshot
 from fastrt.coordination.state import CoordinationState, Settings
-from fastrt.coordination.status import Code, Failure, to_json
-from fastrt.durable import Journal, StateDirectoryError, WriteLog
+from fastrt.coordination.status import Code, Failure, failure, to_json
+from fastrt.durable import DamagedStateError, DiskFullError, Journal, StateDirectoryError, WriteLog
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 from fastrt.rpc.descriptors import message_set
 
 _log = logging.getLogger(__name__)
@@ -40,6 +40,11 @@ PATHS = (*METHODS, SNAPSHOT_PATH)
 _NO_CALL = 0  # servers count their calls from 1
 _LAST_WRITE = ("state", "last_write")
 _TIMED = (ev.EnterBarrier, ev.NodeConnect, ev.NodeGetKey, ev.NodeBarrier)
+# Events that make the state larger by what a caller sends; refused while the disk is full.
+_GROWING = (ev.InsertKey, ev.IncrementKey, ev.NodeSetKey)
+# What a call may add to the log beside its own bytes, twice: the key in a record and the answer that is kept.
+_CALL_BYTES = 4096
+_FULL_RETRY_S = 0.2
 # Reads of one key, which a front may answer by itself.
 READ_PATHS = frozenset(path for path in METHODS if path.endswith(("/GetKeyValue", "/TryGetKeyValue")))
 INSERT_PATHS = frozenset(path for path in METHODS if path.endswith("/InsertKeyValue"))
@@ -65,6 +70,9 @@ class Core:
         owns_log: take in what is in the journal's log of writes; False while a living front has it.
         clock: seconds that never go back.
 
+    Attributes:
+        is_full: the disk is full, as far as is known: calls that need room are refused until there is some.
+
     Raises:
         StateDirectoryError: the journal was written for other jobs or numbers of tasks.
     """
@@ -88,6 +96,10 @@ class Core:
         self._to_keep: list[Reply] = []
         self._batch = 0
         self._told_keys: set[str] = set()
+        self._promised_bytes = 0  # for calls of this batch
+        self._must_keep = False  # records that are nowhere else on disk
+        self._retry_at: float | None = None
+        self.is_full = False
         found = list(journal.records()) if journal is not None else []
         settings.incarnation = self._incarnation(settings, found)
         self.state = CoordinationState(settings)
@@ -137,6 +149,9 @@ class Core:
         if isinstance(event, Failure):
             self._answer(call, event)
             return
+        if isinstance(event, _GROWING) and not self._has_room(2 * len(body) + _CALL_BYTES):
+            self._answer(call, failure(Code.RESOURCE_EXHAUSTED, self._full_words(), marked=False))
+            return
         if isinstance(event, _TIMED):
             event.timeout_s -= waited_s
         elif isinstance(event, (ev.Register, ev.Shutdown)):
@@ -148,7 +163,9 @@ class Core:
         if number <= self.last_write:
             return
         self.last_write = number
+        must_keep = self._must_keep
         self._handle(ev.InsertKey(_NO_CALL, key, value, overwrite=True))
+        self._must_keep = must_keep  # the front's log has it
         self._records[_LAST_WRITE] = b"%d" % number
         self._told_keys.discard(key)  # by whom it was set, it is known
 
@@ -160,8 +177,10 @@ class Core:
     def settle(self) -> list[Reply]:
         """Let time pass, write what changed, and return the answers that may now go out.
 
+        On a full disk that has no room even for records which cannot be refused, the answers wait until there is some.
+
         Raises:
-            StateDirectoryError: the records could not be written; no answer may go out.
+            StateDirectoryError: the disk is failing; no answer may go out.
         """
         now = self._clock()
         deadline = self.state.next_deadline()
@@ -170,11 +189,56 @@ class Core:
         if self._records and self._journal is not None:
             if self._front is not None and self._to_keep:
                 self._keep_answers()
-            self._journal.write(self._records)
+                self._to_keep = []
+            if not self._written(self._journal, now):
+                return [] if self._must_keep else self._taken_replies()
         self._records = {}
         self._to_keep = []
+        self._must_keep = False
+        self._promised_bytes = 0
+        return self._taken_replies()
+
+    def _written(self, journal: Journal, now: float) -> bool:
+        """Write the records of the batch; False when the disk is full, to be tried again."""
+        if self._retry_at is not None and now < self._retry_at:
+            return False
+        try:
+            journal.write(self._records)
+        except DiskFullError as error:
+            if self._retry_at is None:
+                _log.critical("answers wait until there is room: %s", error)
+            self._retry_at = now + _FULL_RETRY_S
+            self.is_full = True
+            return False
+        if self._retry_at is not None:
+            _log.warning("there is room in %s again; the answers that waited go out", journal.directory)
+            self._retry_at = None
+        return True
+
+    def _taken_replies(self) -> list[Reply]:
         replies, self._replies = self._replies, []
         return replies
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Whether a call of this size may be carried out; its records will fit then."""
+        if self._journal is None:
+            return True
+        self._promised_bytes += nbytes
+        has_room = self._retry_at is None and self._journal.has_room(self._promised_bytes)
+        if not has_room:
+            self._promised_bytes -= nbytes
+        if has_room == self.is_full:
+            self.is_full = not has_room
+            state = "has room again" if has_room else "is full: calls that set keys are refused"
+            _log.warning("the disk under %s %s", self._journal.directory, state)
+        return has_room
+
+    def _full_words(self) -> str:
+        assert self._journal is not None
+        return (
+            f"The disk under the coordinator's state directory {self._journal.directory} is full. Keys cannot be set "
+            "until there is room; reads and deletions go on."
+        )
 
     def take_keys(self) -> list[tuple[str, bytes | None]]:
         """What a front is to know before it passes on the answers of the last settle: keys set, removed or read."""
@@ -185,13 +249,20 @@ class Core:
 
     def next_deadline(self) -> float | None:
         """When to settle again at the latest, by the clock."""
-        return self.state.next_deadline()
+        deadline = self.state.next_deadline()
+        if self._retry_at is None:
+            return deadline
+        return self._retry_at if deadline is None else min(self._retry_at, deadline)
 
     def stop(self) -> list[Reply]:
         """Shut down: everybody who waits is told. What that does to barriers is not kept: they may go on later."""
         replies = self.settle()
+        if self._must_keep:  # the disk is full: what these calls changed will not be there again
+            code, words = int(Code.RESOURCE_EXHAUSTED), self._full_words()
+            replies += [Reply(reply.call, code, words, b"", b"") for reply in self._taken_replies()]
         self._handle(ev.Stop())
         self._records = {}
+        self._must_keep, self._retry_at = False, None
         self._to_keep = []
         replies += self.settle()
         if self._journal is not None:
@@ -203,6 +274,7 @@ class Core:
             if isinstance(effect, Persist):
                 if self._journal is not None:
                     self._records[effect.kind, effect.key] = effect.value
+                    self._must_keep = True
                     if self._front is not None and effect.kind == "key":
                         self._told_keys.add(effect.key)
             else:
@@ -248,13 +320,25 @@ class Core:
 
     def _take_writes(self, journal: Journal) -> None:
         """Carry out what a front, which is dead now, has set and not passed on."""
-        log = WriteLog(journal.directory)
+        if not WriteLog.exists(journal.directory):
+            if self.last_write:
+                words = (
+                    f"The log of writes (writes.mark and its log) is missing in {journal.directory}; writes behind "
+                    f"number {self.last_write} may be lost"
+                )
+                if not journal.accept_loss:
+                    raise DamagedStateError(f"{words}. Put the files back, or go on by --accept-loss.")
+                journal.losses.append(words)
+                _log.warning("going on after a loss: %s", words)
+            return
+        log = WriteLog(journal.directory, journal.accept_loss)
         try:
             for number, key, value in log.after(self.last_write):
                 self.write(number, key, value)
             self.settle()
             log.drop(self.last_write)
         finally:
+            journal.losses += log.losses
             log.close()
 
     def _incarnation(self, settings: Settings, found: list[tuple[str, str, bytes]]) -> int:
@@ -262,7 +346,7 @@ class Core:
         roles = dict(settings.roles)
         for kind, key, value in found:
             if (kind, key) == ("state", "service"):
-                saved = json.loads(value)
+                saved = read_object(value, "the record of the service", own=True, bytes_max=STATE_BYTES_MAX)
                 if saved["roles"] != roles:
                     assert self._journal is not None
                     raise StateDirectoryError(

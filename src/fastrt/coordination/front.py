@@ -25,20 +25,25 @@ from __future__ import annotations
 import json
 import logging
 import random
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from typing import IO
 
 from fastrt.coordination.core import PATHS, Reply
 from fastrt.coordination.link import (
     ASIDE,
     CALL,
     END_BYTES,
+    FAILED,
     FORGET,
+    FULL,
     KEY,
     LONG_VALUE,
     READY,
@@ -54,7 +59,7 @@ from fastrt.coordination.link import (
 )
 from fastrt.coordination.replica import Replica
 from fastrt.coordination.service import CoordinatorOptions, Listener
-from fastrt.durable import StateDirectoryError, WriteLog
+from fastrt.durable import DamagedStateError, StateDirectoryError, WriteLog
 from fastrt.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -74,6 +79,7 @@ _PASS_ON_S = 0.05
 _WAITING_READS = frozenset(path for path in PATHS if path.endswith(("/GetKeyValue", "/KeyValueGet")))
 _ASIDE_BYTES = Frame(ASIDE).pack()
 _STOP_S = 10.0
+_WORDS_MAX = 500
 
 
 class Front(Listener):
@@ -82,6 +88,9 @@ class Front(Listener):
     Args:
         options: see `CoordinatorOptions`; `state_dir` must be given.
         on_failure: called, on the reader thread, when the keeper cannot be kept alive.
+
+    Attributes:
+        failure: why the newest keeper has ended, "" while none has.
 
     Raises:
         ConfigError: an option makes no sense.
@@ -114,6 +123,12 @@ class Front(Listener):
         self._keeper: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._stopping = False
+        self._keeper_full = False
+        self._keeper_words: deque[str] = deque(maxlen=1)  # the last line that it wrote to its standard error
+        self._keeper_reader: threading.Thread | None = None
+        self._keeper_error: Frame | None = None
+        self._accept_loss = options.accept_loss
+        self.failure = ""
 
     def __enter__(self) -> Front:
         self.start()
@@ -131,13 +146,18 @@ class Front(Listener):
         """Start the keeper, then listen and serve until `stop`.
 
         Raises:
-            StateDirectoryError: the keeper cannot use the state directory; its log says why.
+            DamagedStateError: files of the state directory are damaged; see `CoordinatorOptions.accept_loss`.
+            StateDirectoryError: the keeper cannot use the state directory, or was killed; the words say why.
             OSError: the address cannot be bound.
         """
         if not self._spawn():
+            if self._keeper_error is not None:
+                kind = DamagedStateError if self._keeper_error.code else StateDirectoryError
+                raise kind(self._keeper_error.message.decode())
             raise StateDirectoryError(
-                f"The keeper cannot work on the state directory {self.options.state_dir}; the line above says why."
+                f"The process that keeps the state in {self.options.state_dir} did not start: {self.failure}."
             )
+        self._accept_loss = False  # only of damage that was there at the start
         try:
             self.listen()
         except OSError:
@@ -174,7 +194,7 @@ class Front(Listener):
 
     def _insert(self, call: int, method: str, body: bytes) -> Reply | None:
         """Set a key here, if that can be; its answer. `_lock` is held."""
-        if self._replica is None or self._log is None or self._has_queued_call:
+        if self._replica is None or self._log is None or self._has_queued_call or self._keeper_full:
             return None
         found = self._replica.insert(call, method, body)
         if found is None:
@@ -242,6 +262,8 @@ class Front(Listener):
             try:
                 self._calls.write(data + END_BYTES)
                 batch = self._calls.read_batch()
+                if batch and batch[-1].kind == FAILED:
+                    raise LinkClosed
             except LinkClosed:
                 if self._stopping:
                     return
@@ -253,8 +275,11 @@ class Front(Listener):
         self._give_up()
 
     def _cut_log(self) -> None:
-        """The keeper has answered, so it has all writes that were passed on before. `_lock` is held."""
-        if self._log is None or self._last_write - self._last_cut < _LOG_WRITES_MAX:
+        """The keeper has answered, so it has all writes that were passed on before. `_lock` is held.
+
+        A keeper whose disk is full may have them in memory alone.
+        """
+        if self._log is None or self._keeper_full or self._last_write - self._last_cut < _LOG_WRITES_MAX:
             return
         try:
             self._log.drop(self._last_write)
@@ -267,6 +292,8 @@ class Front(Listener):
         for frame in frames:
             if frame.kind == REPLY:
                 self._answer(frame)
+            elif frame.kind == FULL:
+                self._keeper_full = bool(frame.code)
             elif frame.kind == KEY and self._replica is not None:
                 key = frame.message.decode("utf-8", "surrogateescape")
                 if frame.code == LONG_VALUE:
@@ -304,6 +331,7 @@ class Front(Listener):
         """Start a new keeper, to be asked again what is not answered. `_lock` is held."""
         self._close_links()
         _log.warning("the keeper has ended (%s); starting another", self._wait_for_end())
+        self._keeper_full = False
         for attempt in range(_FAILURES_MAX):
             if self._spawn():
                 # A copy, because the reader may answer a call of the old keeper's meanwhile: asked again, it is
@@ -320,7 +348,7 @@ class Front(Listener):
     def _give_up(self) -> None:
         """No keeper lives long enough to answer: the service ends. `_lock` is held."""
         self._close_links()
-        _log.critical("the keeper cannot be kept alive; giving up")
+        _log.critical("the keeper cannot be kept alive (%s); giving up", self.failure)
         self._on_failure()
 
     def _spawn(self) -> bool:
@@ -329,15 +357,25 @@ class Front(Listener):
         with their_calls, their_later:
             descriptors = [their_calls.fileno(), their_later.fileno()]
             argv = [sys.executable, "-c", _KEEP, *map(str, descriptors)]
-            self._keeper = subprocess.Popen(argv, pass_fds=descriptors, stdin=subprocess.DEVNULL)
+            self._keeper = subprocess.Popen(
+                argv, pass_fds=descriptors, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+        self._keeper_error = None
+        self._keeper_words = deque(maxlen=1)
+        self._keeper_reader = threading.Thread(
+            target=_pass_on_lines, args=(self._keeper.stderr, self._keeper_words), name="fastrt-keeper-log", daemon=True
+        )
+        self._keeper_reader.start()
         self._calls, self._later = Link(calls), Link(later)
         try:
-            told = {**self._told, "owns_log": self._log is None}
+            told = {**self._told, "owns_log": self._log is None, "accept_loss": self._accept_loss}
             self._calls.write(Frame(SETTINGS, body=json.dumps(told).encode()).pack() + END_BYTES)
             frames = self._calls.read_batch(_READY_S)
             if frames and frames[-1].kind == READY:
                 self._begin(frames)
                 return True
+            if frames and frames[-1].kind == FAILED:
+                self._keeper_error = frames[-1]
         except LinkClosed:
             pass
         self._close_links()
@@ -369,13 +407,21 @@ class Front(Listener):
         self._replica = None
 
     def _wait_for_end(self) -> str:
+        """Wait until the keeper has ended; says how it did, in words, also in `failure`."""
         assert self._keeper is not None
+        assert self._keeper_reader is not None
         try:
             code = self._keeper.wait(timeout=_STOP_S)
+            words = f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
             self._keeper.kill()
-            code = self._keeper.wait()
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._keeper.wait()
+            words = f"it did not end within {_STOP_S:g} s and was killed"
+        self._keeper_reader.join()
+        if self._keeper_words:
+            words += f"; its last line: {self._keeper_words[0]}"
+        self.failure = words
+        return words
 
     def _end_keeper(self) -> None:
         with self._lock:
@@ -389,3 +435,14 @@ class Front(Listener):
             if self._log is not None:
                 self._log.close()
                 self._log = None
+
+
+def _pass_on_lines(source: IO[bytes], newest: deque[str]) -> None:
+    """Copy a process's standard error to this one's, and remember its last line."""
+    with source:
+        for line in source:
+            sys.stderr.buffer.write(line) if hasattr(sys.stderr, "buffer") else sys.stderr.write(line.decode())
+            sys.stderr.flush()
+            words = line.decode("utf-8", "replace").strip()
+            if words:
+                newest.append(words[:_WORDS_MAX])

@@ -8,7 +8,7 @@ the front closes the pairs, or says so.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import socket
 import sys
@@ -21,7 +21,9 @@ from fastrt.coordination.link import (
     ASIDE,
     CALL,
     END_BYTES,
+    FAILED,
     FORGET,
+    FULL,
     KEY,
     LONG_VALUE,
     NO_VALUE,
@@ -38,8 +40,9 @@ from fastrt.coordination.link import (
 )
 from fastrt.coordination.replica import BYTES_MAX, ENTRY_BYTES, VALUE_BYTES_MAX
 from fastrt.coordination.state import Settings
-from fastrt.durable import Journal
+from fastrt.durable import DamagedStateError, Journal
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 
 # The keeper of a front that was killed a moment ago still has the directory, until it has seen that.
 _DYING_S = 3.0
@@ -56,13 +59,14 @@ def serve(calls: Link, later: Link) -> None:
     first = calls.read_batch()
     if not first or first[0].kind != SETTINGS:
         return
-    core = _core(json.loads(first[0].body))
+    core = _core(read_object(first[0].body, "the settings of a keeper", own=True, bytes_max=SETTINGS_BYTES_MAX))
     keys = core.state.keys
     tell_all = keys.bytes_count + len(keys) * ENTRY_BYTES <= BYTES_MAX // 2
     told = _packed_keys((key, keys.find(key)) for key in keys.all_keys()) if tell_all else b""
     last_write = str(core.last_write).encode()
     ready = Frame(READY, core.state.settings.incarnation, code=int(tell_all), details=last_write)
     calls.write(told + ready.pack() + END_BYTES)
+    was_full = False
     while True:
         deadline = core.next_deadline()
         timeout_s = None if deadline is None else max(0.001, deadline - time.monotonic())
@@ -79,7 +83,9 @@ def serve(calls: Link, later: Link) -> None:
                 return
         replies = core.settle()
         if batch is not None and not (batch and batch[0].kind == ASIDE):
-            calls.write(_packed_keys(core.take_keys()) + _packed(replies) + END_BYTES)
+            full = Frame(FULL, code=int(core.is_full)).pack() if core.is_full != was_full else b""
+            was_full = core.is_full
+            calls.write(full + _packed_keys(core.take_keys()) + _packed(replies) + END_BYTES)
         elif replies:
             # Neither time nor the front's own writes change a key that it is to be told of.
             later.write(_packed(replies))
@@ -87,7 +93,7 @@ def serve(calls: Link, later: Link) -> None:
 
 def _core(told: dict[str, object]) -> Core:
     settings = Settings(**told["settings"])  # type: ignore[arg-type]
-    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]), _DYING_S)
+    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]), _DYING_S, bool(told["accept_loss"]))
     return Core(settings, journal, front=int(str(told["front"])), owns_log=bool(told["owns_log"]))
 
 
@@ -119,6 +125,9 @@ def main() -> int:
         serve(calls, later)
     except FastrtError as error:
         _log.critical("%s", error)
+        with contextlib.suppress(LinkClosed):
+            is_damage = isinstance(error, DamagedStateError)
+            calls.write(Frame(FAILED, code=int(is_damage), message=str(error).encode()).pack() + END_BYTES)
         return 1
     except LinkClosed:
         return 0

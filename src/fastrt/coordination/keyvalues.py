@@ -53,10 +53,15 @@ class KeyValues:
 
     Args:
         emit: takes the effects: answers to callers and records to keep.
+        bytes_max: of all keys and values.
+        keys_max: how many there may be.
     """
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, bytes_max: int = 2 << 30, keys_max: int = 10_000_000) -> None:
         self._emit = emit
+        self._bytes_max = bytes_max
+        self._keys_max = keys_max
+        self._names_size = 0
         self._values: dict[str, bytes] = {}
         self._children: dict[str, set[str]] = {}
         self._waiting: dict[str, list[int]] = {}
@@ -78,8 +83,26 @@ class KeyValues:
         if problem is None and not overwrite and key in self._values:
             problem = failure(Code.ALREADY_EXISTS, f"key {key} already exists.", marked=False)
         if problem is None:
+            problem = self.refused_room(key, value)
+        if problem is None:
             self.put(key, value)
         self._emit(Answer(call, problem))
+
+    def refused_room(self, key: str, value: bytes) -> Failure | None:
+        """Why there is no room for a normalised key; None when there is. A value that is not longer always fits."""
+        old = self._values.get(key)
+        more = len(value) - len(old) if old is not None else len(key) + len(value)
+        used = self.bytes_count + self._names_size
+        if old is None and len(self._values) >= self._keys_max:
+            words = f"The service has {self._keys_max} keys, which is as many as it takes (keys_max)."
+        elif more > 0 and used + more > self._bytes_max:
+            words = (
+                f"Key {key} has no room: keys and values have {used} bytes, and with {more} more they would have more "
+                f"than {self._bytes_max} (keys_bytes_max)."
+            )
+        else:
+            return None
+        return failure(Code.RESOURCE_EXHAUSTED, words + " Delete keys, or start the service with more.", marked=False)
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key that is already normalised (or, for the older runtime service, never is), and not refused."""
@@ -130,6 +153,10 @@ class KeyValues:
             self._emit(Answer(call, failure(Code.OUT_OF_RANGE, message)))
             return
         value = b"%d" % total
+        problem = self.refused_room(key, value)
+        if problem is not None:
+            self._emit(Answer(call, problem))
+            return
         self.put(key, value)
         self._emit(Answer(call, value))
 
@@ -148,6 +175,7 @@ class KeyValues:
             doomed.append(key)
         for name in doomed:
             self.bytes_count -= len(self._values.pop(name))
+            self._names_size -= len(name)
             self._emit(Persist("key", name, None))
         if key:
             self._children_dropped(key)
@@ -159,7 +187,7 @@ class KeyValues:
             self._emit(Persist("key", key, None))
         self._values.clear()
         self._children.clear()
-        self.bytes_count = 0
+        self.bytes_count = self._names_size = 0
 
     def forget(self, call: int) -> bool:
         """Drop a waiting caller; True when it was waiting here."""
@@ -211,6 +239,7 @@ class KeyValues:
         assert found == plain, f"index and keys differ in {sorted(found ^ plain)[:3]}"
         assert all(self._children.values()), "an empty directory is still listed"
         assert self.bytes_count == sum(map(len, self._values.values())), "byte count is off"
+        assert self._names_size == sum(map(len, self._values)), "count of the keys' own bytes is off"
         waited = sorted(call for calls in self._waiting.values() for call in calls)
         assert waited == sorted(self._key_of_call), "waiting callers and their keys differ"
 
@@ -221,6 +250,7 @@ class KeyValues:
             self.bytes_count += len(value) - len(old)
             return
         self.bytes_count += len(value)
+        self._names_size += len(key)
         if key and normalized(key) == key:
             self._index(key)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-SETTINGS, READY, CALL, WRITE, ASIDE, FORGET, STOP, KEY, REPLY, END = range(10)
+SETTINGS, READY, CALL, WRITE, ASIDE, FORGET, STOP, KEY, REPLY, END, FULL, FAILED = range(12)
 # What a KEY says of its key in `code`.
 NO_VALUE, WITH_VALUE, LONG_VALUE = range(3)
 
@@ -37,6 +37,8 @@ class Frame(NamedTuple):
     ASIDE: the front waits for no answer to this batch. FORGET: call.
     KEY: message is a key, code one of NO_VALUE, WITH_VALUE (its body) and LONG_VALUE (too long to be told).
     REPLY: call, code, message, details, body. STOP and END carry nothing.
+    FULL: the keeper's disk is full (code 1) or has room again (code 0). The front sets no keys itself meanwhile.
+    FAILED: the keeper ends; message says why, code 1 when the reason is damaged state.
     """
 
     kind: int

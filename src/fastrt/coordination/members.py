@@ -13,13 +13,13 @@ Source: `CoordinationService::TaskState` in XLA.
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fastrt.coordination.events import MemberView, Persist
 from fastrt.coordination.keyvalues import Emit
 from fastrt.coordination.status import Failure, Member, dump_failure, load_failure, to_json
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 
 
 class State(enum.IntEnum):
@@ -150,7 +150,7 @@ class Members:
         member = Member(role, int(rank))
         if member not in self._records:
             return
-        saved = json.loads(data)
+        saved = read_object(data, "the record of a member", own=True, bytes_max=STATE_BYTES_MAX)
         record = self._records[member]
         record.state = State(saved["state"])
         record.incarnation = saved["incarnation"]

@@ -11,7 +11,6 @@ Source: `DistributedRuntimeServiceImpl` in XLA, as jaxlib 0.4.13 ships it; proto
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from fastrt.coordination.events import Answer, Persist
 from fastrt.coordination.keyvalues import Emit, KeyValues, refused_key
 from fastrt.coordination.members import Members
 from fastrt.coordination.status import Code, Failure, dump_failure, failure, load_failure, to_json
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 
 if TYPE_CHECKING:
     from fastrt.coordination.state import Settings
@@ -135,7 +135,7 @@ class Nodes:
         """Take a record from the durable store."""
         kind, _, name = key.partition("/")
         if kind == "session":
-            saved = json.loads(data)
+            saved = read_object(data, "the record of a session", own=True, bytes_max=STATE_BYTES_MAX)
             self.phase, self.problem = saved["phase"], load_failure(saved["problem"])
             for node, (client, version) in zip(self.nodes, saved["nodes"], strict=False):
                 node.client, node.version, node.last_heard = client, version, now
@@ -143,7 +143,7 @@ class Nodes:
         elif kind == "topology" and int(name) < len(self.nodes):
             self.nodes[int(name)].topology = data
         elif kind == "meeting":
-            saved = json.loads(data)
+            saved = read_object(data, "the record of a session", own=True, bytes_max=STATE_BYTES_MAX)
             self._meetings[name] = _Meeting(name, set(saved["arrived"]), expired=saved["expired"])
 
     def _on_connect(self, event: ev.NodeConnect, now: float) -> None:
@@ -202,7 +202,7 @@ class Nodes:
     def _on_set_key(self, event: ev.NodeSetKey, now: float) -> None:
         words = "KeyValueSet() called when system is not running; clients must call Connect() first"
         if not self._is_refused(event.call, event.session, words):
-            problem = refused_key(event.key)
+            problem = refused_key(event.key) or self._keys.refused_room(event.key, event.value)
             if problem is None:
                 self._keys.put(event.key, event.value)
             self._emit(Answer(event.call, problem))

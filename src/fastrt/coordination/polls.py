@@ -9,11 +9,10 @@ Source: `CoordinationService::ErrorPollingState` in XLA.
 
 from __future__ import annotations
 
-import json
-
 from fastrt.coordination.events import Answer, Persist
 from fastrt.coordination.keyvalues import Emit
 from fastrt.coordination.status import Code, Failure, Member, dump_failure, failure, load_failure, to_json
+from fastrt.foreign_text import STATE_BYTES_MAX, read_json
 
 
 class Polls:
@@ -78,7 +77,7 @@ class Polls:
 
     def restore(self, data: bytes) -> None:
         """Take the error from the durable store."""
-        self.error = load_failure(json.loads(data))
+        self.error = load_failure(read_json(data, "the record of an error", own=True, bytes_max=STATE_BYTES_MAX))
         self.begun = True
 
     def check_invariants(self) -> None:

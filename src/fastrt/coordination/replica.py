@@ -40,6 +40,7 @@ class Replica:
     def __init__(self, settings: Settings, bytes_max: int = BYTES_MAX) -> None:
         # An empty state machine: dialects read requests with the settings in view, and nothing else of it.
         self._context = CoordinationState(settings)
+        self._room = settings.keys_bytes_max, settings.keys_max
         self._bytes_max = bytes_max
         self._values: dict[str, bytes] = {}
         self.bytes_count = 0
@@ -89,4 +90,7 @@ class Replica:
         key = normalized(event.key)
         if (key in self._values and not event.overwrite) or refused_key(key) is not None:
             return None  # the keeper knows the words
+        size = len(key) + len(event.value)
+        if self.bytes_count + size > self._room[0] or len(self._values) >= self._room[1]:
+            return None  # it counts fewer bytes a key, so that it never refuses what was set here
         return key, event.value, Reply(call, 0, "", b"", method.build(None, request, self._context))

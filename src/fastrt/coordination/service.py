@@ -22,6 +22,7 @@ from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import ConfigError
 from fastrt.rpc.auth import TlsFiles, refuse_open_bind
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.door import Limits
 from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 
@@ -32,6 +33,9 @@ DETAILS_KEY = "grpc-status-details-bin"
 _MESSAGE_BYTES_MAX = (64 << 20) + (64 << 10)
 _SETS = ("coordination_xla", "coordination_tensorflow", "runtime_v3", "coordination")
 _TASKS_MAX = 1_000_000
+# Programs ask for thousands of keys at once over one connection; JAX's members wait in a handful of calls.
+_STREAMS = 4096
+_CALLS_PER_TASK = 16
 
 
 @dataclass
@@ -49,8 +53,12 @@ class CoordinatorOptions:
         clear_after_shutdown: when no task is connected any more, the next one finds no keys, barriers or errors.
         state_dir: where keys, members and barriers are kept over restarts; None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
+        accept_loss: go on with what can be saved when files of `state_dir` are damaged. The log says what is lost, and
+            the damaged files are kept aside in `state_dir`. Without it, damage is refused.
         tls: PEM files, None for plain text.
         allow_anonymous: serve beyond loopback to clients that show no certificate.
+        keys_bytes_max: bytes of all keys and values; a key that finds no room is RESOURCE_EXHAUSTED.
+        keys_max: number of keys.
     """
 
     address: str = "127.0.0.1:0"
@@ -63,8 +71,11 @@ class CoordinatorOptions:
     clear_after_shutdown: bool = False
     state_dir: str | os.PathLike[str] | None = None
     power: bool = False
+    accept_loss: bool = False
     tls: TlsFiles | None = None
     allow_anonymous: bool = False
+    keys_bytes_max: int = 2 << 30
+    keys_max: int = 10_000_000
 
     def check(self) -> None:
         """Refuse what makes no sense.
@@ -83,6 +94,8 @@ class CoordinatorOptions:
                 "heartbeat_timeout_s and register_timeout_s must be more than 0, and shutdown_timeout_s at least 0; "
                 f"they are {self.heartbeat_timeout_s}, {self.register_timeout_s} and {self.shutdown_timeout_s}."
             )
+        if min(self.keys_bytes_max, self.keys_max) < 1:
+            raise ConfigError("keys_bytes_max and keys_max must be at least 1.")
         if self.power and self.state_dir is None:
             raise ConfigError("Durability over a loss of power needs a directory to keep state in: give state_dir.")
         _check_address(self.address)
@@ -99,7 +112,13 @@ class CoordinatorOptions:
             shutdown_timeout_s=self.shutdown_timeout_s,
             recoverable=self.recoverable,
             clear_after_shutdown=self.clear_after_shutdown,
+            keys_bytes_max=self.keys_bytes_max,
+            keys_max=self.keys_max,
         )
+
+    def limits(self) -> Limits:
+        """Bounds of the server: each member of the job may wait in several calls at once, of which it has a handful."""
+        return Limits(streams=_STREAMS, pending=_STREAMS + _CALLS_PER_TASK * self.num_tasks)
 
     def journal(self) -> Journal | None:
         """The store of its records, None when nothing is kept.
@@ -107,7 +126,9 @@ class CoordinatorOptions:
         Raises:
             StateDirectoryError: the directory cannot be used.
         """
-        return None if self.state_dir is None else Journal(Path(self.state_dir), self.power)
+        if self.state_dir is None:
+            return None
+        return Journal(Path(self.state_dir), self.power, accept_loss=self.accept_loss)
 
 
 def _check_address(address: str) -> None:
@@ -152,7 +173,9 @@ class Listener(ABC):
         self.options = options
         services = sorted({path.split("/")[1] for path in METHODS} | {SNAPSHOT_PATH.split("/")[1]})
         self._standard = StandardServices(services, [message_set(name) for name in _SETS])
-        self._server = open_server(self, [*PATHS, CHECK_PATH], self._standard.streams, _MESSAGE_BYTES_MAX)
+        paths = [*PATHS, CHECK_PATH]
+        streams, limits = self._standard.streams, options.limits()
+        self._server = open_server(self, paths, streams, _MESSAGE_BYTES_MAX, limits=limits)
         self.address = ""
 
     def listen(self) -> None:

@@ -13,7 +13,6 @@ Source: `CoordinationService` in XLA (seen in jaxlib 0.10.2) and, for what is in
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +25,7 @@ from fastrt.coordination.members import Members, State
 from fastrt.coordination.nodes import Nodes
 from fastrt.coordination.polls import Polls
 from fastrt.coordination.status import Code, Failure, Member, Part, failure, to_json
+from fastrt.foreign_text import STATE_BYTES_MAX, read_json
 
 # How many silent members a failure names.
 _STALE_NAMED_MAX = 3
@@ -47,6 +47,8 @@ class Settings:
         clear_after_shutdown: when a run is over, because all had registered and none is connected any more, the next
             member to register finds a fresh service: no keys, no barriers, no errors.
         incarnation: of this service, random; kept over restarts.
+        keys_bytes_max: bytes of all keys and values.
+        keys_max: number of keys.
     """
 
     roles: Mapping[str, int]
@@ -56,6 +58,8 @@ class Settings:
     recoverable: bool = False
     clear_after_shutdown: bool = False
     incarnation: int = 1
+    keys_bytes_max: int = 2 << 30
+    keys_max: int = 10_000_000
 
 
 @dataclass
@@ -82,7 +86,7 @@ class CoordinationState:
         self._effects: list[Effect] = []
         emit = self._emit
         self.members = Members(settings.roles, settings.recoverable, emit)
-        self.keys = KeyValues(emit)
+        self.keys = KeyValues(emit, settings.keys_bytes_max, settings.keys_max)
         self.barriers = Barriers(self.members, emit, self._finish_waiter, self._barrier_ended)
         self.polls = Polls(emit)
         self.nodes = Nodes(self.members, self.keys, settings, emit)
@@ -564,7 +568,7 @@ class CoordinationState:
 
     def _restore_state(self, key: str, value: bytes) -> None:
         if key == "version":
-            self.version = json.loads(value)
+            self.version = read_json(value, "the record of the version", own=True, bytes_max=STATE_BYTES_MAX)
         elif key == "error":
             self.polls.restore(value)
 

@@ -13,6 +13,7 @@ import socket
 import sys
 
 from fastrt.config import Config
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.node.daemon import Daemon, ZygoteEndedError
 from fastrt.node.pool import Pool
 
@@ -21,7 +22,7 @@ _SPARE_WORKERS = 16
 
 def main() -> None:
     """Run the daemon; tell the starter where it listens, or what went wrong."""
-    settings = json.loads(sys.argv[1])
+    settings = read_object(sys.argv[1], "the settings of the daemon", own=True, bytes_max=SETTINGS_BYTES_MAX)
     starter = socket.socket(fileno=settings["bootstrap_fd"])
     zygote = socket.socket(fileno=settings["zygote_fd"])
     try:

@@ -20,8 +20,9 @@ from typing import Any
 from fastrt._core import arena, spill, tasks
 from fastrt._core.clients import KIND_ACTOR, KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKER, Client, admit, table
 from fastrt._core.segment import Segment, start_time, sweep
-from fastrt.config import SHM_DIR, Config
+from fastrt.config import RUNTIME_FOLDER, SHM_DIR, Config
 from fastrt.errors import FastrtError, LockStuck
+from fastrt.folders import UnsafeFolderError, has_private_folder, private_folder
 from fastrt.node.actors import Actors
 from fastrt.node.admission import Admission
 from fastrt.node.advisor import Advisor
@@ -84,11 +85,11 @@ class Daemon:
             sweep_sessions(config.runtime_dir, config.spill_dir)
         self._segment = create_segment(config) if adopt is None else Segment.attach(adopt)
         self._dir = config.runtime_dir / self._segment.session
-        self._dir.mkdir(mode=0o700, exist_ok=adopt is not None)
+        private_folder(self._dir, "the session's folder")
         self.socket_path = str(self._dir / "node.sock")
         index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon")
         self._client = Client(self._segment, index, gen)
-        self._spiller = Spiller(self._client, config.spill_dir / self._segment.session)
+        self._spiller = Spiller(self._client, config.spill_dir / self._segment.session, self._dir)
         self._janitor = Janitor(Store(self._client, 0.0))
         self._oom_kills = KillCounters(time.monotonic())
         self._members: dict[int, Member] = {}  # by pid
@@ -96,9 +97,7 @@ class Daemon:
             Store(self._client, 0.0), config.num_workers, config.resources if config.num_workers else {}, cluster,
             self._runs_tasks, self._is_blocked, self._want_actors, lambda text: self._log(text, True),
         )  # fmt: skip
-        self._advisor = (
-            Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
-        )
+        self._advisor = Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
         self._actors = Actors(Store(self._client, 0.0), self._fork, self._admission.may_start, self._want_refresh)
         self._actors_wanted = self._refresh_wanted = False
         self._refreshed_at = 0.0
@@ -206,8 +205,8 @@ class Daemon:
         sock, _ = listener.accept()
         link = Link(sock)
         _, uid = link.peer()
-        if uid != os.getuid():
-            link.send(error=f"this session belongs to uid {os.getuid()}, not to {uid}")
+        if uid != os.geteuid():
+            link.send(error=f"this session belongs to uid {os.geteuid()}, not to {uid}")
             link.close()
             return
         self._selector.register(link, selectors.EVENT_READ, self._on_message)
@@ -494,17 +493,19 @@ def sweep_sessions(runtime_dir: Path, spill_dir: Path) -> None:
     """Remove segments, folders and spilled values of crashed sessions; make the runtime folder, for this user only.
 
     Raises:
-        FastrtError: the folder belongs to somebody else or others may enter it.
+        UnsafeFolderError: the runtime folder belongs to another user, or others may enter or replace it.
     """
-    runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    info = os.lstat(runtime_dir)
-    if info.st_uid != os.getuid() or info.st_mode & 0o077 or not runtime_dir.is_dir() or runtime_dir.is_symlink():
-        raise FastrtError(
-            f"{runtime_dir} is not a folder of uid {os.getuid()} with mode 700; remove it, or set FASTRT_RUNTIME_DIR"
-        )
+    private_folder(runtime_dir, RUNTIME_FOLDER)
     sweep()
     for folder in [*runtime_dir.iterdir(), *(spill_dir.iterdir() if spill_dir.is_dir() else ())]:
         gone = re.fullmatch("[0-9a-f]{32}", folder.name) and not (SHM_DIR / f"fastrt-{folder.name}").exists()
-        # A session that ends removes its segment first: as long as somebody answers there, the rest is its own to do.
-        if gone and not answers(str(runtime_dir / folder.name / "node.sock")):
+        # A session that ends removes its segment first: as long as its daemon answers, the rest is its own to do.
+        if gone and not answers(str(runtime_dir / folder.name / "node.sock")) and _is_private(folder):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        return has_private_folder(folder, "a session's folder")
+    except (UnsafeFolderError, OSError):
+        return False  # another user's: a spill folder may be shared

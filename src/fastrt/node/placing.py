@@ -152,9 +152,7 @@ class Placing:
 
     # ---- facts ----
 
-    def wait(
-        self, task: Task, demand: Demand, now: float, named: Sequence[int] = (), priority: int = 0
-    ) -> None:
+    def wait(self, task: Task, demand: Demand, now: float, named: Sequence[int] = (), priority: int = 0) -> None:
         """A task waits to be admitted: a new one, or one that is back; `named` are objects that its arguments name."""
         entry = self._entries.get(task)
         if entry is None:

@@ -8,6 +8,8 @@ import signal
 import socket
 from typing import Any
 
+from fastrt.foreign_text import read_object
+
 _MESSAGE_BYTES_MAX = 1 << 16
 
 
@@ -89,7 +91,7 @@ class Pool:
             return None
         if not data:
             return None
-        message: dict[str, Any] = {**json.loads(data), "fds": fds}
+        message: dict[str, Any] = {**read_object(data, "a report of the zygote", own=True), "fds": fds}
         if message.get("actor") is not None:
             self.actors[message.get("started") or message["worker"]] = message["actor"]
         elif "started" in message:

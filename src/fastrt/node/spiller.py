@@ -1,26 +1,22 @@
 """Memory pressure: values that have not been used for long go to files, and come back when they are read.
 
 Works in a thread of its own, so that no disk ever holds up the daemon, and only on request: a client that finds the
-store full asks for room, one that reads a spilled value asks for it. A file is a header (magic, objref, length,
-CRC-32 of the bytes) and the bytes; it is removed when its value is back in memory or no longer referenced.
+store full asks for room, one that reads a spilled value asks for it. A file is removed when its value is back in
+memory or no longer referenced; `spill_files` says how it is protected.
 """
 
 from __future__ import annotations
 
-import os
 import queue
-import struct
 import sys
 import threading
-import zlib
 from pathlib import Path
 
 from fastrt._core import spill, trace
 from fastrt._core.clients import Client
 from fastrt.errors import FastrtError, ObjectStoreFullError
-
-_HEADER = struct.Struct("<8sQQI4x")
-_MAGIC = b"fastrtS1"
+from fastrt.folders import UnsafeFolderError
+from fastrt.node.spill_files import SpillFiles
 
 
 class Spiller:
@@ -28,12 +24,13 @@ class Spiller:
 
     Args:
         client: the daemon's attachment.
-        directory: of this session; made with mode 0700, removed by `close`.
+        directory: for this session's files; made when it is needed, removed by `close`.
+        key_folder: a private folder of the session.
     """
 
-    def __init__(self, client: Client, directory: Path) -> None:
+    def __init__(self, client: Client, directory: Path, key_folder: Path) -> None:
         self._client = client
-        self._dir = directory
+        self._files = SpillFiles(directory, key_folder)
         self._orders: queue.SimpleQueue[tuple[str, int, int] | None] = queue.SimpleQueue()
         spill.configure(client, str(directory))
         self._thread = threading.Thread(target=self._run, name="fastrt-spiller", daemon=True)
@@ -51,10 +48,7 @@ class Spiller:
         """End the thread after the order it works on, and remove all files."""
         self._orders.put(None)
         self._thread.join()
-        for path in self._dir.glob("*"):
-            path.unlink(missing_ok=True)
-        if self._dir.exists():
-            self._dir.rmdir()
+        self._files.remove_all()
 
     def _run(self) -> None:
         while True:
@@ -81,8 +75,8 @@ class Spiller:
             if data is None:
                 continue
             try:
-                self._write(objref, data)
-            except OSError as exc:
+                self._write(objref, memoryview(data))
+            except (OSError, UnsafeFolderError) as exc:
                 spill.give_up(self._client, index)
                 trouble = str(exc)
                 break
@@ -101,50 +95,21 @@ class Spiller:
             return
         if room is None:
             return  # done already, or no longer wanted
-        path = self._path(objref)
         traced = trace.begin(self._client, trace.RESTORE, objref, trace.kib(memoryview(room).nbytes))
         try:
-            self._read(path, objref, memoryview(room))
-        except (OSError, ValueError) as exc:
-            sys.stderr.write(f"fastrt: {path} cannot be read back: {exc}\n")
+            self._files.read(objref, memoryview(room))
+        except (OSError, ValueError, UnsafeFolderError) as exc:
+            sys.stderr.write(f"fastrt: {self._files.path(objref)} cannot be read back: {exc}\n")
             spill.finish_restore(self._client, index, False)
             return
         finally:
             trace.end(self._client, traced)
         spill.finish_restore(self._client, index, True)
-        path.unlink(missing_ok=True)
+        self._files.remove(objref)
 
-    def _path(self, objref: int) -> Path:
-        return self._dir / f"{objref:016x}"
-
-    def _write(self, objref: int, data: spill.Bytes) -> None:
-        self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        view = memoryview(data)
-        path = self._path(objref)
-        traced = trace.begin(self._client, trace.SPILL, objref, trace.kib(len(view)))
+    def _write(self, objref: int, data: memoryview) -> None:
+        traced = trace.begin(self._client, trace.SPILL, objref, trace.kib(len(data)))
         try:
-            with open(path, "wb", buffering=0, opener=lambda p, flags: os.open(p, flags, 0o600)) as file:
-                file.write(_HEADER.pack(_MAGIC, objref, len(view), zlib.crc32(view)))
-                done = 0
-                while done < len(view):
-                    done += file.write(view[done:])
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
+            self._files.write(objref, data)
         finally:
             trace.end(self._client, traced)
-
-    @staticmethod
-    def _read(path: Path, objref: int, room: memoryview) -> None:
-        with open(path, "rb", buffering=0) as file:
-            head = file.read(_HEADER.size)
-            if len(head) != _HEADER.size or _HEADER.unpack(head)[:3] != (_MAGIC, objref, len(room)):
-                raise ValueError("its header is not that of this value")
-            done = 0
-            while done < len(room):
-                got = file.readinto(room[done:])
-                if not got:
-                    raise ValueError(f"it ends after {done} of {len(room)} bytes")
-                done += got
-        if zlib.crc32(room) != _HEADER.unpack(head)[3]:
-            raise ValueError("its checksum is wrong")

@@ -65,7 +65,7 @@ class Native:
 
     Args:
         store: this process's attachment.
-        access: the cluster's token.
+        access: the cluster's identity.
         host: where to serve.
 
     Raises:
@@ -75,7 +75,7 @@ class Native:
     def __init__(self, store: Store, access: Access, host: str) -> None:
         self.offers = Offers(store)
         self.access = access
-        self._source = Source(self.offers, access.token, host.strip("[]"), 0, access.insecure, _SILENCE_S)
+        self._source = Source(self.offers, access.identity, host.strip("[]"), 0, access.insecure, _SILENCE_S)
         self.address = self._source.address
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Values:
         self._open: dict[int, _Offer] = {}
         self._arrivals = _Arrivals(native.offers.store)
         access = native.access
-        self._puller = Puller(self._arrivals, access.token, None, access.insecure, _SILENCE_S)
+        self._puller = Puller(self._arrivals, access.identity, None, access.insecure, _SILENCE_S)
         self._traced: dict[int, int] = {}  # records of what is on its way
         self._address = ""
         self._usable = False
@@ -191,11 +191,7 @@ class Values:
     # ---- what comes in ----
 
     def take(self, number: int, writer: Writer, kind: int) -> None:
-        """Have an announced value written; `landed` says when it is whole.
-
-        Raises:
-            InsecureBindError: it would come over a network in the clear.
-        """
+        """Have an announced value written; `landed` says when it is whole."""
         self._arrivals._coming[number] = _Arrival(self._arrivals, number, writer, kind, self._tell)
         client = self._offers.store.client
         self._traced[number] = trace.begin(client, trace.FETCH, number & _OBJREF_MOST, trace.kib(len(writer)))
@@ -231,8 +227,8 @@ class Values:
             self._loop.call_soon_threadsafe(tell)
 
 
-def open_native(store: Store, access: Access, listen: str) -> Native | None:
-    """This node's native stream; None under TLS, where nothing goes in the clear.
+def open_native(store: Store, access: Access, listen: str) -> Native:
+    """This node's native stream.
 
     Args:
         store, access: as for `Native`.
@@ -240,4 +236,4 @@ def open_native(store: Store, access: Access, listen: str) -> Native | None:
     Raises:
         OSError: it cannot listen there.
     """
-    return None if access.tls is not None else Native(store, access, listen.rpartition(":")[0])
+    return Native(store, access, listen.rpartition(":")[0])

@@ -34,9 +34,11 @@ from fastrt._core.clients import KIND_DRIVER, KIND_TOOL, Client, admit
 from fastrt._core.segment import Segment
 from fastrt.config import SHM_DIR
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import read_object
 from fastrt.observe.chrome import micros
 from fastrt.rpc.channel import bearer, open_channel
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.store.client import Store, mib
 from fastrt.store.serialize import serialize
 from fastrt.transfer.push import CHUNK_BYTES, Pusher
@@ -124,7 +126,7 @@ def transfer(
         most: the largest size.
         planes: which of "native" and "grpc" to measure between nodes.
         address: host:port of another store; None starts one in a process of its own.
-        token: that store's session token; unused without an address.
+        token: the token of that store's cluster; unused without an address.
         chunk_bytes: of a message of StreamObj.
         insecure: with an address beyond this machine: let it go in the clear.
         progress: called as `progress(path, done=, total=)` with how many of how many sizes are done.
@@ -135,7 +137,7 @@ def transfer(
     """
     _check_room(most, 1 if address else 2)
     with ExitStack() as stack:
-        token = token or secrets.token_hex(16)
+        token = token or new_token()
         bench = stack.enter_context(TwoNodes(most, token, planes, chunk_bytes, address, insecure))
         profile = Profile()
         listed = sizes(most)
@@ -259,20 +261,26 @@ class TwoNodes:
         index, gen = admit(self._segment, os.getpid(), KIND_TOOL, "profile")
         self._other = Store(Client(self._segment, index, gen), 0.0)
         host = "127.0.0.1" if address is None else _own_host(address)
-        self._server = ObjStoreServer(self._store, token=token, address=f"{host}:0", insecure=insecure)
+        identity = None if address is None else Identity.from_token(token).for_programs()
+        shown: dict[str, Any] = _own_run(token) if identity is None else {"identity": identity}
+        self._server = ObjStoreServer(self._store, **shown, address=f"{host}:0", insecure=insecure)
         stack.callback(self._server.stop)
         self._server.start()
         table = self._server.table
+        options = identity.channel_options() if identity is not None else ()
+        credentials = identity.channel_credentials() if identity is not None else None
+        # Between two processes of one run the token is this run's alone; a cluster's is never sent.
+        own = token if identity is None else None
         self._pushers = {
-            "native": Pusher(table, token, None, self._server.native_address, chunk_bytes),
-            "grpc": Pusher(table, token, None, None, chunk_bytes),
+            plane: Pusher(table, own, credentials, native_address, chunk_bytes, options=options)
+            for plane, native_address in (("native", self._server.native_address), ("grpc", None))
         }
         for pusher in self._pushers.values():
             stack.callback(pusher.close)
         request, reply = message_set("ray").methods("ObjStore")["DeallocateObject"]
-        channel: Any = stack.enter_context(open_channel(self._address))
+        channel: Any = stack.enter_context(open_channel(self._address, credentials, options))
         call = channel.unary_unary("/ObjStore/DeallocateObject", request.SerializeToString, reply.FromString)
-        metadata = bearer(token)
+        metadata = bearer(own) if own is not None else None
         self._objref = secrets.randbits(48) << 8 if address else _OBJREF
         wanted = request(canonical_objref=self._objref)
         self._drop_there: Callable[[], Any] = lambda: call(wanted, timeout=60, metadata=metadata)
@@ -391,6 +399,11 @@ def _own_host(address: str) -> str:
         return str(sock.getsockname()[0])
 
 
+def _own_run(token: str) -> dict[str, Any]:
+    """Options of a server between two processes of one run on this machine: gRPC in the clear, as its limits are."""
+    return {"token": token, "native_identity": Identity.from_token(token)}
+
+
 # ---- the other process ----
 
 
@@ -406,7 +419,7 @@ class _Far:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"bytes": most, "token": token, "many": many}) + "\n")
         self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline() or "{}")
+        answer = read_object(self._process.stdout.readline() or "{}", "the answer of the other node", own=True)
         if "address" not in answer:
             self._process.kill()
             self._process.communicate()
@@ -467,13 +480,13 @@ def _sink(listener: socket.socket, most: int) -> None:
 
 def main() -> None:
     """Be the other node, until standard input ends."""
-    order = json.loads(sys.stdin.readline())
+    order = read_object(sys.stdin.readline(), "the order of a measurement", own=True)
     with ExitStack() as stack:
         try:
             count, nbytes = order["many"]
             segment, store = _open_store(2 * order["bytes"] + count * (nbytes + _PAGE_BYTES) + _ROOM_BYTES)
             stack.callback(segment.unlink)
-            server = ObjStoreServer(store, token=order["token"])
+            server = ObjStoreServer(store, **_own_run(order["token"]))
             stack.callback(server.stop)
             for k in range(count):
                 server.table.add(_MANY_FROM + k, store.put(np.full(nbytes, k % 251, np.uint8)))

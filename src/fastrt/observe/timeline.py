@@ -8,7 +8,6 @@ records all the time (`trace`), and for all of a recording that is read while it
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fastrt._core import clients, trace
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import read_object
 from fastrt.observe.chrome import Event, micros, write
 from fastrt.observe.listing import KINDS, Names
 from fastrt.store import client as store_client
@@ -253,7 +253,7 @@ def _read_names(process: _Process, folder: Path) -> None:
     """What an actor's process has said about its class."""
     if process.kind == "actor":
         try:
-            about = json.loads((folder / str(process.pid)).read_text())
+            about = read_object((folder / str(process.pid)).read_bytes(), "the record of an actor", own=True)
             process.name, process.methods = str(about["class"]), [str(name) for name in about["methods"]]
         except (OSError, ValueError, KeyError, TypeError):
             return

@@ -15,6 +15,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastrt._core import stream
+from fastrt.durable.mark import sync_folder
+from fastrt.folders import UnsafeFolderError, private_folder
 from fastrt.ps.errors import CheckpointError, CutLostError, TableTimeoutError
 from fastrt.ps.placement import assign
 from fastrt.ps.spec import Spec
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from fastrt.ps.head import Head, HeadOptions
 
 _log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2  # 1 had no checksums of files and manifests
 _MANIFEST = "manifest.json"
 _PREFIX = "checkpoint-"
 _SETTLE_S = 30.0
@@ -63,22 +66,24 @@ class Checkpoints:
         if base is not None and (base.parent != folder or not base.is_dir()):
             base = None
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder, "the folder of checkpoints")
             number = 1 + max((_number(path) for path in folder.iterdir()), default=0)
             working = folder / f".{_PREFIX}{number:08}.{os.getpid()}"
             shutil.rmtree(working, ignore_errors=True)
             working.mkdir(mode=0o700)
-        except OSError as error:
+        except (OSError, UnsafeFolderError) as error:
             raise CheckpointError(f"Cannot make a checkpoint in {folder}: {error}.") from error
         done = folder / f"{_PREFIX}{number:08}"
         self.must_be_full = False
         try:
             files, built = self._write_files(working, base is not None)
-            manifest = {"format": FORMAT, "files": files, "base": base.name if base is not None and built else None}
+            before = [base.name, _manifest_of(base)["check"]] if base is not None and built else None
+            manifest: dict[str, Any] = {"format": FORMAT, "files": files, "base": before}
             manifest["tables"] = [spec.to_json() for spec, _ in head.tables.values()]
+            manifest["check"] = json_check(manifest)
             _write_durably(working / _MANIFEST, json.dumps(manifest, indent=1).encode())
             os.rename(working, done)
-            _sync_folder(folder)
+            sync_folder(folder)
         except BaseException as error:
             self.must_be_full = True  # servers may have noted that all is written
             shutil.rmtree(working, ignore_errors=True)
@@ -88,11 +93,11 @@ class Checkpoints:
         self._last = done
         return done
 
-    def _write_files(self, working: Path, may_build: bool) -> tuple[list[str], bool]:
+    def _write_files(self, working: Path, may_build: bool) -> tuple[dict[str, int], bool]:
         """Stop all servers at one cut, and have each write its file.
 
         Returns:
-            The files' names, and whether they have only what has changed since the last checkpoint.
+            The files' checksums by name, and whether they have only what has changed since the last checkpoint.
         Raises:
             CutLostError: servers die again and again.
         """
@@ -107,9 +112,9 @@ class Checkpoints:
                     path.unlink()
         raise AssertionError
 
-    def _write_at_cut(self, working: Path, may_build: bool, cut: str) -> tuple[list[str], bool]:
+    def _write_at_cut(self, working: Path, may_build: bool, cut: str) -> tuple[dict[str, int], bool]:
         head = self._head
-        files = []
+        files = {}
         try:
             latest: dict[str, dict[str, int]] = {}
             lives: dict[int, str] = {}
@@ -126,8 +131,8 @@ class Checkpoints:
                 head.ask(index, {"op": "limits", "cut": cut, "latest": latest, "timeout": _SETTLE_S})
             for index in head.servers:
                 path = working / f"server-{index}"
-                head.ask(index, {"op": "checkpoint", "cut": cut, "path": str(path), "incremental": incremental})
-                files.append(path.name)
+                order = {"op": "checkpoint", "cut": cut, "path": str(path), "incremental": incremental}
+                files[path.name] = head.ask(index, order)["check"]
             self._lives = lives
             return files, incremental
         finally:
@@ -147,7 +152,7 @@ class Checkpoints:
         chain = chain_of(path)
         now = {"workers": options.num_workers, "mode": options.mode, "staleness": options.staleness}
         specs = [Spec.from_json({**found, **now}) for found in chain[-1][1]["tables"]]
-        files = [str(folder / name) for folder, manifest in chain for name in manifest["files"]]
+        files = [[str(folder / name), check] for folder, manifest in chain for name, check in manifest["files"].items()]
         tables = {spec.name: (spec, assign(spec.parts, sorted(head.servers), k)) for k, spec in enumerate(specs)}
         head.have({})  # one that ends within this has none, and not some of these and some of another cluster's
         for index in head.servers:
@@ -172,19 +177,40 @@ def chain_of(path: Path) -> list[tuple[Path, dict[str, Any]]]:
             raise CheckpointError(f"There is no checkpoint in {path}.")
         path = max(numbered, key=_number)
     chain: list[tuple[Path, dict[str, Any]]] = []
-    step: Path | None = path
-    while step is not None:
-        try:
-            manifest = json.loads((step / _MANIFEST).read_bytes())
-            known = manifest["format"] == FORMAT
-            base = manifest["base"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"The checkpoint {step} cannot be read: {error}.") from error
-        if not known:
-            raise CheckpointError(f"The checkpoint {step} has format {manifest['format']}, and this is for {FORMAT}.")
+    base: Any = [path.name, None]
+    while base is not None:
+        name, check = base
+        step = path.parent / name
+        manifest = _manifest_of(step)
+        if check is not None and manifest["check"] != check:
+            raise CheckpointError(f"The checkpoint {step} is not the one that {chain[-1][0]} builds upon.")
         chain.append((step, manifest))
-        step = None if base is None else step.parent / base
+        base = manifest["base"]
     return chain[::-1]
+
+
+def json_check(value: dict[str, Any]) -> int:
+    """A checksum of all that a JSON object says, but for its own "check"."""
+    plain = {name: one for name, one in value.items() if name != "check"}
+    return stream.crc32c(json.dumps(plain, sort_keys=True).encode())
+
+
+def _manifest_of(folder: Path) -> dict[str, Any]:
+    """What a checkpoint's manifest says.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another format.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_bytes())
+        known = manifest["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"The checkpoint {folder} cannot be read: {error}.") from error
+    if not known:
+        raise CheckpointError(f"The checkpoint {folder} has format {manifest['format']}, and this is for {FORMAT}.")
+    if manifest.get("check") != json_check(manifest):
+        raise CheckpointError(f"The manifest of the checkpoint {folder} is damaged: take an older checkpoint.")
+    return manifest
 
 
 def _number(path: Path) -> int:
@@ -197,12 +223,4 @@ def _write_durably(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_folder(path.parent)

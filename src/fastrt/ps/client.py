@@ -30,6 +30,7 @@ from fastrt.ps.errors import ServerLostError, TableTimeoutError
 from fastrt.ps.refusals import raise_refusal
 from fastrt.ps.spec import Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
+from fastrt.rpc.trust import trust_of
 
 _DIAL_S = 10.0
 _RETRY_S = 0.02
@@ -103,18 +104,20 @@ class Session:
         address: of the head.
         token: the cluster's.
         timeout_s: how long an operation may take, unless it says otherwise.
+        insecure: the cluster was started so.
 
     Attributes:
         member: this worker in the membership, once joined.
         rank: its number, once joined.
 
     Raises:
-        ServerLostError: nobody answers.
-        FastrtError: the token is another one.
+        ServerLostError: no process of this cluster answers.
+        ConfigError: the token is damaged.
     """
 
-    def __init__(self, address: str, token: str, timeout_s: float = 60.0) -> None:
-        self.address, self.token, self.timeout_s = address, token, timeout_s
+    def __init__(self, address: str, token: str, timeout_s: float = 60.0, insecure: bool = False) -> None:
+        self.address, self.timeout_s = address, timeout_s
+        self._trust = trust_of(token, insecure)
         self.member: ClusterMember | None = None
         self.lock = threading.RLock()
         self.callbacks: list[Callback] = []
@@ -126,7 +129,7 @@ class Session:
         self._pid = os.getpid()
         self._closed = False
         try:
-            self._head = dial(None, address, _DIAL_S)
+            self._head = dial(None, address, self._trust, _DIAL_S)
             self._scheduler = str(self._greet(self._head)["scheduler"])
         except BrokenWireError as error:
             raise ServerLostError(f"no cluster answers at {address}: {error}") from None
@@ -172,7 +175,11 @@ class Session:
             self.require()
             if self.member is None:
                 options = MemberOptions(
-                    self._scheduler, host=self._head.local_host, on_event=self._tell, on_message=self._tell
+                    self._scheduler,
+                    host=self._head.local_host,
+                    on_event=self._tell,
+                    on_message=self._tell,
+                    token=self._trust.token,
                 )
                 member = ClusterMember(Role.WORKER, options)
                 member.start()
@@ -219,7 +226,7 @@ class Session:
             except BrokenWireError:
                 # The connection was given up, by an interrupt or a timeout; what is asked of the head may come twice.
                 try:
-                    self._head = dial(None, self.address, _DIAL_S)
+                    self._head = dial(None, self.address, self._trust, _DIAL_S)
                     self._greet(self._head)
                     answer = self._ask_once(meta, pieces, limit)
                 except BrokenWireError as error:
@@ -348,13 +355,13 @@ class Session:
             place = directory.servers.get(index)
             if place is None:
                 raise BrokenWireError(f"server {index} is not in the directory")
-            wire = dial(place["unix"], place["address"], _DIAL_S)
+            wire = dial(place["unix"], place["address"], self._trust, _DIAL_S)
             found = self._links[index] = Link(wire, str(self._greet(wire)["incarnation"]))
         return found
 
     def _greet(self, wire: Wire) -> Meta:
         try:
-            hello = {"token": self.token, "version": VERSION, "client": self._client}
+            hello = {"version": VERSION, "client": self._client}
             answer: Meta = wire.call(hello, timeout_s=_DIAL_S)[0]
             raise_refusal(answer)
         except TimeoutError as error:

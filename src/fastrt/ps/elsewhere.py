@@ -21,6 +21,7 @@ from fastrt.ps.endpoint import Caller
 from fastrt.ps.processes import END_S, ServerProcess
 from fastrt.ps.refusals import raise_refusal
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
+from fastrt.rpc.trust import trust_of
 from fastrt.store import client as store_client
 from fastrt.tasks.actor import ActorClass
 from fastrt.tasks.handle import kill
@@ -35,18 +36,19 @@ _LOOK_S = 0.05
 class Keeper:
     """The actor. It has no state of its own: `keep` runs for as long as the server shall."""
 
-    def keep(self, address: str, token: str, index: int) -> None:
+    def keep(self, address: str, token: str, index: int, insecure: bool = False) -> None:
         """Keep a server, until the head's connection ends.
 
         Args:
             address: of the head.
             token: the cluster's.
             index: of the server.
+            insecure: the cluster was started so.
         Raises:
             FastrtError: the head refuses, or the server does not start.
         """
-        with contextlib.closing(dial(None, address, _DIAL_S)) as wire:
-            raise_refusal(wire.call({"token": token, "version": VERSION, "client": 0}, timeout_s=_DIAL_S)[0])
+        with contextlib.closing(dial(None, address, trust_of(token, insecure), _DIAL_S)) as wire:
+            raise_refusal(wire.call({"version": VERSION, "client": 0}, timeout_s=_DIAL_S)[0])
             told = _tell(wire, {"index": index, "what": "keep"})
             settings = told["settings"]
             settings["host"] = wire.local_host
@@ -117,7 +119,7 @@ class DistantServer:
     def _keep(self) -> None:
         """Have an actor keep it."""
         self._actor = self._actors.remote()
-        home = self._settings["home"], self._settings["token"], self._settings["index"]
+        home = [self._settings[name] for name in ("home", "token", "index", "insecure")]
         self._kept = self._actor.keep.remote(*home)
 
     def hear(self, caller: Caller, meta: Meta) -> Meta:
@@ -134,6 +136,7 @@ class DistantServer:
             raise FastrtError(f"server {self._settings['index']} is kept by somebody else, or is to end")
         if what == "serves":
             self.address, self.unix, self.pid = str(meta["address"]), str(meta["unix"]), int(meta["pid"])
+            self._settings |= {"accept_loss": False, "expected": True}  # only of damage that was there at first
             if self._up.is_set():
                 self._restarted(self)
             self._up.set()

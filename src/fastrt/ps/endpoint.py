@@ -1,7 +1,8 @@
-"""What listens: a Unix socket for this machine and TCP for others, a thread for each connection, a token on both.
+"""Listeners: a Unix socket for this machine and TCP for others, a thread for each connection.
 
-A connection begins with a greeting that carries the token. What a handler raises becomes an answer that the caller
-raises again; a peer that sends no messages, or far more bytes than the handler wants, loses its connection and no more.
+A connection begins with the proof of the cluster's secret by both ends, then a greeting. Until it is greeted it has a
+deadline, and a place among few. The caller raises again what a handler raised; a peer that sends no messages, or far
+more bytes than the handler wants, loses its connection and no more.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import logging
 import os
 import secrets
+import select
 import socket
 import threading
 from collections.abc import Sequence
@@ -18,12 +20,12 @@ from typing import Any, Protocol
 
 from fastrt.errors import FastrtError
 from fastrt.ps.refusals import refusal
-from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, is_mine, same_token
+from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, is_mine, receive
+from fastrt.rpc.trust import Trust
+from fastrt.rpc.visitors import Reserve, Visitors, is_exhausted
 
 _log = logging.getLogger(__name__)
-_GREETING_S = 10.0
-# Of connections that have not shown the token; one more ends the one that has been silent for longest.
-_GREETINGS_MAX = 64
+_GREETING_S = 10.0  # for the proof, and again for the greeting
 _BACKLOG = 128
 _RETRY_S = 0.1
 _WASTE_BYTES_MAX = 256 << 20  # a refused message is still read up to this size, so that the connection lives on
@@ -80,7 +82,7 @@ class Endpoint:
 
     Args:
         service: who answers.
-        token: what callers must know.
+        trust: the cluster's, which callers prove.
         address: `host:port` for TCP; port 0 takes any free one.
         unix: the abstract name of the Unix socket; None makes one up.
 
@@ -92,13 +94,14 @@ class Endpoint:
         OSError: an address cannot be bound.
     """
 
-    def __init__(self, service: Service, token: str, address: str, unix: str | None = None) -> None:
+    def __init__(self, service: Service, trust: Trust, address: str, unix: str | None = None) -> None:
         self._service = service
-        self._token = token
+        self._trust = trust
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._callers: set[Caller] = set()
-        self._greetings: dict[Caller, None] = {}  # those that have not shown the token, oldest first
+        # Of each listener: strangers that reach the one leave the places of the other.
+        self._visitors = {socket.AF_UNIX: Visitors(), socket.AF_INET: Visitors()}
         self._threads: set[threading.Thread] = set()
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -115,9 +118,10 @@ class Endpoint:
             self._local.close()
             raise
         self.address = f"{address.rpartition(':')[0]}:{self._tcp.getsockname()[1]}"
-        for listener in (self._tcp, self._local):
+        for listener, kind in ((self._tcp, socket.AF_INET), (self._local, socket.AF_UNIX)):
             listener.listen(_BACKLOG)
-            self._start(self._accept, listener)
+            listener.setblocking(False)
+            self._start(self._accept, listener, self._visitors[kind])
 
     def close(self) -> None:
         """Listen no more, end all connections, and wait for their threads."""
@@ -127,6 +131,8 @@ class Endpoint:
                 listener.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
         with self._lock:
             callers, threads = list(self._callers), list(self._threads)
+        for visitors in self._visitors.values():
+            visitors.end_all()
         for caller in callers:
             caller.wire.close()
         for thread in threads:
@@ -146,55 +152,60 @@ class Endpoint:
             self._threads.add(thread)
             thread.start()
 
-    def _accept(self, listener: socket.socket) -> None:
-        with listener:
+    def _accept(self, listener: socket.socket, visitors: Visitors) -> None:
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        with listener, contextlib.closing(Reserve()) as reserve:
             while not self._closed.is_set():
+                poll.poll()
                 try:
                     sock, _ = listener.accept()
                 except OSError as error:
-                    if not self._closed.is_set():
-                        _log.warning("cannot take a connection: %s", error)
-                        self._closed.wait(_RETRY_S)  # out of descriptors, probably
+                    if self._closed.is_set():
+                        break
+                    if not isinstance(error, BlockingIOError):
+                        _log.warning("a connection cannot be accepted: %s", error)
+                        visitors.make_room()
+                        if not (is_exhausted(error) and reserve.turn_away(listener)):
+                            self._closed.wait(_RETRY_S)
                     continue
                 if sock.family == socket.AF_UNIX and not is_mine(sock):
                     sock.close()
                     continue
-                self._start(self._serve, Wire(sock))
+                try:
+                    place = visitors.enter(sock)
+                except OSError:
+                    sock.close()
+                    continue
+                self._start(self._serve, sock, visitors, place)
 
-    def _serve(self, wire: Wire) -> None:
-        caller = Caller(wire, {})
-        with self._lock:
-            self._callers.add(caller)
-            if len(self._greetings) >= _GREETINGS_MAX:
-                oldest = next(iter(self._greetings))
-                del self._greetings[oldest]
-                oldest.wire.hang_up()
-            self._greetings[caller] = None
+    def _serve(self, sock: socket.socket, visitors: Visitors, place: int) -> None:
+        caller: Caller | None = None
         greeted = False
         try:
+            caller = Caller(receive(sock, self._trust, _GREETING_S), {})
+            with self._lock:
+                self._callers.add(caller)
             if self._closed.is_set() or not self._greet(caller):
                 return
             greeted = True
-            with self._lock:
-                self._greetings.pop(caller, None)
+            visitors.leave(place)
             while True:
                 self._serve_one(caller)
         except (BrokenWireError, TimeoutError) as error:
             _log.debug("a connection ended: %s", error)
         finally:
-            if greeted:
-                self._service.gone(caller)
-            with self._lock:
-                self._greetings.pop(caller, None)
-                self._callers.discard(caller)
-            wire.close()
+            visitors.leave(place)
+            if caller is not None:
+                if greeted:
+                    self._service.gone(caller)
+                with self._lock:
+                    self._callers.discard(caller)
+                caller.wire.close()
 
     def _greet(self, caller: Caller) -> bool:
         hello, nbytes = caller.wire.greeting(_GREETING_S)
         if nbytes:
-            return False
-        if not same_token(hello.get("token"), self._token):
-            caller.wire.send(refusal(FastrtError("the token is not that of this cluster")))
             return False
         if hello.get("version") != VERSION:
             caller.wire.send(refusal(FastrtError("the two sides run different versions of fastrt")))

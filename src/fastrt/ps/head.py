@@ -8,7 +8,6 @@ and every request names the one that it was planned by, so nobody acts on an old
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +30,8 @@ from fastrt.ps.refusals import raise_refusal
 from fastrt.ps.scaling import SERVERS_MAX, Scaling
 from fastrt.ps.spec import MODES, Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
-from fastrt.rpc.auth import refuse_clear_bind
+from fastrt.rpc.identity import new_token
+from fastrt.rpc.trust import trust_of
 
 _log = logging.getLogger(__name__)
 AnyServer = ServerProcess | DistantServer
@@ -52,6 +52,7 @@ class HeadOptions:
     staleness: int = 0
     checkpoint_dir: Path | None = None
     durability: str = "process"
+    accept_loss: bool = False
     host: str = "127.0.0.1"
     http_port: int | None = None
     insecure: bool = False
@@ -62,9 +63,7 @@ class HeadOptions:
 
         Raises:
             ConfigError: an option is out of range.
-            InsecureBindError: strangers could listen, and nobody said that this is meant.
         """
-        refuse_clear_bind(f"{self.host}:0", None, self.insecure)
         for name, value, least, most in (
             ("num_servers", self.num_servers, 1, SERVERS_MAX),
             ("num_workers", self.num_workers, 1, 10_000),
@@ -91,7 +90,7 @@ class Head:
         make_server: starts a server.
 
     Attributes:
-        token: what every connection must carry.
+        token: the cluster's secret, which both ends of every connection prove.
         epoch: how often parts have moved, from 1.
         tables: the definition of each, and the server of each of its parts.
         scheduler: the membership's.
@@ -102,7 +101,8 @@ class Head:
         options.check()
         self.options = options
         self._make_server = make_server
-        self.token = secrets.token_hex(16)
+        self.token = new_token()
+        self._trust = trust_of(self.token, options.insecure)
         self.epoch = 1
         self.tables: dict[str, tuple[Spec, list[int]]] = {}
         self.servers: dict[int, AnyServer] = {}
@@ -115,7 +115,9 @@ class Head:
         self._frozen = False
         self._endpoint: Endpoint | None = None
         keeps = options.checkpoint_dir is not None and options.durability != "none"
-        self._file = HeadFile(options.checkpoint_dir) if keeps and options.checkpoint_dir is not None else None
+        self._file = None
+        if keeps and options.checkpoint_dir is not None:
+            self._file = HeadFile(options.checkpoint_dir, options.accept_loss)
         http = None if options.http_port is None else f"{options.host}:{options.http_port}"
         membership = Settings(workers=options.num_workers, servers=options.num_servers)
         self.scheduler = ClusterScheduler(
@@ -125,8 +127,6 @@ class Head:
                 http_address=http,
                 manage=self.scaling.manage,
                 token=self.token,
-                insecure=options.insecure,
-                allow_anonymous=options.insecure,
             )
         )
         self._handlers: dict[str, Callable[[Caller, Meta, Any], Answer]] = {
@@ -152,7 +152,7 @@ class Head:
         """
         try:
             self.scheduler.start()
-            self._endpoint = Endpoint(self, self.token, f"{self.options.host}:0")
+            self._endpoint = Endpoint(self, self._trust, f"{self.options.host}:0")
             if self._file is not None and self._file.epoch:
                 self._go_on(self._file)
             else:
@@ -224,10 +224,14 @@ class Head:
             settings = {
                 "index": index,
                 "token": self.token,
+                "insecure": self.options.insecure,
+                "key": self._trust.key.hex(),
                 "scheduler": self.scheduler.address,
                 "host": self.options.host,
             }
             settings |= {"durability": self.options.durability, "folder": self._folder(index)}
+            expected = self._file is not None and index in self._file.known
+            settings |= {"accept_loss": expected and self.options.accept_loss, "expected": expected}
             settings |= {"home": self.address, "start_timeout_s": self.options.start_timeout_s}
             added.append(self._make_server(settings, self._restarted, lambda: self._frozen, self._lost))
             with self._changed:
@@ -370,9 +374,9 @@ class Head:
             return answer
 
     def _dial(self, server: AnyServer) -> Wire:
-        wire = dial(server.unix, server.address, _ASK_S)
+        wire = dial(server.unix, server.address, self._trust, _ASK_S)
         try:
-            answer, _, _ = wire.call({"token": self.token, "version": VERSION, "client": 0}, timeout_s=_ASK_S)
+            answer, _, _ = wire.call({"version": VERSION, "client": 0}, timeout_s=_ASK_S)
             raise_refusal(answer)
         except BaseException:
             wire.close()
@@ -443,7 +447,7 @@ class Head:
                         parts = [k for k, (a, b) in pairs if a == source and b == index and a != b]
                         if parts:
                             place = self.servers[source]
-                            where = {"unix": place.unix, "address": place.address, "token": self.token}
+                            where = {"unix": place.unix, "address": place.address}
                             self.ask(index, {"op": "fetch", "table": name, "parts": parts, **where})
                 self._adopt(index, after, self.epoch + 1)
                 return

@@ -1,6 +1,7 @@
-"""What a head keeps in `checkpoint_dir`, so that the next one goes on where it was: whose logs there are; who has what.
+"""A head's file in `checkpoint_dir`: the folders of its servers, and who has which parts, for the head after it.
 
-It is written under another name and renamed, before anybody acts on it.
+It is written under another name and renamed, before anybody acts on it. It carries a checksum and a number; a mark
+beside it (`fastrt.durable.mark`) names the newest number, so that a file of an older moment is refused.
 """
 
 from __future__ import annotations
@@ -8,17 +9,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastrt.durable import StateDirectoryError
+from fastrt.durable import DamagedStateError, Mark, MarkFile, StateDirectoryError
+from fastrt.durable.errors import write_failed
+from fastrt.durable.mark import new_mark, sync_folder
+from fastrt.folders import UnsafeFolderError, open_private, private_folder
+from fastrt.ps.checkpoints import json_check
 from fastrt.ps.spec import Spec
 
-FORMAT = 2  # 1 had two logs for each server
-_NAME, _LOCK, _PREFIX = "head.json", "lock", "server-"
+FORMAT = 3  # 1 had two logs for each server, 2 no checksum
+_NAME, _MARK, _LOCK, _PREFIX = "head.json", "head.mark", "lock", "server-"
+_log = logging.getLogger(__name__)
 
 
 class HeadFile:
@@ -26,27 +34,38 @@ class HeadFile:
 
     Args:
         folder: made, with mode 0700, when missing.
+        accept_loss: begin with what can be saved when the file is damaged; it is kept aside.
 
     Attributes:
+        losses: what `accept_loss` has given up, in words.
+        known: the servers whose folders were there before this head.
         folders: the name of each server's own folder.
         epoch: see `Head`; 0 when nothing is kept.
         tables: see `Head`.
         options: of the head that wrote it.
 
     Raises:
+        DamagedStateError: the file is damaged, missing or of an older moment, and `accept_loss` is not given.
         StateDirectoryError: another head uses the folder, or it cannot be used.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, accept_loss: bool = False) -> None:
         self._folder = folder
+        self._accept_loss = accept_loss
+        self._number = 0
+        self._id = new_mark().log_id
+        self._mark_file = MarkFile(folder / _MARK)
+        self._mark: Mark | None = None
+        self.losses: list[str] = []
+        self.known: frozenset[int] = frozenset()
         self.folders: dict[int, str] = {}
         self.epoch = 0
         self.tables: dict[str, tuple[Spec, list[int]]] = {}
         self.options: dict[str, Any] = {}
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
+            private_folder(folder, "the folder of a cluster's state")
+            self._lock = open_private(folder, _LOCK, os.O_RDWR | os.O_CREAT)
+        except (OSError, UnsafeFolderError) as error:
             raise StateDirectoryError(f"Cannot use {folder}: {error}.") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,22 +79,77 @@ class HeadFile:
 
     def _read(self) -> None:
         path = self._folder / _NAME
+        problem = ""
         try:
-            found = json.loads(path.read_bytes())
-            if found["format"] != FORMAT:
-                raise ValueError(f"format {found['format']}, and this is for {FORMAT}")
-            self.folders = {int(index): name for index, name in found["folders"].items()}
-            self.epoch, self.options = found["epoch"], found["options"]
-            self.tables = {
-                name: (Spec.from_json(one["spec"]), list(one["owners"])) for name, one in found["tables"].items()
-            }
+            self._mark = self._mark_file.read()
+        except DamagedStateError as error:
+            problem = str(error)
+        strays = [stray for stray in self._folder.glob(f"{_PREFIX}*") if stray.is_dir()]
+        try:
+            self._take(json.loads(path.read_bytes()))
+            number = self._mark.number if self._mark is not None else None
+            if number is None:
+                if self._number > 1 or problem:  # the first one is written before its mark
+                    problem = problem or f"{self._mark_file.path} is missing"
+            elif self._mark is not None and self._id != self._mark.log_id:
+                problem = f"{path} and {self._mark_file.path} are of different clusters"
+                self.folders, self.tables, self.epoch = {}, {}, 0
+            elif not number <= self._number <= number + 1:
+                problem = f"{path} is of another moment than {self._mark_file.path} ({self._number}, not {number})"
         except FileNotFoundError:
-            pass
+            if self._mark is not None or problem or any(map(_has_records, strays)):
+                problem = f"{path} is missing, which names the tables and the folders of the servers"
+        except DamagedStateError as error:
+            problem = str(error)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateDirectoryError(f"Cannot read {path}: {error}. Move it away to begin empty.") from error
+            problem = f"{path} cannot be read: {error}"
+        if problem:
+            self._give_up(problem)
+        self.known = frozenset(self.folders)
         for stray in self._folder.glob(f"{_PREFIX}*"):  # of servers that had no parts yet, or none any more
             if stray.name not in self.folders.values():
                 shutil.rmtree(stray, ignore_errors=True)
+
+    def _take(self, found: dict[str, Any]) -> None:
+        if found["format"] != FORMAT:
+            raise StateDirectoryError(
+                f"{self._folder / _NAME} has format {found['format']}, and this is for {FORMAT}. Use the fastrt that "
+                "wrote it, or another folder."
+            )
+        if found["check"] != json_check(found):
+            raise DamagedStateError(f"{self._folder / _NAME} is damaged: its checksum is wrong")
+        self.folders = {int(index): name for index, name in found["folders"].items()}
+        self.epoch, self.options, self._number = found["epoch"], found["options"], found["number"]
+        self._id = bytes.fromhex(found["id"])
+        self.tables = {
+            name: (Spec.from_json(one["spec"]), list(one["owners"])) for name, one in found["tables"].items()
+        }
+
+    def _give_up(self, problem: str) -> None:
+        """Refuse, or begin with what can be saved.
+
+        Raises:
+            DamagedStateError: the loss is not accepted.
+        """
+        saved = "the tables can be saved" if self.epoch else "no table can be saved without it"
+        if not self._accept_loss:
+            raise DamagedStateError(
+                f"The state of a parameter server cluster in {self._folder} is damaged: {problem}; {saved}. Put the "
+                "files back from a copy, restore a checkpoint into another folder, or go on with what can be saved by "
+                "accept_loss=True, which keeps the damaged files aside."
+            )
+        aside = self._folder / f"damaged-{1 + sum(1 for _ in self._folder.glob('damaged-*'))}"
+        aside.mkdir(mode=0o700)
+        for name in (_NAME, _MARK):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy2(self._folder / name, aside / name)
+        for stray in self._folder.glob(f"{_PREFIX}*"):
+            if stray.name not in self.folders.values():
+                os.rename(stray, aside / stray.name)
+        if self._mark is not None:
+            self._number = max(self._number, self._mark.number)
+        self.losses.append(f"{problem}; {saved}")
+        _log.warning("going on after a loss: %s; %s; the damaged files are in %s", problem, saved, aside)
 
     def folder_of(self, index: int) -> Path:
         """Where a server keeps its log; a new one for a server that is not known."""
@@ -96,23 +170,36 @@ class HeadFile:
         """
         listed = {name: {"spec": spec.to_json(), "owners": owners} for name, (spec, owners) in tables.items()}
         found = {"format": FORMAT, "epoch": epoch, "folders": self.folders, "tables": listed, "options": options}
+        found |= {"number": self._number + 1, "id": self._id.hex()}
+        found = json.loads(json.dumps(found))  # keys are text, as they will be read
+        found["check"] = json_check(found)
         working = self._folder / f".{_NAME}"
         try:
-            with working.open("wb") as file:
+            working.unlink(missing_ok=True)  # of a head that was killed
+            with open(open_private(self._folder, working.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(json.dumps(found).encode())
                 file.flush()
                 os.fsync(file.fileno())
             os.rename(working, self._folder / _NAME)
-            fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_folder(self._folder)
         except OSError as error:
-            raise StateDirectoryError(f"Cannot keep what a cluster is in {self._folder}: {error}.") from error
+            raise write_failed(self._folder / _NAME, error) from error
+        self._number += 1
+        self._mark = replace(self._mark or new_mark(), log_id=self._id, number=self._number, synced=self._number)
+        self._mark_file.create(self._mark)
 
     def close(self) -> None:
         """Let another head have the folder."""
+        self._mark_file.close()
         with contextlib.suppress(OSError):
             os.close(self._lock)
         self._lock = -1
+
+
+def _has_records(folder: Path) -> bool:
+    """Whether a server's folder holds anything that a client was answered for."""
+    try:
+        mark = MarkFile(folder / "mark").read()
+    except DamagedStateError:
+        return True
+    return mark is not None and bool(mark.generation or mark.number)

@@ -1,12 +1,15 @@
-"""What a server must not forget: a log of what it was told, and snapshots that make the log short again.
+"""A server's journal: a log of the changes it was sent, and snapshots that make the log short again.
 
 A record is a head with a checksum, JSON and bytes. A message is appended before it is applied, and answered after: so
-whatever a caller was told is in the log, and a server that is killed makes the same of it again. Snapshots have two
+every acknowledged change is in the log, and a server that is killed makes the same of it again. Snapshots have two
 places, the log has one. Generation g is a snapshot in place g % 2, whose last record says that it is whole, and the log
 that follows it; it begins where the log of the generation before began, of which nothing is needed once the snapshot is
 whole. So a server may be killed at any instruction, and nothing is ever renamed or truncated: records of another
 generation, or with a wrong checksum, end the log. Each checksum goes on from that of the record before it, so one that
 is left over behind the end of the log is never taken for its continuation.
+
+Files in a folder have a mark beside them (`fastrt.durable.mark`), which names the generation and the number of records
+in the log. A start that finds less than the mark names refuses in words. Memory that another process keeps needs none.
 
 The log is written over and over because memory that nobody has used before is dear: 64 MiB appended to new pages, of
 memory or of a file, took 220 to 300 ms on a virtual machine, and 9 to 12 ms on pages that were there.
@@ -15,9 +18,12 @@ memory or of a file, took 220 to 300 ms on a virtual machine, and 9 to 12 ms on 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import logging
 import os
+import shutil
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +31,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fastrt._core import stream
-from fastrt.durable import StateDirectoryError
+from fastrt.durable import DamagedStateError, DiskFullError, Mark, MarkFile, StateDirectoryError
+from fastrt.durable.mark import boot_id, new_mark, sync_folder
+from fastrt.folders import UnsafeFolderError, open_private, private_folder
+
+_log = logging.getLogger(__name__)
 
 Record = tuple[dict[str, Any], memoryview]
 Written = tuple[dict[str, Any], Sequence[Any]]
@@ -45,6 +55,10 @@ class Medium(Protocol):
 
     def open(self, name: str) -> int:
         """The descriptor of log, snapshot-0 or snapshot-1."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the files; None for memory."""
 
 
 class MemoryMedium:
@@ -66,6 +80,11 @@ class MemoryMedium:
         """See `Medium`."""
         return self._fds[name]
 
+    @property
+    def folder(self) -> None:
+        """See `Medium`."""
+        return None
+
 
 class FolderMedium:
     """Files in a folder.
@@ -77,6 +96,11 @@ class FolderMedium:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    @property
+    def folder(self) -> Path:
+        """See `Medium`."""
+        return self._folder
+
     def open(self, name: str) -> int:
         """See `Medium`.
 
@@ -84,13 +108,13 @@ class FolderMedium:
             StateDirectoryError: it cannot be used, or another process does, maybe on another node.
         """
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(self._folder, "the folder of a server's state")
             is_new = not (self._folder / name).exists()
-            fd = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_private(self._folder, name, os.O_RDWR | os.O_CREAT)
             if is_new:  # its name must outlive what is written into it
-                _sync_folder(self._folder)
-                _sync_folder(self._folder.parent)
-        except OSError as error:
+                sync_folder(self._folder)
+                sync_folder(self._folder.parent)
+        except (OSError, UnsafeFolderError) as error:
             raise StateDirectoryError(f"Cannot use {self._folder / name}: {error}.") from error
         try:
             if name == "log":
@@ -107,36 +131,139 @@ class Journal:
     Args:
         medium: where they are; None keeps nothing.
         power: every record survives the loss of power (an fdatasync each).
+        accept_loss: go on with what can be saved of damaged files; they are kept aside.
+        expected: the files were there before, so that a folder without them is damaged.
 
     Attributes:
         generation: how many snapshots there were.
         log_bytes: how long the log is.
+        losses: what is gone, in words: damage that `accept_loss` has accepted, or the tail that a loss of power took.
 
     Raises:
         StateDirectoryError: a file cannot be opened.
     """
 
-    def __init__(self, medium: Medium | None, power: bool = False) -> None:
+    def __init__(
+        self, medium: Medium | None, power: bool = False, accept_loss: bool = False, expected: bool = False
+    ) -> None:
+        self._folder = medium.folder if medium is not None else None
+        self._there = (self._folder is not None and [name for name in _FDS if (self._folder / name).exists()]) or []
         self._files = {name: medium.open(name) for name in _FDS} if medium is not None else {}
         self._power = power
+        self._accept_loss = accept_loss
+        self._expected = expected
+        self._mark_file: MarkFile | None = None
+        self._mark = new_mark()
         self.generation = 0
         self.log_bytes = 0
-        self._check = 0  # of the log's last record
+        self.losses: list[str] = []
+        # Each file's checksums go on from the folder's name, so that no file of another folder fits.
+        self._seed = stream.crc32c(self._folder.name.encode()) if self._folder is not None else 0
+        self._check = self._seed  # of the log's last record
+        self._count = 0  # of the log's records
 
     def recover(self) -> Iterator[Record]:
-        """The records of the newest whole snapshot, then those of its log. Appending goes on behind the last one."""
+        """The records of the newest whole snapshot, then those of its log. Appending goes on behind the last one.
+
+        Raises:
+            DamagedStateError: files are damaged, and `accept_loss` was not given; says which, where and what is lost.
+        """
         if not self._files:
             return
+        mark, damages = self._read_mark()
         newest = max((self._whole(place) for place in (0, 1)), default=0)
+        if mark is not None and newest < mark.generation:
+            damages.append(
+                f"{self._name(mark.generation)} is damaged or missing: it held the newest snapshot, which the log "
+                f"goes on from. {'The snapshot before it can be saved' if newest else 'No snapshot can be saved'}"
+            )
+        self._refuse(damages)
         if newest:
             yield from (
-                record for record in read(self._files[f"snapshot-{newest % 2}"], newest) if "end" not in record[0]
+                record
+                for record in read(self._files[f"snapshot-{newest % 2}"], newest, self._seed)
+                if "end" not in record[0]
             )
         self.generation = newest
-        for meta, data in read(self._files["log"], newest):
+        for meta, data in read(self._files["log"], newest, self._seed):
             yield meta, data
             self.log_bytes += _size(meta["json_bytes"], data.nbytes)
             self._check = meta["check"]
+            self._count += 1
+        if mark is not None and mark.generation == newest and self._count < mark.number:
+            words = (
+                f"{self._name(None)} ends (or is damaged) at byte {self.log_bytes} of {mark.nbytes}: records "
+                f"{self._count + 1} to {mark.number} are lost; {self._count} records can be saved"
+            )
+            if mark.boot_id == boot_id() or self._count < mark.synced:
+                self._refuse([words])
+            else:
+                words += ". The machine has lost power or crashed since, which durability 'process' does not cover"
+                self.losses.append(words)
+                _log.warning("%s", words)
+        self._begin_mark(mark)
+
+    def _read_mark(self) -> tuple[Mark | None, list[str]]:
+        """The mark beside the files, and what is wrong with it or them."""
+        if self._folder is None:
+            return None, []
+        self._mark_file = MarkFile(self._folder / "mark")
+        try:
+            mark = self._mark_file.read()
+        except DamagedStateError as error:
+            return None, [str(error)]
+        if mark is not None and mark.salt != self._seed:
+            return None, [f"{self._mark_file.path} is of another folder"]
+        missing = [name for name in _FDS if name not in self._there]
+        if mark is not None and missing:
+            return mark, [f"{', '.join(str(self._folder / name) for name in missing)} is missing"]
+        empty = all(not os.pread(fd, _HEAD.size, 0).strip(b"\0") for fd in self._files.values())
+        if mark is None and (self._expected or not empty):
+            return None, [f"{self._mark_file.path} is missing"]
+        return mark, []
+
+    def _begin_mark(self, found: Mark | None) -> None:
+        """Say in the mark what is there now."""
+        if self._mark_file is None:
+            return
+        if found is not None:
+            self._mark = found
+        self._mark.salt = self._seed
+        self._mark.generation, self._mark.number, self._mark.nbytes = self.generation, self._count, self.log_bytes
+        self._mark.synced, self._mark.boot_id = min(self._mark.synced, self._count), boot_id()
+        if found is None or self.losses:
+            self._mark_file.create(self._mark)
+        else:
+            self._mark_file.resume(self._mark)
+
+    def _refuse(self, damages: list[str]) -> None:
+        """Raise, or keep the damaged files aside and go on.
+
+        Raises:
+            DamagedStateError: there are damages, and they are not accepted.
+        """
+        if not damages:
+            return
+        words = f"The journal of a parameter server in {self._folder} is damaged. {'; '.join(damages)}."
+        if not self._accept_loss:
+            raise DamagedStateError(
+                f"{words} Put the files back from a copy, restore a checkpoint into another folder, or go on with what "
+                "can be saved by accept_loss=True, which keeps the damaged files aside."
+            )
+        assert self._folder is not None
+        if not self.losses:
+            number = 1 + sum(1 for _ in self._folder.glob("damaged-*"))
+            aside = self._folder / f"damaged-{number}"
+            aside.mkdir(mode=0o700)
+            for name in (*_FDS, "mark"):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy2(self._folder / name, aside / name)
+        self.losses += damages
+        _log.warning("going on after a loss: %s", words)
+
+    def _name(self, generation: int | None) -> str:
+        assert self._folder is not None
+        return str(self._folder / ("log" if generation is None else f"snapshot-{generation % 2}"))
 
     def append(self, meta: dict[str, Any], parts: Sequence[Any]) -> None:
         """Keep a record; when this returns, it survives this process, or with `power` the machine.
@@ -153,8 +280,14 @@ class Journal:
                 os.fdatasync(fd)
             except OSError as error:  # the next record is written over this one
                 raise StateDirectoryError(f"Cannot keep {size} bytes: {error}.") from error
+        if self._mark_file is not None:
+            mark = self._mark
+            mark.number, mark.nbytes = self._count + 1, self.log_bytes + size
+            mark.synced = mark.number if self._power else mark.synced
+            self._mark_file.write(mark)
         self.log_bytes += size
         self._check = check
+        self._count += 1
 
     def is_long(self, state_bytes: int) -> bool:
         """Whether the log is so long that a snapshot is due: pushes write their bytes twice then, in the long run."""
@@ -171,15 +304,22 @@ class Journal:
         following = self.generation + 1
         fd = self._files[f"snapshot-{following % 2}"]
         try:
-            write_all(fd, following, records, self._power)
+            write_all(fd, following, records, self._power, self._seed)
         except StateDirectoryError:
             with contextlib.suppress(OSError):
                 os.pwrite(fd, bytes(_HEAD.size), 0)  # all of it may be there by now, and the log goes on without it
             raise
-        self.generation, self.log_bytes, self._check = following, 0, 0
+        if self._mark_file is not None:
+            mark = self._mark
+            mark.generation, mark.number, mark.nbytes, mark.synced = following, 0, 0, 0
+            self._mark_file.write(mark, self._power)
+        self.generation, self.log_bytes, self._check, self._count = following, 0, self._seed, 0
 
     def close(self) -> None:
         """Close the files."""
+        if self._mark_file is not None:
+            self._mark_file.close()
+            self._mark_file = None
         for fd in self._files.values():
             os.close(fd)
         self._files = {}
@@ -191,15 +331,8 @@ class Journal:
         if len(head) < _HEAD.size:
             return 0
         generation: int = _HEAD.unpack(head)[2]
-        return generation if any("end" in meta for meta, _ in read(fd, generation)) else 0
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        is_whole = generation % 2 == place and any("end" in meta for meta, _ in read(fd, generation, self._seed))
+        return generation if is_whole else 0
 
 
 def _lock(fd: int, folder: Path) -> None:
@@ -221,23 +354,34 @@ def _lock(fd: int, folder: Path) -> None:
             return
 
 
-def write_all(fd: int, generation: int, records: Iterable[Written], sync: bool) -> None:
+def write_all(fd: int, generation: int, records: Iterable[Written], sync: bool, seed: int = 0) -> int:
     """Write records from the beginning of a file, and one that says that they are all.
 
+    Args:
+        fd: of the file.
+        generation: goes into each record.
+        records: JSON and bytes of each.
+        sync: put them on the disk itself.
+        seed: the first checksum goes on from it.
+
+    Returns:
+        The checksum of the last one, which stands for all.
     Raises:
         StateDirectoryError: the disk is full or failing.
     """
-    at = count = check = 0
+    at = count = 0
+    check = seed
     for meta, parts in records:
         size, check = write(fd, at, generation, meta, parts, check)
         at += size
         count += 1
-    write(fd, at, generation, {"end": count}, (), check)
+    check = write(fd, at, generation, {"end": count}, (), check)[1]
     if sync:
         try:
             os.fsync(fd)
         except OSError as error:
             raise StateDirectoryError(f"Cannot keep a snapshot: {error}.") from error
+    return check
 
 
 def write(fd: int, at: int, generation: int, meta: dict[str, Any], parts: Sequence[Any], check: int) -> tuple[int, int]:
@@ -264,15 +408,15 @@ def write(fd: int, at: int, generation: int, meta: dict[str, Any], parts: Sequen
                     piece = piece[written:]
         os.pwrite(fd, _HEAD.pack(_MAGIC, check, generation, len(body), nbytes), at)
     except OSError as error:
-        raise StateDirectoryError(
-            f"Cannot keep {nbytes} bytes: {error}. Free space, or name another folder."
-        ) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"The disk is full: cannot keep {nbytes} bytes ({error}). Free space there.") from error
+        raise StateDirectoryError(f"Cannot keep {nbytes} bytes: {error}. Check the disk.") from error
     return _size(len(body), nbytes), check
 
 
-def read(fd: int, generation: int) -> Iterator[Record]:
-    """The whole records of a generation from the beginning of a file."""
-    at, end, before = 0, os.fstat(fd).st_size, 0
+def read(fd: int, generation: int, seed: int = 0) -> Iterator[Record]:
+    """The whole records of a generation from the beginning of a file; `seed` as in `write_all`."""
+    at, end, before = 0, os.fstat(fd).st_size, seed
     while True:
         head = os.pread(fd, _HEAD.size, at)
         if len(head) < _HEAD.size:

@@ -74,9 +74,9 @@ class Moving:
 
     def _fetch(self, caller: Caller, meta: Meta, data: Any) -> Answer:
         """Get parts of a table from another server; they are kept aside until `adopt`."""
-        wire = dial(meta.get("unix"), meta["address"], _CALL_S)
+        wire = dial(meta.get("unix"), meta["address"], self._server.trust, _CALL_S)
         try:
-            raise_refusal(wire.call({"token": meta["token"], "version": VERSION, "client": 0}, timeout_s=_CALL_S)[0])
+            raise_refusal(wire.call({"version": VERSION, "client": 0}, timeout_s=_CALL_S)[0])
             answer, raw, _ = wire.call(
                 {"op": "export", "table": meta["table"], "parts": meta["parts"]}, timeout_s=_CALL_S
             )
@@ -138,13 +138,13 @@ class Moving:
             self._server.cut.require(meta["cut"])
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                write_all(fd, 1, self._written(bool(meta.get("incremental"))), sync=True)
+                check = write_all(fd, 1, self._written(bool(meta.get("incremental"))), sync=True)
             finally:
                 os.close(fd)
             for shard in self._server.shards.values():
                 if isinstance(shard, EmbeddingShard):
                     shard.checkpointed()
-        return Answer({"bytes": path.stat().st_size})
+        return Answer({"bytes": path.stat().st_size, "check": check})
 
     def _written(self, incremental: bool) -> Iterator[tuple[dict[str, Any], list[Array]]]:
         for shard in self._server.shards.values():
@@ -165,15 +165,15 @@ class Moving:
             for spec_json, parts in meta["tables"]:
                 spec = Spec.from_json(spec_json)
                 shards[spec.name] = (DenseShard if spec.kind == "dense" else EmbeddingShard)(spec, parts)
-            for path in meta["paths"]:
-                self._load_file(Path(path), shards)
+            for path, check in meta["paths"]:
+                self._load_file(Path(path), check, shards)
             for shard in shards.values():
                 shard.pace.begin_anew()
             server.shards, server.epoch = shards, meta["epoch"]
             server.snapshot()
         return Answer({})
 
-    def _load_file(self, path: Path, shards: dict[str, Shard]) -> None:
+    def _load_file(self, path: Path, check: int, shards: dict[str, Shard]) -> None:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -182,7 +182,7 @@ class Moving:
             whole = False
             for record, raw in read(fd, 1):
                 if "end" in record:
-                    whole = True
+                    whole = record["check"] == check
                     break
                 shard = shards.get(record["spec"]["name"])
                 if shard is None:
@@ -194,6 +194,6 @@ class Moving:
                 elif wanted:
                     shard.load(wanted, found)
             if not whole:
-                raise CheckpointError(f"{path} is incomplete or damaged: take an older checkpoint")
+                raise CheckpointError(f"{path} is incomplete or damaged, or of another checkpoint: take an older one")
         finally:
             os.close(fd)

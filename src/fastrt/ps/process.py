@@ -22,6 +22,7 @@ from fastrt.errors import FastrtError
 from fastrt.ps.endpoint import Endpoint
 from fastrt.ps.journal import FolderMedium, Journal, Medium, MemoryMedium
 from fastrt.ps.server import Server
+from fastrt.rpc.trust import Trust
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +33,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is the head's to handle
     settings = json.loads(sys.stdin.readline())
     watched = os.pidfd_open(settings["head"])  # beside standard input, which a forked child of the head keeps open
-    server = Server(settings["index"], secrets.token_hex(8), _journal(settings), settings["frozen"])
-    endpoint = _listen(server, settings)
+    trust = Trust(settings["token"], settings["insecure"], bytes.fromhex(settings["key"]))
+    try:
+        server = Server(settings["index"], secrets.token_hex(8), _journal(settings), trust, settings["frozen"])
+    except FastrtError as error:
+        _log.critical("server %s cannot start: %s", settings["index"], error)
+        os.write(1, json.dumps({"failed": str(error)}).encode() + b"\n")
+        sys.exit(1)
+    endpoint = _listen(server, trust, settings)
     os.write(1, json.dumps({"address": endpoint.address, "unix": endpoint.unix}).encode() + b"\n")
     leave = _join(settings)  # imports for longer than all before took: clients of a killed server wait for that only
     select.select([sys.stdin, watched], [], [])
@@ -48,16 +55,16 @@ def _journal(settings: dict[str, Any]) -> Journal:
         medium = FolderMedium(Path(settings["folder"]))
     elif settings["fds"]:
         medium = MemoryMedium(settings["fds"])
-    return Journal(medium, settings["durability"] == "power")
+    return Journal(medium, settings["durability"] == "power", settings["accept_loss"], settings["expected"])
 
 
-def _listen(server: Server, settings: dict[str, Any]) -> Endpoint:
+def _listen(server: Server, trust: Trust, settings: dict[str, Any]) -> Endpoint:
     """At the place where the process before it was, if there was one and nobody else is there."""
     places = [settings["address"], settings["address"].rpartition(":")[0] + ":0"]
     for address in places[:-1]:
         with contextlib.suppress(OSError):
-            return Endpoint(server, settings["token"], address, settings["unix"])
-    return Endpoint(server, settings["token"], places[-1])
+            return Endpoint(server, trust, address, settings["unix"])
+    return Endpoint(server, trust, places[-1])
 
 
 def _join(settings: dict[str, Any]) -> Callable[[], None]:
@@ -69,9 +76,10 @@ def _join(settings: dict[str, Any]) -> Callable[[], None]:
     from fastrt.cluster.events import Role
     from fastrt.cluster.options import MemberOptions
 
-    member = ClusterMember(
-        Role.SERVER, MemberOptions(settings["scheduler"], f"server-{settings['index']}", settings["host"])
+    options = MemberOptions(
+        settings["scheduler"], f"server-{settings['index']}", settings["host"], token=settings["token"]
     )
+    member = ClusterMember(Role.SERVER, options)
     try:
         member.start()
     except FastrtError as error:

@@ -55,6 +55,7 @@ class ServerProcess:
         self._ending = threading.Event()
         self._up = threading.Event()
         self._deaths: list[float] = []
+        self._refusal = ""
         self._process = self._spawn()
         self._watcher = threading.Thread(target=self._watch, name="fastrt-ps-watch", daemon=True)
         self._watcher.start()
@@ -71,7 +72,8 @@ class ServerProcess:
             FastrtError: it does not in this time; its error output says why.
         """
         if not self._up.wait(timeout_s) or self._ending.is_set():
-            raise FastrtError(f"server {self._settings['index']} did not start to serve; its error output says why")
+            why = self._refusal or "its error output says why"
+            raise FastrtError(f"server {self._settings['index']} did not start to serve: {why}")
 
     def pause(self, seconds: float) -> None:
         """Wait a little before it is asked again, or until it is told to end."""
@@ -130,8 +132,12 @@ class ServerProcess:
             line = process.stdout.readline()
             if line:
                 place = json.loads(line)
+            if line and "failed" in place:
+                self._refusal = place["failed"]
+            elif line:
                 self.address, self.unix = place["address"], place["unix"]
                 is_first = not self._up.is_set()
+                self._settings |= {"accept_loss": False, "expected": True}  # only of damage that was there at first
                 self._up.set()
                 if not is_first:
                     self._restarted(self)
@@ -142,10 +148,11 @@ class ServerProcess:
             now = time.monotonic()
             self._deaths = [when for when in self._deaths if when > now - _DEATHS_S] + [now]
             forgets = self._settings["durability"] == "none"
-            if len(self._deaths) > _DEATHS_MAX or not self._up.is_set() or forgets:
+            if len(self._deaths) > _DEATHS_MAX or not self._up.is_set() or forgets or self._refusal:
                 self._ending.set()
                 self._up.set()
                 why = "has ended, and with durability 'none' its parameters have, too" if forgets else _AGAIN
+                why = f"cannot start: {self._refusal}" if self._refusal else why
                 self._lost(f"server {self._settings['index']} {why}")
                 return
             self._process = self._spawn()

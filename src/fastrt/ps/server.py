@@ -32,6 +32,7 @@ from fastrt.ps.pace import Array
 from fastrt.ps.rows import EmbeddingShard
 from fastrt.ps.spec import Spec
 from fastrt.ps.wire import DATA_BYTES_MAX, Meta
+from fastrt.rpc.trust import Trust
 
 _log = logging.getLogger(__name__)
 Shard = DenseShard | EmbeddingShard
@@ -52,16 +53,18 @@ class Server:
         index: its number among the servers; never used again for another one.
         incarnation: tells this life from earlier ones.
         journal: what it was before is read from there.
+        trust: the cluster's.
         frozen: take no push yet, for parts are being moved.
     """
 
-    def __init__(self, index: int, incarnation: str, journal: Journal, frozen: bool = False) -> None:
+    def __init__(self, index: int, incarnation: str, journal: Journal, trust: Trust, frozen: bool = False) -> None:
         self.index = index
         self.incarnation = incarnation
         self.epoch = 0
         self.frozen = frozen
         self.shards: dict[str, Shard] = {}
         self.journal = journal
+        self.trust = trust
         self.turn = threading.Condition(threading.RLock())
         self.cut = Cut(self)
         self._leaving: list[tuple[Shard, int, int | None]] = []  # readers whose connection has ended

@@ -41,21 +41,25 @@ class Cluster:
 
     Args:
         address: of the cluster's head.
-        token: what every connection must carry.
+        token: the cluster's secret, which both ends of every connection prove.
         head: in the process that started the servers.
         timeout: how long an operation may take, in seconds, unless it says otherwise.
+        insecure: connections beyond loopback go in the clear.
 
     Attributes:
         closed: whether `close` was called.
     """
 
-    def __init__(self, address: str, token: str, head: Head | None = None, timeout: float = 60.0) -> None:
+    def __init__(
+        self, address: str, token: str, head: Head | None = None, timeout: float = 60.0, insecure: bool = False
+    ) -> None:
         self.address = address
         self.token = token
         self.closed = False
         self._head = head
         self._timeout = timeout
-        self._session = Session(address, token, timeout)
+        self._insecure = insecure
+        self._session = Session(address, token, timeout, insecure)
         self._background = Background()
         self._tables: dict[str, Table | Embedding] = {}
 
@@ -66,7 +70,7 @@ class Cluster:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self.address, self.token, self._timeout)
+        return _received, (self.address, self.token, self._timeout, self._insecure)
 
     def close(self) -> None:
         """Leave the cluster; where it was started, end it. Arrays that were pulled stay as they are."""
@@ -265,6 +269,7 @@ def start(
     num_workers: int = 1,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     durability: Durability = "process",
+    accept_loss: bool = False,
     http_port: int | None = None,
     host: str = "127.0.0.1",
     insecure: bool = False,
@@ -287,9 +292,12 @@ def start(
             by a log; with a `checkpoint_dir` its files survive everything but a loss of power. "power": that too, by
             an fdatasync for each push; needs a `checkpoint_dir`. "none": nothing, there is no log: a server that is
             killed is given up, and with it the cluster.
+        accept_loss: go on with what can be saved when files in `checkpoint_dir` are damaged. The log says what is
+            lost, and the damaged files are kept aside. Without it, damage is refused.
         http_port: also serve the membership's HTTP endpoints there (0: any free one).
         host: IP address to listen on; one of this machine's own for workers on others.
-        insecure: listen beyond loopback, though connections are in the clear and the membership's have no token.
+        insecure: connections for tables beyond loopback go in the clear after both ends have proved the secret, which
+            is faster than TLS. Only for a network on which no stranger can read or change anything.
         timeout: for operations that say nothing else, in seconds.
         scheduling: on which nodes of this process's fastrt cluster the servers are, each kept by an actor: "spread",
             a node's name or id, a `NodeAffinity`, or a list of such, of which server k takes the k-th, and those
@@ -300,12 +308,14 @@ def start(
         The cluster.
     Raises:
         ConfigError: an option makes no sense.
-        InsecureBindError: `host` is not loopback, and `insecure` is not said.
+        DamagedStateError: the head's file in `checkpoint_dir` is damaged, and `accept_loss` is not given.
         NotInitializedError: servers are to be placed, and this process is in no session of fastrt.
         FastrtError: the servers do not start.
     """
     folder = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
-    options = HeadOptions(num_servers, num_workers, mode, staleness, folder, durability, host, http_port, insecure)
+    options = HeadOptions(
+        num_servers, num_workers, mode, staleness, folder, durability, accept_loss, host, http_port, insecure
+    )
     if scheduling is None and placement_group is None:
         return _started(Head(options), timeout)
     options.check()
@@ -344,43 +354,44 @@ def restore(
     return cluster
 
 
-def connect(address: str, token: str | None = None, timeout: float = 60.0) -> Cluster:
+def connect(address: str, token: str | None = None, timeout: float = 60.0, insecure: bool = False) -> Cluster:
     """Use a cluster that another process has started.
 
     Args:
         address: `Cluster.address` there.
         token: `Cluster.token` there; None reads the file that FASTRT_TOKEN_FILE names.
         timeout: for operations that say nothing else, in seconds.
+        insecure: the cluster was started so.
     Returns:
         The cluster.
     Raises:
-        ConfigError: there is no token.
-        ServerLostError: nobody answers.
+        ConfigError: there is no token, or it is damaged.
+        ServerLostError: no process of this cluster answers.
     """
     if token is None:
         if _TOKEN_VARIABLE not in os.environ:
             raise ConfigError(f"pass the cluster's token, or name the file that has it in {_TOKEN_VARIABLE}")
         token = read_token(os.environ[_TOKEN_VARIABLE])
-    return Cluster(address, token, timeout=timeout)
+    return Cluster(address, token, timeout=timeout, insecure=insecure)
 
 
 _connected: dict[tuple[int, str, str], Cluster] = {}
 _connecting = threading.Lock()
 
 
-def _received(address: str, token: str, timeout: float) -> Cluster:
+def _received(address: str, token: str, timeout: float, insecure: bool) -> Cluster:
     """A cluster that was sent here: the same one each time, since a process is one worker."""
     with _connecting:
         found = _connected.get((os.getpid(), address, token))
         if found is None or found.closed:
-            found = _connected[os.getpid(), address, token] = connect(address, token, timeout)
+            found = _connected[os.getpid(), address, token] = connect(address, token, timeout, insecure)
         return found
 
 
 def _started(head: Head, timeout: float) -> Cluster:
     head.start()
     try:
-        return Cluster(head.address, head.token, head, timeout)
+        return Cluster(head.address, head.token, head, timeout, head.options.insecure)
     except BaseException:
         head.close()
         raise

@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from fastrt.rpc.contract import OPTIONS, Handler, Metadata, Stream
+from fastrt.folders import private_files
+from fastrt.rpc.contract import OPTIONS, UNPROVING, Handler, Metadata, Stream
+from fastrt.rpc.door import COUNTED_BYTES, Connection, Door, Limits
 from fastrt.rpc.forks import use_grpc
 
 _log = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ _DRAIN_S = 5.0
 _AFTER_FAULT_S = 1.0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _SHUTTING_DOWN = "The service is shutting down."
+# A stream takes no further message while more than this waits to be read by its caller.
+_UNREAD_BYTES = 1 << 20
 _Answer = tuple[int, str, bytes, Metadata]
 
 
@@ -36,6 +40,7 @@ class AioStream:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._unread = 0
         self._outgoing: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
         self._held = False
         self._resumed = asyncio.Event()
@@ -44,7 +49,7 @@ class AioStream:
 
     def send(self, body: bytes) -> None:
         """See `Stream`."""
-        self._soon(self._outgoing.put_nowait, body)
+        self._soon(self._put, body)
 
     def finish(self, code: int = 0, message: str = "") -> None:
         """See `Stream`."""
@@ -59,6 +64,10 @@ class AioStream:
         self._held = False
         self._soon(self._resumed.set)
 
+    def _put(self, body: bytes) -> None:
+        self._unread += len(body)
+        self._outgoing.put_nowait(body)
+
     def _soon(self, call: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the server has stopped, and its loop is closed
             self._loop.call_soon_threadsafe(call, *arguments)
@@ -71,6 +80,8 @@ class AioStream:
                 item = await self._outgoing.get()
                 if isinstance(item, bytes):
                     await context.write(item)
+                    self._unread -= len(item)
+                    self._resumed.set()
                 elif item[0] == 0:
                     return
                 else:
@@ -80,10 +91,10 @@ class AioStream:
             self.on_closed()
 
     async def _go_on(self) -> None:
-        """Wait until nothing holds the stream."""
-        while self._held:
+        """Wait until nothing holds the stream, and its caller has read most of what it was sent."""
+        while self._held or self._unread > _UNREAD_BYTES:
             self._resumed.clear()
-            if self._held:
+            if self._held or self._unread > _UNREAD_BYTES:
                 await self._resumed.wait()
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
@@ -108,12 +119,21 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         message_bytes_max: int = 64 << 20,
         authorize: Callable[[str, Metadata], str | None] | None = None,
         options: Sequence[tuple[str, Any]] = (),
+        limits: Limits | None = None,
     ) -> None:
+        self._limits = limits or Limits()
+        self._door = Door(self._limits)
+        self._ports: list[int] = []
         self._handler = handler
         self._methods = frozenset(methods)
         self._streams = dict(streams or {})
         self._authorize = authorize
-        self._options = (*OPTIONS, ("grpc.max_receive_message_length", message_bytes_max), *options)
+        self._options = (
+            *OPTIONS,
+            *self._limits.options(),
+            ("grpc.max_receive_message_length", message_bytes_max),
+            *options,
+        )
         self._pending: dict[int, asyncio.Future[_Answer]] = {}
         self._open_streams: set[AioStream] = set()
         self._next_number = 0
@@ -136,23 +156,29 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             self._thread = threading.Thread(target=self._loop.run_forever, name="fastrt-rpc", daemon=True)
             self._thread.start()
         try:
-            return self._run(self._bind(address, credentials))
+            port = self._run(self._bind(address, credentials))
         except RuntimeError as error:
             if is_new:
                 self._run(self._drop(0.0))
                 self._end_thread()
             words = f"Cannot listen on {address}: {error}. Is another server running there, or the host not this one?"
             raise OSError(words) from None
+        if port > 1:  # a Unix socket has 1
+            self._ports.append(port)
+        return port
 
     def start(self) -> None:
         """See `Server`."""
         self._run(self._server.start())
+        for port in self._ports:
+            self._door.open(port)
         self._loop_now().call_soon_threadsafe(self._ask_idle)
 
     def stop(self) -> None:
         """See `Server`."""
         if self._loop is None or self._told:
             return
+        self._door.close()
         if threading.current_thread() is self._thread:
             self._end_calls()
             self._loop.create_task(self._server.stop(_DRAIN_S))
@@ -182,25 +208,32 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         if self._authorize is not None:
             refused = self._authorize(method, handler_call_details.invocation_metadata)
         if refused is not None:
-            return _refusal(grpc.StatusCode.UNAUTHENTICATED, refused)
+            return self._refusal(grpc.StatusCode.UNAUTHENTICATED, refused)
         if method in self._methods:
             return grpc.unary_unary_rpc_method_handler(partial(self._answer, method))
         if method in self._streams:
             return grpc.stream_stream_rpc_method_handler(partial(self._stream, method))
-        return _refusal(grpc.StatusCode.UNIMPLEMENTED, f"There is no method {method} here.")
+        return self._refusal(grpc.StatusCode.UNIMPLEMENTED, f"There is no method {method} here.")
 
     async def _bind(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
         if self._server is None:
             use_grpc()
             self._server = grpc.aio.server(options=self._options)
             self._server.add_generic_rpc_handlers((self,))
-        if credentials is None:
-            return int(self._server.add_insecure_port(address))
-        return int(self._server.add_secure_port(address, credentials))
+        with private_files() if address.startswith("unix:") else contextlib.nullcontext():
+            if credentials is None:
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, credentials))
 
     async def _answer(self, method: str, body: bytes, context: Any) -> bytes:
         if self._told:
             await context.abort(grpc.StatusCode.UNAVAILABLE, _SHUTTING_DOWN)
+        caller = self._caller(context)
+        if method not in UNPROVING:
+            self._door.accepted(caller)
+        refused = self._door.make_place(len(self._pending))
+        if refused:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
         self._next_number += 1
         number = self._next_number
         answered: asyncio.Future[_Answer] = self._loop_now().create_future()
@@ -221,9 +254,37 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             raise
         if code:
             await context.abort(_CODES[code], message, tuple(trailing))
+        if len(result) >= COUNTED_BYTES:
+            refused = self._door.refused_answer(caller, len(result))
+            if refused:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
+            self._door.sending(caller, len(result))
+            context.add_done_callback(partial(self._sent, caller, len(result)))
         return result
 
+    def _sent(self, caller: Connection, size: int, _context: object) -> None:
+        self._door.sent(caller, size)
+
+    def _caller(self, context: Any) -> Connection:
+        """The connection of a call, which is counted as under way until it is done."""
+        caller = self._door.caller(context.peer().encode())
+        caller.calls += 1
+
+        def done(_context: object) -> None:
+            caller.calls -= 1
+
+        context.add_done_callback(done)
+        return caller
+
+    def _refusal(self, code: grpc.StatusCode, words: str) -> Any:
+        async def refuse(body: bytes, context: Any) -> None:
+            self._door.rejected(self._caller(context))
+            await context.abort(code, words)
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
     async def _stream(self, method: str, bodies: AsyncIterator[bytes], context: Any) -> None:
+        self._door.accepted(self._caller(context))
         stream = AioStream(self._loop_now())
         self._open_streams.add(stream)
         try:
@@ -293,10 +354,3 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
 def _resolve(answered: asyncio.Future[_Answer], answer: _Answer) -> None:
     if not answered.done():  # its caller may have gone
         answered.set_result(answer)
-
-
-def _refusal(code: grpc.StatusCode, words: str) -> Any:
-    async def refuse(body: bytes, context: Any) -> None:
-        await context.abort(code, words)
-
-    return grpc.unary_unary_rpc_method_handler(refuse)

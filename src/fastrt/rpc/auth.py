@@ -5,8 +5,8 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import socket
 import ssl
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,10 @@ from pathlib import Path
 import grpc
 
 from fastrt.errors import ConfigError, FastrtError
+from fastrt.folders import UnsafeFolderError, read_secret
 
 _BEARER = "Bearer "
+_DOCUMENTATION = "192.0.2.1:9"  # RFC 5737: the default route leads there, and nothing is there
 
 
 class InsecureBindError(FastrtError):
@@ -23,7 +25,7 @@ class InsecureBindError(FastrtError):
 
 
 class TokenFileError(FastrtError):
-    """A token file is missing, empty, or readable by others."""
+    """A token file is missing, empty, or could be read or replaced by others."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,36 @@ class TlsFiles:
         return grpc.ssl_channel_credentials(roots, key, chain)
 
 
+def reachable(address: str, toward: str | None = None) -> str:
+    """Say how others reach a server that listens on all addresses of this machine.
+
+    Args:
+        address: `host:port` where it listens.
+        toward: `host:port` that others are near to; None: wherever the default route leads.
+    Returns:
+        `address` with this machine's own address there in place of 0.0.0.0; any other address as it is.
+    """
+    host, _, port = address.rpartition(":")
+    if host not in ("0.0.0.0", "[::]"):
+        return address
+    target, _, target_port = (toward or _DOCUMENTATION).rpartition(":")
+    with socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((target.strip("[]"), int(target_port)))  # sends nothing: it only asks for the route
+            own = sock.getsockname()[0]
+        except (OSError, ValueError):
+            own = _first_own_address()
+    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
+
+
+def _first_own_address() -> str:
+    """An address of this machine where no route leads outside."""
+    import psutil
+
+    found = [one.address for card in psutil.net_if_addrs().values() for one in card if one.family == socket.AF_INET]
+    return next((own for own in found if not ipaddress.ip_address(own).is_loopback), "127.0.0.1")
+
+
 def is_loopback(address: str) -> bool:
     """Whether `host:port` (or `unix:path`) can be reached from this machine only."""
     if address.startswith("unix:"):
@@ -129,18 +161,14 @@ def read_token(path: str | os.PathLike[str]) -> str:
     """The session token in a file that only its owner may read.
 
     Raises:
-        TokenFileError: it cannot be read, is empty, or others could read it.
+        TokenFileError: it cannot be read, is empty, or others could read or replace it.
     """
-    file = Path(path)
     try:
-        mode = file.stat().st_mode
-        token = file.read_text().strip()
-    except OSError as error:
-        raise TokenFileError(f"Cannot read the token file {file}: {error}.") from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise TokenFileError(f"Others may read the token file {file}. Run `chmod 600 {file}`, and make a new token.")
+        token = read_secret(path)
+    except (OSError, UnsafeFolderError) as error:
+        raise TokenFileError(f"Cannot read the token file {os.fspath(path)}: {error}.") from error
     if not token:
-        raise TokenFileError(f"The token file {file} is empty. Start the session anew, or copy the file again.")
+        raise TokenFileError(f"The token file {os.fspath(path)} is empty. Start the session again, or copy the file.")
     return token
 
 

@@ -10,20 +10,15 @@ from typing import Any, Protocol
 
 import grpc
 
-# For TLS and the first words of HTTP/2. gRPC's own 120 s let a stranger who says nothing hold a descriptor for so long.
-HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
-# What gRPC is told by either implementation.
+# What gRPC is told by either implementation, beside `door.Limits.options`.
 OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.so_reuseport", 0),  # a second process must fail, not share the port
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_concurrent_streams", 1 << 20),
-    # Beyond 1,000 calls not yet taken off the queue grpc would begin to cancel some.
-    ("grpc.server.max_pending_requests", 1 << 20),
-    ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-    HANDSHAKE,
 )
+# A call of these proves nothing of its caller: they are answered to anybody.
+UNPROVING = frozenset({"/grpc.health.v1.Health/Check"})
 
 Metadata = Sequence[tuple[str, "str | bytes"]]
 

@@ -9,13 +9,18 @@ handshake proves to both ends that the other one has the secret, before either e
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import os
 import re
 import secrets
+import select
 import socket
 import ssl
+import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ConfigError, FastrtError
@@ -32,6 +37,8 @@ _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 # ends with it, and clocks of machines differ. 9999 is how RFC 5280 writes "no end".
 _FROM = datetime.datetime(2020, 1, 1)
 _UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59)
+# A handshake costs a server 1 to 2 ms of its processor, also for a stranger. So many are computed at once.
+_SERVER_STEPS = threading.BoundedSemaphore(2)
 _ALPN = "h2"  # gRPC closes a connection without it
 
 # By OpenSSL's names: codes of X509_verify_cert, and reasons of its errors.
@@ -71,6 +78,10 @@ class IdentityError(FastrtError):
     Nothing was sent to it. The message says why. Give all nodes of a cluster the same token; if the token is right,
     another program listens at the address.
     """
+
+
+class HandshakeBrokenError(IdentityError, ConnectionError):
+    """The connection ended, or the time was over, before the handshake was. Another attempt may succeed."""
 
 
 class Identity:
@@ -131,6 +142,42 @@ class Identity:
             32 bytes, the same in all processes of the cluster.
         """
         return _derive(self._secret, f"fastrt 1 key {purpose}", 32)
+
+    def for_programs(self) -> Identity:
+        """Derive the identity of services that programs in other languages use: scheduler, workers and object stores.
+
+        It has an authority of its own: a certificate that `write_pem` issues there opens no link between nodes.
+        """
+        secret = self.key("programs")
+        authority = _authority(secret)
+        return Identity(secret, authority, _fingerprint(authority))
+
+    def write_pem(self, folder: Path, days: int) -> None:
+        """Issue a certificate for a program that cannot derive one, and write what it needs.
+
+        Args:
+            folder: is made with mode 0700: ca.pem, cert.pem and key.pem, which has mode 0600 as all of them.
+            days: how long the certificate is valid.
+        Raises:
+            ConfigError: the folder exists, or cannot be made.
+        """
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+        day = datetime.timedelta(days=1)  # clocks of machines differ
+        certificate = _pem(self._sign(self.name, key, now - day, now + days * day))
+        files = {"ca.pem": self._authority_pem, "cert.pem": certificate, "key.pem": _key_pem(key)}
+        try:
+            folder.mkdir(mode=0o700)
+            for name, text in files.items():
+                fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+                with os.fdopen(fd, "wb") as file:
+                    file.write(text)
+        except OSError as error:
+            raise ConfigError(
+                f"the certificate cannot be written: {error}. Name a folder that does not exist yet"
+            ) from None
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Credentials for a gRPC server that takes connections from processes of this cluster only."""
@@ -330,14 +377,15 @@ def _shake(sock: socket.socket, context: ssl.SSLContext, name: str | None, timeo
     where = _where(sock)
     try:
         sock.settimeout(timeout_s)
+        sock.getpeername()  # a connection that is gone already makes `wrap_socket` leave an open socket behind
         wrapped = context.wrap_socket(
             sock, server_side=name is None, server_hostname=name, do_handshake_on_connect=False
         )
     except (OSError, ValueError) as error:
         sock.close()
-        raise _refusal(where, f"the connection is gone ({error})") from None
+        raise _refusal(where, f"the connection is gone ({error})", HandshakeBrokenError) from None
     try:
-        wrapped.do_handshake()  # the timeout is that of the whole handshake
+        _handshake(wrapped, time.monotonic() + timeout_s, name is None)
         if name is None:
             wrapped.sendall(b"\x01")
         elif not wrapped.recv(1):
@@ -345,8 +393,31 @@ def _shake(sock: socket.socket, context: ssl.SSLContext, name: str | None, timeo
         wrapped.settimeout(timeout)
     except (OSError, ValueError) as error:
         wrapped.close()
-        raise _refusal(where, _in_words(error, timeout_s)) from None
+        broken = isinstance(error, (ConnectionError, TimeoutError, ssl.SSLEOFError))
+        raise _refusal(where, _in_words(error, timeout_s), HandshakeBrokenError if broken else IdentityError) from None
     return wrapped
+
+
+def _handshake(wrapped: ssl.SSLSocket, until: float, is_server: bool) -> None:
+    """Do the handshake step by step; a server waits for its peer without holding one of the few places.
+
+    The socket's timeout is afterwards what is left.
+    """
+    wrapped.setblocking(False)
+    poll = select.poll()
+    while True:
+        try:
+            with _SERVER_STEPS if is_server else contextlib.nullcontext():
+                wrapped.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            events = select.POLLIN
+        except ssl.SSLWantWriteError:
+            events = select.POLLOUT
+        poll.register(wrapped, events)
+        if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+            raise TimeoutError
+    wrapped.settimeout(max(until - time.monotonic(), 0.001))
 
 
 def _where(sock: socket.socket) -> str:
@@ -359,8 +430,8 @@ def _where(sock: socket.socket) -> str:
     return f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
 
 
-def _refusal(where: str, why: str) -> IdentityError:
-    return IdentityError(f"the process at {where} is not part of this cluster: {why}")
+def _refusal(where: str, why: str, kind: type[IdentityError] = IdentityError) -> IdentityError:
+    return kind(f"the process at {where} is not part of this cluster: {why}")
 
 
 def _in_words(error: Exception, timeout_s: float) -> str:

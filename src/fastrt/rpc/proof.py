@@ -236,7 +236,13 @@ def prove_as_server(
     """
     server = Server(key, purpose, binding_of(sock, server=True) if address is None else address)
     with _deadline(sock, timeout_s) as until:
-        _send(sock, server.reply(_receive(sock, HELLO_BYTES, until, "client")), until)
+        try:
+            hello = _receive(sock, HELLO_BYTES, until, "client")
+        except ProofError:
+            with contextlib.suppress(OSError):
+                _send(sock, _MAGIC, until)  # a client that speaks TLS then says that this is something else
+            raise
+        _send(sock, server.reply(hello), until)
         server.check_binding()
         server.check(_receive(sock, FINAL_BYTES, until, "client"))
 
@@ -256,9 +262,25 @@ def binding_of(sock: socket.socket, server: bool) -> str:
     client, listener = (there, here) if server else (here, there)
     if sock.family == socket.AF_UNIX:
         return f"unix {os.fsdecode(listener)}"
-    if not _ip(listener).is_loopback and _ip(client) != _ip(listener):
+    if not is_local(sock):
         return f"tcp {_end(listener)}"
     return f"local {_end(client)} {_end(listener)} {_boot()} {_namespace(sock)}"
+
+
+def is_local(sock: socket.socket) -> bool:
+    """Whether both ends of a connection are on this machine, by what both ends see of it.
+
+    Args:
+        sock: a connected socket.
+    Returns:
+        True for loopback, for a Unix socket, and where both ends have one address.
+    Raises:
+        OSError: the socket is not connected any more.
+    """
+    if sock.family == socket.AF_UNIX:
+        return True
+    here, there = _ip(sock.getsockname()), _ip(sock.getpeername())
+    return here.is_loopback or here == there
 
 
 def _ip(end: tuple[str, int]) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -22,12 +22,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
 from grpc._cython import cygrpc
 
-from fastrt.rpc.contract import OPTIONS, Handler, Metadata, Stream
+from fastrt.folders import private_files
+from fastrt.rpc.contract import OPTIONS, UNPROVING, Handler, Metadata, Stream
+from fastrt.rpc.door import COUNTED_BYTES, Connection, Door, Limits
 from fastrt.rpc.forks import use_grpc
 
 _log = logging.getLogger(__name__)
@@ -37,6 +40,7 @@ _ACCEPTING = 64
 # A caller that hung up is noticed this much later at most. Calls answered sooner need no look at all.
 _HANGUP_S = 0.05
 _DRAIN_S = 5.0
+_WALL_CLOCK_S = 0.15  # below grpc's own step of 0.2 s, within which it looks at the monotonic clock
 _AFTER_FAULT_S = 1.0
 # Under a constant stream of calls the queue is never empty; the handler settles after this many events all the same.
 _EVENTS_PER_BATCH = 256
@@ -48,8 +52,12 @@ _SPIN_S = 0.0005
 # After a message this large there is no spinning: gRPC's own thread, which reads the next one from the socket, would
 # have to share the core (1 GiB over a stream, beside plain TCP in the same run: 0.66 with spinning, 0.79 without).
 _BULK_BYTES = 64 << 10
+# A stream takes no further message while more than this waits to be read by its caller.
+_UNREAD_BYTES = 1 << 20
+_SHUTTING_DOWN = "The service is shutting down."
 _CORES = len(os.sched_getaffinity(0))
 _NO_METADATA: tuple[Any, ...] = ()
+_EXHAUSTED = int(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
 _SHUTDOWN = "shutdown"
 _ACCEPTED = "accepted"
 _TIMED_OUT = cygrpc.CompletionType.queue_timeout
@@ -58,9 +66,12 @@ _TIMED_OUT = cygrpc.CompletionType.queue_timeout
 class QueueStream:
     """See `Stream`."""
 
-    def __init__(self, server: QueueServer, call: Any) -> None:
+    def __init__(self, server: QueueServer, call: Any, caller: Connection) -> None:
         self._server = server
         self._call = call
+        self._caller = caller
+        self._unread = 0  # bytes of messages that are not sent
+        self._under_way = 0  # those of the message that gRPC has
         self._lock = threading.Lock()
         self._outgoing: deque[bytes] = deque()
         self._sending = False
@@ -77,6 +88,7 @@ class QueueStream:
         """Send a message after those before."""
         with self._lock:
             self._outgoing.append(body)
+            self._unread += len(body)
             self._push()
 
     def finish(self, code: int = 0, message: str = "") -> None:
@@ -99,7 +111,8 @@ class QueueStream:
 
     def _take(self) -> None:
         """Ask for the next message, unless that is done already or later. `_lock` is held."""
-        if not (self._reading or self._inside or self._held or self._done):
+        # Not what the caller does not read either: it would be answered without end.
+        if not (self._reading or self._inside or self._held or self._done or self._unread > _UNREAD_BYTES):
             self._reading = True
             self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._read)
 
@@ -111,7 +124,10 @@ class QueueStream:
         if not self._started:
             operations.append(cygrpc.SendInitialMetadataOperation(_NO_METADATA, 0))
         if self._outgoing:
-            operations.append(cygrpc.SendMessageOperation(self._outgoing.popleft(), 0))
+            body = self._outgoing.popleft()
+            self._under_way = len(body)
+            self._server._door.sending(self._caller, self._under_way)
+            operations.append(cygrpc.SendMessageOperation(body, 0))
         elif self._status is not None:
             code, message = self._status
             operations.append(cygrpc.SendStatusFromServerOperation(_NO_METADATA, code, message.encode(), 0))
@@ -124,9 +140,13 @@ class QueueStream:
     def _sent(self, event: Any) -> None:
         with self._lock:
             self._sending = False
+            self._server._door.sent(self._caller, self._under_way)
+            self._unread -= self._under_way
+            self._under_way = 0
             if not event.success:
                 self._done = True
             self._push()
+            self._take()
 
     def _read(self, event: Any) -> None:
         body = event.batch_operations[0].message() if event.success else None
@@ -146,6 +166,7 @@ class QueueStream:
 
     def _closed(self, event: Any) -> None:
         self._server._open_streams.discard(self)
+        self._caller.calls -= 1
         with self._lock:
             self._done = True  # or a late `finish` would use a queue that is gone, which ends the process
         self.on_closed()
@@ -159,14 +180,16 @@ class QueueStream:
 class _Unary:
     """A unary call: `watched` once the queue reports when its caller hangs up."""
 
-    __slots__ = ("call", "method", "number", "server", "since", "watched")
+    __slots__ = ("call", "caller", "method", "number", "server", "since", "unread", "watched")
 
-    def __init__(self, server: QueueServer, call: Any, method: str) -> None:
+    def __init__(self, server: QueueServer, call: Any, caller: Connection, method: str) -> None:
         self.server = server
         self.call = call
+        self.caller = caller
         self.method = method
         self.number = 0
         self.since = 0.0
+        self.unread = 0  # bytes of its answer, once that is counted
         self.watched = False
 
     def read(self, event: Any) -> None:
@@ -179,7 +202,10 @@ class _Unary:
         self.server._hung_up(self)
 
     def finished(self, event: Any) -> None:
-        """The answer is out."""
+        """The answer is out, or its caller is gone."""
+        self.caller.calls -= 1
+        if self.unread:
+            self.server._door.sent(self.caller, self.unread)
 
 
 class QueueServer:
@@ -193,14 +219,17 @@ class QueueServer:
         message_bytes_max: int = 64 << 20,
         authorize: Callable[[str, Metadata], str | None] | None = None,
         options: Sequence[tuple[str, Any]] = (),
+        limits: Limits | None = None,
     ) -> None:
+        self._limits = limits or Limits()
+        self._door = Door(self._limits)
         self._handler = handler
         self._methods = frozenset(methods)
         self._streams = dict(streams or {})
         self._authorize = authorize
         use_grpc()
         self._queue = cygrpc.CompletionQueue()
-        every = (*OPTIONS, ("grpc.max_receive_message_length", message_bytes_max), *options)
+        every = (*OPTIONS, *self._limits.options(), ("grpc.max_receive_message_length", message_bytes_max), *options)
         arguments = tuple((name.encode(), value) for name, value in every)
         self._server = cygrpc.Server(arguments, False)
         self._server.register_completion_queue(self._queue)
@@ -210,6 +239,7 @@ class QueueServer:
         self._next_number = 0
         self._thread: threading.Thread | None = None
         self._open_streams: set[QueueStream] = set()
+        self._ports: list[int] = []
         self._stopping = False
         self._told = False
         self._give_up_at: float | None = None
@@ -222,15 +252,20 @@ class QueueServer:
             OSError: the address is taken or not this machine's.
         """
         try:
-            if credentials is None:
-                port = self._server.add_http2_port(address.encode())
-            else:
-                port = self._server.add_http2_port(address.encode(), credentials._credentials)
+            with private_files() if address.startswith("unix:") else nullcontext():
+                port = self._add_port(address, credentials)
         except RuntimeError as error:
             raise OSError(f"Cannot listen on {address}: {error}. Is another server running there?") from None
         if port == 0:
             raise OSError(f"Cannot listen on {address}. Is another server running there, or the host not this one?")
-        return int(port)
+        if port > 1:  # a Unix socket has 1
+            self._ports.append(port)
+        return port
+
+    def _add_port(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
+        if credentials is None:
+            return int(self._server.add_http2_port(address.encode()))
+        return int(self._server.add_http2_port(address.encode(), credentials._credentials))
 
     def start(self) -> None:
         """Serve, on a thread of the server's own."""
@@ -239,12 +274,15 @@ class QueueServer:
             self._accept()
         self._thread = threading.Thread(target=self._run, name="fastrt-rpc", daemon=True)
         self._thread.start()
+        for port in self._ports:
+            self._door.open(port)
 
     def stop(self) -> None:
         """Take no new calls, let the handler answer those still open (`on_stop`), and end the thread."""
         if self._thread is None or self._stopping:
             return
         self._stopping = True
+        self._door.close()
         self._server.shutdown(self._queue, _SHUTDOWN)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=2 * _DRAIN_S)
@@ -268,6 +306,13 @@ class QueueServer:
 
     def _reply(self, unary: _Unary, watched: bool, code: int, message: str, body: bytes, trailing: Metadata) -> None:
         operations = [cygrpc.SendInitialMetadataOperation(_NO_METADATA, 0)]
+        if len(body) >= COUNTED_BYTES:
+            refused = self._door.refused_answer(unary.caller, len(body))
+            if refused:
+                code, message, body, trailing = _EXHAUSTED, refused, b"", _NO_METADATA
+            else:
+                unary.unread = len(body)
+                self._door.sending(unary.caller, unary.unread)
         if code == 0:
             operations.append(cygrpc.SendMessageOperation(body, 0))
         operations.append(cygrpc.SendStatusFromServerOperation(trailing, code, message.encode(), 0))
@@ -308,7 +353,12 @@ class QueueServer:
                 event = poll(0)
                 if event.completion_type != _TIMED_OUT:
                     return event
-        event = poll(_wall_time(wake_at))
+        while True:
+            # grpc measures a wait by the wall clock. A short one ends in time though that jumps.
+            left_s = 0.0 if wake_at is None else min(_WALL_CLOCK_S, max(0.0, wake_at - time.monotonic()))
+            event = poll(None if wake_at is None else time.time() + left_s)
+            if event.completion_type != _TIMED_OUT or wake_at is None or time.monotonic() >= wake_at:
+                break
         self._brisk = _CORES > 1 and time.monotonic() - began < _SPIN_S
         return event
 
@@ -319,7 +369,8 @@ class QueueServer:
             return
         if event.success:
             method = event.call_details.method.decode("utf-8", "replace")
-            self._reject(event.call, method, grpc.StatusCode.UNAVAILABLE, "The service is shutting down.")
+            caller = self._door.caller(event.call.peer())
+            self._reject(event.call, caller, method, grpc.StatusCode.UNAVAILABLE, _SHUTTING_DOWN)
         if not self._told:
             # `stop` was called: the queue gives back what was to accept calls.
             self._end_calls()
@@ -328,36 +379,59 @@ class QueueServer:
         self._server.request_call(self._queue, self._queue, _ACCEPTED)
 
     def _dispatch(self, event: Any) -> None:
+        call, door = event.call, self._door
+        caller = door.caller(call.peer())
+        if caller.doomed:
+            return  # the call ends with its last reference
         method = event.call_details.method.decode("utf-8", "replace")
         if self._authorize is not None:
             refused = self._authorize(method, event.invocation_metadata)
             if refused is not None:
-                self._reject(event.call, method, grpc.StatusCode.UNAUTHENTICATED, refused)
+                door.rejected(caller)
+                self._reject(call, caller, method, grpc.StatusCode.UNAUTHENTICATED, refused)
                 return
         if method in self._methods:
-            unary = _Unary(self, event.call, method)
-            event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), unary.read)
+            refused = door.make_place(len(self._pending))
+            if refused:
+                self._reject(call, caller, method, grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
+                return
+            caller.calls += 1
+            door.begin_reading(caller)
+            unary = _Unary(self, call, caller, method)
+            call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), unary.read)
         elif method in self._streams:
-            stream = QueueStream(self, event.call)
+            caller.calls += 1
+            door.accepted(caller)
+            stream = QueueStream(self, call, caller)
             self._open_streams.add(stream)
             self._streams[method](stream)
             stream._open()
         else:
-            self._reject(event.call, method, grpc.StatusCode.UNIMPLEMENTED, f"There is no method {method} here.")
+            door.rejected(caller)
+            words = f"There is no method {method} here."
+            self._reject(call, caller, method, grpc.StatusCode.UNIMPLEMENTED, words)
 
-    def _reject(self, call: Any, method: str, code: grpc.StatusCode, message: str) -> None:
-        self._reply(_Unary(self, call, method), False, code.value[0], message, b"", _NO_METADATA)
+    def _reject(self, call: Any, caller: Connection, method: str, code: grpc.StatusCode, message: str) -> None:
+        caller.calls += 1
+        self._reply(_Unary(self, call, caller, method), False, code.value[0], message, b"", _NO_METADATA)
 
     def _begin(self, unary: _Unary, body: bytes | None) -> None:
+        caller = unary.caller
+        self._door.end_reading(caller, len(body) if body is not None else 0)
         if body is None:
+            self._door.rejected(caller)
+            if caller.doomed:
+                caller.calls -= 1
+                return
             # Too long a message (the core answers that itself), or a caller that sent none or has gone.
             message = f"{unary.method} takes exactly one request message, and none arrived."
             self._reply(unary, False, grpc.StatusCode.INVALID_ARGUMENT.value[0], message, b"", _NO_METADATA)
             return
+        if unary.method not in UNPROVING:
+            self._door.accepted(caller)
         if self._told:
             # Accepted before `stop`, and read after the handler has answered everybody and taken its leave.
-            words = "The service is shutting down."
-            self._reply(unary, False, grpc.StatusCode.UNAVAILABLE.value[0], words, b"", _NO_METADATA)
+            self._reply(unary, False, grpc.StatusCode.UNAVAILABLE.value[0], _SHUTTING_DOWN, b"", _NO_METADATA)
             return
         self._next_number += 1
         number = unary.number = self._next_number
@@ -376,6 +450,7 @@ class QueueServer:
         with self._lock:
             gone = self._pending.pop(unary.number, None)
         if gone is not None:
+            unary.caller.calls -= 1
             try:
                 self._handler.on_cancel(unary.number)
             except Exception:
@@ -415,9 +490,9 @@ class QueueServer:
         self._handler.on_stop()
         unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
         for number in list(self._pending):
-            self.finish(number, unavailable, "The service is shutting down.")
+            self.finish(number, unavailable, _SHUTTING_DOWN)
         for stream in list(self._open_streams):
-            stream.finish(unavailable, "The service is shutting down.")
+            stream.finish(unavailable, _SHUTTING_DOWN)
         self._give_up_at = time.monotonic() + _DRAIN_S
 
     def _drain(self) -> None:
@@ -427,8 +502,3 @@ class QueueServer:
         self._queue.shutdown()
         while self._queue.poll(None).completion_type != cygrpc.CompletionType.queue_shutdown:
             pass
-
-
-def _wall_time(monotonic: float | None) -> float | None:
-    """A time of the monotonic clock as the queue's, which is the wall clock's."""
-    return None if monotonic is None else time.time() + max(0.0, monotonic - time.monotonic())

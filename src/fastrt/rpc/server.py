@@ -14,6 +14,7 @@ import grpc
 
 from fastrt.rpc.aio_server import AioServer
 from fastrt.rpc.contract import Handler, Metadata, Server, Stream
+from fastrt.rpc.door import Limits
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ def open_server(
     message_bytes_max: int = 64 << 20,
     authorize: Callable[[str, Metadata], str | None] | None = None,
     options: Sequence[tuple[str, Any]] = (),
+    limits: Limits | None = None,
 ) -> Server:
     """A server, to be bound and started.
 
@@ -48,19 +50,20 @@ def open_server(
         message_bytes_max: largest request taken; a larger one is RESOURCE_EXHAUSTED. Answers are not limited.
         authorize: given a path and the caller's metadata, the reason to refuse a call as UNAUTHENTICATED, or None.
         options: further options of gRPC's.
+        limits: bounds on connections, calls and bytes; None takes the defaults of `Limits`.
     """
     missing = _missing()
     if not missing:
         from fastrt.rpc.queue_server import QueueServer
 
-        return QueueServer(handler, methods, streams, message_bytes_max, authorize, options)
+        return QueueServer(handler, methods, streams, message_bytes_max, authorize, options, limits)
     _log.warning(
         "grpcio %s lacks %s, which the fast server needs; serving on grpc.aio, several times slower. Use grpcio %s.",
         grpc.__version__,
         ", ".join(missing),
         TRIED_GRPCIO,
     )
-    return AioServer(handler, methods, streams, message_bytes_max, authorize, options)
+    return AioServer(handler, methods, streams, message_bytes_max, authorize, options, limits)
 
 
 def _missing() -> list[str]:

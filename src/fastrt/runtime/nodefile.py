@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 from pathlib import Path
 
 from fastrt._core.segment import start_time
-from fastrt.errors import AttachError
+from fastrt.config import RUNTIME_FOLDER
+from fastrt.errors import AttachError, FastrtError
+from fastrt.folders import has_private_folder, read_private, replace_private
+from fastrt.foreign_text import read_object
 
 _NAME = "cluster.json"
 
@@ -48,19 +52,36 @@ class NodeFile:
 
     def write(self) -> None:
         """Put it into the session's folder, whole or not at all."""
-        path = Path(self.socket_path).with_name(_NAME)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(dataclasses.asdict(self)))
-        os.replace(new, path)
+        replace_private(Path(self.socket_path).parent, _NAME, json.dumps(dataclasses.asdict(self)).encode())
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process that wrote it; to no other one that has its number by now."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            if self.is_alive:
+                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        finally:
+            os.close(pidfd)
 
 
 def nodes_here(runtime_dir: Path) -> list[NodeFile]:
-    """This user's nodes on this machine that run."""
-    found = []
+    """List this user's nodes on this machine that run.
+
+    Raises:
+        UnsafeFolderError: another user could have written what is in the folder.
+    """
+    found: list[NodeFile] = []
+    if not has_private_folder(runtime_dir, RUNTIME_FOLDER):
+        return found
     for path in sorted(runtime_dir.glob(f"*/{_NAME}")):
         try:
-            node = NodeFile(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):  # it is being removed, or another version's
+            node = NodeFile(**read_object(read_private(path.parent, path.name), str(path), own=True))
+        except (OSError, ValueError, TypeError, FastrtError):  # it is being removed, or another version's
             continue
         if node.is_alive:
             found.append(node)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastrt.config import Config
 from fastrt.errors import FastrtError, NodeDiedError
+from fastrt.foreign_text import read_object
 
 if TYPE_CHECKING:  # imported where it is used: the processes that are started here import this module, and start none
     import subprocess
@@ -26,6 +27,8 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 # Modules that workers get ready-made in the zygote when the driver uses them: importing NumPy takes 80 ms.
 _PRELOAD = ("numpy",)
 _END_S = 10.0
+
+_SILENT = b'{"error": "it ended without a word; see its error output"}'
 
 
 class Processes:
@@ -75,7 +78,7 @@ class Processes:
         theirs.close()
         ours.settimeout(self._config.start_timeout_s)
         try:
-            answer = json.loads(ours.recv(1 << 16) or b'{"error": "it ended without a word; see its error output"}')
+            answer = read_object(ours.recv(1 << 16) or _SILENT, "the answer of the daemon", own=True)
         except TimeoutError:
             self.daemon.kill()
             raise NodeDiedError(f"the node daemon did not start in {self._config.start_timeout_s} s") from None
@@ -131,7 +134,9 @@ def _occupy_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
 
 
-def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> tuple[subprocess.Popen[bytes], str]:
+def spawn_service(
+    module: str, settings: dict[str, Any], patience_s: float, **env: str
+) -> tuple[subprocess.Popen[bytes], str]:
     """Start a process that serves, and wait until it does.
 
     It runs `main(SETTINGS)` of the module, writes a line of JSON with its address to standard output, and ends when its
@@ -141,6 +146,7 @@ def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> t
         module: of this package.
         settings: its argument, as JSON.
         patience_s: how long it may take.
+        **env: variables beside this process's own.
     Returns:
         The process, and the address.
     Raises:
@@ -148,14 +154,17 @@ def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> t
     """
     import subprocess
 
-    process = _spawn(module, "main(sys.argv[1])", json.dumps(settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # Of each handshake that fails gRPC writes two lines to the error output: a stranger could fill a disk with them.
+    quiet = {"GRPC_VERBOSITY": "NONE", **os.environ, **env}
+    pipe = subprocess.PIPE
+    process = _spawn(module, "main(sys.argv[1])", json.dumps(settings), stdin=pipe, stdout=pipe, env=quiet)
     assert process.stdout is not None
     line = process.stdout.readline() if select.select([process.stdout], [], [], patience_s)[0] else b""
     if not line:
         process.kill()
         process.communicate()
         raise FastrtError(f"{module} did not start to serve; its error output says why")
-    return process, str(json.loads(line)["address"])
+    return process, str(read_object(line, f"the answer of {module}", {"address": str}, own=True)["address"])
 
 
 def _spawn(
@@ -165,6 +174,7 @@ def _spawn(
     *ends: socket.socket,
     stdin: int | None = None,
     stdout: int | None = None,
+    env: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
     import subprocess
@@ -181,5 +191,6 @@ def _spawn(
         pass_fds=[end.fileno() for end in ends],
         stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=stdout,
+        env=env,
         start_new_session=True,
     )

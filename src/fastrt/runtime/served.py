@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.rpc import streams
 
 
@@ -20,10 +21,10 @@ def main(argument: str) -> None:
     """Serve until standard input ends, or SIGTERM comes.
 
     Args:
-        argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), token_file,
-            tls, insecure; for a coordinator job (settings of `CoordinatorOptions`).
+        argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), accept_loss,
+            token_file, tls, insecure; for a coordinator job (settings of `CoordinatorOptions`).
     """
-    settings = json.loads(argument)
+    settings = read_object(argument, "the settings of a service", own=True, bytes_max=SETTINGS_BYTES_MAX)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: sys.exit(0))
@@ -45,17 +46,22 @@ def _service(settings: dict[str, Any]) -> Any:
         return Scheduler(
             SchedulerOptions(
                 address=settings["listen"],
-                token=access.token,
+                token=access.bearer,
+                identity=None if access.tls else access.identity.for_programs(),
                 tls=access.tls,
                 credentials=access.tls.channel_credentials() if access.tls else None,
-                insecure=access.insecure,
                 state_dir=settings["state_dir"],
+                accept_loss=settings["accept_loss"],
             )
         )
     from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 
     options = CoordinatorOptions(
-        address=settings["listen"], state_dir=settings["state_dir"], tls=access.tls, **settings["job"]
+        address=settings["listen"],
+        state_dir=settings["state_dir"],
+        accept_loss=settings["accept_loss"],
+        tls=access.tls,
+        **settings["job"],
     )
     if options.state_dir is None:
         return Coordinator(options)

@@ -7,7 +7,6 @@ killed itself.
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import signal
 import socket
@@ -21,14 +20,20 @@ from typing import Any
 from fastrt._core.segment import start_time
 from fastrt.config import Config
 from fastrt.errors import FastrtError
-from fastrt.rpc.auth import TlsFiles, read_token
-from fastrt.runtime.nodefile import NodeFile
+from fastrt.folders import replace_private
+from fastrt.rpc.auth import TlsFiles, reachable, read_token
+from fastrt.rpc.identity import Identity, new_token
+from fastrt.runtime.nodefile import NodeFile, nodes_here
 from fastrt.runtime.processes import spawn_service
 from fastrt.runtime.session import start
 
 _AGAIN_S = 0.2  # before a process that was killed is started again
 _DEATHS_MAX, _DEATHS_WITHIN_S = 20, 60.0
 _END_S = 5.0
+_TOKEN = "token"  # in the session's folder
+# gRPC takes TLS 1.2 too and has no option against it. The identity's certificates have EC keys, so TLS 1.2 finds no
+# suite where the only one is for RSA keys. The suites of 1.3 are fixed. It suits processes without other certificates.
+_TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES128-GCM-SHA256"}
 _MODULES = {"head": "fastrt.runtime.head", "uplink": "fastrt.node.uplink", "store": "fastrt.runtime.bridge"}
 
 
@@ -42,16 +47,19 @@ class NodeOptions:
         listen: `host:port` where the head serves, on the head; port 0 takes any free one.
         host: where this node serves other nodes.
         name: for people; default: the machine's name.
-        token_file: the cluster's token; None: a new one on the head, else the one that a head of this user's on this
-            machine has left.
-        tls: PEM files, None for plain text.
-        insecure: serve beyond this machine in plain text.
+        token: the cluster's token itself; it goes into a file of the session.
+        token_file: a file with it. Without both: a new one on the head, else the one that a head of this user's on
+            this machine has left.
+        tls: PEM files for the scheduler, the coordinator and the object store, where programs use certificates of
+            their own; links between nodes never use them.
+        insecure: let large values go between nodes in the clear; all else is encrypted anyway.
         scheduler: `host:port` of a scheduler for programs in any language: on the head where to serve it, elsewhere
             the head's; None: none. The node serves its object store and what it exports there.
         export: modules whose remote functions can be called through the scheduler.
         coordinator: `host:port` of a coordinator for JAX, on the head; None: none.
         job: what the coordinator is told of its job, as `CoordinatorOptions` calls it.
         state_dir: where both keep their state over restarts; None keeps nothing.
+        accept_loss: both go on with what can be saved of a damaged `state_dir`.
     """
 
     config: Config
@@ -59,6 +67,7 @@ class NodeOptions:
     listen: str = "127.0.0.1:6465"
     host: str = "127.0.0.1"
     name: str = ""
+    token: str = field(default="", repr=False)
     token_file: Path | None = None
     tls: TlsFiles | None = None
     insecure: bool = False
@@ -67,6 +76,7 @@ class NodeOptions:
     coordinator: str | None = None
     job: dict[str, Any] = field(default_factory=dict)
     state_dir: Path | None = None
+    accept_loss: bool = False
 
 
 class Node:
@@ -89,7 +99,6 @@ class Node:
         self._deaths: list[float] = []
         self._stopping = False
         self._stop = os.pipe2(os.O_CLOEXEC)
-        self._own_token: Path | None = None
         self._runtime = start(options.config, cluster=True)
         self.session = self._runtime.session
         # Where each process serves: at first where it is told to, then where it was.
@@ -105,8 +114,7 @@ class Node:
             for name in self.addresses:
                 self._start(name)
                 if name == "head":
-                    self.head = self.addresses["head"]
-                    self._share_token()
+                    self.head = reachable(self.addresses["head"])
             self._note().write()
         except BaseException:
             self.close()
@@ -150,8 +158,6 @@ class Node:
                 child.wait()
             _close_pipes(child)
         self._children.clear()
-        if self._own_token is not None:
-            self._own_token.unlink(missing_ok=True)
         self._runtime.end_for_all()
         for fd in self._stop:
             os.close(fd)
@@ -195,8 +201,10 @@ class Node:
         elif name != "head":
             kept = None if options.state_dir is None else str(options.state_dir / name)
             settings |= {"kind": name, "job": options.job, "state_dir": kept}
+            settings |= {"accept_loss": options.accept_loss and name not in self._children}  # of the first start only
         module = _MODULES.get(name, "fastrt.runtime.served")
-        child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s)
+        env = _TLS_1_3 if name in ("head", "uplink") else {}
+        child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s, **env)
         self._children[name] = child
 
     @property
@@ -206,27 +214,24 @@ class Node:
     def _token(self) -> Path:
         """The file with the cluster's token, made here if this is the head and none was given."""
         options = self._options
+        folder = Path(self._runtime.socket_path).parent  # it goes with the session, or is swept by the next one
+        if options.token:
+            Identity.from_token(options.token)
+            return _keep_token(folder, options.token.strip())
         if options.token_file is not None:
-            read_token(options.token_file)
+            Identity.from_token(read_token(options.token_file))
             return options.token_file
         if options.head is not None:
-            found = _shared_token(options.config.runtime_dir, options.head)
-            if not found.exists():
+            heads = [node for node in nodes_here(options.config.runtime_dir) if node.is_head]
+            found = [Path(node.token_file) for node in heads if node.head == options.head]
+            if not found:
                 raise FastrtError(
                     f"the token of the cluster at {options.head} is not known here. Copy its file from the head's "
-                    "machine (`fastrt start --head` says where it is), and give it by --token-file or FASTRT_TOKEN_FILE"
+                    "machine (`fastrt token` there shows it), and give it by --token-file, FASTRT_TOKEN_FILE or "
+                    "FASTRT_TOKEN"
                 )
-            return found
-        path = Path(self._runtime.socket_path).with_name("token")
-        _write_token(path, secrets.token_hex(32))
-        return path
-
-    def _share_token(self) -> None:
-        """Leave the token where other nodes of this user's on this machine look for it."""
-        path = _shared_token(self._options.config.runtime_dir, self.head)
-        path.unlink(missing_ok=True)  # of a head that was killed
-        _write_token(path, read_token(self.token_file))
-        self._own_token = path
+            return found[0]
+        return _keep_token(folder, new_token())
 
     def _note(self) -> NodeFile:
         return NodeFile(
@@ -242,14 +247,10 @@ class Node:
         )
 
 
-def _shared_token(runtime_dir: Path, head: str) -> Path:
-    return runtime_dir / f"head-{head.replace(':', '-').replace('/', '-')}.token"
-
-
-def _write_token(path: Path, token: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(token + "\n")
+def _keep_token(folder: Path, token: str) -> Path:
+    """Write a token into the session's folder; the path of its file."""
+    replace_private(folder, _TOKEN, f"{token}\n".encode())
+    return folder / _TOKEN
 
 
 def _close_pipes(child: subprocess.Popen[bytes]) -> None:

@@ -159,7 +159,7 @@ class Embedded(Runtime):
 
     def _replace_daemon(self, segment: Segment) -> bool:
         """Start a daemon that takes the session over. Not if it ended by itself, or if it is killed too often."""
-        why = "it was killed too often, or ended by itself"
+        why = f"it was killed more than {_DEATHS_MAX} times in {_DEATHS_WITHIN_S:.0f} s, or ended by itself"
         while self._was_killed():
             try:
                 self._processes.start_daemon(adopt=segment.name)

@@ -15,16 +15,20 @@ Source: Coordination's records in `fastrt.durable`; here an event is shorter tha
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fastrt.durable import Journal, StateDirectoryError
+from fastrt.durable import DamagedStateError, DiskFullError, Journal, StateDirectoryError
+from fastrt.foreign_text import STATE_BYTES_MAX, read_json
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Effect, Event
 from fastrt.scheduler.snapshot import dump, load
 from fastrt.scheduler.state import SchedulerState, Settings
 from fastrt.scheduler.wire import METHODS, parse_request
+
+_log = logging.getLogger(__name__)
 
 _FORMAT = 2
 _FACTS: dict[str, Any] = {
@@ -45,6 +49,9 @@ class EventLog:
         journal: where they are.
         snapshot_bytes_min: a log shorter than this is kept as it is.
 
+    Attributes:
+        losses: see `Journal`.
+
     Raises:
         StateDirectoryError: the records are of another format, or do not fit together.
     """
@@ -58,6 +65,7 @@ class EventLog:
         self._next_order = 0
         self._log_bytes = 0
         self._snapshot_bytes = 0
+        self.losses = journal.losses
         self.orders: dict[int, Order] = {}  # not answered yet
         self.state = self._restore()
 
@@ -97,16 +105,27 @@ class EventLog:
         Returns:
             Whether a snapshot was written, so that `state` is another object from now on.
         Raises:
+            DiskFullError: there is no room; the records are kept, to be written by another try.
             StateDirectoryError: it could not be written.
         """
         if not self._records:
             return False
         due = self._log_bytes > max(self._snapshot_bytes_min, self._snapshot_bytes)
+        due = due and self._journal.has_room(2 * self._snapshot_bytes + self._log_bytes)
         if due:
             self._records.update(self._snapshot())
-        self._journal.write(self._records)
+        try:
+            self._journal.write(self._records)
+        except DiskFullError as error:
+            if due:  # the state is the snapshot's by now, so the records cannot be tried again
+                raise StateDirectoryError(str(error)) from error
+            raise
         self._records = {}
         return due
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a request of so many bytes can be kept; see `Journal.has_room`."""
+        return self._journal.has_room(nbytes + sum(len(value or b"") for value in self._records.values()))
 
     def close(self) -> None:
         """Give the state directory free."""
@@ -142,7 +161,7 @@ class EventLog:
             elif kind == "order":
                 self.orders[int(key)] = _order(value)
             elif kind == "about":
-                self._take_up(json.loads(value))
+                self._take_up(read_json(value, "a record of the scheduler", own=True, bytes_max=STATE_BYTES_MAX))
         if not saved and not log:
             self._records["about", "scheduler"] = self._about()
         self.orders = dict(sorted(self.orders.items()))
@@ -152,7 +171,9 @@ class EventLog:
         except (ValueError, KeyError) as error:
             raise StateDirectoryError(f"The snapshot in {self._journal.directory} is damaged: {error}.") from error
         self._snapshot_bytes = sum(map(len, saved.values()))
-        for key, record in sorted(log):
+        log.sort()
+        whole = self._until_a_gap(log)
+        for key, record in whole:
             self._next_event = int(key) + 1
             self._log_bytes += len(record) + _RECORD_BYTES
             if not _replayed(state, record):
@@ -161,6 +182,23 @@ class EventLog:
                     "the fastrt that wrote it, or another state directory."
                 )
         return state
+
+    def _until_a_gap(self, log: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        """The events that can be played again: behind one that is lost, none means what it meant."""
+        first = self._next_event
+        whole = [event for number, event in enumerate(log, first) if int(event[0]) == number]
+        behind = log[len(whole) :]
+        if behind:
+            words = (
+                f"event {first + len(whole)} of the scheduler is lost, and {len(behind)} events behind it cannot be "
+                "played without it"
+            )
+            if not self._journal.accept_loss:
+                raise DamagedStateError(f"The state in {self._journal.directory} is damaged: {words}.")
+            self.losses.append(words)
+            _log.warning("going on after a loss: %s", words)
+            self._journal.write({("event", key): None for key, _ in behind})
+        return whole
 
     def _take_up(self, about: dict[str, int]) -> None:
         if about["format"] != _FORMAT:
@@ -192,7 +230,7 @@ def _replayed(state: SchedulerState, record: bytes) -> bool:
             return False
         event = parse_request(path.decode(), rest, 0)
     else:
-        name, *values = json.loads(rest)
+        name, *values = read_json(rest, "an event of the scheduler", own=True, bytes_max=STATE_BYTES_MAX)
         event = _FACTS[name](*values)
     return _checksum(state.handle(event)).to_bytes(4, "little") == record[:4]
 
@@ -211,5 +249,5 @@ def _plain(value: Any) -> Any:
 
 
 def _order(value: bytes) -> Order:
-    name, *values = json.loads(value)
+    name, *values = read_json(value, "a record of the scheduler", own=True, bytes_max=STATE_BYTES_MAX)
     return ev.NotifyAlias(*values) if name == "NotifyAlias" else ev.DeallocateObject(*values)

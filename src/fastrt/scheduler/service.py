@@ -11,16 +11,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
-from fastrt.durable import Journal, StateDirectoryError
+from fastrt.durable import DiskFullError, Journal, StateDirectoryError
 from fastrt.errors import ConfigError
 from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refused_token
 from fastrt.rpc.contract import Metadata
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.identity import Identity
 from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler import events as ev
@@ -33,6 +36,8 @@ from fastrt.scheduler.wire import MESSAGE_BYTES_MAX, METHODS, SERVICE, parse_req
 _log = logging.getLogger(__name__)
 
 _OK = 0
+_FULL_RETRY_S = 0.2
+_REQUEST_BYTES = 4096  # what a request adds to the log at most, beside its own bytes, twice
 # Words travel in HTTP/2 headers, of which clients take 8 KiB.
 _MESSAGE_CHARS_MAX = 3000
 
@@ -43,11 +48,15 @@ class SchedulerOptions:
 
     Attributes:
         address: `host:port`; port 0 takes any free one.
-        token: what every call must carry; None takes any call, on loopback only.
+        token: the bearer token that every call must carry; None takes any call, on loopback only. Workers and stores
+            are sent it where TLS has proved who they are, or with `insecure`.
+        identity: of a cluster: callers and peers prove by TLS that they are part of it. Token, tls and credentials
+            are not used then.
         settings: of the state machine.
         tls: PEM files, None for plain text.
         credentials: for calls to workers and stores that use TLS.
         insecure: serve beyond loopback in plain text.
+        accept_loss: go on with what can be saved of a damaged `state_dir`; see `fastrt.durable.Journal`.
         state_dir: where references, counts, aliases, functions, workers, stores and calls are kept over restarts;
             None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
@@ -57,12 +66,14 @@ class SchedulerOptions:
     """
 
     address: str = "127.0.0.1:0"
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
+    identity: Identity | None = None
     settings: Settings = field(default_factory=Settings)
     tls: TlsFiles | None = None
     credentials: grpc.ChannelCredentials | None = None
     insecure: bool = False
     state_dir: str | os.PathLike[str] | None = None
+    accept_loss: bool = False
     power: bool = False
     lost_after_s: float = 10.0
     call_timeout_s: float = 30.0
@@ -77,7 +88,7 @@ class SchedulerOptions:
         """
         if min(self.lost_after_s, self.call_timeout_s, self.delivery_timeout_s) <= 0:
             raise ConfigError("lost_after_s, call_timeout_s and delivery_timeout_s must be more than 0.")
-        if is_loopback(self.address):
+        if self.identity is not None or is_loopback(self.address):
             return
         if self.token is None:
             raise InsecureBindError(
@@ -111,7 +122,9 @@ class Scheduler:
         options.check()
         self.options = options
         self.address = ""
-        journal = Journal(options.state_dir, options.power) if options.state_dir is not None else None
+        journal = None
+        if options.state_dir is not None:
+            journal = Journal(options.state_dir, options.power, accept_loss=options.accept_loss)
         self._log = EventLog(journal, options.settings) if journal is not None else None
         self._state = SchedulerState(options.settings) if self._log is None else self._log.state
         self._lock = threading.Lock()
@@ -120,8 +133,9 @@ class Scheduler:
         self._paths: dict[int, str] = {}
         self._effects: list[tuple[Effect, Event, int]] = []  # what waits for the write, with the order's number
         self._broken: StateDirectoryError | None = None
+        self._retry_at: float | None = None
         self._standard = StandardServices([SERVICE], [message_set("ray")])
-        authorize = self._authorize if options.token is not None else None
+        authorize = self._authorize if options.token is not None and options.identity is None else None
         paths = [*METHODS, CHECK_PATH]
         self._server = open_server(self, paths, self._standard.streams, MESSAGE_BYTES_MAX, authorize)
 
@@ -139,12 +153,12 @@ class Scheduler:
             OSError: the address cannot be bound.
         """
         options = self.options
-        port = self._server.bind(options.address, options.tls.server_credentials() if options.tls else None)
+        served = options.identity or options.tls
+        port = self._server.bind(options.address, served.server_credentials() if served else None)
         self.address = f"{options.address.rpartition(':')[0]}:{port}"
         self._outgoing = Outgoing(
             OutgoingOptions(
-                options.token,
-                options.credentials,
+                *self._shown(),
                 options.lost_after_s,
                 options.call_timeout_s,
                 options.delivery_timeout_s,
@@ -155,6 +169,14 @@ class Scheduler:
         self._resume()
         self._server.start()
         _log.info("scheduler on %s", self.address)
+
+    def _shown(self) -> tuple[str | None, grpc.ChannelCredentials | None, tuple[tuple[str, Any], ...]]:
+        """Token, credentials and options for calls to workers and stores."""
+        options = self.options
+        if options.identity is not None:
+            return None, options.identity.channel_credentials(), options.identity.channel_options()
+        is_proved = options.credentials is not None or options.insecure
+        return options.token if is_proved else None, options.credentials, ()
 
     def stop(self) -> None:
         """Serve no more. Workers and stores are not told: they may find a scheduler here again."""
@@ -191,6 +213,10 @@ class Scheduler:
             self._refuse(call, refused.failure)
             return
         with self._lock:
+            if self._log is not None and METHODS[method].changes and not self._has_room(self._log, len(body)):
+                words = f"The disk under the scheduler's state directory {self.options.state_dir} is full. Free space."
+                self._refuse(call, Failure(Code.RESOURCE_EXHAUSTED, words))
+                return
             self._paths[call] = method
             self._handle(event, (method, body))
             if self._log is None:
@@ -203,7 +229,7 @@ class Scheduler:
         """See `Handler`."""
         with self._lock:
             self._settle()
-        return None
+            return self._retry_at
 
     def on_stop(self) -> None:
         """See `Handler`."""
@@ -224,12 +250,25 @@ class Scheduler:
                 number = log.order(effect)
             self._effects.append((effect, event, number))
 
+    def _has_room(self, log: EventLog, body_bytes: int) -> bool:
+        """Whether a request can be kept, with what follows from it."""
+        return self._retry_at is None and log.has_room(2 * body_bytes + _REQUEST_BYTES)
+
     def _settle(self) -> None:
         """Write what happened, then let what follows from it out."""
         if self._log is not None and self._broken is None:
+            if self._retry_at is not None and time.monotonic() < self._retry_at:
+                return
             try:
                 if self._log.write():
                     self._state = self._log.state
+                self._retry_at = None
+            except DiskFullError as error:
+                # Answers and orders wait: nothing that a crash would take back may leave.
+                if self._retry_at is None:
+                    _log.critical("the scheduler waits for room: %s", error)
+                self._retry_at = time.monotonic() + _FULL_RETRY_S
+                return
             except StateDirectoryError as error:
                 # What is in memory is now ahead of the disk, so nothing of it may be told to anybody.
                 _log.critical("the scheduler cannot go on: %s", error)

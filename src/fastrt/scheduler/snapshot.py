@@ -14,6 +14,7 @@ from typing import Any
 
 from fastrt._core.refcount_audit import dump as dump_refs
 from fastrt._core.refcount_audit import load as load_refs
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 from fastrt.scheduler.objects import NOBODY, Delivery, Entry, Objects
 from fastrt.scheduler.policy import Demand
 from fastrt.scheduler.records import SLOT_ONLY, Task, Worker
@@ -45,7 +46,7 @@ def load(settings: Settings, saved: Mapping[str, bytes]) -> SchedulerState:
         ValueError: the data does not fit together.
     """
     state = SchedulerState(settings)
-    tables = json.loads(saved[_TABLES])
+    tables = read_object(saved[_TABLES], "the snapshot of the scheduler", own=True, bytes_max=STATE_BYTES_MAX)
     refs = {name.removeprefix(_REFS): data for name, data in saved.items() if name.startswith(_REFS)}
     state.objects.refs = load_refs(refs)
     for address in tables["stores"]:

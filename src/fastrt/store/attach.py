@@ -22,6 +22,8 @@ from typing import Any
 from fastrt._core.clients import Client
 from fastrt._core.segment import Segment
 from fastrt.errors import AttachError
+from fastrt.folders import private_files
+from fastrt.foreign_text import ForeignTextError, read_object
 
 _MESSAGE_BYTES_MAX = 1 << 20
 _COMEBACK_S = 10.0  # how long a dead daemon may take to be replaced
@@ -105,7 +107,7 @@ class Link:
         return b"\n" in self._received
 
     def peer(self) -> tuple[int, int]:
-        """(pid, uid) of the process at the other end, as the kernel recorded them when it connected."""
+        """(pid, uid) of the process at the other end, as the kernel recorded them when it connected or listened."""
         raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", raw)
         return pid, uid
@@ -122,12 +124,9 @@ class Link:
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise EOFError("the other end sent something that is no message")
-        return message
+            return read_object(line, "the message of the other end", own=True, bytes_max=2 * _MESSAGE_BYTES_MAX)
+        except ForeignTextError as error:
+            raise EOFError(str(error)) from None
 
 
 def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = False) -> tuple[Client, Link]:
@@ -142,7 +141,7 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = 
     Returns:
         The core's attachment and the connection, which stays open.
     Raises:
-        AttachError: nobody listens there, or the daemon refuses; the message says why.
+        AttachError: no daemon of this user listens there, or it refuses; the message says why.
     """
     link, answer = _ask(path, timeout_s, op="join", kind=kind, name=name, logs=logs)
     client = Client(Segment.attach(answer["segment"]), answer["index"], answer["gen"])
@@ -200,6 +199,10 @@ def _ask(path: str, timeout_s: float, **message: Any) -> tuple[Link, dict[str, A
         sock.close()
         raise AttachError(f"no node daemon answers at {path}: {exc}; start one with fastrt.init()") from None
     link = Link(sock)
+    uid = link.peer()[1]
+    if uid != os.geteuid():
+        link.close()
+        raise AttachError(f"a process of uid {uid} listens at {path}, not one of uid {os.geteuid()}; remove the socket")
     link.send(**message)
     try:
         answer = link.receive(timeout_s)
@@ -271,10 +274,7 @@ def answers(path: str) -> bool:
 def listen(path: str) -> socket.socket:
     """Listen at `path`, for this user only."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    old = os.umask(0o177)
-    try:
+    with private_files():
         sock.bind(path)
-    finally:
-        os.umask(old)
     sock.listen(128)
     return sock

@@ -30,7 +30,7 @@ from fastrt.store import advice, mixed
 from fastrt.store import engine as engines
 from fastrt.store import ref as ref_module
 from fastrt.store.ref import ObjectRef, kind_of
-from fastrt.store.serialize import PICKLE, Serialized, deserialize, serialize
+from fastrt.store.serialize import PICKLE, Serialized, deserialize, owned, serialize
 
 if TYPE_CHECKING:
     from fastrt._core.handles import Writer
@@ -202,7 +202,9 @@ class Store:
 
     # ---- get ----
 
-    def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None) -> Any:
+    def get(
+        self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None
+    ) -> Any:
         """Return the value of a reference or of each of a list.
 
         Raises:
@@ -213,7 +215,7 @@ class Store:
             if value is not _MISSING:
                 return value
             self.wait_ready([refs], timeout, 0.0)  # it has spun above
-            return self.load(refs)
+            return self.load(refs, copy)
         if not isinstance(refs, (list, tuple)):
             raise TypeError(f"get takes an ObjectRef or a list of them, not {kind_of(refs)}")
         listed = list(refs)
@@ -226,7 +228,7 @@ class Store:
         # An error ends the wait early: it may stand behind values that are not there yet.
         others.sort(key=lambda k: not handles.is_ready(self.client, listed[k]))
         for k in others:
-            values[k] = self.load(listed[k])
+            values[k] = self.load(listed[k], copy)
         return values
 
     def read(self, ref: ObjectRef, raw: bool = False) -> tuple[int, bool, Any]:
@@ -250,8 +252,8 @@ class Store:
             raise self._lost(ref)
         return found
 
-    def load(self, ref: ObjectRef) -> Any:
-        """Return the value of a ready reference.
+    def load(self, ref: ObjectRef, copy: bool | None = None) -> Any:
+        """Return the value of a ready reference; `copy` as for `serialize.deserialize`.
 
         Raises:
             Exception: the error that it holds.
@@ -260,7 +262,7 @@ class Store:
         if kind < 16:
             value = data
         else:
-            value = deserialize(kind, data, handles.contained(self.client, ref))
+            value = deserialize(kind, data, handles.contained(self.client, ref), copy)
         if is_error:
             try:
                 raise value
@@ -453,15 +455,21 @@ def put(value: object) -> ObjectRef:
         return require().put(value)
 
 
-def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) -> Any:
+def get(
+    refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None
+) -> Any:
     """Wait for a value, or for a list of values.
 
     Args:
         refs: one ObjectRef or a list or tuple of them.
-        timeout: seconds to wait at most; None waits for ever, 0 only looks.
+        timeout: seconds to wait at most; None waits without a limit, 0 only looks.
+        copy: None gives a NumPy array by itself as a read-only view of shared memory, whatever its size, and makes
+            writable arrays and torch tensors inside a value private to this process: small ones are copied, of large
+            ones the pages that are written. True makes an array by itself private and writable, too. False makes
+            everything a view: a library that ignores NumPy's flag (torch) then ends the process when it writes.
     Returns:
-        The value, or a list of values in the order of `refs`. Arrays and buffers are read-only views of shared
-        memory, whatever their size; they stay valid as long as they are used, also after the reference is gone.
+        The value, or a list of values in the order of `refs`. Views stay valid as long as they are used, also after
+        the reference is gone.
     Raises:
         GetTimeoutError: the timeout passed.
         TaskError: the task that should have made the value raised; also an instance of what it raised.
@@ -475,12 +483,12 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None) 
     if _store is None:
         other = engines.current()
         if other is not None:
-            return other.get(refs, timeout)
+            return owned(other.get(refs, timeout)) if copy else other.get(refs, timeout)
         refuse_stale(refs)
     try:
-        return require().get(refs, timeout)
+        return require().get(refs, timeout, copy)
     except ForkedHandle:
-        return require().get(refs, timeout)
+        return require().get(refs, timeout, copy)
     except FastrtError as exc:
         raise for_users(exc)  # noqa: B904 (as it is, with the cause that it has)
 

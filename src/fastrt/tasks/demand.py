@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fastrt._core import functions
 from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
 from fastrt.errors import ConfigError
+from fastrt.foreign_text import read_json
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 
@@ -86,7 +87,7 @@ class Demand(NamedTuple):
             ValueError: it did not write that.
         """
         try:
-            amounts, strategy, node, soft, bundle = json.loads(data)
+            amounts, strategy, node, soft, bundle = read_json(data, "a demand")
             checked = tuple(sorted((str(name), int(amount)) for name, amount in amounts))
             if any(amount < 0 for _, amount in checked):
                 raise ValueError("it demands less than nothing")

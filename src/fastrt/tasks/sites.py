@@ -17,6 +17,7 @@ from typing import Any
 
 from fastrt._core import look
 from fastrt.errors import FastrtError
+from fastrt.folders import open_private, private_folder
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.actor import ActorClass
@@ -73,9 +74,9 @@ class Sites:
         import hashlib  # here: it loads OpenSSL, which most processes never need
 
         number = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=4).digest(), "big") or 1
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        private_folder(self._folder, "the folder of call sites")
         line = f"{number:08x} {text}\n".encode("utf-8", "backslashreplace")
-        fd = os.open(self._folder / str(self._pid), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = open_private(self._folder, str(self._pid), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.write(fd, line)
         finally:

@@ -10,21 +10,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from fastrt._core import stream
 from fastrt._core.handles import Writer
 from fastrt.errors import FastrtError, NotFoundError
-from fastrt.rpc.auth import InsecureBindError, is_loopback
+from fastrt.rpc.proof import GREETING_S
 from fastrt.store.ref import ObjectRef
+from fastrt.transfer import link as links
 from fastrt.transfer import wire
 from fastrt.transfer.table import Receipt, Table, TransferError
 from fastrt.transfer.wire import Frame, Request
+
+if TYPE_CHECKING:
+    from fastrt.rpc.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -43,35 +47,33 @@ class Puller:
 
     Args:
         table: where they go.
-        token: the session's.
-        checksum: whether data are checksummed on the way; None: unless the source is on this machine.
-        insecure: go beyond loopback although nothing is encrypted.
+        identity: of the cluster; sources must prove its secret.
+        checksum: whether data are checksummed on the way; None: in the clear between machines only.
+        insecure: stay in the clear also between machines, as the sources must do then.
         timeout_s: how long a source may send no byte at all.
+        tls_on_loopback: use TLS within this machine too, as through a tunnel. The sources must do the same.
     """
 
     def __init__(
         self,
         table: Table,
-        token: str,
+        identity: Identity,
         checksum: bool | None = None,
         insecure: bool = False,
         timeout_s: float = 30.0,
+        tls_on_loopback: bool = False,
     ) -> None:
         self._table = table
-        self._token = token
         self._checksum = checksum
-        self._insecure = insecure
         self._timeout_s = timeout_s
+        greeting_s = min(timeout_s, GREETING_S)
+        self._dial = lambda address: links.dial(address, identity, insecure, greeting_s, tls_on_loopback)
         self._lock = threading.Lock()
         self._links: dict[str, _Link] = {}
         self._closing = False
 
     def pull(self, objref: int, address: str) -> Future[ObjectRef]:
-        """Have an object here; as `pull_many` for one.
-
-        Raises:
-            InsecureBindError: as for `pull_many`.
-        """
+        """Have an object here; as `pull_many` for one."""
         return self.pull_many([objref], address)[0]
 
     def pull_many(self, objrefs: Iterable[int], address: str) -> list[Future[ObjectRef]]:
@@ -83,8 +85,6 @@ class Puller:
         Returns:
             A future of each. Its error is a TransferError, a NotFoundError when the source does not have the object, an
             ObjectStoreFullError when there is no room, an ObjectLostError when it was deallocated meanwhile.
-        Raises:
-            InsecureBindError: the source is on another machine, and nobody said that this may go in the clear.
         """
         found = self.ask(objrefs, address)
         return [part.future if isinstance(part, Receipt) else _done(part) for part in found]
@@ -96,22 +96,11 @@ class Puller:
             objrefs, address: as for `pull_many`.
         Returns:
             A future of their references. The first that cannot be had decides its error; others may still arrive.
-        Raises:
-            InsecureBindError: as for `pull_many`.
         """
         return self._table.whole(self.ask(objrefs, address))
 
     def ask(self, objrefs: Iterable[int], address: str) -> list[ObjectRef | Receipt]:
-        """As `pull_many`, for who is told by other means: of each object its reference, or its receipt.
-
-        Raises:
-            InsecureBindError: as for `pull_many`.
-        """
-        if not self._insecure and not is_loopback(address):
-            raise InsecureBindError(
-                f"The native stream to {address} would be in the clear. Use TLS, where objects go over gRPC, or say "
-                "insecure if the network itself keeps strangers out."
-            )
+        """Begin as `pull_many` does, and return each object's reference or its receipt instead of futures."""
         found, new = self._table.begin_many(objrefs)
         if new:
             self._ask(new, address)
@@ -123,7 +112,7 @@ class Puller:
                 link = self._links.get(address)
                 if link is None or not link.take(receipts):
                     self._links[address] = _Link(
-                        self._table, address, self._token, self._checksum, self._timeout_s, receipts
+                        self._table, address, self._dial, self._checksum, self._timeout_s, receipts
                     )
                 return
         for receipt in receipts:
@@ -155,11 +144,17 @@ class _Link:
     """One source: its connection, what is asked of it and what is still to be asked."""
 
     def __init__(
-        self, table: Table, address: str, token: str, checksum: bool | None, timeout_s: float, first: list[Receipt]
+        self,
+        table: Table,
+        address: str,
+        dial: Callable[[str], links.Link],
+        checksum: bool | None,
+        timeout_s: float,
+        first: list[Receipt],
     ) -> None:
         self._table = table
         self._address = address
-        self._token = token
+        self._dial = dial
         self._checksum = checksum
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -167,7 +162,7 @@ class _Link:
         self._waiting: deque[Receipt] = deque(first)
         self._asked: dict[int, Receipt] = {}  # by ticket: an object may be dropped and asked for again
         self._tickets = itertools.count()
-        self._sock: socket.socket | None = None
+        self._wire: links.Link | None = None
         self._ended = False  # under the lock: takes nothing more
         self._cut = False  # under the lock: the connection was broken by `cancel`
         self._writing: Receipt | None = None  # whose memory is being written
@@ -184,7 +179,7 @@ class _Link:
             if self._ended:
                 return False
             self._waiting.extend(receipts)
-            if self._sock is not None and len(self._asked) < _REFILL:
+            if self._wire is not None and len(self._asked) < _REFILL:
                 # The thread may sleep until data come: nobody but us can ask now.
                 with contextlib.suppress(OSError):
                     self._ask()
@@ -197,9 +192,8 @@ class _Link:
             for ticket in [ticket for ticket, one in self._asked.items() if one is receipt]:
                 del self._asked[ticket]
                 self._cut = True  # what still comes of it would be taken for an answer that nobody asked for
-                if self._sock is not None:
-                    with contextlib.suppress(OSError):
-                        self._sock.shutdown(socket.SHUT_RDWR)
+                if self._wire is not None:
+                    self._wire.shutdown()
             with contextlib.suppress(ValueError):
                 self._waiting.remove(receipt)
             self._news.wait_for(lambda: self._writing is not receipt)
@@ -208,9 +202,8 @@ class _Link:
         with self._lock:
             self._ended = True
             self._news.notify_all()
-            if self._sock is not None:
-                with contextlib.suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR)
+            if self._wire is not None:
+                self._wire.shutdown()
         self._thread.join()
 
     # ---- the thread ----
@@ -274,28 +267,28 @@ class _Link:
 
     def _converse(self) -> None:
         """One connection, until nothing is wanted any more or it breaks."""
-        sock, self._checked = wire.connect(
-            self._address, self._token, self._checksum, min(self._timeout_s, wire.HANDSHAKE_S)
-        )
+        made = self._dial(self._address)
         try:
             with self._lock:
                 if self._ended:
                     return
                 self._have = 0
+                self._checked = not (made.sealed or made.local) if self._checksum is None else self._checksum
+                made.send([wire.pack_opening(self._checked)], self._timeout_s)
                 # What was under way goes on; in the order in which it was asked for.
                 self._waiting.extendleft(reversed(self._asked.values()))
                 self._asked.clear()
-                self._sock, self._cut = sock, False
+                self._wire, self._cut = made, False
             while self._wanted():
                 self._refill()
                 while self._asked:
-                    self._receive_frame(sock.fileno())
+                    self._receive_frame(made)
                     if len(self._asked) <= _REFILL and self._waiting:
                         self._refill()
         finally:
             with self._lock:
-                self._sock = None
-            sock.close()
+                self._wire = None
+            made.close()
 
     def _refill(self) -> None:
         with self._lock:
@@ -311,18 +304,18 @@ class _Link:
             ticket = next(self._tickets) & 0xFFFFFFFF
             self._asked[ticket] = receipt
             requests.append(wire.pack_request(Request(ticket, receipt.objref, receipt.received)))
-        if requests and self._sock is not None:
-            stream.send_parts(self._sock.fileno(), [b"".join(requests)], self._timeout_s)
+        if requests and self._wire is not None:
+            self._wire.send([b"".join(requests)], self._timeout_s)
 
-    def _receive_frame(self, fd: int) -> None:
+    def _receive_frame(self, made: links.Link) -> None:
         """Take one frame, straight into the arena, and with it what has come of the next one's header."""
         head, missing = self._head, wire.HEAD.size - self._have
         if missing:
-            stream.receive_parts(fd, [memoryview(head)[self._have :]], missing, self._timeout_s)
+            made.receive([memoryview(head)[self._have :]], missing, self._timeout_s)
         frame = wire.read_frame(head)
         self._have = 0
         if frame.status == wire.BUNDLE:
-            self._receive_bundle(fd, frame)
+            self._receive_bundle(made, frame)
             return
         receipt = self._asked.get(frame.ticket)
         if receipt is None and self._cut:
@@ -333,14 +326,14 @@ class _Link:
             raise wire.WireError(f"{self._address} sends object {frame.objref:#x}, which nobody asked it for")
         if frame.status != wire.OK:
             text = bytearray(frame.length)
-            stream.receive_parts(fd, [text], frame.length, self._timeout_s)
+            made.receive([text], frame.length, self._timeout_s)
             said = f"{self._address} says: {text.decode('utf-8', 'replace')}"
             self._finish(frame.ticket, NotFoundError(said) if frame.status == wire.ABSENT else TransferError(said))
             return
         names = bytearray(8 * frame.nrefs)
         data = self._place(receipt, frame)
         with self._into(frame.ticket, receipt):
-            got = stream.receive_parts(fd, [names, data, head], len(names) + frame.length, self._timeout_s)
+            got = made.receive([names, data, head], len(names) + frame.length, self._timeout_s)
         self._have = got - len(names) - frame.length
         if self._checked and frame.crc != stream.crc32c(data, stream.crc32c(names)):
             raise wire.BrokenError(f"{frame.length} bytes of object {frame.objref:#x} were damaged on the way")
@@ -365,17 +358,17 @@ class _Link:
                 self._writing = None
                 self._news.notify_all()
 
-    def _receive_bundle(self, fd: int, frame: Frame) -> None:
+    def _receive_bundle(self, made: links.Link, frame: Frame) -> None:
         """Take small objects, all at once."""
         table = bytearray(frame.nrefs * wire.ENTRY.size)
-        stream.receive_parts(fd, [table], len(table), self._timeout_s)
+        made.receive([table], len(table), self._timeout_s)
         entries = wire.read_entries(frame, table)
         receipts = [self._expected(entry) for entry in entries]
         if len(set(map(id, receipts))) < len(receipts):
             raise wire.WireError(f"{self._address} sends an object twice in one bundle")
         writers = self._make_room(entries)
         nbytes = frame.length - len(table)
-        self._have = stream.receive_parts(fd, [*writers, self._head], nbytes, self._timeout_s) - nbytes
+        self._have = made.receive([*writers, self._head], nbytes, self._timeout_s) - nbytes
         if self._checked:
             for entry, writer in zip(entries, writers, strict=True):
                 if entry.crc != stream.crc32c(writer):

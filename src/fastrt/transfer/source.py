@@ -14,14 +14,21 @@ import logging
 import socket
 import struct
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fastrt._core import stream
 from fastrt.errors import FastrtError, NotFoundError
-from fastrt.rpc.auth import refuse_clear_bind
-from fastrt.transfer import wire
+from fastrt.rpc.auth import is_loopback
+from fastrt.rpc.proof import GREETING_S
+from fastrt.transfer import link, wire
 from fastrt.transfer.table import Sealed, Table
 from fastrt.transfer.wire import Frame, Request
+
+if TYPE_CHECKING:
+    from fastrt.rpc.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -29,11 +36,13 @@ ACTIVE_MAX = 8
 _BATCH_BYTES = 4 << 20  # of frames in one call to the kernel: 2 to 8 MiB are fastest
 _BATCH_PARTS = stream.PARTS_MAX - 3  # a frame has up to three parts
 _CONNECTIONS_MAX = 256
-# Of connections that have not shown the token. One more ends the one that has been silent for longest: a true taker
-# needs a millisecond for its greeting, so strangers who hold all of these do not keep it out.
-_GREETINGS_MAX = 32
-_BACKLOG = 64
-_OUT_OF_FILES_S = 0.1
+# Connections whose peer has not proved the secret. One more ends the oldest of the host that has most of them: a true
+# taker needs milliseconds for its greeting, and strangers at another address cannot take its place at all.
+_GREETINGS_MAX = 64
+_COMPLAINT_S = 1.0  # at most one refusal is logged in this time
+_BACKLOG = 1024  # a flood must not make the kernel drop what a true taker sends
+_OUT_OF_FILES_S = 0.01
+_IDLE_S = 3600.0
 
 
 class _Sending:
@@ -66,42 +75,70 @@ class _Sending:
         return length
 
 
+class _Guest:
+    """A connection: its socket, for ending it from another thread, and the thread that serves it."""
+
+    __slots__ = ("handle", "host", "thread")
+
+    def __init__(self, sock: socket.socket, host: str, serve: Callable[[_Guest, socket.socket], None]) -> None:
+        # TLS takes the socket object itself. The file behind both is one.
+        self.handle = sock.dup()
+        self.host = host
+        self.thread = threading.Thread(target=serve, args=(self, sock), name="fastrt-source-stream", daemon=True)
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):  # the peer has done so already
+            self.handle.shutdown(socket.SHUT_RDWR)
+
+
 class Source:
-    """Gives the objects of a table to whoever connects and knows the session's token.
+    """Gives the objects of a table to processes of the same cluster.
+
+    Within one machine the stream is in the clear, between machines it is sealed; see `fastrt.transfer.link`.
 
     Args:
         table: the objects.
-        token: the session's.
+        identity: of the cluster; peers must prove its secret.
         host: where to listen.
         port: 0 for any.
-        insecure: listen beyond loopback although nothing is encrypted.
+        insecure: stay in the clear also between machines.
         timeout_s: how long a taker may take no byte at all before its connection is given up.
+        tls_on_loopback: use TLS within this machine too, as for takers that come through a tunnel.
 
     Raises:
-        InsecureBindError: the host can be reached from elsewhere, and nobody said that this is meant.
         OSError: it cannot listen there.
     """
 
     def __init__(
         self,
         table: Table,
-        token: str,
+        identity: Identity,
         host: str = "127.0.0.1",
         port: int = 0,
         insecure: bool = False,
         timeout_s: float = 30.0,
+        tls_on_loopback: bool = False,
     ) -> None:
-        refuse_clear_bind(f"{host}:{port}", None, insecure)
         self._table = table
-        self._token = token
+        self._identity = identity
+        self._insecure = insecure
+        self._tls_on_loopback = tls_on_loopback
         self._timeout_s = timeout_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         self.port: int = self._listener.getsockname()[1]
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        if insecure and not is_loopback(self.address):
+            _log.warning(
+                "the native stream at %s is in the clear (--insecure): anyone who can read or change packets on that "
+                "network can read and change the objects, and so run code here",
+                self.address,
+            )
         self._lock = threading.Lock()
-        self._connections: dict[socket.socket, threading.Thread] = {}
-        self._greetings: dict[socket.socket, None] = {}  # those that have not shown the token, oldest first
+        self._guests: set[_Guest] = set()
+        self._greetings: dict[_Guest, None] = {}  # those that have not proved the secret, oldest first
+        self._next_complaint = 0.0
+        self._unsaid = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept_all, name="fastrt-source", daemon=True)
         self._thread.start()
@@ -114,67 +151,102 @@ class Source:
         self._thread.join()
         self._listener.close()
         with self._lock:
-            connections = dict(self._connections)
-            for sock in connections:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-        for thread in connections.values():
-            thread.join()
+            guests = list(self._guests)
+            for guest in guests:
+                guest.end()
+        for guest in guests:
+            guest.thread.join()
 
     def _accept_all(self) -> None:
         while not self._closing.is_set():
             try:
-                sock, _ = self._listener.accept()
+                sock, peer = self._listener.accept()
             except OSError as exc:
                 if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    with self._lock:  # a stranger's descriptors are the first to be given back
+                        self._end_one_greeting()
                     self._closing.wait(_OUT_OF_FILES_S)
                 continue
-            with self._lock:
-                if self._closing.is_set() or len(self._connections) - len(self._greetings) >= _CONNECTIONS_MAX:
-                    sock.close()
-                    continue
-                self._make_room()
-                thread = threading.Thread(target=self._serve, args=(sock,), name="fastrt-source-stream", daemon=True)
-                self._connections[sock] = thread
-                self._greetings[sock] = None
-                thread.start()
+            while not self._take_in(sock, peer[0]):
+                self._closing.wait(_OUT_OF_FILES_S)
 
-    def _make_room(self) -> None:
-        """Under the lock: let one more stranger in, in place of the one that has been here for longest."""
-        if len(self._greetings) >= _GREETINGS_MAX:
-            oldest = next(iter(self._greetings))
-            with contextlib.suppress(OSError):  # it has hung up itself
-                oldest.shutdown(socket.SHUT_RDWR)
-            del self._greetings[oldest]
+    def _take_in(self, sock: socket.socket, host: str) -> bool:
+        """Serve a connection, or close it. False when it must wait for what a stranger's connection gives back."""
+        with self._lock:
+            if self._closing.is_set() or len(self._guests) - len(self._greetings) >= _CONNECTIONS_MAX:
+                sock.close()
+                return True
+            if len(self._greetings) >= _GREETINGS_MAX:
+                self._end_one_greeting()
+            try:
+                self._let_in(sock, host)
+            except (OSError, RuntimeError):  # neither a descriptor nor a thread is left for it
+                if self._end_one_greeting():
+                    return False
+                sock.close()
+            return True
 
-    def _serve(self, sock: socket.socket) -> None:
-        """One connection, to its end."""
+    def _let_in(self, sock: socket.socket, host: str) -> None:
+        """Under the lock: serve a connection on a thread of its own."""
+        guest = _Guest(sock, host, self._serve)
         try:
-            wire.prepare(sock)
-            checksum = wire.accept(sock, self._token, min(self._timeout_s, wire.HANDSHAKE_S))
+            guest.thread.start()
+        except RuntimeError:
+            guest.handle.close()
+            raise
+        self._guests.add(guest)  # the thread needs the lock before it takes itself out
+        self._greetings[guest] = None
+
+    def _end_one_greeting(self) -> bool:
+        """Under the lock: end the oldest connection without a proof of the host that has most of these, if any."""
+        if not self._greetings:
+            return False
+        crowded = Counter(guest.host for guest in self._greetings).most_common(1)[0][0]
+        oldest = next(guest for guest in self._greetings if guest.host == crowded)
+        oldest.end()
+        del self._greetings[oldest]
+        return True
+
+    def _serve(self, guest: _Guest, sock: socket.socket) -> None:
+        """One connection, to its end."""
+        made: link.Link | None = None
+        try:
+            timeout_s = min(self._timeout_s, GREETING_S)
+            made = link.accept(sock, self._identity, self._insecure, timeout_s, self._tls_on_loopback)
             with self._lock:
-                self._greetings.pop(sock, None)
-            _Connection(self._table, sock, checksum, self._timeout_s).run()
+                self._greetings.pop(guest, None)
+            opening = bytearray(wire.OPENING.size)
+            made.receive([opening], len(opening), timeout_s)
+            _Connection(self._table, made, wire.read_opening(opening), self._timeout_s).run()
         except (OSError, EOFError):
             pass  # the taker has gone, or will find out; it asks again over a new connection
-        except wire.WireError as exc:  # its text only: a log may be kept, and its frames show what was being sent
-            _log.warning("a native stream was refused: %s", str(exc))
-        except FastrtError as exc:
-            _log.warning("a native stream ended: %s", str(exc))
+        except FastrtError as exc:  # its text only: a log may be kept, and its frames show what was being sent
+            self._complain(guest.host, str(exc))
         finally:
             with self._lock:
-                self._greetings.pop(sock, None)
-                del self._connections[sock]
-                sock.close()
+                self._greetings.pop(guest, None)
+                self._guests.discard(guest)
+                guest.handle.close()
+            (made or sock).close()
+
+    def _complain(self, host: str, why: str) -> None:
+        """Log why a connection ended; strangers who come all the time do not fill the log."""
+        with self._lock:
+            if time.monotonic() < self._next_complaint:
+                self._unsaid += 1
+                return
+            self._next_complaint = time.monotonic() + _COMPLAINT_S
+            unsaid, self._unsaid = self._unsaid, 0
+        more = f" ({unsaid} more since the last such message)" if unsaid else ""
+        _log.warning("a native stream from %s was refused or ended: %s%s", host, why, more)
 
 
 class _Connection:
     """The loop of one connection: requests in, frames out."""
 
-    def __init__(self, table: Table, sock: socket.socket, checksum: bool, timeout_s: float) -> None:
+    def __init__(self, table: Table, made: link.Link, checksum: bool, timeout_s: float) -> None:
         self._table = table
-        self._sock = sock
-        self._fd = sock.fileno()
+        self._link = made
         self._checksum = checksum
         self._timeout_s = timeout_s
         self._active: deque[_Sending] = deque()
@@ -201,7 +273,7 @@ class _Connection:
             if sending.offset < sending.total:
                 self._active.append(sending)
         if parts:
-            stream.send_parts(self._fd, parts, self._timeout_s)
+            self._link.send(parts, self._timeout_s)
 
     def _bundle(self, parts: list[object]) -> int:
         """Append small objects that were asked for, all in one; how many bytes of data they have.
@@ -250,12 +322,9 @@ class _Connection:
         """Take what has come; wait for some when there is nothing else to do."""
         room = memoryview(self._inbox)[self._filled :]
         if self._active or self._asked:
-            try:
-                got = self._sock.recv_into(room)
-            except BlockingIOError:
-                return
+            got = self._link.receive_ready(room)
             if got == 0:
-                raise EOFError("the taker has closed the connection")
+                return
         else:
             got = self._receive_patiently(room)
         self._filled += got
@@ -268,13 +337,11 @@ class _Connection:
         self._filled -= whole
 
     def _receive_patiently(self, room: memoryview) -> int:
-        """Wait for the next request as long as the taker likes; but once it has begun, not for ever."""
-        if self._filled == 0:
-            while True:
-                try:
-                    got = stream.receive_parts(self._fd, [room], 1, 3600.0)
-                    break
-                except TimeoutError:
-                    continue  # a taker may keep its connection; one that has vanished is noticed by keep-alive
-            return got
-        return stream.receive_parts(self._fd, [room], 1, self._timeout_s)
+        """Wait for the next request without an end, but once it has begun no longer than for any other byte."""
+        while True:
+            begun = self._filled > 0 or self._link.has_begun()
+            try:
+                return self._link.receive([room], 1, self._timeout_s if begun else _IDLE_S)
+            except TimeoutError:
+                if begun:
+                    raise  # a taker may keep its connection idle; one that has vanished is noticed by keep-alive

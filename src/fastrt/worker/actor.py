@@ -19,6 +19,7 @@ from fastrt._core import tasks as core
 from fastrt._core.inbox import Inbox
 from fastrt._core.run import Runner
 from fastrt.errors import ActorDiedError, format_user_traceback
+from fastrt.folders import private_folder, replace_private
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.handle import ActorPlan
@@ -108,8 +109,7 @@ class ActorWorker(Worker):
         about = {"class": self.plan.name, "methods": [which.name for which in self.plan.methods]}
         folder = Path(self._store.socket_path).parent / NAMES_FOLDER
         with contextlib.suppress(OSError):  # the session is ending
-            folder.mkdir(mode=0o700, exist_ok=True)
-            (folder / str(os.getpid())).write_text(json.dumps(about))
+            replace_private(private_folder(folder, "the folder of names"), str(os.getpid()), json.dumps(about).encode())
 
     def _serve(self) -> None:
         if any(which.is_async for which in self.plan.methods):

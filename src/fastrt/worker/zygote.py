@@ -23,6 +23,8 @@ import sys
 import traceback
 from typing import Any
 
+from fastrt.foreign_text import read_object
+
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _MESSAGE_BYTES_MAX = 1 << 16
 
@@ -44,7 +46,7 @@ def main(control_fd: int) -> None:
     data = control.recv(_MESSAGE_BYTES_MAX)
     if not data:
         return  # the daemon could not start
-    session = json.loads(data)
+    session = read_object(data, "the settings of the zygote", own=True)
     sys.path[:] = session["sys_path"]
     gc.disable()
     for name in session["preload"]:

@@ -1,0 +1,123 @@
+"""A listener for frames, with bounds on connections that have not shown yet that they belong to the cluster.
+
+With TLS a connection belongs to the cluster once both certificates are verified; no byte of it is parsed before. In the
+clear (foreign members have no secret) it does once its owner calls `FrameConnection.settle`. Until then a connection is
+a visitor: it has a deadline, and of too many visitors the oldest makes room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+from fastrt.cluster.links import FrameConnection
+from fastrt.rpc.visitors import GREETING_S, VISITORS_MAX, Reserve, is_exhausted
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+_RETRY_S = 0.1
+
+
+class Door:
+    """Listens from `open` until `close`, on the event loop that called these.
+
+    Args:
+        make: given the peer's host, the protocol of a new connection.
+        context: of TLS; None: frames go in the clear.
+        visitors_max: connections at a time that do not belong to the cluster.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[str], FrameConnection],
+        context: ssl.SSLContext | None,
+        visitors_max: int = VISITORS_MAX,
+    ) -> None:
+        self._make = make
+        self._context = context
+        self._visitors_max = visitors_max
+        self._visitors: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._reserve = Reserve()
+
+    async def open(self, host: str, port: int) -> int:
+        """Listen; returns the port.
+
+        Args:
+            host: name or address.
+            port: 0 takes any free one.
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, _, _, _, address = found[0]
+            self._listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        except BaseException:
+            self._reserve.close()
+            raise
+        self._listener.setblocking(False)
+        self._accepting = loop.create_task(self._accept(self._listener))
+        return int(self._listener.getsockname()[1])
+
+    async def close(self) -> None:
+        """Accept no more connections, and end all visitors. Connections that belong to the cluster stay."""
+        ending = [*self._visitors, *([self._accepting] if self._accepting is not None else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+        self._reserve.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, peer = await loop.sock_accept(listener)
+            except OSError as error:
+                _log.warning("a connection cannot be accepted: %s", error)
+                self._drop_oldest()
+                if not (is_exhausted(error) and self._reserve.turn_away(listener)):
+                    await asyncio.sleep(_RETRY_S)
+                continue
+            if len(self._visitors) >= self._visitors_max:
+                self._drop_oldest()
+            task = loop.create_task(self._receive(sock, str(peer[0])))
+            self._visitors[task] = None
+            task.add_done_callback(lambda done: self._visitors.pop(done, None))
+            await asyncio.sleep(0)  # those that wait to be accepted do not keep the others from being served
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._visitors), None)
+        if oldest is not None:
+            del self._visitors[oldest]
+            oldest.cancel()
+
+    async def _receive(self, sock: socket.socket, host: str) -> None:
+        """See a visitor through until it belongs to the cluster, or is closed."""
+        loop = asyncio.get_running_loop()
+        connection = self._make(host)
+        until = loop.time() + GREETING_S
+        why = "newer connections need its place"
+        try:
+            opening = loop.connect_accepted_socket(lambda: connection, sock, ssl=self._context)
+            await asyncio.wait_for(opening, GREETING_S)
+            if self._context is not None:
+                connection.settle()
+            await asyncio.wait_for(connection.settled(), max(0.0, until - loop.time()))
+        except asyncio.TimeoutError:
+            why = f"it did not show within {GREETING_S:g} s that it belongs to the cluster"
+        except OSError as error:  # what ssl raises is one too
+            why = str(error)
+        finally:
+            if not connection.is_settled:
+                _log.debug("the connection from %s is closed: %s", host, why)
+                connection.abort(why)
+                sock.close()  # where no transport has it

@@ -1,0 +1,350 @@
+"""Records on disk behind a state machine: one frame of a checked log per batch.
+
+A state machine orders `Persist(kind, key, value)`; its shell collects the records of everything that happened in one
+batch, writes them here, and only then lets answers out. So all that a caller was answered is on disk, and one write
+serves all the callers of the batch.
+
+What a write survives: the death of every process at any instruction, since the log's pages are in the kernel by then;
+with `power=True` the machine losing power too, at the price of an fsync per batch.
+
+The newest value of each record is also in memory (the state machine holds the same bytes objects), so that a shorter
+log can be written without reading back a file. When more than half of the log is outdated, the next generation is
+written beside it, a piece with each batch, so that no batch waits long.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from fastrt.durable.errors import DamagedStateError, DiskFullError, StateDirectoryError
+from fastrt.durable.log import CheckedLog, LogFile
+from fastrt.durable.mark import MarkFile
+from fastrt.folders import UnsafeFolderError, open_private, private_folder
+
+_LOOK_AGAIN_S = 0.02
+# A log shorter than this is kept as it is.
+_LOG_BYTES_MIN = 8 << 20
+# How much of the next generation is written with each batch, beside as much as four times the batch.
+_PIECE_BYTES = 128 << 10
+_WRITES_BYTES_MIN = 16 << 20
+_OLD_FORMAT = ("state.sqlite", "writes.sqlite")
+
+_RECORD = struct.Struct("<BII")  # lengths of kind, key and value
+_DROPPED = (1 << 32) - 1
+_WRITE = struct.Struct("<QI")  # number, length of the key
+
+
+class Journal:
+    """The records of one state machine. Not thread-safe.
+
+    Args:
+        directory: where the log lives; made, with mode 0700, when missing.
+        power: survive the loss of power too, at the price of an fsync per batch.
+        wait_s: how long to wait for another process that uses the directory to end.
+        accept_loss: go on with what can be saved of damaged files; see `losses`.
+
+    Attributes:
+        losses: what is gone, in words: damage that `accept_loss` has accepted, or the tail that a loss of power took.
+
+    Raises:
+        DamagedStateError: files are damaged, and `accept_loss` is not given.
+        StateDirectoryError: another process uses the directory, or it cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        power: bool = False,
+        wait_s: float = 0.0,
+        accept_loss: bool = False,
+    ) -> None:
+        self.directory = Path(directory)
+        self.accept_loss = accept_loss
+        self._log: CheckedLog
+        self._live: dict[str, dict[str, bytes]] = {}
+        self._live_bytes = 0
+        self._next: LogFile | None = None
+        self._to_copy: Iterator[tuple[str, str]] = iter(())
+        self._shorten_at = _LOG_BYTES_MIN
+        try:
+            private_folder(self.directory, "a state directory")
+            self._lock = open_private(self.directory, "lock", os.O_CREAT | os.O_RDWR)
+        except (OSError, UnsafeFolderError) as error:
+            raise StateDirectoryError(f"Cannot use the state directory {self.directory}: {error}.") from error
+        try:
+            self._take_lock(time.monotonic() + wait_s)
+            _refuse_old_format(self.directory)
+            self._log = CheckedLog(self.directory, "state", power, accept_loss)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self.losses = self._log.losses
+        for payload in self._log.payloads:
+            self._apply(_unpacked(payload))
+        self._log.payloads = []
+        self._plan()
+
+    def records(self) -> Iterator[tuple[str, str, bytes]]:
+        """All records: kind, key, value."""
+        for kind, named in self._live.items():
+            for key, value in named.items():
+                yield kind, key, value
+
+    def write(self, records: Mapping[tuple[str, str], bytes | None]) -> None:
+        """Write a batch; when this returns, it survives.
+
+        Args:
+            records: values by kind and key; None drops a record.
+
+        Raises:
+            DiskFullError: there is no room. Nothing of the batch was written.
+            StateDirectoryError: the disk is failing. Nothing of the batch was written.
+        """
+        payload = b"".join([_packed(kind, key, value) for (kind, key), value in records.items()])
+        try:
+            self._log.append(payload)
+        except DiskFullError:
+            if not self._shorten_now():
+                raise
+            self._log.append(payload)
+        self._apply((kind, key, value) for (kind, key), value in records.items())
+        if self._next is not None:
+            self._copy(payload)
+        elif self._log.file.end > self._shorten_at:
+            self._begin_shorter()
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether records of so many bytes can be written, with a reserve left for those that cannot be refused."""
+        return self._log.file.has_room(nbytes) or (self._shorten_now() and self._log.file.has_room(nbytes))
+
+    def close(self) -> None:
+        """Close the log and give the directory free."""
+        self._abandon()
+        self._log.close()
+        os.close(self._lock)
+
+    def _apply(self, records: Iterable[tuple[str, str, bytes | None]]) -> None:
+        for kind, key, value in records:
+            named = self._live.setdefault(kind, {})
+            old = named.pop(key, None) if value is None else named.get(key)
+            if old is not None:
+                self._live_bytes -= _size(kind, key, old)
+            if value is not None:
+                named[key] = value
+                self._live_bytes += _size(kind, key, value)
+
+    # A shorter log
+
+    def _plan(self) -> None:
+        """Say how long the log may become; twice of what must be in it."""
+        self._shorten_at = max(_LOG_BYTES_MIN, 2 * self._live_bytes)
+
+    def _begin_shorter(self) -> None:
+        self._plan()
+        if self._log.file.end <= self._shorten_at:
+            return
+        self._start_copy()
+
+    def _copy(self, payload: bytes) -> None:
+        """Give the next generation a batch, and a piece of what was there before."""
+        assert self._next is not None
+        try:
+            if payload:
+                self._next.append(payload)
+            done = self._copy_piece(_PIECE_BYTES + 4 * len(payload))
+            if done:
+                self._log.switch(self._next)
+                self._next = None
+                self._plan()
+        except StateDirectoryError:
+            self._abandon()
+
+    def _copy_piece(self, nbytes: int) -> bool:
+        assert self._next is not None
+        piece: list[bytes] = []
+        size = 0
+        for kind, key in self._to_copy:
+            value = self._live.get(kind, {}).get(key)
+            if value is None:
+                continue  # dropped since
+            piece.append(_packed(kind, key, value))
+            size += len(piece[-1])
+            if size >= nbytes:
+                self._next.append(b"".join(piece))
+                return False
+        if piece:
+            self._next.append(b"".join(piece))
+        return True
+
+    def _shorten_now(self) -> bool:
+        """On a full disk: make the log shorter at once, if much of it is outdated; whether it is shorter now."""
+        end = self._log.file.end
+        if end < 2 * self._live_bytes + _PIECE_BYTES:
+            return False
+        if self._next is None and not self._start_copy():
+            return False
+        while self._next is not None:
+            self._copy(b"")
+        return bool(self._log.file.end < end)
+
+    def _start_copy(self) -> bool:
+        try:
+            self._next = self._log.begin()
+        except StateDirectoryError:
+            self._abandon()
+            return False
+        self._to_copy = iter([(kind, key) for kind, named in self._live.items() for key in named])
+        return True
+
+    def _abandon(self) -> None:
+        """Leave the next generation; the log goes on, and tries again when it has grown."""
+        if self._next is not None:
+            self._next.discard()
+            self._next = None
+        self._shorten_at = max(_LOG_BYTES_MIN, self._log.file.end + self._log.file.end // 4)
+
+    def _take_lock(self, until: float) -> None:
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise StateDirectoryError(
+                        f"The state directory {self.directory} is in use by another process. Stop it, or name another "
+                        "one."
+                    ) from None
+            time.sleep(_LOOK_AGAIN_S)
+
+
+class WriteLog:
+    """Keys that one process has set on behalf of another, which takes them into its own records later.
+
+    The writer answers as soon as `append` returns. When the writer has died, its successor reads here the writes that
+    were not taken in yet. Lives beside the records of a `Journal`, whose identity it names; open in one process at a
+    time. Not thread-safe.
+
+    Args:
+        directory: of the journal.
+        accept_loss: go on with what can be saved of damaged files; see `losses`.
+
+    Attributes:
+        losses: see `Journal`.
+
+    Raises:
+        DamagedStateError: files are damaged, and `accept_loss` is not given.
+        StateDirectoryError: the log cannot be read or written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], accept_loss: bool = False) -> None:
+        folder = Path(directory)
+        journal = MarkFile(folder / "state.mark").read()
+        if journal is None:
+            raise StateDirectoryError(f"{folder} holds no records of a service to keep writes for.")
+        self._accept_loss = accept_loss
+        self._log = CheckedLog(folder, "writes", False, accept_loss, {"journal": journal.log_id.hex()})
+        self.losses = self._log.losses
+        self._log.payloads = []
+
+    @staticmethod
+    def exists(directory: str | os.PathLike[str]) -> bool:
+        """Whether a directory holds files of such a log."""
+        return any(Path(directory).glob("writes[-.]*"))
+
+    def append(self, number: int, key: str, value: bytes) -> None:
+        """Keep one write; when this returns, it survives the death of every process.
+
+        Raises:
+            DiskFullError: there is no room. Nothing was written.
+            StateDirectoryError: the disk is failing. Nothing was written.
+        """
+        name = _blob(key)
+        self._log.append(_WRITE.pack(number, len(name)) + name + value)
+
+    def after(self, number: int) -> list[tuple[int, str, bytes]]:
+        """The writes with higher numbers, in order: number, key, value.
+
+        Raises:
+            DamagedStateError: the log does not go on where the number ends.
+        """
+        found = [write for write in map(_unpacked_write, self._log.read_again()) if write[0] > number]
+        if not found or [taken for taken, _, _ in found] == list(range(number + 1, number + 1 + len(found))):
+            return found
+        words = (
+            f"{self._log.file.path} goes on with {len(found)} writes up to {found[-1][0]}, and the records beside it "
+            f"end with write {number}: writes between them are lost, or one of the two logs is of another moment"
+        )
+        if not self._accept_loss:
+            raise DamagedStateError(f"{words}. Put the right files back, or go on by --accept-loss.")
+        self.losses.append(words)
+        return found
+
+    def drop(self, number: int) -> None:
+        """Forget the writes so far, which are in the records by now up to this number.
+
+        Raises:
+            StateDirectoryError: the disk is full or failing.
+        """
+        if self._log.file.end >= _WRITES_BYTES_MIN:  # of a shorter log, `after` leaves them out
+            self._log.switch(self._log.begin())
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+
+def _refuse_old_format(directory: Path) -> None:
+    for name in _OLD_FORMAT:
+        if (directory / name).exists():
+            raise StateDirectoryError(
+                f"{directory / name} was written by an earlier fastrt, which kept its state in SQLite. Use the fastrt "
+                "that wrote it, or another state directory."
+            )
+
+
+def _packed(kind: str, key: str, value: bytes | None) -> bytes:
+    head, name = kind.encode(), _blob(key)
+    if value is None:
+        return _RECORD.pack(len(head), len(name), _DROPPED) + head + name
+    return b"".join((_RECORD.pack(len(head), len(name), len(value)), head, name, value))
+
+
+def _unpacked(payload: bytes) -> Iterator[tuple[str, str, bytes | None]]:
+    at = 0
+    while at < len(payload):
+        kind_bytes, key_bytes, value_bytes = _RECORD.unpack_from(payload, at)
+        kind_end = at + _RECORD.size + kind_bytes
+        key_end = kind_end + key_bytes
+        kind = sys.intern(payload[at + _RECORD.size : kind_end].decode())
+        key = _text(payload[kind_end:key_end])
+        if value_bytes == _DROPPED:
+            at = key_end
+            yield kind, key, None
+        else:
+            at = key_end + value_bytes
+            yield kind, key, payload[key_end:at]
+
+
+def _unpacked_write(payload: bytes) -> tuple[int, str, bytes]:
+    number, key_bytes = _WRITE.unpack_from(payload)
+    end = _WRITE.size + key_bytes
+    return number, _text(payload[_WRITE.size : end]), payload[end:]
+
+
+def _size(kind: str, key: str, value: bytes) -> int:
+    """About the bytes that a record takes in the log."""
+    return _RECORD.size + len(kind) + len(key) + len(value)
+
+
+def _blob(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
+
+
+def _text(key: bytes) -> str:
+    return key.decode("utf-8", "surrogateescape")

@@ -1,0 +1,455 @@
+"""Bounds on the connections of a gRPC server: how many there are, how long one may be silent, and what each may cost.
+
+gRPC's core owns the listening socket and all accepted ones. Its own options bound streams, headers and requests not
+yet taken (`Limits.options`). They do not bound connections that never make a call, nor answers that are never read.
+A `Door` does that beside the core: the server reports each call with its peer's address, and a thread looks at the
+descriptors of this process that are connections of the server's port (`_core.connections`). It ends a connection by
+`shutdown` on a duplicate of its descriptor; the core then sees the end of the stream and cleans up as usual.
+
+A proxy in front of the port was the other choice. It copies each byte twice more, and a call of the coordination
+service has 100 us. A look at 2,000 descriptors costs 10 ms without the lock of the interpreter, and none is taken
+while nothing changes.
+
+A connection is *proven* once a call of it was accepted: it carried the token, or the port takes anybody and the call
+was one of its methods. Under mutual TLS no call comes without the handshake, so proven means that the peer has a
+certificate. Connections that are not proven have a bounded number of places; the one that was silent for longest makes
+room for the next.
+
+Threads: the server's thread calls `caller`, `accepted`, `rejected` and the counters, and the door's thread judges by
+them. `_scanning` is held while descriptors are looked at, on either thread. Counters are only changed by the server's side. `_lock` guards
+`_connections` and the counts of unread bytes, which change on any thread that answers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import resource
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from fastrt._core import connections
+
+_log = logging.getLogger(__name__)
+
+# Beyond this number nothing of fastrt needs descriptors, and some programs walk over all numbers up to the limit.
+_DESCRIPTORS_MAX = 65_536
+_CALM_S, _BUSY_S, _HURRY_S = 0.5, 0.1, 0.02
+# Without a change in the number of descriptors they are looked at this often: one may have taken another's place.
+_RESCAN_S = 5.0
+# Beyond the places for connections that are not proven, one that has none may be silent for so long.
+_CROWDED_S = 2.0
+_TRIM_S = 3.0
+_LOG_S = 10.0
+# A peer that has answers to read, or sends a request, and moves fewer bytes in `stall_s` than this a second is ended.
+_STALLED_RATE = 4096
+_UNREAD_MIN = 64 << 10
+# Answers below this size are not counted: the bound on streams is enough for them.
+COUNTED_BYTES = 4096
+_REJECTED_MAX = 16
+_CALLS_MANY = 256
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one server. Bytes are bytes, times are seconds.
+
+    Attributes:
+        connections: open connections in all; three quarters of the process's descriptors if that is less.
+        unproven: connections of which no call was accepted yet.
+        greeting_s: how long such a connection may be silent.
+        streams: calls under way on one connection. A client of gRPC waits with those beyond.
+        pending: calls that wait for an answer, in all.
+        queued: calls that the core keeps while the server is busy; those beyond it rejects as RESOURCE_EXHAUSTED.
+        reading: requests of which a part has not come, in all.
+        header_bytes: of one call.
+        request_bytes: of requests of one connection that have not come whole.
+        request_bytes_all: the same, of all connections.
+        answer_bytes: of answers that one connection has not read.
+        answer_bytes_all: the same, of all connections.
+        stall_s: after so long without progress, a connection with unread answers or half a request is ended.
+        keepalive_s: a silent peer is asked for a sign of life after so long.
+        keepalive_timeout_s: how long it has to answer.
+    """
+
+    connections: int = 16_384
+    unproven: int = 512
+    greeting_s: float = 10.0
+    streams: int = 1024
+    pending: int = 65_536
+    queued: int = 4096
+    reading: int = 2048
+    header_bytes: int = 16 << 10
+    request_bytes: int = 256 << 20
+    request_bytes_all: int = 1 << 30
+    answer_bytes: int = 256 << 20
+    answer_bytes_all: int = 1 << 30
+    stall_s: float = 15.0
+    keepalive_s: float = 60.0
+    keepalive_timeout_s: float = 30.0
+
+    def options(self) -> tuple[tuple[str, Any], ...]:
+        """The options of gRPC that hold a part of these bounds."""
+        return (
+            ("grpc.max_allowed_incoming_connections", self.places()),
+            ("grpc.server_handshake_timeout_ms", int(self.greeting_s * 1000)),
+            ("grpc.max_concurrent_streams", self.streams),
+            # The core drops calls at random between these two, so they are one.
+            ("grpc.server.max_pending_requests", self.queued),
+            ("grpc.server.max_pending_requests_hard_limit", self.queued),
+            ("grpc.max_metadata_size", self.header_bytes),
+            ("grpc.absolute_max_metadata_size", self.header_bytes),
+            ("grpc.keepalive_time_ms", int(self.keepalive_s * 1000)),
+            ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1000)),
+        )
+
+    def places(self) -> int:
+        """Connections in all, as the limit on descriptors allows: the rest of the program keeps a quarter of them."""
+        return max(16, min(self.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4))
+
+
+class Connection:
+    """One connection of a server, by its peer's address.
+
+    Attributes:
+        proven: a call of it was accepted.
+        calls: under way.
+        reading: requests of which a part has not come.
+        unread: bytes of answers that the peer has not read.
+        taken: bytes of requests that came whole.
+        doomed: why it is to be ended, "" when it is not.
+    """
+
+    __slots__ = (
+        "acked",
+        "calls",
+        "descriptor",
+        "doomed",
+        "has_called",
+        "heard_at",
+        "held",
+        "inode",
+        "is_written_off",
+        "mark",
+        "mark_at",
+        "peer",
+        "proven",
+        "reading",
+        "received",
+        "rejected",
+        "taken",
+        "unread",
+        "whole",
+    )
+
+    def __init__(self, peer: object, now: float) -> None:
+        self.peer = peer
+        self.proven = False
+        self.has_called = False
+        self.heard_at = now
+        self.calls = self.reading = self.unread = self.taken = self.rejected = 0
+        self.doomed = ""
+        self.descriptor = self.inode = -1
+        self.is_written_off = False  # what it is reading is not in the sum any more
+        self.acked = self.received = 0  # bytes, when last looked at
+        self.mark_at = 0.0  # since when its progress is measured, 0: it is not
+        self.mark = (0, 0)  # bytes acknowledged and received then
+        self.whole = 0  # bytes received, less those taken, when it was first looked at
+        self.held = 0  # bytes received of requests that have not come whole
+
+
+class Door:
+    """Holds the bounds of one server.
+
+    Args:
+        limits: see `Limits`.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        raise_descriptors()
+        self.limits = limits
+        self.reading = 0
+        self.unread = 0
+        self._places = limits.places()
+        self._unproven_max = min(limits.unproven, self._places // 4)
+        self._connections: dict[object, Connection] = {}
+        self._lock = threading.Lock()
+        self._scanning = threading.Lock()
+        self._ports: set[int] = set()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._scanned_at = self._trimmed_at = self._logged_at = 0.0
+        self._descriptors = -1
+        self._ended: dict[str, int] = {}
+        self._trim_due = False
+
+    def open(self, port: int) -> None:
+        """Begin to look after the connections of a TCP port. A Unix socket needs none: its folder is private."""
+        self._ports.add(port)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="fastrt-door", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+
+    def count(self) -> int:
+        """How many connections are known."""
+        return len(self._connections)
+
+    def caller(self, peer: object) -> Connection:
+        """The connection of a call that has come, by gRPC's name of its peer."""
+        now = time.monotonic()
+        found = self._connections.get(peer)
+        if found is None:
+            with self._lock:
+                found = self._connections.setdefault(peer, Connection(peer, now))
+        found.heard_at = now
+        found.has_called = True
+        return found
+
+    def accepted(self, connection: Connection) -> None:
+        """A call carried the token, or needed none."""
+        connection.proven = True
+        connection.rejected = 0
+
+    def rejected(self, connection: Connection) -> None:
+        """A call was refused, or its caller went before the request came; too many in a row end the connection."""
+        connection.rejected += 1
+        if connection.rejected >= _REJECTED_MAX:
+            self.doom(connection, "made only calls that were refused")
+
+    def begin_reading(self, connection: Connection) -> None:
+        """A request begins to come; of too many in all, those of the connection with the most are given up."""
+        connection.reading += 1
+        if not connection.is_written_off:
+            self.reading += 1
+        if self.reading > self.limits.reading:
+            largest = self._largest("reading")
+            if largest is not None:
+                self.reading -= largest.reading
+                largest.is_written_off = True
+                self.doom(largest, "began requests and did not end them")
+
+    def end_reading(self, connection: Connection, size: int) -> None:
+        """A request has come whole, with so many bytes, or will not come."""
+        connection.reading -= 1
+        connection.taken += size
+        if not connection.is_written_off:
+            self.reading -= 1
+
+    def make_place(self, pending: int) -> str:
+        """Why one more call cannot wait; "" when it can.
+
+        Args:
+            pending: how many calls wait.
+        """
+        if pending < self.limits.pending:
+            return ""
+        largest = self._largest("calls")
+        if largest is not None and largest.calls >= _CALLS_MANY:
+            self.doom(largest, "had the most calls when there were too many")
+        return f"{pending} calls wait for an answer here, and no more are taken; try again later."
+
+    def refused_answer(self, connection: Connection, size: int) -> str:
+        """Why an answer cannot be sent now; "" when it can."""
+        limits = self.limits
+        if connection.unread and connection.unread + size > limits.answer_bytes:
+            return (
+                f"{connection.unread} bytes of answers wait to be read by this client; with {size} more they would be "
+                f"more than {limits.answer_bytes}. Read those first, or ask for less at once."
+            )
+        if self.unread and self.unread + size > limits.answer_bytes_all:
+            return (
+                f"{self.unread} bytes of answers wait to be read by all clients; with {size} more they would be more "
+                f"than {limits.answer_bytes_all}. Try again later."
+            )
+        return ""
+
+    def sending(self, connection: Connection, size: int) -> None:
+        """An answer is given to gRPC."""
+        with self._lock:  # answers are given on any thread
+            connection.unread += size
+            self.unread += size
+
+    def sent(self, connection: Connection, size: int) -> None:
+        """An answer is out, or its caller is gone."""
+        with self._lock:
+            connection.unread -= size
+            self.unread -= size
+
+    def doom(self, connection: Connection, why: str) -> None:
+        """End a connection: now if it is found among the descriptors, else by the door's thread."""
+        if connection.doomed:
+            return
+        connection.doomed = why
+        self._ended[why] = self._ended.get(why, 0) + 1
+        self._trim_due = True
+        now = time.monotonic()
+        # A busy server's thread leaves the door's thread little time, just when many are to be ended.
+        if connection.descriptor < 0 and now - self._scanned_at >= _HURRY_S and self._scanning.acquire(blocking=False):
+            try:
+                self._scan(now)
+            finally:
+                self._scanning.release()
+        if connection.descriptor < 0 or not connections.end(connection.descriptor, connection.inode):
+            self._wake.set()
+
+    def _largest(self, field: str) -> Connection | None:
+        with self._lock:
+            every = [each for each in self._connections.values() if not each.doomed]
+        return max(every, key=lambda each: int(getattr(each, field)), default=None)
+
+    def _run(self) -> None:
+        busy = False
+        while True:
+            self._wake.wait(_BUSY_S if busy else _CALM_S)
+            self._wake.clear()
+            if self._closing:
+                return
+            try:
+                busy = self._look()
+            except Exception:
+                _log.exception("the connections of ports %s cannot be looked after", sorted(self._ports))
+                busy = False
+
+    def _look(self) -> bool:
+        """Look at the connections and end those beyond a bound; whether to look again soon."""
+        now = time.monotonic()
+        count = os.stat("/proc/self/fd").st_size  # 0 before Linux 6.2
+        with self._lock:
+            every = list(self._connections.values())
+        busy = any(each.doomed or not each.proven or each.reading or each.unread >= _UNREAD_MIN for each in every)
+        if count == 0 or count != self._descriptors or busy or now - self._scanned_at >= _RESCAN_S:
+            self._descriptors = count
+            with self._scanning:
+                every = self._scan(now)
+            self._judge_silent(every, now)
+            for each in every:
+                self._judge_progress(each, now)
+            self._judge_requests([each for each in every if each.held])
+            for each in every:
+                if each.doomed:
+                    connections.end(each.descriptor, each.inode)
+        self._after(now)
+        return busy
+
+    def _scan(self, now: float) -> list[Connection]:
+        """Find the connections among the descriptors of this process, and forget those that have ended."""
+        self._scanned_at = now
+        live = []
+        for port in self._ports:
+            found = connections.find(port, _DESCRIPTORS_MAX)
+            if found is None:
+                return []  # the program has used up its descriptors; the core takes no connection either
+            live += [self._seen(now, *each) for each in found]
+        names = {each.peer for each in live}
+        with self._lock:
+            for peer, each in list(self._connections.items()):
+                # One of which a call came a moment ago may be too new for the list.
+                if peer not in names and (each.descriptor >= 0 or now - each.heard_at > _RESCAN_S):
+                    del self._connections[peer]
+                    self._trim_due = True
+        return live
+
+    def _seen(
+        self, now: float, descriptor: int, inode: int, host: bytes, port: int, acked: int, received: int
+    ) -> Connection:
+        """The record of a connection that was found."""
+        if host.startswith(b"::ffff:") and b"." in host:
+            host = host[7:]
+        peer = b"ipv6:%%5B%b%%5D:%d" % (host, port) if b":" in host else b"ipv4:%b:%d" % (host, port)
+        found = self._connections.get(peer)
+        if found is None or (found.inode >= 0 and found.inode != inode):
+            with self._lock:
+                found = self._connections[peer] = Connection(peer, now)
+        found.descriptor, found.inode = descriptor, inode
+        found.acked, found.received = acked, received
+        return found
+
+    def _judge_silent(self, every: list[Connection], now: float) -> None:
+        """Doom connections that are not proven and silent, and of all others those silent for longest."""
+        limits = self.limits
+        unproven = [each for each in every if not each.proven and not each.doomed]
+        for each in unproven:
+            if now - each.heard_at > limits.greeting_s:
+                self.doom(each, f"made no call in {limits.greeting_s:g} s")
+        excess = len(unproven) - self._unproven_max
+        for each in sorted(unproven, key=_worth)[: max(0, excess)]:
+            # Not at once: who is ended comes again, and to take a connection costs more than to keep it for a moment.
+            if now - each.heard_at > _CROWDED_S:
+                self.doom(each, f"made no call while more than {self._unproven_max} did not")
+        excess = len(every) - self._places * 9 // 10
+        for each in sorted((each for each in every if not each.calls), key=_worth)[: max(0, excess)]:
+            self.doom(each, "was idle for longest when there were too many")
+
+    def _judge_progress(self, each: Connection, now: float) -> None:
+        """Doom a connection that neither reads its answers nor sends its request, or keeps too much of one back."""
+        acked, received = each.acked, each.received
+        if each.reading <= 0 and each.unread < _UNREAD_MIN:
+            each.mark_at, each.held = 0.0, 0
+            return
+        if not each.mark_at:
+            each.mark_at, each.mark = now, (acked, received)
+            each.whole = received - each.taken
+            return
+        each.held = received - each.taken - each.whole if each.reading > 0 else 0
+        if each.held > self.limits.request_bytes:
+            self.doom(each, "sent too many bytes of requests that did not end")
+        if now - each.mark_at < self.limits.stall_s:
+            return
+        enough = _STALLED_RATE * self.limits.stall_s
+        if each.unread >= _UNREAD_MIN and acked - each.mark[0] < enough:
+            self.doom(each, "did not read its answers")
+        elif each.reading > 0 and received - each.mark[1] < enough:
+            self.doom(each, "did not send the rest of its requests")
+        each.mark_at, each.mark = now, (acked, received)
+
+    def _judge_requests(self, held: list[Connection]) -> None:
+        """Of requests that are too large together, doom those of the largest senders."""
+        excess = sum(each.held for each in held) - self.limits.request_bytes_all
+        for each in sorted(held, key=lambda each: each.held, reverse=True):
+            if excess <= 0:
+                return
+            self.doom(each, "sent the most of requests that did not end when there was too much of them")
+            excess -= each.held
+
+    def _after(self, now: float) -> None:
+        """Give memory back, and log what was ended."""
+        if self._trim_due and now - self._trimmed_at >= _TRIM_S:
+            self._trim_due, self._trimmed_at = False, now
+            _trim()
+        if self._ended and now - self._logged_at >= _LOG_S:
+            self._logged_at = now
+            ended, self._ended = self._ended, {}
+            for why, count in ended.items():
+                _log.warning("ended %d connections to port %s: each %s", count, sorted(self._ports), why)
+
+
+def _worth(each: Connection) -> tuple[bool, bool, float]:
+    """The order in which connections make room for others."""
+    return each.proven, each.has_called, each.heard_at
+
+
+def raise_descriptors() -> None:
+    """Raise this process's soft limit on descriptors to the hard one, as servers do, but not beyond what is useful."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _trim() -> None:
+    """Give memory that malloc keeps back to the system: after a storm of connections that is most of it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,110 @@
+"""Bounds for listeners: places for connections that have not proved anything, and a descriptor kept in reserve."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import socket
+import threading
+
+VISITORS_MAX = 64
+GREETING_S = 10.0  # from the connection until it belongs to the cluster, however its bytes are dealt out
+
+
+class Reserve:
+    """A descriptor kept for the time when the process has no other.
+
+    Without it, connections that cannot be accepted stay in the listener's queue, and the process spins on them.
+    """
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        self._take()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def turn_away(self, listener: socket.socket) -> bool:
+        """Accept a connection and close it; returns whether there was one.
+
+        Args:
+            listener: non-blocking.
+        """
+        self.close()
+        try:
+            sock, _ = listener.accept()
+            sock.close()
+        except OSError:
+            return False
+        finally:
+            self._take()
+        return True
+
+    def _take(self) -> None:
+        with contextlib.suppress(OSError):  # another thread was faster; the next time may be better
+            self._fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def is_exhausted(error: OSError) -> bool:
+    """Whether a connection could not be accepted because descriptors or memory are used up."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Visitors:
+    """Connections of a threaded listener that have not proved yet that they belong to the cluster.
+
+    Of too many the oldest is ended. A duplicate of each descriptor is kept for that, since the thread that serves the
+    connection may close the original, or give it to TLS, at any time.
+
+    Args:
+        limit: how many there can be.
+    """
+
+    def __init__(self, limit: int = VISITORS_MAX) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._places: dict[int, socket.socket] = {}  # oldest first
+
+    def enter(self, sock: socket.socket) -> int:
+        """Take a place; returns its number, for `leave`.
+
+        Raises:
+            OSError: there is no descriptor left.
+        """
+        with self._lock:
+            if len(self._places) >= self._limit:
+                self._end_oldest()
+            number = next(self._numbers)
+            self._places[number] = sock.dup()
+            return number
+
+    def leave(self, number: int) -> None:
+        """Give a place back: the connection belongs to the cluster, or has ended."""
+        with self._lock:
+            kept = self._places.pop(number, None)
+            if kept is not None:
+                kept.close()
+
+    def make_room(self) -> None:
+        """End the oldest."""
+        with self._lock:
+            self._end_oldest()
+
+    def end_all(self) -> None:
+        """End all."""
+        with self._lock:
+            while self._places:
+                self._end_oldest()
+
+    def _end_oldest(self) -> None:
+        if self._places:
+            kept = self._places.pop(next(iter(self._places)))
+            with contextlib.suppress(OSError):
+                kept.shutdown(socket.SHUT_RDWR)
+            kept.close()

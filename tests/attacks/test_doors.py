@@ -1,0 +1,275 @@
+"""Hostile peers at the doors of gRPC: silent ones, floods, and those that do not read their answers."""
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fastrt.coordination import Coordinator, CoordinatorOptions, Front
+from fastrt.rpc.aio_server import AioServer
+from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.door import Limits
+from fastrt.rpc.queue_server import QueueServer
+
+HOSTILE = Path(__file__).resolve().parents[2] / "bench/hostile.py"
+METHODS = ["/t.S/Echo", "/t.S/Wait", "/t.S/Large"]
+LARGE = 8 << 20
+PATIENCE_S = 20.0
+_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9)[:3] + b"\x04" + bytes(5)
+
+
+class Service:
+    """Echoes, waits, and answers with 8 MiB; every call but those that `refused` names is taken."""
+
+    def __init__(self, kind: Any, limits: Limits, authorize: Any = None) -> None:
+        self.waiting: list[int] = []
+        self.server = kind(self, METHODS, authorize=authorize, limits=limits)
+        self.port = self.server.bind("127.0.0.1:0")
+        self.address = f"127.0.0.1:{self.port}"
+        self.server.start()
+
+    def on_call(self, call: int, method: str, body: bytes) -> None:
+        if method == "/t.S/Wait":
+            self.waiting.append(call)
+        else:
+            self.server.finish(call, body=body if method == "/t.S/Echo" else bytes(LARGE))
+
+    def on_cancel(self, call: int) -> None:
+        self.waiting.remove(call)
+
+    def on_idle(self) -> float | None:
+        return None
+
+    def on_stop(self) -> None:
+        pass
+
+
+@pytest.fixture(params=[QueueServer, AioServer])
+def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., Service]]:
+    """A service of either kind of server, with bounds made small."""
+    with contextlib.ExitStack() as stack:
+
+        def start(authorize: Any = None, **bounds: Any) -> Service:
+            service = Service(request.param, replace(Limits(), **bounds), authorize)
+            stack.callback(service.server.stop)
+            return service
+
+        yield start
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., socket.socket]]:
+    """Plain connections to a service, which end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def one(service: Any, said: bytes = b"") -> socket.socket:
+            host, _, port = service.address.rpartition(":")
+            sock = stack.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
+            sock.sendall(said)
+            return sock
+
+        yield one
+
+
+@pytest.fixture
+def channel() -> Iterator[Callable[[str], grpc.Channel]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda address: stack.enter_context(grpc.insecure_channel(address))
+
+
+def is_hung_up(sock: socket.socket) -> bool:
+    """Whether the other side has ended a connection."""
+    sock.setblocking(False)
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def echo(channel: grpc.Channel) -> bytes:
+    return bytes(channel.unary_unary("/t.S/Echo")(b"ok", timeout=PATIENCE_S))
+
+
+@contextlib.contextmanager
+def attack(kind: str, address: str, count: int, *more: object) -> Iterator[None]:
+    """An attack by a process of its own, once all its connections were opened."""
+    words = [sys.executable, str(HOSTILE), kind, address, str(count), "60", *map(str, more)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "up\n"
+            yield
+        finally:
+            process.kill()
+
+
+def resident() -> int:
+    """Bytes of memory that this process uses."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.parametrize("said", [b"", _SETTINGS[:24], _SETTINGS], ids=["nothing", "preface", "settings"])
+def test_silent_connection_is_ended(serve: Any, connect: Any, channel: Any, wait_until: Any, said: bytes) -> None:
+    service = serve(greeting_s=0.3)
+    known = channel(service.address)
+    assert echo(known) == b"ok"
+    silent = [connect(service, said) for _ in range(20)]
+    wait_until(lambda: all(map(is_hung_up, silent)), "silent connections to be ended")
+    assert echo(known) == b"ok"
+
+
+def test_connection_that_made_a_call_may_be_silent(serve: Any, connect: Any, wait_until: Any) -> None:
+    service = serve(greeting_s=0.3)
+    with grpc.insecure_channel(service.address) as known:
+        changes: list[grpc.ChannelConnectivity] = []
+        assert echo(known) == b"ok"
+        known.subscribe(changes.append)
+        # As long as it takes to end one that made no call.
+        silent = connect(service, _SETTINGS)
+        wait_until(lambda: is_hung_up(silent), "the silent connection to be ended")
+        assert grpc.ChannelConnectivity.IDLE not in changes
+
+
+def test_call_that_was_refused_proves_nothing(serve: Any, channel: Any, wait_until: Any) -> None:
+    service = serve(lambda method, metadata: "no token", greeting_s=0.3)
+    stranger = channel(service.address)
+    changes: list[grpc.ChannelConnectivity] = []
+    with pytest.raises(grpc.RpcError) as failed:
+        echo(stranger)
+    assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    stranger.subscribe(changes.append)
+    wait_until(lambda: grpc.ChannelConnectivity.IDLE in changes, "the stranger's connection to be ended")
+
+
+def test_program_keeps_descriptors_under_a_flood_of_connections(serve: Any, channel: Any) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    service = serve(connections=64, unproven=16)
+    known = channel(service.address)
+    assert echo(known) == b"ok"
+    with attack("settings", service.address, 500):
+        assert len(os.listdir("/proc/self/fd")) < 250
+        assert [echo(known) for _ in range(20)] == [b"ok"] * 20
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] == before[1]
+
+
+@pytest.mark.parametrize("kind", ["reset", "streams", "headers", "continuation", "pings", "settings-flood", "drip"])
+def test_flood_cancels_no_call_of_others_and_costs_little(serve: Any, channel: Any, wait_until: Any, kind: str) -> None:
+    service = serve()
+    known = channel(service.address)
+    waiting = known.unary_unary("/t.S/Wait").future(b"", timeout=60)
+    wait_until(lambda: service.waiting, "the call to wait")
+    before = resident()
+    with attack(kind, service.address, 4, "/t.S/None", 2_000_000):
+        assert [echo(known) for _ in range(20)] == [b"ok"] * 20
+        assert resident() - before < 128 << 20
+    service.server.finish(service.waiting[0], body=b"answered")
+    assert waiting.result(PATIENCE_S) == b"answered"
+
+
+def test_answers_that_are_not_read_are_refused_beyond_a_bound(serve: Any, channel: Any) -> None:
+    service = serve(answer_bytes=3 * LARGE)
+    known = channel(service.address)
+    before = resident()
+    with attack("unread", service.address, 1, "/t.S/Large", 20_000):
+        assert echo(known) == b"ok"
+        assert resident() - before < 12 * LARGE
+
+
+def test_peer_that_reads_nothing_is_ended(serve: Any, connect: Any, wait_until: Any) -> None:
+    from_here = _unread_call()
+    service = serve(stall_s=0.5)
+    sock = connect(service, from_here)
+    wait_until(lambda: is_hung_up(sock), "the peer that reads nothing to be ended")
+
+
+def _unread_call() -> bytes:
+    """One call for a large answer, of which no byte may be sent."""
+
+    def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+        return struct.pack(">I", len(body))[1:] + struct.pack(">BBI", kind, flags, stream) + body
+
+    def text(value: bytes) -> bytes:
+        return bytes([len(value)]) + value
+
+    block = b"\x83\x86\x01" + text(b"localhost") + b"\x04" + text(b"/t.S/Large")
+    block += b"\0" + text(b"te") + text(b"trailers") + b"\0" + text(b"content-type") + text(b"application/grpc")
+    none = struct.pack(">HI", 4, 0)
+    return _SETTINGS[:24] + frame(4, 0, 0, none) + frame(1, 4, 1, block) + frame(0, 1, 1, bytes(5))
+
+
+def test_calls_beyond_the_bound_are_refused_in_words(serve: Any, channel: Any, wait_until: Any) -> None:
+    service = serve(pending=3)
+    known = channel(service.address)
+    waiting = [known.unary_unary("/t.S/Wait").future(b"", timeout=60) for _ in range(3)]
+    wait_until(lambda: len(service.waiting) == 3, "the calls to wait")
+    with pytest.raises(grpc.RpcError) as failed:
+        known.unary_unary("/t.S/Wait")(b"", timeout=PATIENCE_S)
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "3 calls wait" in failed.value.details()
+    for call in list(service.waiting):
+        service.server.finish(call)
+    assert [each.result(PATIENCE_S) for each in waiting] == [b""] * 3
+
+
+def test_reflection_is_not_answered_faster_than_it_is_read() -> None:
+    with Coordinator(CoordinatorOptions()) as service:
+        before = resident()
+        with attack("reflection", service.address, 1, "/", 4_000_000), grpc.insecure_channel(service.address) as known:
+            check = known.unary_unary("/grpc.health.v1.Health/Check")
+            assert [check(b"", timeout=PATIENCE_S) for _ in range(20)]
+            assert resident() - before < 96 << 20
+
+
+@pytest.fixture(params=[False, True], ids=["coordinator", "front"])
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Coordinator | Front]:
+    """A coordination service with room for few keys."""
+    options = CoordinatorOptions(keys_bytes_max=1000, keys_max=5, state_dir=tmp_path if request.param else None)
+    with (Front if request.param else Coordinator)(options) as service:
+        yield service
+
+
+def _coordination(channel: grpc.Channel) -> Callable[..., Any]:
+    set_ = message_set("coordination_tensorflow")
+    service = "tensorflow.CoordinationService"
+
+    def call(method: str, **fields: Any) -> Any:
+        request, response = set_.methods(service)[method]
+        unary = channel.unary_unary(f"/{service}/{method}", request.SerializeToString, response.FromString)
+        return unary(request(**fields), timeout=PATIENCE_S)
+
+    return call
+
+
+def test_key_without_room_is_refused_and_deleting_makes_room(small: Any, channel: Any) -> None:
+    call = _coordination(channel(small.address))
+    call("InsertKeyValue", kv={"key": "a", "value": bytes(600)})
+    with pytest.raises(grpc.RpcError) as failed:
+        call("InsertKeyValue", kv={"key": "b", "value": bytes(600)})
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "keys_bytes_max" in failed.value.details()
+    call("DeleteKeyValue", key="a", is_directory=False)
+    call("InsertKeyValue", kv={"key": "b", "value": bytes(600)})
+
+
+def test_key_beyond_the_number_of_keys_is_refused(small: Any, channel: Any) -> None:
+    call = _coordination(channel(small.address))
+    for n in range(5):
+        call("InsertKeyValue", kv={"key": f"k{n}", "value": b"v"})
+    with pytest.raises(grpc.RpcError) as failed:
+        call("InsertKeyValue", kv={"key": "k5", "value": b"v"})
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "keys_max" in failed.value.details()

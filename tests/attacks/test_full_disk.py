@@ -1,0 +1,212 @@
+"""A full disk under durable state: reads go on, writes are refused in words, nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fastrt.coordination import Coordinator, CoordinatorOptions, connect
+from fastrt.coordination.front import Front
+from fastrt.durable import DiskFullError, Journal, WriteLog
+from fastrt.ps.journal import FolderMedium
+from fastrt.ps.journal import Journal as PushJournal
+from fastrt.rpc.channel import open_channel
+from fastrt.rpc.descriptors import message_set
+from fastrt.scheduler.service import Scheduler, SchedulerOptions
+
+_DISK_BYTES = 12 << 20
+
+
+def _warm_up() -> None:
+    """Let grpc open what it keeps open for good, before a test is watched for what it leaves."""
+    with Coordinator(CoordinatorOptions()) as service, connect(service.address):
+        pass
+
+
+_warm_up()
+
+
+class Disk:
+    """A small disk of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self._filler = folder / "filler"
+
+    def fill(self) -> None:
+        """Take all room that is left."""
+        with self._filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def free(self) -> None:
+        """Give it back."""
+        self._filler.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES},mode=0700", "tmpfs", str(folder)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+class Client:
+    """Calls of a coordinator."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = open_channel(address)
+        self._methods = message_set("coordination_tensorflow").methods("tensorflow.CoordinationService")
+
+    def call(self, method: str, **fields: Any) -> Any:
+        """A future."""
+        request, response = self._methods[method]
+        path = f"/tensorflow.CoordinationService/{method}"
+        stub = self.channel.unary_unary(path, request.SerializeToString, response.FromString)
+        return stub.future(request(**fields), timeout=30)
+
+    def set(self, key: str, value: bytes, overwrite: bool = True) -> None:
+        """Set a key."""
+        self.call("InsertKeyValue", kv={"key": key, "value": value}, allow_overwrite=overwrite).result()
+
+    def get(self, key: str) -> bytes:
+        """Read a key."""
+        found: bytes = self.call("TryGetKeyValue", key=key).result().kv.value
+        return found
+
+
+def _set_until_refused(client: Client, kept: dict[str, bytes]) -> str:
+    for number in range(10_000):
+        key, value = f"k/{len(kept)}", bytes([number % 251]) * 20_000
+        try:
+            client.set(key, value)
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, error
+            return str(error.details())
+        kept[key] = value
+    raise AssertionError("the disk does not become full")
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_full_disk_refuses_keys_until_there_is_room(disk: Disk, wait_until: Any, power: bool) -> None:
+    kept: dict[str, bytes] = {}
+    options = CoordinatorOptions(num_tasks=1, state_dir=disk.state, power=power)
+    with Front(options) as service:
+        client = Client(service.address)
+        client.set("small", b"1")
+        blocked = client.call("GetKeyValue", key="later")
+        pid = service.keeper_pid
+        disk.fill()
+        words = _set_until_refused(client, kept)
+        assert str(disk.state) in words
+        assert "full" in words
+        assert client.get("small") == b"1", "reads go on"
+        assert all(client.get(key) == value for key, value in kept.items())
+        task = {"job_name": "jax_worker", "task_id": 0}
+        client.call("RegisterTask", incarnation=5, source_task=task).result()
+        client.call("Heartbeat", incarnation=5, source_task=task).result()
+        passed = client.call("Barrier", barrier_id="b", barrier_timeout_in_ms=20_000, source_task=task, tasks=[task])
+        passed.result()  # what needs little room has a reserve
+        client.call("DeleteKeyValue", key="small").result()
+        assert not blocked.done()
+        disk.free()
+        client.set("later", b"2")
+        assert blocked.result().kv.value == b"2", "the blocked call was answered"
+        client.set("again", b"3")
+        assert service.keeper_pid == pid, "the keeper lived through it"
+        client.channel.close()
+    with Front(options) as service:
+        client = Client(service.address)
+        assert {key: client.get(key) for key in kept} == kept
+        assert client.get("later") == b"2"
+        assert client.get("again") == b"3"
+        assert client.call("TryGetKeyValue", key="small").code() is grpc.StatusCode.NOT_FOUND
+        client.channel.close()
+
+
+def test_keeper_killed_on_a_full_disk_comes_back_with_all_keys(disk: Disk, wait_until: Any) -> None:
+    kept: dict[str, bytes] = {}
+    with Front(CoordinatorOptions(num_tasks=1, state_dir=disk.state)) as service:
+        client = Client(service.address)
+        disk.fill()
+        _set_until_refused(client, kept)
+        pid = service.keeper_pid
+        assert pid is not None
+        os.kill(pid, 9)
+        wait_until(lambda: service.keeper_pid != pid, "another keeper")
+        assert {key: client.get(key) for key in kept} == kept
+        disk.free()
+        client.set("again", b"3")
+        client.channel.close()
+
+
+def test_scheduler_on_a_full_disk_refuses_and_recovers(disk: Disk) -> None:
+    request, response = message_set("ray").methods("Scheduler")["RegisterObjStore"]
+    with Scheduler(SchedulerOptions(state_dir=disk.state)) as service:
+        channel = open_channel(service.address)
+        stub = channel.unary_unary("/Scheduler/RegisterObjStore", request.SerializeToString, response.FromString)
+        disk.fill()
+        with pytest.raises(grpc.RpcError, match="disk under the scheduler"):
+            for some in range(40):
+                calls = [
+                    stub.future(request(objstore_address=f"{some}-{number}-{'x' * 240}"), timeout=30)
+                    for number in range(500)
+                ]
+                for call in calls:
+                    call.result()
+        for call in calls:
+            call.exception()
+        disk.free()
+        stub(request(objstore_address="127.0.0.1:9"), timeout=30)
+        channel.close()
+
+
+def test_batch_that_finds_no_room_is_not_there_and_the_next_one_is(disk: Disk) -> None:
+    """All kinds of logs."""
+    journal, pushes = Journal(disk.state), PushJournal(FolderMedium(disk.folder / "server-1"))
+    writes = WriteLog(disk.state)
+    list(pushes.recover())
+    pushes.append({"n": 0}, [b"first"])
+    disk.fill()
+    big = bytes(3 << 20)
+    with pytest.raises(DiskFullError, match="full"):
+        journal.write({("key", "big"): big})
+    with pytest.raises(DiskFullError, match="full"):
+        writes.append(1, "big", big)
+    with pytest.raises(DiskFullError, match="full"):
+        pushes.append({"n": 1}, [big])
+    journal.write({("key", "small"): b"1"})  # from the space that is allocated ahead
+    for _ in range(10):
+        journal.write({("key", "over"): bytes(100_000)})
+    disk.free()
+    journal.write({("key", "big"): big})
+    writes.append(1, "big", big)
+    pushes.append({"n": 2}, [b"last"])
+    for log in (writes, journal, pushes):
+        log.close()
+    again, pushes = Journal(disk.state), PushJournal(FolderMedium(disk.folder / "server-1"))
+    assert {key: len(value) for _, key, value in again.records()} == {"small": 1, "over": 100_000, "big": 3 << 20}
+    assert [(meta["n"], bytes(data)) for meta, data in pushes.recover()] == [(0, b"first"), (2, b"last")]
+    again.close()
+    pushes.close()

@@ -1,0 +1,106 @@
+"""Fuzzes what reads a parameter-server cluster's anonymous doors: frames with the state machine behind them, and HTTP.
+
+    python tests/fuzz/ps_parsers.py frames 60
+    python tests/fuzz/ps_parsers.py http 60
+
+An input for which a target raises is written to standard output by libFuzzer; add it to `test_ps_parsers.py`.
+"""
+
+import json
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FRAMES = Path(__file__).parents[1] / "cluster" / "mindspore_frames.json"
+
+
+def frames(data: bytes) -> None:
+    """One connection's bytes, in two pieces: requests, or the connection's end with a reason."""
+    from fastrt.cluster import events as ev
+    from fastrt.cluster.framing import FramingError, Parser
+    from fastrt.cluster.links import is_same_machine
+    from fastrt.cluster.state import ClusterState, Settings
+    from fastrt.cluster.wire import Encoder, Meta, parse, parse_request
+
+    state, encoder, parser = ClusterState(Settings(1, 1), 0.0), Encoder(), Parser(1 << 20)
+    cut = data[0] if data else 0
+    try:
+        for piece in (data[1 : 1 + cut], data[1 + cut :]):
+            for call, frame in enumerate(parser.feed(piece)):
+                event = parse_request(parse(Meta, frame.meta), frame.data, call, cut % 3).event
+                if isinstance(event, ev.Register):
+                    is_same_machine("127.0.0.1", event.host)
+                for effect in state.handle(event, float(call)):
+                    if isinstance(effect, ev.Tell):
+                        command, data_of = encoder.order(effect.order)
+                        assert command >= 0
+                        data_of(0)
+                    elif isinstance(effect, ev.Answer) and isinstance(effect.value, ev.Overview):
+                        encoder.heartbeat(effect.value)
+                state.check_invariants()
+    except FramingError:
+        pass
+
+
+class _Server:
+    """A scheduler that refuses all requests."""
+
+    trust = None
+
+    @staticmethod
+    def ask(make: Callable[[int], Any]) -> Any:
+        from fastrt.cluster.events import Refused
+
+        make(1)
+        raise Refused("no")
+
+
+def http(data: bytes) -> None:
+    """One connection's bytes: an answer, or the connection's end."""
+    from fastrt.cluster.http import _Handler
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(data[: 1 << 16])
+        theirs.shutdown(socket.SHUT_WR)
+        try:
+            _Handler(ours, ("127.0.0.1", 0), _Server(), time.monotonic() + 5, lambda: None)  # type: ignore[arg-type]
+        except OSError:
+            pass
+
+
+TARGETS = {"frames": frames, "http": http}
+SEEDS = {
+    "frames": [
+        b"\0" + b"".join(bytes.fromhex(one["header"] + one["meta"] + one["data"]) for one in captured)
+        for captured in [[one for one in json.loads(FRAMES.read_text()) if one["dir"] == "->sched"]]
+    ],
+    "http": [
+        b"GET /state HTTP/1.1\r\nHost: x\r\n\r\n",
+        b'POST /scaleout HTTP/1.1\r\nContent-Length: 35\r\n\r\n{"worker_num": 0, "server_num": 1  }',
+        b'POST /scalein HTTP/1.0\r\nContent-Length: 18\r\n\r\n{"node_ids":["a"]}',
+    ],
+}
+
+
+def main() -> None:
+    import atheris
+
+    target, seconds = sys.argv[1:]
+    logging.disable()
+    with atheris.instrument_imports(include=["fastrt.cluster", "fastrt.foreign_text", "http.server", "http.client"]):
+        TARGETS[target](SEEDS[target][0])
+    folder = Path(sys.argv[0]).resolve().parents[2] / "build" / f"fuzz-ps-{target}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(SEEDS[target]):
+        (folder / f"seed-{number}").write_bytes(seed)
+    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", "-max_len=8192", str(folder)], TARGETS[target])
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
