@@ -1,4 +1,4 @@
-"""The folders of a cluster: ways in for users who may write beside them. Only those that this user alone can change are used."""
+"""The folders of a cluster. Only those that this user alone can change are used."""
 
 import os
 import subprocess
