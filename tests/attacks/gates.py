@@ -121,10 +121,11 @@ class Grpc(Door):
     opening = HTTP2
     oversized = HTTP2 + b"\xff\xff\xff\1\4\0\0\0\1"
     method = ""
+    programs = False  # whether programs in other languages use it, with certificates of their own
 
     def enter(self, address: str, secret: str | None) -> Any:
         """See `Door`."""
-        return speak.call(address, self.method, secret, timeout_s=2.0)
+        return speak.call(address, self.method, secret, self.programs, timeout_s=2.0)
 
     @property
     def nested(self) -> bytes:  # type: ignore[override]
@@ -214,7 +215,7 @@ class Native(Head):
 class Scheduler(Grpc):
     """The scheduler for programs in any language."""
 
-    name, method = "scheduler gRPC", "/Scheduler/SchedulerInfo"
+    name, method, programs = "scheduler gRPC", "/Scheduler/SchedulerInfo", True
 
     @property
     def address(self) -> str:
@@ -223,7 +224,7 @@ class Scheduler(Grpc):
 
     def right(self) -> None:
         """See `Door`."""
-        assert speak.call(self.address, self.method, self.secret)[-1] == b"OK"
+        assert speak.call(self.address, self.method, self.secret, True)[-1] == b"OK"
 
 
 class Store(Scheduler):
@@ -391,7 +392,7 @@ class PsUnix(PsServer):
 
     def enter(self, address: str, secret: str | None) -> Any:
         """See `Door`."""
-        return speak.parameters_local(address)
+        return speak.parameters_local(address, self.secret)
 
 
 class Daemon(Door):
@@ -434,6 +435,11 @@ class Group(Door):
 
     name = "collective TCP"
     opening = b'{"place": '
+    impossible: ClassVar[dict[str, str]] = {
+        "squatted folder": NO_FOLDER,
+        "squatted port": "ranks dial only addresses from an invitation that a holder of the secret has signed",
+        "right secret replayed": "a group meets once; tests/attacks/test_collective.py replays an invitation",
+    }
     oversized = b'{"place": "'
     _group = ""
 
@@ -472,8 +478,8 @@ class Group(Door):
         return psutil.Process(self.scene.ranks[0].process.pid)
 
     def enter(self, address: str, secret: str | None) -> Any:
-        """See `Door`: a rank of another user, or of none, in the words of today's greeting."""
-        return speak.rank(address, self.kind)
+        """See `Door`: a rank that does not hold the group's secret."""
+        return speak.rank(address)
 
     def _names(self) -> set[str]:
         process = self.process()

@@ -180,7 +180,7 @@ class Scene:
     @cached_property
     def ranks(self) -> list[Honest]:
         """Two processes that make groups together."""
-        return [self._honest(RANK) for _ in range(2)]
+        return [self._honest(RANK, FASTRT_TOKEN_FILE=str(self.token_file)) for _ in range(2)]
 
     @cached_property
     def ps(self) -> Service:
@@ -289,8 +289,8 @@ class Scene:
         self._keep(made)
         return made
 
-    def _honest(self, prepare: str, *arguments: str) -> Honest:
-        made = Honest(prepare, self.folder, *arguments, **self.environment)
+    def _honest(self, prepare: str, *arguments: str, **env: str) -> Honest:
+        made = Honest(prepare, self.folder, *arguments, **self.environment, **env)
         self._keep(made)
         return made
 

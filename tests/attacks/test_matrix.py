@@ -18,12 +18,14 @@ from folder_gates import FOLDERS, Folder
 from gates import DOORS as PORTS
 from gates import Door
 
+from fastrt.rpc.identity import new_token
+
 # The first cell of a door also starts its services.
 pytestmark = pytest.mark.timeout(120)
 GROWTH_BYTES_MAX = 64 << 20
 DESCRIPTORS_MAX = 40  # more than before, 15 s after an attack
 BACK_S = 15.0
-WRONG = "fastrt1-" + "0" * 32 + "-" + "1" * 64
+WRONG = new_token()
 
 DOORS = [*PORTS, *FOLDERS]
 TABLE: dict[tuple[str, str], str] = {}
