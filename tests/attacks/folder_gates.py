@@ -45,6 +45,8 @@ class Folder(Door):
                 real.mkdir(mode=0o700)
                 if kind == "a link":
                     folder.symlink_to(real)
+                    if uid is not None:
+                        os.chown(folder, uid, uid, follow_symlinks=False)
                 else:
                     real.rename(folder)
                     if kind == "writable by others":
