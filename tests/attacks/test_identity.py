@@ -344,8 +344,7 @@ def test_hostile_head_cannot_end_an_uplink(folder: Path, wait_until: Callable[..
         stop = asyncio.Event()
         server, where = await streams.serve("127.0.0.1:0", access, NODE, {JOIN: Hostile().join}, stop)
         address.append(where)
-        while not done.is_set():
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(done.wait)
         stop.set()
         await server.stop(1)
 
