@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from fastrt.cli.main import main
 from fastrt.observe import profile as measured
+from fastrt.rpc.identity import new_token
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerOptions
 
 
@@ -69,7 +70,7 @@ def test_wrong_options_are_refused_at_once(arguments, text, monkeypatch):
 
 def test_store_that_does_not_answer_is_an_error_that_names_it(tmp_path, monkeypatch):
     token = tmp_path / "token"
-    token.write_text("x")
+    token.write_text(new_token())
     token.chmod(0o600)
     monkeypatch.setenv("FASTRT_TOKEN_FILE", str(token))
     result = run("--size", "1KiB", "--address", "127.0.0.1:1")

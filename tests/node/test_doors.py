@@ -3,6 +3,7 @@
 The ports are asked of the kernel, not of the program: one that is new, and not in `DOORS`, fails.
 """
 
+import contextlib
 import re
 import socket
 import subprocess
@@ -20,8 +21,9 @@ import pytest
 from fastrt.rpc.auth import read_token
 from fastrt.rpc.channel import bearer
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.scheduler import SchedulerClient
-from fastrt.transfer import wire
+from fastrt.transfer import link, wire
 
 PATIENCE_S = 20.0
 MAIN = [sys.executable, "-c", "from fastrt.cli.main import main; main()"]
@@ -78,13 +80,13 @@ def doors_of(*pids: int) -> list[Door]:
     return found
 
 
-def knock(address, method, metadata=(), credentials=None, timeout_s=PATIENCE_S):
+def knock(address, method, metadata=(), identity=None, timeout_s=PATIENCE_S):
     """Call a method of any kind with an empty request: the status, and what came before it."""
     options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
-    if credentials is None:
+    if identity is None:
         channel = grpc.insecure_channel(address, options)
     else:
-        channel = grpc.secure_channel(address, credentials, options)
+        channel = grpc.secure_channel(address, identity.channel_credentials(), [*options, *identity.channel_options()])
     with channel:
         call = channel.stream_stream(method)(iter([b""]), timeout=timeout_s, metadata=metadata)
         came = []
@@ -95,8 +97,14 @@ def knock(address, method, metadata=(), credentials=None, timeout_s=PATIENCE_S):
         return call.code(), came
 
 
-def spoken(door, token):
-    """What a door speaks, in the words of DOORS; found with the right token."""
+def spoken(door, identity, token):
+    """What a door speaks, in the words of DOORS; found with the right identity, or the right bearer."""
+    proved = next((one for one in identities(identity) if one.why_refused(door.address) is None), None)
+    if proved is not None:
+        return method_of(door, identity=proved)
+    with contextlib.suppress(OSError, EOFError, wire.WireError):
+        link.dial(door.address, identity, False, 1.0).close()
+        return "native"
     host, port = wire.split_address(door.address)
     with socket.create_connection((host, port), PATIENCE_S) as sock:
         sock.settimeout(1.0)
@@ -104,8 +112,6 @@ def spoken(door, token):
             first = sock.recv(48)
         except TimeoutError:
             first = b""
-    if first.startswith(b"fastrtN1"):
-        return "native"
     if not first:  # of gRPC a server's settings come first
         try:
             urllib.request.urlopen(f"http://{door.address}/none", timeout=PATIENCE_S)
@@ -114,8 +120,18 @@ def spoken(door, token):
             return "http"
         except OSError:
             return "frames"
+    return method_of(door, metadata=bearer(token))
+
+
+def identities(identity):
+    """Of a cluster: its nodes', and that of its services for programs."""
+    return identity, identity.for_programs()
+
+
+def method_of(door, **shown):
+    """The method that shows which gRPC service is at a door."""
     for method in [name for names in DOORS.values() for name in names if name.startswith("/")]:
-        if knock(door.address, method, bearer(token), timeout_s=1.0)[0] is not grpc.StatusCode.UNIMPLEMENTED:
+        if knock(door.address, method, timeout_s=1.0, **shown)[0] is not grpc.StatusCode.UNIMPLEMENTED:
             return method
     return "coordinator"
 
@@ -154,28 +170,44 @@ def parameter_servers(tmp_path):
 @pytest.mark.long
 def test_no_door_of_a_cluster_opens_without_its_token(cluster, parameter_servers, wait_until):
     head, other, scheduler = cluster()
-    token, ps_token = read_token(Path(head.note.token_file)), read_token(parameter_servers[1])
-    with SchedulerClient(scheduler, token=token) as client:
+    identity, ps_token = Identity.from_token(read_token(Path(head.note.token_file))), read_token(parameter_servers[1])
+    with SchedulerClient(scheduler, identity=identity.for_programs()) as client:
         wait_until(lambda: len(client.info().avail_worker) == 2, "both nodes' workers", PATIENCE_S)
         before = client.info()
         found: dict[str, Counter[str]] = {}
         for door in doors_of(head.process.pid, other.process.pid, parameter_servers[0]):
-            ours = ps_token if door.process.startswith("parameter") else token
-            kind = spoken(door, ours)
+            kind = spoken(door, identity, ps_token)
             found.setdefault(door.process, Counter())[kind] += 1
-            for wrong in (None, "", "0" * len(ours), ours[:-1], ours + "0"):
-                get_nothing(door, kind, wrong)
+            if door.process.startswith("parameter"):
+                for wrong in (None, "", "0" * len(ps_token), ps_token[:-1], ps_token + "0"):
+                    get_nothing(door, kind, wrong)
+            elif kind in ("native", "coordinator"):
+                for wrong in (None, "", "0" * 64, ps_token):
+                    get_nothing(door, kind, wrong)
+            else:
+                open_to_no_stranger(door, kind, identity)
         twice = {name: {kind: 2 * n for kind, n in DOORS[name].items()} for name in ("uplink", "bridge")}
         assert {name: dict(kinds) for name, kinds in found.items()} == {**DOORS, **twice}
         assert client.info() == before
+
+
+def open_to_no_stranger(door, kind, identity):
+    """Strangers get not even an answer to a health check; a program's certificate opens no link between nodes."""
+    nodes, programs = identities(identity)
+    ours = programs if door.process in ("scheduler", "bridge") else nodes
+    wrong = nodes if ours is programs else programs
+    for stranger in (None, wrong, *identities(Identity.from_token(new_token()))):
+        for method in (HEALTH, kind):
+            assert knock(door.address, method, identity=stranger) == (grpc.StatusCode.UNAVAILABLE, []), (door, stranger)
+    assert knock(door.address, HEALTH, identity=ours)[0] is not grpc.StatusCode.UNAVAILABLE
 
 
 def get_nothing(door, kind, token):
     """Try all that there is, with a token that is not this cluster's, or without one."""
     metadata = () if token is None else bearer(token)
     if kind == "native":
-        with pytest.raises(ConnectionError, match="hung up"):
-            wire.connect(door.address, token or "", False)
+        with pytest.raises(wire.WireError, match="does not hold the secret"):
+            link.dial(door.address, Identity.from_token(new_token()), False)
     elif kind == "http":
         for path in ("/state", "/nodes", "/"):
             request = urllib.request.Request(f"http://{door.address}{path}", headers=dict(metadata))
@@ -192,28 +224,3 @@ def get_nothing(door, kind, token):
             assert came == [], (door, method)
             assert code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED), (door, method)
         assert knock(door.address, kind, metadata)[0] is grpc.StatusCode.UNAUTHENTICATED
-
-
-@pytest.mark.long
-def test_no_door_of_a_cluster_opens_to_a_foreign_certificate(cluster, certificates):
-    """Whoever has none of this authority gets not even an answer to a health check, also with the right token."""
-    head, other, _ = cluster(*certificates["ours"])
-    token = bearer(read_token(Path(head.note.token_file)))
-    key, chain, ca = (Path(certificates["ours"][k]).read_bytes() for k in (3, 1, 5))
-    foreign_key, foreign_chain, foreign_ca = (Path(certificates["foreign"][k]).read_bytes() for k in (3, 1, 5))
-    strangers = {
-        "in the clear": None,
-        "no certificate": grpc.ssl_channel_credentials(ca),
-        "a foreign certificate": grpc.ssl_channel_credentials(ca, foreign_key, foreign_chain),
-        "all foreign": grpc.ssl_channel_credentials(foreign_ca, foreign_key, foreign_chain),
-    }
-    doors = doors_of(head.process.pid, other.process.pid)
-    assert Counter(door.process for door in doors) == {
-        "head": 1, "uplink": 2, "scheduler": 1, "coordinator": 1, "bridge": 4,
-    }  # fmt: skip  # the native streams are off
-    for door in doors:
-        for name, credentials in strangers.items():
-            code, came = knock(door.address, HEALTH, token, credentials)
-            assert (code, came) == (grpc.StatusCode.UNAVAILABLE, []), (door, name)
-        code, _ = knock(door.address, HEALTH, token, grpc.ssl_channel_credentials(ca, key, chain))
-        assert code is not grpc.StatusCode.UNAVAILABLE, door

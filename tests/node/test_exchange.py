@@ -273,7 +273,7 @@ async def test_a_task_that_is_lent_on_says_how_often_it_was():
 @in_loop
 async def test_a_node_with_workers_lends_what_the_other_has_room_for_and_one_without_what_keeps_it_busy():
     async with pair() as (here, _):
-        here.exchange.on_frame(Frame(hello={"node": "n", "workers": 2}, room=3))
+        here.exchange.on_frame(Frame(hello={"node": "a" * 32, "address": "127.0.0.1:1", "workers": 2}, room=3))
         choosy, forced = (Peer(None, choice, here.exchange, target=8.0) for choice in (True, False))
         assert (choosy.room, forced.room) == (3, 8)
         here.lend(1)

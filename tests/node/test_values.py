@@ -6,7 +6,7 @@ import contextlib
 import numpy as np
 import pytest
 from test_exchange import Side
-from transfer.sites import Proxy
+from transfer.sites import Proxy, Unbound
 
 from fastrt._core import tasks as core
 from fastrt.errors import TaskCancelledError, WorkerCrashedError
@@ -14,8 +14,10 @@ from fastrt.node.exchange import Exchange
 from fastrt.node.outgoing import PIECE_BYTES
 from fastrt.node.values import BYTES_MIN, Native
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.rpc.streams import Access
 
+TOKEN = new_token()
 Report = message_set("node").message("fastrt.node.Report")
 PATIENCE_S = 20.0
 NBYTES = 8 * BYTES_MIN
@@ -24,9 +26,9 @@ NBYTES = 8 * BYTES_MIN
 class End(Side):
     """A node's end of an exchange, with a native stream."""
 
-    def __init__(self, token="token"):
+    def __init__(self, token=TOKEN):
         super().__init__()
-        self.native = Native(self.store, Access(token), "127.0.0.1")
+        self.native = Native(self.store, Access(Identity.from_token(token)), "127.0.0.1")
         self.exchange = Exchange(self.store, self.readiness, self.native)
         self.pieces = 0
         self.answers = []
@@ -42,7 +44,7 @@ class End(Side):
 
 
 @contextlib.asynccontextmanager
-async def pair(wait_until, address=None, tokens=("token", "token")):
+async def pair(wait_until, address=None, tokens=(TOKEN, TOKEN)):
     """Two ends whose frames go to and fro; `address` makes the one where the first end's stream is said to be."""
     here, there = End(tokens[0]), End(tokens[1])
 
@@ -51,8 +53,9 @@ async def pair(wait_until, address=None, tokens=("token", "token")):
             other.hear(frame)
 
     told = here.native.address if address is None else address(here.native.address)
-    there.hear(here.exchange.first_frame(Report(node="1" * 32, name="one", native=told)))
-    here.hear(there.exchange.first_frame(Report(node="2" * 32, name="two", native=there.native.address)))
+    there.hear(here.exchange.first_frame(Report(node="1" * 32, address="127.0.0.1:1", name="one", native=told)))
+    theirs = Report(node="2" * 32, address="127.0.0.1:2", name="two", native=there.native.address)
+    here.hear(there.exchange.first_frame(theirs))
     passing = [asyncio.create_task(forward(here, there)), asyncio.create_task(forward(there, here))]
     try:
         yield here, there
@@ -82,6 +85,7 @@ def test_large_values_go_by_the_native_stream_both_ways(wait_until, plan):
         with contextlib.ExitStack() as stack:
 
             def through(address):
+                stack.enter_context(contextlib.closing(Unbound()))
                 proxy = stack.enter_context(contextlib.closing(Proxy(address, plans=[plan])))
                 return proxy.address
 
@@ -126,7 +130,7 @@ def test_large_values_of_other_kinds_arrive_as_they_were(wait_until, value):
 @pytest.mark.parametrize("why", ["nobody listens", "another token"])
 def test_values_that_cannot_go_so_come_in_pieces(wait_until, why):
     async def play():
-        tokens = ("token", "token" if why == "nobody listens" else "a guess")
+        tokens = (TOKEN, TOKEN if why == "nobody listens" else new_token())
         async with pair(wait_until, lambda a: "127.0.0.1:1" if "nobody" in why else a, tokens) as (here, there):
             inner = here.store.put("inner")
             for count in (1, 2):
@@ -152,6 +156,7 @@ def test_a_value_that_is_not_wanted_any_more_leaves_nothing(wait_until, how):
             proxies = []
 
             def stalled(address):
+                stack.enter_context(contextlib.closing(Unbound()))
                 proxies.append(stack.enter_context(contextlib.closing(Proxy(address, then=("stall", 3 << 20)))))
                 return proxies[0].address
 

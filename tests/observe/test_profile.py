@@ -17,10 +17,12 @@ from fastrt.errors import FastrtError
 from fastrt.observe import charts
 from fastrt.observe import profile as measured
 from fastrt.observe.profile import LIMITS, Profile, Row
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.store.client import Store
 from fastrt.transfer.service import ObjStoreServer
 
 SIZE = 20_000
+TOKEN = new_token()
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +121,8 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[ObjStoreServer]:
     segment = Segment.create(64 << 20)
     try:
         index, gen = admit(segment, os.getpid(), KIND_DRIVER, "test")
-        server = ObjStoreServer(Store(Client(segment, index, gen), 0.0), token="their token")
+        identity = Identity.from_token(TOKEN).for_programs()
+        server = ObjStoreServer(Store(Client(segment, index, gen), 0.0), identity=identity)
         server.start()
         yield server
         server.stop()
@@ -132,13 +135,13 @@ def test_other_store_is_measured_by_its_address_and_left_as_it_was(
     elsewhere: ObjStoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measured, "_ROW_S", 0.0)
-    found = measured.transfer(2000, address=elsewhere.address, token="their token")
+    found = measured.transfer(2000, address=elsewhere.address, token=TOKEN)
     paths = {row.path for row in found.rows}
     assert paths == set(LIMITS) - {"plain TCP"}
     assert all(row.cpu_there is None and row.limit == 0.0 for row in found.rows if row.path in ("native", "grpc"))
     assert elsewhere.table.listed() == []
-    with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
-        measured.transfer(2000, address=elsewhere.address, token="a guess")
+    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+        measured.transfer(2000, address=elsewhere.address, token=new_token())
 
 
 def test_many_small_objects_are_brought_here() -> None:
@@ -150,4 +153,4 @@ def test_many_small_objects_are_brought_here() -> None:
 
 def test_address_that_is_none_is_refused() -> None:
     with pytest.raises(FastrtError, match="cannot be reached"):
-        measured.transfer(2000, address="nonsense", token="x")
+        measured.transfer(2000, address="nonsense", token=TOKEN)

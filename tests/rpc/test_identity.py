@@ -275,9 +275,12 @@ def test_recorded_handshake_replayed_is_refused() -> None:
         with server.open_server(sock) as wrapped:
             return wrapped.recv(1)
 
-    with listening(read_one) as (real, got), listening(lambda sock: relay(sock, real)) as (address, _):
-        with client.open_client(dial(address)) as wrapped:  # a relay in between changes nothing
-            wrapped.sendall(b"x")
+    with (
+        listening(read_one) as (real, got),
+        listening(lambda sock: relay(sock, real)) as (address, _),  # a relay in between changes nothing
+        client.open_client(dial(address)) as wrapped,
+    ):
+        wrapped.sendall(b"x")
     assert got == [b"x"]
     with listening(server.open_server) as (address, got), dial(address) as sock:
         sock.sendall(recorded)

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 
-from fastrt.rpc import streams
 from fastrt.rpc.auth import TlsFiles
 from fastrt.rpc.channel import bearer, open_aio_channel, open_channel
 from fastrt.rpc.descriptors import message_set
@@ -77,32 +76,6 @@ def test_caller_shows_a_server_with_anothers_certificate_no_token(
     known, _ = serve(credentials=files["ours"].server_credentials(), authorize=lambda _, data: shown.append(data))
     call(known.address, files["ours"])
     assert ("authorization", "Bearer secret") in [tuple(pair) for pair in shown[0]]
-
-
-def test_node_shows_a_head_with_anothers_certificate_no_token(files: dict[str, TlsFiles]) -> None:
-    reached: list[str] = []
-
-    async def call(name: str) -> None:
-        async def answer(requests: Any, context: Any) -> None:
-            reached.append(name)
-            await context.write(ANYTHING[1]())
-
-        access = {key: streams.Access("secret", files[key]) for key in ("ours", name)}
-        server, address = await streams.serve("127.0.0.1:0", access[name], NODE, {EXCHANGE: answer}, asyncio.Event())
-        channel, open_stream = streams.open_stream(address, access["ours"], NODE, EXCHANGE)
-        try:
-            stream = open_stream()
-            await asyncio.wait_for(stream.read(), PATIENCE_S)
-        finally:
-            await channel.close()
-            await server.stop(0)
-
-    for name in ("elsewhere", "foreign"):
-        with pytest.raises(grpc.RpcError) as failed:
-            asyncio.run(call(name))
-        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-    asyncio.run(call("ours"))
-    assert reached == ["ours"]
 
 
 # ---- versions of the protocol ----

@@ -14,8 +14,9 @@ import pytest
 
 import fastrt
 from fastrt.rpc.auth import read_token
-from fastrt.rpc.channel import bearer
+from fastrt.rpc.channel import open_channel
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.identity import Identity
 from fastrt.runtime.bridge import exported
 from fastrt.scheduler import SchedulerClient
 from fastrt.transfer import obj
@@ -36,7 +37,9 @@ class Cluster:
         self.head, said = self._start("--head", "--port", "0", "--scheduler-port", "0")
         joined = re.search(r"--address (\S+) ", said)[1]
         self.scheduler = re.search(r"^scheduler: +(\S+)", said, re.M)[1]
-        self.token = read_token(Path(re.search(r"token: (\S+)\)", said)[1]))
+        self.token_file = re.search(r"--token-file (\S+)", said)[1]
+        self.identity = Identity.from_token(read_token(self.token_file)).for_programs()
+        self.joined = joined
         _, more = self._start("--address", joined, "--scheduler", self.scheduler)
         self.stores = [re.search(r"^store: +(\S+)", text, re.M)[1] for text in (said, more)]
 
@@ -58,9 +61,9 @@ class Cluster:
     def look(self, store: str, *refs: int):
         """ObjStoreInfo of one node's store."""
         request, reply = MESSAGES.methods("ObjStore")["ObjStoreInfo"]
-        with grpc.insecure_channel(store) as channel:
+        with open_channel(store, self.identity.channel_credentials(), self.identity.channel_options()) as channel:
             call = channel.unary_unary("/ObjStore/ObjStoreInfo", request.SerializeToString, reply.FromString)
-            return call(request(objref=refs), timeout=PATIENCE_S, metadata=bearer(self.token))
+            return call(request(objref=refs), timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +74,7 @@ def runtime(tmp_path_factory):
 
 @pytest.fixture
 def client(runtime, wait_until):
-    with SchedulerClient(runtime.scheduler, token=runtime.token) as made:
+    with SchedulerClient(runtime.scheduler, identity=runtime.identity) as made:
 
         def both_are_there():
             table = made.info().function_table
@@ -147,12 +150,13 @@ def test_killed_bridge_is_replaced_and_known_again(runtime, client, wait_until):
     wait_until(listens, "the head's new store listens at the old address", PATIENCE_S)
 
 
-def test_store_wants_the_clusters_token(runtime):
+def test_store_refuses_a_caller_without_a_certificate(runtime):
     request, reply = MESSAGES.methods("ObjStore")["ObjStoreInfo"]
     with grpc.insecure_channel(runtime.stores[0]) as channel:
         call = channel.unary_unary("/ObjStore/ObjStoreInfo", request.SerializeToString, reply.FromString)
-        with pytest.raises(grpc.RpcError, match="carries no session token"):
+        with pytest.raises(grpc.RpcError) as refused:
             call(request(), timeout=PATIENCE_S)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_module_without_functions_is_refused():
@@ -161,3 +165,32 @@ def test_module_without_functions_is_refused():
     with pytest.raises(fastrt.FastrtError, match="no function there is decorated"):
         exported(["json"])
     assert exported([]) == {}
+
+
+def test_program_with_pem_files_calls_functions_and_opens_no_link_between_nodes(runtime, client, tmp_path):
+    """Plain gRPC, as another language has it: nothing of fastrt but the files and the messages."""
+    folder = tmp_path / "pem"
+    words = ["token", "--token-file", runtime.token_file, "--pem", str(folder)]
+    told = subprocess.run([*START[:-1], *words], capture_output=True, text=True, check=True).stdout
+    name = re.search(r"servers' name: (\S+)", told)[1]
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
+        "ca.pem": 0o600, "cert.pem": 0o600, "key.pem": 0o600,
+    }  # fmt: skip
+    assert folder.stat().st_mode & 0o777 == 0o700
+    ca, key, chain = ((folder / file).read_bytes() for file in ("ca.pem", "key.pem", "cert.pem"))
+    credentials = grpc.ssl_channel_credentials(ca, key, chain)
+    options = [("grpc.ssl_target_name_override", name)]
+    request, reply = MESSAGES.methods("Scheduler")["RemoteCall"]
+    call = Call(name="exported_work.square")
+    call.arg.add().obj.CopyFrom(obj.to_obj(7))
+    with grpc.secure_channel(runtime.scheduler, credentials, options) as channel:
+        method = channel.unary_unary("/Scheduler/RemoteCall", request.SerializeToString, reply.FromString)
+        assert len(method(request(call=call), timeout=PATIENCE_S).result) == 1
+    for store in runtime.stores:
+        with grpc.secure_channel(store, credentials, options) as channel:
+            grpc.channel_ready_future(channel).result(PATIENCE_S)
+    with grpc.secure_channel(runtime.joined, credentials, options) as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary("/fastrt.node.Head/Join")(b"", timeout=PATIENCE_S)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    again = subprocess.run([*START[:-1], *words], capture_output=True, text=True)
+    assert "Name a folder that does not exist yet" in again.stderr

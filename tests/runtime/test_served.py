@@ -16,6 +16,7 @@ from fastrt.cli.coordinator import coordinator
 from fastrt.cli.start import start
 from fastrt.coordination import KeyMissingError, connect
 from fastrt.rpc.auth import read_token
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.scheduler import SchedulerClient, SchedulerError
 
 START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
@@ -25,7 +26,7 @@ SERVICES = ["--scheduler-port", "0", "--coordinator-port", "0", *JOB]
 
 @pytest.fixture
 def head(runtime_dir, tmp_path):
-    """A head with both services and their state: (process, address of each service, the token)."""
+    """A head with both services and their state: (process, address of each service, their identity)."""
     env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_OBJECT_STORE_MEMORY": "64MiB"}
     env["FASTRT_JOB"] = "training"
     words = [*START, "--head", "--port", "0", "--num-workers", "1", *SERVICES, "--state-dir", str(tmp_path)]
@@ -37,7 +38,8 @@ def head(runtime_dir, tmp_path):
                 break
         said = dict(re.findall(r"^(scheduler|coordinator): +(\S+)", text, re.M))
         assert set(said) == {"scheduler", "coordinator"}, text
-        yield process, said, read_token(Path(re.search(r"token: (\S+)\)", text)[1]))
+        token = read_token(Path(re.search(r"--token-file (\S+)", text)[1]))
+        yield process, said, Identity.from_token(token).for_programs()
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
     assert process.returncode == 0
@@ -54,10 +56,10 @@ def kill(process, kind):
 
 
 def test_both_services_answer_and_survive_their_death(head, wait_until):
-    process, addresses, token = head
+    process, addresses, identity = head
     agent = connect(addresses["coordinator"], job="training")
     agent.set("key", "value")
-    with SchedulerClient(addresses["scheduler"], token=token) as client:
+    with SchedulerClient(addresses["scheduler"], identity=identity) as client:
         client.register_store("127.0.0.1:1")
         ref = client.push(client.register_worker("127.0.0.1:2", "127.0.0.1:1"))
         client.increment([ref])
@@ -68,7 +70,7 @@ def test_both_services_answer_and_survive_their_death(head, wait_until):
 
     def is_back():
         try:
-            with SchedulerClient(addresses["scheduler"], token=token) as client:
+            with SchedulerClient(addresses["scheduler"], identity=identity) as client:
                 return list(client.info().reference_count) == counts
         except SchedulerError:
             return False
@@ -96,7 +98,11 @@ def test_options_of_a_coordinator_that_make_no_sense_are_refused(words, told):
     assert told in CliRunner().invoke(start, ["--head", *words]).output
 
 
-def test_the_scheduler_wants_the_clusters_token(head):
-    with SchedulerClient(head[1]["scheduler"], token="0" * 64) as stranger, pytest.raises(SchedulerError) as refused:
-        stranger.info()
-    assert "not the one of this session" in str(refused.value)
+def test_scheduler_refuses_other_clusters_and_bearers(head):
+    other = Identity.from_token(new_token()).for_programs()
+    for shown in ({"identity": other}, {"token": "0" * 64}, {}):
+        with SchedulerClient(head[1]["scheduler"], timeout_s=5, **shown) as stranger:
+            with pytest.raises(SchedulerError) as refused:
+                stranger.info()
+            assert refused.value.code == "UNAVAILABLE"
+            assert "another cluster's token" in str(refused.value) or "identity" not in shown

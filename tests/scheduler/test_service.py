@@ -39,8 +39,9 @@ def test_calls_without_the_token_get_nothing(token):
             assert friend.register_store("127.0.0.1:9") == 0
 
 
-def test_token_goes_with_calls_to_workers(grpc_world):
-    world = grpc_world(token=TOKEN)
+@pytest.mark.parametrize("insecure", [False, True])
+def test_token_goes_in_the_clear_to_workers_only_when_that_is_asked_for(grpc_world, insecure):
+    world = grpc_world(token=TOKEN, insecure=insecure)
     store = world.store()
     seen: list[Any] = []
     worker = world.worker(store, "f")
@@ -57,7 +58,7 @@ def test_token_goes_with_calls_to_workers(grpc_world):
     world.call("RegisterWorker", worker_address=f"127.0.0.1:{port}", objstore_address=store.address)
     world.call("RegisterFunction", workerid=1, fnname="g", num_return_vals=0)
     world.remote("g")
-    world.expect(lambda: seen, [f"Bearer {TOKEN}"])
+    world.expect(lambda: seen, [f"Bearer {TOKEN}" if insecure else None])
     assert worker.log == []
 
 

@@ -21,6 +21,7 @@ _COMMANDS = {
     "ps": ("fastrt.cli.ps:ps", "Serve the scheduler of a parameter-server cluster."),
     "start": ("fastrt.cli.start:start", "Run a node of a cluster."),
     "status": ("fastrt.cli.status:status", "Show the sessions that run on this machine."),
+    "token": ("fastrt.cli.token:token", "Show a cluster's token, or issue certificates."),
     "timeline": ("fastrt.cli.timeline:timeline", "Write what happened when, for https://ui.perfetto.dev."),
     "stop": ("fastrt.cli.start:stop", "End this user's nodes on this machine."),
 }

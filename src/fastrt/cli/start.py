@@ -42,11 +42,12 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--num-workers", type=int, help="Default: the CPUs; 0 lends all tasks to other nodes.")
 @_option("--resources", help='What else tasks may ask for, as JSON: {"gpu": 1}.')
 @_option("--object-store-memory", help="Size of the object store, such as 512MiB.")
-@_option("--token-file", type=_file, help="The cluster's token; the head makes one.")
-@_option("--tls-cert", type=_file, help="PEM file: this node's certificate chain.")
+@_option("--token", help="The cluster's token itself. --token-file and FASTRT_TOKEN show it to nobody else.")
+@_option("--token-file", type=_file, help="A file with the cluster's token; without both, the head makes one.")
+@_option("--tls-cert", type=_file, help="PEM file for programs in other languages: the services' certificate chain.")
 @_option("--tls-key", type=_file, help="PEM file: its private key.")
-@_option("--tls-ca", type=_file, help="PEM file: signs the certificates of all nodes.")
-@_option("--insecure", is_flag=True, help="Serve beyond this machine in plain text.")
+@_option("--tls-ca", type=_file, help="PEM file: signs the certificates of those programs.")
+@_option("--insecure", is_flag=True, help="Let large values go between nodes in the clear, after mutual proof.")
 @_option("--scheduler-port", type=_port, help="On the head: serve a scheduler for programs in any language there.")
 @_option("--scheduler", help="Elsewhere: HOST:PORT of the head's scheduler, for programs in any language.")
 @_option("--export", multiple=True, help="A module whose remote functions can be called through the scheduler.")
@@ -71,8 +72,10 @@ def start(context: click.Context, /, **given: Any) -> None:
     _check(context, given)
     try:
         options = _options(given)
+        if given["token"] and context.get_parameter_source("token") is ParameterSource.COMMANDLINE:
+            _hide_token(given["token"])
         if given["detach"]:
-            _detach()
+            _detach(given["token"])
         else:
             _run(options)
     except ConfigError as exc:
@@ -83,6 +86,8 @@ def start(context: click.Context, /, **given: Any) -> None:
 
 def _check(context: click.Context, given: dict[str, Any]) -> None:
     """Refuse options that do not go together."""
+    if given["token"] and given["token_file"] is not None:
+        raise click.UsageError("Give the token either by --token or by --token-file.")
     if given["head"] == bool(given["address"]):
         raise click.UsageError("Give either --head, or --address HOST:PORT of the head to join.")
     for name in ("address", "scheduler"):
@@ -91,7 +96,7 @@ def _check(context: click.Context, given: dict[str, Any]) -> None:
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key go together.")
     if given["tls_ca"] is not None and given["tls_cert"] is None:
-        raise click.UsageError("--tls-ca needs --tls-cert and --tls-key: a node shows a certificate of its own.")
+        raise click.UsageError("--tls-ca needs --tls-cert and --tls-key: a service shows a certificate of its own.")
     served = [name for name in ("scheduler_port", "coordinator_port") if given[name] is not None]
     if served and not given["head"]:
         raise click.UsageError(f"--{served[0].replace('_', '-')} is for the head.")
@@ -134,9 +139,7 @@ def stop() -> None:
 def _options(given: dict[str, Any]) -> NodeOptions:
     """What was given, checked, before any process is started."""
     from fastrt.config import Config
-    from fastrt.errors import ConfigError, FastrtError
     from fastrt.rpc.auth import TlsFiles
-    from fastrt.rpc.streams import Access
     from fastrt.runtime.service import NodeOptions
 
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
@@ -144,11 +147,11 @@ def _options(given: dict[str, Any]) -> NodeOptions:
     config = Config.load(**{name: given[name] for name in ("num_workers", "resources", "object_store_memory")})
     if tls is not None:
         tls.check()
-    for address in filter(None, (given["address"], listen)):
-        try:
-            Access("", tls, given["insecure"]).refuse_clear(address)
-        except FastrtError as exc:
-            raise ConfigError(str(exc)) from None
+    if given["token"]:
+        from fastrt.rpc.identity import Identity
+
+        Identity.from_token(given["token"])
+        os.environ.pop("FASTRT_TOKEN", None)  # of what this process starts, tasks too, nothing needs it
     scheduler = given["scheduler"]
     if given["scheduler_port"] is not None:
         scheduler = f"{given['host']}:{given['scheduler_port']}"
@@ -158,6 +161,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
         listen=listen,
         host=given["host"],
         name=given["name"],
+        token=given["token"] or "",
         token_file=given["token_file"],
         tls=tls,
         insecure=given["insecure"],
@@ -177,7 +181,8 @@ def _run(options: NodeOptions) -> None:
             signal.signal(number, lambda signum, frame: node.stop())
         click.echo(f"node {node.session[:8]} of the cluster at {node.head}: {options.config.num_workers} workers")
         if options.head is None:
-            click.echo(f"join it:      fastrt start --address {node.head}   (token: {node.token_file})")
+            click.echo(f"join it:      fastrt start --address {node.head} --token-file {node.token_file}")
+            click.echo("              (with a copy of that file on another machine; `fastrt token` shows the token)")
         for name in ("scheduler", "coordinator", "store"):
             if name in node.addresses:
                 click.echo(f"{name + ':':<13} {node.addresses[name]}")
@@ -189,7 +194,19 @@ def _run(options: NodeOptions) -> None:
         node.run()
 
 
-def _detach() -> None:
+def _hide_token(token: str) -> None:
+    """Start this very command again with the token in its environment: every user can read a command line."""
+    words: list[str] = []
+    given = iter(sys.orig_argv[1:])
+    for word in given:
+        if word == "--token":
+            next(given)
+        elif not word.startswith("--token="):
+            words.append(word)
+    os.execve(sys.executable, [sys.executable, *words], {**os.environ, "FASTRT_TOKEN": token})
+
+
+def _detach(token: str | None) -> None:
     """Start this very command again without a terminal, and wait until it says that it is up."""
     from fastrt.errors import FastrtError
 
@@ -198,6 +215,8 @@ def _detach() -> None:
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     words = [word for word in sys.argv if word != "--detach"]
     inherited = {name: value for name, value in os.environ.items() if name != "FASTRT_DETACH"}
+    if token:
+        inherited["FASTRT_TOKEN"] = token
     with log.open("ab") as output, log.open("rb") as lines:
         lines.seek(0, os.SEEK_END)
         child = subprocess.Popen(

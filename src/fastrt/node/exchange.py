@@ -30,6 +30,7 @@ from fastrt.node.references import PeerError, References
 from fastrt.node.streams import Streams
 from fastrt.node.values import Native, Values
 from fastrt.rpc.descriptors import message_set
+from fastrt.scheduler.membership import refused_report
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
@@ -449,6 +450,9 @@ class Exchange:
             ObjectStoreFullError: there is no room for what came, even after spilling.
         """
         if frame.HasField("hello"):
+            why = refused_report(frame.hello)
+            if why is not None or self.node not in ("", frame.hello.node):
+                raise PeerError(f"it says that it is node {frame.hello.node[:40]!r}, and {why or 'was another before'}")
             self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
             if self.values is not None:
                 self.values.connect(frame.hello.native)

@@ -56,7 +56,8 @@ class Orders:
 
     def tell(self, reports: Iterable[Any]) -> None:
         """Tell the daemon who is in the cluster, if that has changed."""
-        rows = sorted([report.node, report.name, dict(report.total), dict(report.free)] for report in reports)
+        rows = [[report.node, report.name, dict(report.total), dict(report.free)] for report in reports]
+        rows.sort(key=lambda row: str(row[0]))
         if rows != self._rows:
             self._rows = rows
             self._daemon.send(op="cluster", nodes=rows)

@@ -33,11 +33,14 @@ from fastrt.node.orders import Orders
 from fastrt.node.peers import Peer, nearest
 from fastrt.node.pressure import Pressure
 from fastrt.node.readiness import Readiness
+from fastrt.node.reasons import Reasons
+from fastrt.node.references import PeerError
 from fastrt.node.values import open_native
 from fastrt.rpc import streams
+from fastrt.rpc.auth import reachable
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.streams import Access
-from fastrt.scheduler.membership import JOIN
+from fastrt.scheduler.membership import JOIN, refused_report
 from fastrt.store import attach
 from fastrt.store.client import Store
 
@@ -62,7 +65,7 @@ class Uplink:
     Args:
         store: this process's attachment.
         settings: head, listen, name, workers; see `main`.
-        access: the cluster's token and certificates.
+        access: the cluster's identity.
         daemon: the connection to this node's daemon.
     """
 
@@ -87,7 +90,7 @@ class Uplink:
         self._claims = threading.Condition()
         self._claimable = 0
         self._announce: Callable[[], None] | None = None
-        self._told_waiting = False
+        self._reasons = Reasons(access.identity)
         self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
         self._flows = Watch(self._client, asyncio.get_running_loop())
         self._orders = Orders(self._client, daemon, self._on_orders, {"find_actor": self._on_find})
@@ -101,9 +104,9 @@ class Uplink:
         server, address = await streams.serve(
             self._settings["listen"], self._access, _SET, {_EXCHANGE: self._on_stream}, self._ended
         )
-        self._report.address = address
+        self._report.address = reachable(address, self._settings["head"])
         if self._native is not None:
-            self._report.native = self._native.address
+            self._report.native = reachable(self._native.address, self._settings["head"])
         background = [loop.create_task(self._stay_joined()), loop.create_task(self._tend())]
         claimer = threading.Thread(target=self._claim, args=[loop], name="fastrt-claimer", daemon=True)
         if not self._workers:
@@ -146,22 +149,29 @@ class Uplink:
                 async for view in stream:
                     self._on_view(view)
             except grpc.aio.AioRpcError as exc:
-                if exc.code() is grpc.StatusCode.UNAUTHENTICATED:
-                    raise FastrtError(f"the head at {self._settings['head']}: {exc.details()}") from None
-                self._tell_waiting(exc)
+                await self._on_no_head(exc)
             finally:
                 telling.cancel()
                 await channel.close()
             await asyncio.sleep(_AGAIN_S)
 
-    def _tell_waiting(self, exc: grpc.aio.AioRpcError) -> None:
-        """A node that does not come up: say why, once. A wrong certificate looks as if nobody answered."""
-        if self._announce is not None and not self._told_waiting:
-            self._told_waiting = True
-            sys.stderr.write(
-                f"fastrt: the head at {self._settings['head']} does not answer: {exc.details()}. Is that right, "
-                "and do the certificates (--tls-cert, --tls-key, --tls-ca) suit the cluster's?\n"
-            )
+    async def _on_no_head(self, exc: grpc.aio.AioRpcError) -> None:
+        """Say why the stream to the head has ended, once for each reason.
+
+        Raises:
+            FastrtError: another program is at the head's address while this node starts, or the head refuses a report.
+        """
+        head = self._settings["head"]
+        if exc.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            raise FastrtError(f"the head at {head}: {exc.details()}")
+        why = await self._reasons.find(head) if exc.code() is grpc.StatusCode.UNAVAILABLE else exc.details()
+        if self._announce is None:
+            self._reasons.tell(head, f"the head is away: {why}" if why else "")
+        elif exc.code() is grpc.StatusCode.UNAVAILABLE and why:
+            raise FastrtError(f"this node cannot join {head}: {why}")
+        else:
+            why = why or exc.details()
+            self._reasons.tell(head, f"the head at {head} does not answer: {why}. This node waits for it")
 
     async def _tell_head(self, stream: Any) -> None:
         while True:
@@ -177,14 +187,22 @@ class Uplink:
 
     def _on_view(self, view: Any) -> None:
         self._on_joined()
-        there = {report.node: report for report in view.node if report.node != self._node}
+        members = {report.node: report for report in view.node if self._is_sound(report)}
+        there = {node: report for node, report in members.items() if node != self._node}
         for node, report in there.items():
             self._peers.setdefault(node, Peer(report, bool(self._workers))).report = report
-        self._orders.tell(view.node)
+        self._orders.tell(members.values())
         for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
             del self._peers[node]
         self._carry_out()
         self._news.set()
+
+    def _is_sound(self, report: Any) -> bool:
+        """Whether a report can be used; the head has checked it, but it is a node like any other."""
+        why = refused_report(report)
+        if why is not None:
+            self._reasons.tell("view", f"the head passes on a report that is left out: {why}")
+        return why is None
 
     # ---- streams to other nodes ----
 
@@ -197,10 +215,10 @@ class Uplink:
             channel, call = streams.open_stream(peer.report.address, self._access, _SET, _EXCHANGE)
             stream = call()
             await self._exchange(stream, stream.write)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # it is called again as long as the head knows it
-        except FastrtError as exc:
-            sys.stderr.write(f"fastrt: node {peer.report.name} is not called: {exc}\n")
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it is called again as long as the head knows it
+            why = await self._reasons.find(peer.report.address) if peer.report is not None else None
+            if why:
+                self._reasons.tell(peer.report.address, f"node {peer.report.name} is not called: {why}")
         finally:
             peer.calling, peer.call_at = False, time.monotonic() + _AGAIN_S
             if channel is not None:
@@ -215,6 +233,8 @@ class Uplink:
         why = "the stream to it was closed"
         try:
             async for frame in frames:
+                if not exchange.node and not frame.HasField("hello"):
+                    raise PeerError("its first frame does not say which node it is")
                 exchange.on_frame(frame)
                 self._on_frame(exchange)
         except grpc.aio.AioRpcError as exc:

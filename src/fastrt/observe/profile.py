@@ -37,7 +37,7 @@ from fastrt.errors import FastrtError
 from fastrt.observe.chrome import micros
 from fastrt.rpc.channel import bearer, open_channel
 from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import new_token
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.store.client import Store, mib
 from fastrt.store.serialize import serialize
 from fastrt.transfer.push import CHUNK_BYTES, Pusher
@@ -125,7 +125,7 @@ def transfer(
         most: the largest size.
         planes: which of "native" and "grpc" to measure between nodes.
         address: host:port of another store; None starts one in a process of its own.
-        token: that store's session token; unused without an address.
+        token: the token of that store's cluster; unused without an address.
         chunk_bytes: of a message of StreamObj.
         insecure: with an address beyond this machine: let it go in the clear.
         progress: called as `progress(path, done=, total=)` with how many of how many sizes are done.
@@ -260,20 +260,28 @@ class TwoNodes:
         index, gen = admit(self._segment, os.getpid(), KIND_TOOL, "profile")
         self._other = Store(Client(self._segment, index, gen), 0.0)
         host = "127.0.0.1" if address is None else _own_host(address)
-        self._server = ObjStoreServer(self._store, token=token, address=f"{host}:0", insecure=insecure)
+        identity = None if address is None else Identity.from_token(token).for_programs()
+        shown: dict[str, Any] = {"identity": identity}
+        if identity is None:
+            shown = {"token": token, "native_identity": Identity.from_token(token)}
+        self._server = ObjStoreServer(self._store, **shown, address=f"{host}:0", insecure=insecure)
         stack.callback(self._server.stop)
         self._server.start()
         table = self._server.table
+        options = identity.channel_options() if identity is not None else ()
+        credentials = identity.channel_credentials() if identity is not None else None
+        # Between two processes of one run the token is this run's alone; a cluster's is never sent.
+        own = token if identity is None else None
         self._pushers = {
-            "native": Pusher(table, token, None, self._server.native_address, chunk_bytes),
-            "grpc": Pusher(table, token, None, None, chunk_bytes),
+            plane: Pusher(table, own, credentials, native_address, chunk_bytes, options=options)
+            for plane, native_address in (("native", self._server.native_address), ("grpc", None))
         }
         for pusher in self._pushers.values():
             stack.callback(pusher.close)
         request, reply = message_set("ray").methods("ObjStore")["DeallocateObject"]
-        channel: Any = stack.enter_context(open_channel(self._address))
+        channel: Any = stack.enter_context(open_channel(self._address, credentials, options))
         call = channel.unary_unary("/ObjStore/DeallocateObject", request.SerializeToString, reply.FromString)
-        metadata = bearer(token)
+        metadata = bearer(own) if own is not None else None
         self._objref = secrets.randbits(48) << 8 if address else _OBJREF
         wanted = request(canonical_objref=self._objref)
         self._drop_there: Callable[[], Any] = lambda: call(wanted, timeout=60, metadata=metadata)
@@ -474,7 +482,8 @@ def main() -> None:
             count, nbytes = order["many"]
             segment, store = _open_store(2 * order["bytes"] + count * (nbytes + _PAGE_BYTES) + _ROOM_BYTES)
             stack.callback(segment.unlink)
-            server = ObjStoreServer(store, token=order["token"])
+            identity = Identity.from_token(order["token"])
+            server = ObjStoreServer(store, token=order["token"], native_identity=identity)
             stack.callback(server.stop)
             for k in range(count):
                 server.table.add(_MANY_FROM + k, store.put(np.full(nbytes, k % 251, np.uint8)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import socket
 import ssl
 import stat
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import grpc
 from fastrt.errors import ConfigError, FastrtError
 
 _BEARER = "Bearer "
+_DOCUMENTATION = "192.0.2.1:9"  # RFC 5737: the default route leads there, and nothing is there
 
 
 class InsecureBindError(FastrtError):
@@ -82,6 +84,36 @@ class TlsFiles:
         except OSError as error:
             raise FastrtError(f"Cannot read the TLS files: {error}.") from error
         return grpc.ssl_channel_credentials(roots, key, chain)
+
+
+def reachable(address: str, toward: str | None = None) -> str:
+    """Say how others reach a server that listens on all addresses of this machine.
+
+    Args:
+        address: `host:port` where it listens.
+        toward: `host:port` that others are near to; None: wherever the default route leads.
+    Returns:
+        `address` with this machine's own address there in place of 0.0.0.0; any other address as it is.
+    """
+    host, _, port = address.rpartition(":")
+    if host not in ("0.0.0.0", "[::]"):
+        return address
+    target, _, target_port = (toward or _DOCUMENTATION).rpartition(":")
+    with socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((target.strip("[]"), int(target_port)))  # sends nothing: it only asks for the route
+            own = sock.getsockname()[0]
+        except (OSError, ValueError):
+            own = _first_own_address()
+    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
+
+
+def _first_own_address() -> str:
+    """An address of this machine where no route leads outside."""
+    import psutil
+
+    found = [one.address for card in psutil.net_if_addrs().values() for one in card if one.family == socket.AF_INET]
+    return next((own for own in found if not ipaddress.ip_address(own).is_loopback), "127.0.0.1")
 
 
 def is_loopback(address: str) -> bool:

@@ -42,12 +42,14 @@ def open_channel(
     return grpc.secure_channel(address, credentials, options=[*_OPTIONS, *options])
 
 
-def open_aio_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+def open_aio_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.aio.Channel:
     """An asyncio channel to `host:port`, bound to the running loop. It connects at its first call."""
     use_grpc()
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options=_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=[*_OPTIONS, *options])
+    return grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, *options])
 
 
 def bearer(token: str) -> Sequence[tuple[str, str]]:

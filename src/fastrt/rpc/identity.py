@@ -20,6 +20,7 @@ import socket
 import ssl
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ConfigError, FastrtError
@@ -141,6 +142,42 @@ class Identity:
             32 bytes, the same in all processes of the cluster.
         """
         return _derive(self._secret, f"fastrt 1 key {purpose}", 32)
+
+    def for_programs(self) -> Identity:
+        """Derive the identity of services that programs in other languages use: scheduler, workers and object stores.
+
+        It has an authority of its own: a certificate that `write_pem` issues there opens no link between nodes.
+        """
+        secret = self.key("programs")
+        authority = _authority(secret)
+        return Identity(secret, authority, _fingerprint(authority))
+
+    def write_pem(self, folder: Path, days: int) -> None:
+        """Issue a certificate for a program that cannot derive one, and write what it needs.
+
+        Args:
+            folder: is made with mode 0700: ca.pem, cert.pem and key.pem, which has mode 0600 as all of them.
+            days: how long the certificate is valid.
+        Raises:
+            ConfigError: the folder exists, or cannot be made.
+        """
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+        day = datetime.timedelta(days=1)  # clocks of machines differ
+        certificate = _pem(self._sign(self.name, key, now - day, now + days * day))
+        files = {"ca.pem": self._authority_pem, "cert.pem": certificate, "key.pem": _key_pem(key)}
+        try:
+            folder.mkdir(mode=0o700)
+            for name, text in files.items():
+                fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+                with os.fdopen(fd, "wb") as file:
+                    file.write(text)
+        except OSError as error:
+            raise ConfigError(
+                f"the certificate cannot be written: {error}. Name a folder that does not exist yet"
+            ) from None
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Credentials for a gRPC server that takes connections from processes of this cluster only."""

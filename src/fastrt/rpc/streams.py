@@ -1,4 +1,4 @@
-"""gRPC streams on asyncio between fastrt's own processes: a server that asks for the session's token, and channels.
+"""gRPC streams on asyncio between fastrt's own processes: a server and channels, in mutual TLS by its identity.
 
 Each message is a batch, so the cost of a call in `grpc.aio`, which made us serve coordination otherwise, is paid once
 for hundreds of tasks.
@@ -18,11 +18,11 @@ import grpc
 import grpc.aio
 
 from fastrt.errors import FastrtError
-from fastrt.rpc.auth import TlsFiles, is_loopback, read_token, refused_token
-from fastrt.rpc.channel import bearer
+from fastrt.rpc.auth import TlsFiles, read_token
 from fastrt.rpc.contract import HANDSHAKE
 from fastrt.rpc.descriptors import MessageSet
 from fastrt.rpc.forks import use_grpc
+from fastrt.rpc.identity import Identity
 
 # Frames are about 1 MiB; one function or one task's arguments may be larger, and come from who has the token.
 _OPTIONS: tuple[tuple[str, Any], ...] = (
@@ -46,66 +46,64 @@ Handler = Callable[[AsyncIterator[Any], Any], Coroutine[Any, Any, None]]  # read
 
 @dataclass(frozen=True)
 class Access:
-    """Who may come in, and how to come in elsewhere: the same for all nodes of a cluster.
+    """How the processes of a cluster know each other: the same for all its nodes.
 
     Attributes:
-        token: of the cluster; every stream must carry it.
-        tls: PEM files, None for plain text.
-        insecure: serve beyond this machine in plain text.
+        identity: of the cluster, for every link between nodes.
+        insecure: large values go between nodes in the clear, after both ends have proved the secret.
+        tls: PEM files for the services that programs in other languages use; None: the identity serves them too.
     """
 
-    token: str
-    tls: TlsFiles | None = None
+    identity: Identity
     insecure: bool = False
+    tls: TlsFiles | None = None
 
-    def refuse_clear(self, address: str) -> None:
-        """Refuse to send the token, and everything else, in the clear over a network.
-
-        Args:
-            address: where to serve, or whom to call.
-        Raises:
-            FastrtError: it is beyond this machine, and there is no TLS.
-        """
-        if self.tls is None and not self.insecure and not is_loopback(address):
-            raise FastrtError(
-                f"tasks and the token would go over the network in the clear at {address}; give certificates "
-                "(--tls-cert, --tls-key, --tls-ca), or say --insecure if nobody else is on that network"
-            )
+    @property
+    def bearer(self) -> str | None:
+        """What programs in other languages send where `tls` serves them; None: they have certificates instead."""
+        return self.identity.key("bearer").hex() if self.tls is not None else None
 
 
 def access_of(settings: Mapping[str, Any]) -> Access:
-    """The cluster's token and certificates, from the settings that one of its processes was started with.
+    """The cluster's identity and certificates, from the settings that one of its processes was started with.
 
     Args:
         settings: token_file, tls (certificate, key and client_ca by name, or None), insecure.
     Raises:
         TokenFileError: the token's file is missing, empty, or readable by others.
+        ConfigError: it holds no token, or a damaged one.
     """
     files = settings["tls"]
     tls = None if files is None else TlsFiles(**{name: path and Path(path) for name, path in files.items()})
-    return Access(read_token(settings["token_file"]), tls, settings["insecure"])
+    return Access(Identity.from_token(read_token(settings["token_file"])), settings["insecure"], tls)
 
 
 async def serve(
-    address: str, access: Access, set_: MessageSet, handlers: Mapping[str, Handler], stopping: asyncio.Event
+    address: str,
+    access: Access,
+    set_: MessageSet,
+    handlers: Mapping[str, Handler],
+    stopping: asyncio.Event,
+    message_bytes_max: int = -1,
 ) -> tuple[grpc.aio.Server, str]:
     """Serve streaming methods.
 
     Args:
         address: `host:port`; port 0 takes any free one.
-        access: whom to let in.
+        access: the cluster; other processes are refused by the TLS handshake.
         set_: descriptions of the services.
         handlers: by full method name, `/package.Service/Method`.
         stopping: once it is set every stream ends, in order. Only then is the server to be stopped: gRPC cancels what
             still runs by then, and says so in tracebacks at both ends.
+        message_bytes_max: the largest request taken; -1 takes any.
     Returns:
         The server, and the address with the port it got.
     Raises:
-        FastrtError: the address is in use, or open to strangers.
+        FastrtError: the address is in use.
     """
     use_grpc()
-    access.refuse_clear(address)
-    server = grpc.aio.server(options=_OPTIONS, interceptors=[_Guard(access.token)])
+    bound = ("grpc.max_receive_message_length", message_bytes_max)
+    server = grpc.aio.server(options=[*(option for option in _OPTIONS if option[0] != bound[0]), bound])
     methods: dict[str, dict[str, Any]] = {}
     for path, handler in handlers.items():
         _, service, method = path.split("/")
@@ -116,10 +114,7 @@ async def serve(
     for service, table in methods.items():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, table),))
     try:
-        if access.tls is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, access.tls.server_credentials())
+        port = server.add_secure_port(address, access.identity.server_credentials())
     except RuntimeError as exc:
         raise FastrtError(f"cannot serve on {address}: {exc}. Is the port in use?") from None
     await server.start()
@@ -147,21 +142,13 @@ def _until(stopping: asyncio.Event, handler: Handler) -> Handler:
 def open_stream(
     address: str, access: Access, set_: MessageSet, path: str
 ) -> tuple[grpc.aio.Channel, Callable[[], grpc.aio.StreamStreamCall]]:
-    """A channel to `address`, and what opens a stream on it.
-
-    Raises:
-        FastrtError: the token would go there in the clear.
-    """
+    """A channel to `address`, and what opens a stream on it. It serves this cluster only, or the stream fails."""
     use_grpc()
-    access.refuse_clear(address)
-    if access.tls is None:
-        channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-    else:
-        channel = grpc.aio.secure_channel(address, access.tls.channel_credentials(), options=_OPTIONS)
+    options = [*_OPTIONS, *access.identity.channel_options()]
+    channel = grpc.aio.secure_channel(address, access.identity.channel_credentials(), options=options)
     _, service, method = path.split("/")
     request, response = set_.methods(service)[method]
-    call = channel.stream_stream(path, request.SerializeToString, response.FromString)
-    return channel, lambda: call(metadata=bearer(access.token))
+    return channel, channel.stream_stream(path, request.SerializeToString, response.FromString)
 
 
 def announce(address: str, stop: asyncio.Event) -> None:
@@ -177,20 +164,3 @@ def announce(address: str, stop: asyncio.Event) -> None:
 
     os.write(1, json.dumps({"address": address}).encode() + b"\n")
     asyncio.get_running_loop().add_reader(0, read)
-
-
-class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses calls without the token before anything of them is read."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        why = refused_token(details.invocation_metadata, self._token)
-        if why is None:
-            return await continuation(details)
-
-        async def refuse(requests: Any, context: Any) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
-
-        return grpc.stream_stream_rpc_method_handler(refuse)

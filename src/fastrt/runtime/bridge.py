@@ -22,7 +22,7 @@ from typing import Any
 from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.rpc import streams
-from fastrt.rpc.auth import refused_token
+from fastrt.rpc.auth import reachable, refused_token
 from fastrt.rpc.contract import Metadata
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.server import open_server
@@ -69,13 +69,14 @@ def exported(modules: list[str]) -> dict[str, RemoteFunction]:
 class _Slot:
     """One worker of the scheduler's: a port of its own, and at most one call at a time."""
 
-    def __init__(self, bridge: Bridge, host: str, access: Access) -> None:
+    def __init__(self, bridge: Bridge, host: str, access: Access, scheduler: str) -> None:
         self._bridge = bridge
-        self._token = access.token
+        self._token = access.bearer
         self.number = -1
         self._server = open_server(self, [_INVOKE], None, _MESSAGE_BYTES_MAX, self._authorize)
-        port = self._server.bind(f"{host}:0", access.tls.server_credentials() if access.tls else None)
-        self.address = f"{host}:{port}"
+        served = access.tls or access.identity.for_programs()
+        port = self._server.bind(f"{host}:0", served.server_credentials())
+        self.address = reachable(f"{host}:{port}", scheduler)
         self._server.start()
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
@@ -99,7 +100,7 @@ class _Slot:
         self._server.stop()
 
     def _authorize(self, method: str, metadata: Metadata) -> str | None:
-        return refused_token(metadata, self._token)
+        return None if self._token is None else refused_token(metadata, self._token)
 
 
 class Bridge:
@@ -119,14 +120,17 @@ class Bridge:
         self._functions = exported(settings["export"])
         access = streams.access_of(settings)
         credentials = access.tls.channel_credentials() if access.tls else None
+        identity = None if access.tls else access.identity.for_programs()
         self._stack = stack = ExitStack()
         self._ended = threading.Event()
         self._store_number = -1
         try:
-            self._scheduler = stack.enter_context(SchedulerClient(settings["scheduler"], access.token, credentials))
+            client = SchedulerClient(settings["scheduler"], access.bearer, credentials, identity=identity)
+            self._scheduler = stack.enter_context(client)
             self._server = ObjStoreServer(
                 store,
-                token=access.token,
+                token=access.bearer,
+                identity=identity,
                 address=settings["listen"],
                 tls=access.tls,
                 insecure=access.insecure,
@@ -134,11 +138,11 @@ class Bridge:
             )
             stack.callback(self._server.stop)
             self._server.start()
-            self.address = self._server.address
-            host = self.address.rpartition(":")[0]
+            self.address = reachable(self._server.address, settings["scheduler"])
+            host = settings["listen"].rpartition(":")[0]
             self._slots = []
             for _ in range(min(max(1, settings["workers"]), _WORKERS_MAX)):
-                self._slots.append(_Slot(self, host, access))
+                self._slots.append(_Slot(self, host, access, settings["scheduler"]))
                 stack.callback(self._slots[-1].stop)
             self._pool = ThreadPoolExecutor(len(self._slots), "fastrt-bridge")
         except BaseException:
@@ -236,7 +240,7 @@ class Bridge:
         args: list[Any] = []
         for value in call.arg:
             if value.HasField("obj"):
-                args.append(obj.from_obj(value.obj, True, find))  # the caller has shown the session's token
+                args.append(obj.from_obj(value.obj, True, find))  # the caller is part of the cluster
             else:
                 used.append(value.ref)
                 args.append(self._server.table.expect(value.ref).result(_ARGUMENT_S))

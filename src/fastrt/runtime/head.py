@@ -11,7 +11,7 @@ from fastrt.errors import FastrtError
 from fastrt.rpc import streams
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.streams import Access
-from fastrt.scheduler.membership import JOIN, Membership
+from fastrt.scheduler.membership import JOIN, REPORT_BYTES_MAX, Membership
 
 _END_S = 2.0  # for streams to end in order
 
@@ -35,7 +35,8 @@ async def _serve(listen: str, access: Access) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     membership = Membership()
-    server, address = await streams.serve(listen, access, message_set("node"), {JOIN: membership.join}, stop)
+    handlers = {JOIN: membership.join}
+    server, address = await streams.serve(listen, access, message_set("node"), handlers, stop, REPORT_BYTES_MAX)
     streams.announce(address, stop)
     await stop.wait()
     await server.stop(_END_S)

@@ -131,7 +131,9 @@ def _occupy_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
 
 
-def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> tuple[subprocess.Popen[bytes], str]:
+def spawn_service(
+    module: str, settings: dict[str, Any], patience_s: float, **env: str
+) -> tuple[subprocess.Popen[bytes], str]:
     """Start a process that serves, and wait until it does.
 
     It runs `main(SETTINGS)` of the module, writes a line of JSON with its address to standard output, and ends when its
@@ -141,6 +143,7 @@ def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> t
         module: of this package.
         settings: its argument, as JSON.
         patience_s: how long it may take.
+        **env: variables beside this process's own.
     Returns:
         The process, and the address.
     Raises:
@@ -148,7 +151,10 @@ def spawn_service(module: str, settings: dict[str, Any], patience_s: float) -> t
     """
     import subprocess
 
-    process = _spawn(module, "main(sys.argv[1])", json.dumps(settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # Of each handshake that fails gRPC writes two lines to the error output: a stranger could fill a disk with them.
+    quiet = {"GRPC_VERBOSITY": "NONE", **os.environ, **env}
+    pipe = subprocess.PIPE
+    process = _spawn(module, "main(sys.argv[1])", json.dumps(settings), stdin=pipe, stdout=pipe, env=quiet)
     assert process.stdout is not None
     line = process.stdout.readline() if select.select([process.stdout], [], [], patience_s)[0] else b""
     if not line:
@@ -165,6 +171,7 @@ def _spawn(
     *ends: socket.socket,
     stdin: int | None = None,
     stdout: int | None = None,
+    env: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
     import subprocess
@@ -181,5 +188,6 @@ def _spawn(
         pass_fds=[end.fileno() for end in ends],
         stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=stdout,
+        env=env,
         start_new_session=True,
     )

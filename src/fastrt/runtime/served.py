@@ -45,10 +45,10 @@ def _service(settings: dict[str, Any]) -> Any:
         return Scheduler(
             SchedulerOptions(
                 address=settings["listen"],
-                token=access.token,
+                token=access.bearer,
+                identity=None if access.tls else access.identity.for_programs(),
                 tls=access.tls,
                 credentials=access.tls.channel_credentials() if access.tls else None,
-                insecure=access.insecure,
                 state_dir=settings["state_dir"],
             )
         )

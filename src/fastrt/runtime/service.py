@@ -7,7 +7,6 @@ killed itself.
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import signal
 import socket
@@ -21,7 +20,8 @@ from typing import Any
 from fastrt._core.segment import start_time
 from fastrt.config import Config
 from fastrt.errors import FastrtError
-from fastrt.rpc.auth import TlsFiles, read_token
+from fastrt.rpc.auth import TlsFiles, reachable, read_token
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.runtime.nodefile import NodeFile
 from fastrt.runtime.processes import spawn_service
 from fastrt.runtime.session import start
@@ -29,6 +29,9 @@ from fastrt.runtime.session import start
 _AGAIN_S = 0.2  # before a process that was killed is started again
 _DEATHS_MAX, _DEATHS_WITHIN_S = 20, 60.0
 _END_S = 5.0
+# gRPC takes TLS 1.2 too and has no option against it. The identity's certificates have EC keys, so TLS 1.2 finds no
+# suite where the only one is for RSA keys. The suites of 1.3 are fixed. It suits processes without other certificates.
+_TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES128-GCM-SHA256"}
 _MODULES = {"head": "fastrt.runtime.head", "uplink": "fastrt.node.uplink", "store": "fastrt.runtime.bridge"}
 
 
@@ -42,10 +45,12 @@ class NodeOptions:
         listen: `host:port` where the head serves, on the head; port 0 takes any free one.
         host: where this node serves other nodes.
         name: for people; default: the machine's name.
-        token_file: the cluster's token; None: a new one on the head, else the one that a head of this user's on this
-            machine has left.
-        tls: PEM files, None for plain text.
-        insecure: serve beyond this machine in plain text.
+        token: the cluster's token itself; it goes into a file of the session.
+        token_file: a file with it. Without both: a new one on the head, else the one that a head of this user's on
+            this machine has left.
+        tls: PEM files for the scheduler, the coordinator and the object store, where programs use certificates of
+            their own; links between nodes never use them.
+        insecure: let large values go between nodes in the clear; all else is encrypted anyway.
         scheduler: `host:port` of a scheduler for programs in any language: on the head where to serve it, elsewhere
             the head's; None: none. The node serves its object store and what it exports there.
         export: modules whose remote functions can be called through the scheduler.
@@ -59,6 +64,7 @@ class NodeOptions:
     listen: str = "127.0.0.1:6465"
     host: str = "127.0.0.1"
     name: str = ""
+    token: str = field(default="", repr=False)
     token_file: Path | None = None
     tls: TlsFiles | None = None
     insecure: bool = False
@@ -105,7 +111,7 @@ class Node:
             for name in self.addresses:
                 self._start(name)
                 if name == "head":
-                    self.head = self.addresses["head"]
+                    self.head = reachable(self.addresses["head"])
                     self._share_token()
             self._note().write()
         except BaseException:
@@ -196,7 +202,8 @@ class Node:
             kept = None if options.state_dir is None else str(options.state_dir / name)
             settings |= {"kind": name, "job": options.job, "state_dir": kept}
         module = _MODULES.get(name, "fastrt.runtime.served")
-        child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s)
+        env = _TLS_1_3 if name in ("head", "uplink") else {}
+        child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s, **env)
         self._children[name] = child
 
     @property
@@ -206,20 +213,25 @@ class Node:
     def _token(self) -> Path:
         """The file with the cluster's token, made here if this is the head and none was given."""
         options = self._options
+        own = Path(self._runtime.socket_path).with_name("token")
+        if options.token:
+            Identity.from_token(options.token)
+            _write_token(own, options.token.strip())
+            return own
         if options.token_file is not None:
-            read_token(options.token_file)
+            Identity.from_token(read_token(options.token_file))
             return options.token_file
         if options.head is not None:
             found = _shared_token(options.config.runtime_dir, options.head)
             if not found.exists():
                 raise FastrtError(
                     f"the token of the cluster at {options.head} is not known here. Copy its file from the head's "
-                    "machine (`fastrt start --head` says where it is), and give it by --token-file or FASTRT_TOKEN_FILE"
+                    "machine (`fastrt token` there shows it), and give it by --token-file, FASTRT_TOKEN_FILE or "
+                    "FASTRT_TOKEN"
                 )
             return found
-        path = Path(self._runtime.socket_path).with_name("token")
-        _write_token(path, secrets.token_hex(32))
-        return path
+        _write_token(own, new_token())
+        return own
 
     def _share_token(self) -> None:
         """Leave the token where other nodes of this user's on this machine look for it."""

@@ -10,7 +10,10 @@ import grpc
 
 from fastrt.errors import FastrtError
 from fastrt.rpc.channel import bearer, open_channel
+from fastrt.rpc.identity import Identity
 from fastrt.scheduler.wire import CLASSES, REFS_MAX, SERVICE
+
+_PROBE_S = 2.0
 
 
 class SchedulerError(FastrtError):
@@ -31,9 +34,10 @@ class SchedulerClient:
 
     Args:
         address: `host:port`.
-        token: the session's token; None for a scheduler without one.
+        token: the scheduler's bearer token, sent with each call; None for a scheduler without one.
         credentials: for a scheduler that uses TLS.
         timeout_s: of each call.
+        identity: of a scheduler that serves under a cluster's identity; instead of token and credentials.
     """
 
     def __init__(
@@ -42,8 +46,13 @@ class SchedulerClient:
         token: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         timeout_s: float = 30.0,
+        identity: Identity | None = None,
     ) -> None:
-        self._channel = open_channel(address, credentials)
+        self._address, self._identity = address, identity
+        if identity is not None:
+            self._channel = open_channel(address, identity.channel_credentials(), identity.channel_options())
+        else:
+            self._channel = open_channel(address, credentials)
         self._metadata = bearer(token) if token is not None else None
         self._timeout_s = timeout_s
         self._methods = {
@@ -76,7 +85,10 @@ class SchedulerClient:
         try:
             return self._methods[method](request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise SchedulerError(f"{method}: {error.details()}", error.code().name) from None
+            why = None
+            if self._identity is not None and error.code() is grpc.StatusCode.UNAVAILABLE:
+                why = self._identity.why_refused(self._address, _PROBE_S)  # gRPC says nothing of certificates
+            raise SchedulerError(f"{method}: {why or error.details()}", error.code().name) from None
 
     def register_store(self, address: str) -> int:
         """Register an object store that serves at an address; returns its number."""

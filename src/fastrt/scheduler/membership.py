@@ -7,16 +7,62 @@ knows everything as soon as the nodes have connected again; meanwhile they go on
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
+
+import grpc
 
 from fastrt.rpc.descriptors import message_set
 
 JOIN = "/fastrt.node.Head/Join"
 # Reports of many nodes that come together are told once.
 _GATHER_S = 0.02
+_END_S = 1.0  # for a node that is refused to read the view before
 _View = message_set("node").message("fastrt.node.View")
+REPORT_BYTES_MAX = 8 << 20
+_NODE = re.compile(r"[0-9a-f]{32}")
+_ADDRESS = re.compile(r"(\[[0-9a-f:.%a-z]+\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
+_NAME_MAX = 256
+_WORKERS_MAX = 1 << 10
+_QUEUED_MAX = 1 << 26  # tasks_max is at most this
+_RESOURCES_MAX = 1 << 14  # placement groups add some for each bundle
+_PARTS_MAX = 10**13  # 10^9, in parts of 1/10000
+
+
+def refused_report(report: Any) -> str | None:
+    """Say what is wrong with a node's report; None when nothing is. The head and each reader check all reports."""
+    if _NODE.fullmatch(report.node) is None:
+        return f"{report.node[:40]!r} is no node's id, which has 32 hexadecimal digits"
+    if not _is_address(report.address):
+        return f"its address {report.address[:80]!r} is not HOST:PORT"
+    if report.native and not _is_address(report.native):
+        return f"its address {report.native[:80]!r} for large values is not HOST:PORT"
+    if len(report.name) > _NAME_MAX or not report.name.isprintable():
+        return f"its name has more than {_NAME_MAX} characters, or some that cannot be printed"
+    if max(report.workers, report.idle) > _WORKERS_MAX or report.queued > _QUEUED_MAX:
+        return (
+            f"it says {report.workers} workers, {report.idle} idle, {report.queued} tasks queued: no node has so many"
+        )
+    for parts_of in (report.total, report.free):
+        if len(parts_of) > _RESOURCES_MAX:
+            return f"it names {len(parts_of)} resources; {_RESOURCES_MAX} are allowed"
+        for name, parts in parts_of.items():
+            if not 0 < len(name) <= _NAME_MAX or not name.isprintable() or parts > _PARTS_MAX:
+                return f"its resource {name[:80]!r} with {parts} parts has a wrong name or amount"
+    return None
+
+
+def _is_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[2]) < 1 << 16:
+        return False
+    try:
+        return not match[1].startswith("[") or ipaddress.IPv6Address(match[1][1:-1]) is not None
+    except ValueError:
+        return False
 
 
 class Membership:
@@ -31,25 +77,53 @@ class Membership:
         self._members: dict[str, Any] = {}  # node -> its last report
         self._changed = asyncio.Condition()
         self._version = 0
+        self._ending: set[asyncio.Task[None]] = set()  # of those that tell nodes, as their streams are refused
 
     def view(self) -> Any:
         """The View message as of now."""
         return _View(cluster=self.cluster, node=self._members.values())
 
     async def join(self, reports: AsyncIterator[Any], context: Any) -> None:
-        """Serve `Head.Join`."""
-        telling = asyncio.create_task(self._tell(context))
-        node, mine = "", None
+        """Serve `Head.Join`: each stream is one node's, and ends when it breaks the rules, without harm to others."""
+        node, mine, telling = "", None, None
         try:
             async for report in reports:
-                node, mine = node or report.node, report
+                refusal = self._refusal(report, mine)
+                if refusal is not None:
+                    await self._end(telling)
+                    await context.abort(refusal[0], f"the head refuses a report: {refusal[1]}")
+                node, mine = report.node, report
                 self._members[node] = report
+                telling = telling or asyncio.create_task(self._tell(context))
                 await self._change()
         finally:
-            telling.cancel()
-            if self._members.get(node) is mine:  # not one that has come back meanwhile
+            if telling is not None:
+                telling.cancel()
+            if node and self._members.get(node) is mine:  # not one that has come back meanwhile
                 self._members.pop(node, None)
                 await self._change()
+
+    def _refusal(self, report: Any, before: Any) -> tuple[grpc.StatusCode, str] | None:
+        """Say why a report is refused on a stream whose last one was `before`; None when it is not."""
+        why = refused_report(report)
+        if why is None and before is not None and before.node != report.node:
+            why = f"this stream is node {before.node}'s, and the report names {report.node}"
+        if why is not None:
+            return grpc.StatusCode.INVALID_ARGUMENT, why
+        there = self._members.get(report.node)
+        # A node that lost its stream comes back at the address that it had.
+        if there is not None and there is not before and there.address != report.address:
+            return grpc.StatusCode.ALREADY_EXISTS, f"node {report.node} is a member already, at {there.address}"
+        return None
+
+    async def _end(self, telling: asyncio.Task[None] | None) -> None:
+        """Wait for the view that is being written: gRPC never sends a status that overtakes one."""
+        if telling is not None:
+            async with self._changed:
+                self._ending.add(telling)
+                self._changed.notify_all()
+            await asyncio.wait([telling], timeout=_END_S)
+            self._ending.discard(telling)
 
     async def _change(self) -> None:
         async with self._changed:
@@ -58,10 +132,13 @@ class Membership:
 
     async def _tell(self, context: Any) -> None:
         told = -1
+        me = asyncio.current_task()
         while True:
             async with self._changed:
-                while told == self._version:
+                while told == self._version and me not in self._ending:
                     await self._changed.wait()
+                if me in self._ending:
+                    return
                 told = self._version
             await context.write(self.view())
             await asyncio.sleep(_GATHER_S)

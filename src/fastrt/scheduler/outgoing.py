@@ -38,8 +38,9 @@ class OutgoingOptions:
     """How peers are called.
 
     Attributes:
-        token: shown with every call; None shows none.
+        token: sent with every call; None sends none. It is for peers whose certificates `credentials` check.
         credentials: for peers that use TLS.
+        options: of gRPC's channels to them.
         lost_after_s: a peer that cannot be reached for so long is lost.
         call_timeout_s: for a peer to take a call, an alias or a deallocation.
         delivery_timeout_s: for a store to deliver an object.
@@ -48,6 +49,7 @@ class OutgoingOptions:
 
     token: str | None = None
     credentials: grpc.ChannelCredentials | None = None
+    options: Sequence[tuple[str, Any]] = ()
     lost_after_s: float = 10.0
     call_timeout_s: float = 30.0
     delivery_timeout_s: float = 600.0
@@ -134,7 +136,7 @@ class Outgoing:
     # On the loop's thread
 
     def _add(self, peers: dict[int, _Peer], number: int, address: str, lost: Event) -> None:
-        channel = open_aio_channel(address, self._options.credentials)
+        channel = open_aio_channel(address, self._options.credentials, self._options.options)
         peer = _Peer(address, lost, channel, asyncio.Semaphore(self._options.deliveries_max))
         peers[number] = peer
         self._spawn(peer, self._watch(peer))

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -21,6 +22,7 @@ from fastrt.errors import ConfigError
 from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refused_token
 from fastrt.rpc.contract import Metadata
 from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.identity import Identity
 from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler import events as ev
@@ -43,7 +45,10 @@ class SchedulerOptions:
 
     Attributes:
         address: `host:port`; port 0 takes any free one.
-        token: what every call must carry; None takes any call, on loopback only.
+        token: the bearer token that every call must carry; None takes any call, on loopback only. Workers and stores
+            are sent it where TLS has proved who they are, or with `insecure`.
+        identity: of a cluster: callers and peers prove by TLS that they are part of it. Token, tls and credentials
+            are not used then.
         settings: of the state machine.
         tls: PEM files, None for plain text.
         credentials: for calls to workers and stores that use TLS.
@@ -58,6 +63,7 @@ class SchedulerOptions:
 
     address: str = "127.0.0.1:0"
     token: str | None = None
+    identity: Identity | None = None
     settings: Settings = field(default_factory=Settings)
     tls: TlsFiles | None = None
     credentials: grpc.ChannelCredentials | None = None
@@ -77,7 +83,7 @@ class SchedulerOptions:
         """
         if min(self.lost_after_s, self.call_timeout_s, self.delivery_timeout_s) <= 0:
             raise ConfigError("lost_after_s, call_timeout_s and delivery_timeout_s must be more than 0.")
-        if is_loopback(self.address):
+        if self.identity is not None or is_loopback(self.address):
             return
         if self.token is None:
             raise InsecureBindError(
@@ -121,7 +127,7 @@ class Scheduler:
         self._effects: list[tuple[Effect, Event, int]] = []  # what waits for the write, with the order's number
         self._broken: StateDirectoryError | None = None
         self._standard = StandardServices([SERVICE], [message_set("ray")])
-        authorize = self._authorize if options.token is not None else None
+        authorize = self._authorize if options.token is not None and options.identity is None else None
         paths = [*METHODS, CHECK_PATH]
         self._server = open_server(self, paths, self._standard.streams, MESSAGE_BYTES_MAX, authorize)
 
@@ -139,12 +145,12 @@ class Scheduler:
             OSError: the address cannot be bound.
         """
         options = self.options
-        port = self._server.bind(options.address, options.tls.server_credentials() if options.tls else None)
+        served = options.identity or options.tls
+        port = self._server.bind(options.address, served.server_credentials() if served else None)
         self.address = f"{options.address.rpartition(':')[0]}:{port}"
         self._outgoing = Outgoing(
             OutgoingOptions(
-                options.token,
-                options.credentials,
+                *self._shown(),
                 options.lost_after_s,
                 options.call_timeout_s,
                 options.delivery_timeout_s,
@@ -155,6 +161,14 @@ class Scheduler:
         self._resume()
         self._server.start()
         _log.info("scheduler on %s", self.address)
+
+    def _shown(self) -> tuple[str | None, grpc.ChannelCredentials | None, tuple[tuple[str, Any], ...]]:
+        """Token, credentials and options for calls to workers and stores."""
+        options = self.options
+        if options.identity is not None:
+            return None, options.identity.channel_credentials(), options.identity.channel_options()
+        is_proved = options.credentials is not None or options.insecure
+        return options.token if is_proved else None, options.credentials, ()
 
     def stop(self) -> None:
         """Serve no more. Workers and stores are not told: they may find a scheduler here again."""

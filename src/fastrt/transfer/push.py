@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grpc
 
@@ -52,11 +53,12 @@ class Pusher:
 
     Args:
         table: the objects.
-        token: the session's; None sends none.
+        token: a bearer token, sent with every call; None sends none.
         credentials: for TLS; None for the clear.
         native_address: host:port of this store's native stream as others reach it; None when there is none.
         chunk_bytes: of a message of StreamObj.
         timeout_s: for a whole delivery.
+        options: of gRPC's channels.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class Pusher:
         native_address: str | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         timeout_s: float = 600.0,
+        options: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self._table = table
+        self._options = (*BULK_OPTIONS, *options)
         self._metadata = bearer(token) if token is not None else ()
         self._credentials = credentials
         self._native_address = native_address
@@ -134,7 +138,7 @@ class Pusher:
         with self._lock:
             channel = self._channels.get(address)
             if channel is None:
-                channel = self._channels[address] = open_channel(address, self._credentials, BULK_OPTIONS)
+                channel = self._channels[address] = open_channel(address, self._credentials, self._options)
             return channel
 
     def _fetch(self, channel: grpc.Channel, objref: int) -> bool | None:

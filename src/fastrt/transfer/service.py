@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from fastrt._core import chunk
 from fastrt._core import stream as stream_module
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
-from fastrt.rpc.auth import TlsFiles, refuse_clear_bind, refused_token
+from fastrt.rpc.auth import TlsFiles, reachable, refuse_clear_bind, refused_token
 from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
 from fastrt.rpc.contract import Metadata, Stream
 from fastrt.rpc.descriptors import message_set
@@ -56,12 +56,17 @@ class ObjStoreServer:
 
     Args:
         store: this process's attachment.
-        token: of the session, which every call must carry. None serves everybody on this machine; pickles are then
-            refused, and there is no native stream.
+        token: a bearer token that every call must carry. Without it and `identity` every process on this machine is
+            served; pickles are then refused, and there is no native stream. Other stores are sent it over TLS only,
+            or with `insecure`.
+        identity: of a cluster: callers and other stores prove by TLS that they are part of it. Token and tls are not
+            used then.
         address: host:port to serve gRPC on; port 0 for any.
-        tls: certificates for gRPC. The native stream uses the cluster's identity, which comes from the token.
-        insecure: serve beyond loopback although nothing is encrypted.
+        tls: certificates for gRPC. The native stream never uses them.
+        insecure: serve beyond loopback although the token and values go in the clear; with `identity`, the native
+            stream's values alone, after a proof.
         native: whether to serve the native stream, on a port of its own of the same host.
+        native_identity: of the native stream, where gRPC has a token instead; None: `identity`, and no stream without.
         on_ready: called with the name of each object that has arrived from elsewhere, on a thread of the pool; what it
             raises fails the delivery. Refused for good (INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION) the object
             is dropped, as nobody would ever deallocate it; else the delivery may be repeated, and is reported again.
@@ -77,29 +82,39 @@ class ObjStoreServer:
         self,
         store: Store,
         *,
-        token: str | None,
+        token: str | None = None,
+        identity: Identity | None = None,
         address: str = "127.0.0.1:0",
         tls: TlsFiles | None = None,
         insecure: bool = False,
         native: bool = True,
+        native_identity: Identity | None = None,
         on_ready: Callable[[int], None] | None = None,
         resolve: Callable[[int], ObjectRef] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        refuse_clear_bind(address, tls, insecure)
+        served = identity or tls
+        if identity is None:
+            refuse_clear_bind(address, tls, insecure)
         self.table = Table(store, resolve)
-        self._token = token
+        self._token = token if identity is None else None
+        self._is_trusted = token is not None or identity is not None
         self._on_ready = on_ready
         host = address.rpartition(":")[0]
         self._source = None
         self.puller = None
-        if token is not None and native:
-            identity = Identity.from_token(token)
-            self._source = Source(self.table, identity, host.strip("[]"), 0, insecure, timeout_s)
-            self.puller = Puller(self.table, identity, None, insecure, timeout_s)
-        self.native_address = self._source.address if self._source is not None else None
-        credentials = tls.channel_credentials() if tls is not None else None
-        self._pusher = Pusher(self.table, token, credentials, self.native_address)
+        proved = native_identity or identity
+        if proved is not None and native:
+            self._source = Source(self.table, proved, host.strip("[]"), 0, insecure, timeout_s)
+            self.puller = Puller(self.table, proved, None, insecure, timeout_s)
+        self.native_address = reachable(self._source.address) if self._source is not None else None
+        self._pusher = Pusher(
+            self.table,
+            self._token if tls is not None or insecure else None,
+            served.channel_credentials() if served is not None else None,
+            self.native_address,
+            options=identity.channel_options() if identity is not None else (),
+        )
         self._types = {
             **{f"/ObjStore/{name}": types for name, types in message_set("ray").methods("ObjStore").items()},
             _FETCH: message_set("transfer").methods("fastrt.transfer.Transfer")["Fetch"],
@@ -125,7 +140,7 @@ class ObjStoreServer:
             BULK_OPTIONS,
         )
         try:
-            port = self._server.bind(address, tls.server_credentials() if tls is not None else None)
+            port = self._server.bind(address, served.server_credentials() if served is not None else None)
         except BaseException:
             if self._source is not None:
                 self._source.close()
@@ -283,7 +298,7 @@ class ObjStoreServer:
     # ---- StreamObj ----
 
     def _on_stream(self, stream: Stream) -> None:
-        inbound = Inbound(self.table, self._token is not None)
+        inbound = Inbound(self.table, self._is_trusted)
 
         def receive(body: bytes | None) -> None:
             try:
