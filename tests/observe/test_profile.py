@@ -145,7 +145,7 @@ def test_other_store_is_measured_by_its_address_and_left_as_it_was(
 
 
 def test_many_small_objects_are_brought_here() -> None:
-    with measured.TwoNodes(1 << 20, "token", many=(100, 5000)) as nodes:
+    with measured.TwoNodes(1 << 20, new_token(), many=(100, 5000)) as nodes:
         for _ in range(2):
             nodes.pull_many()
             nodes.drop_many()
