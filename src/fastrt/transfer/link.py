@@ -63,16 +63,16 @@ class Link:
 
     Args:
         sock: a non-blocking socket whose peer has been authenticated.
+        local: whether both ends are on this machine.
 
     Attributes:
         sealed: whether the bytes go in sealed records.
-        local: whether both ends are on this machine.
     """
 
     sealed = False
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.local = proof.is_local(sock)
+    def __init__(self, sock: socket.socket, local: bool) -> None:
+        self.local = local
         self._sock = sock
         self._fd = sock.fileno()
 
@@ -120,7 +120,7 @@ class Sealed(Link):
     def __init__(
         self, sock: socket.socket, send_key: bytes, receive_key: bytes, send_bytes: int, receive_bytes: int
     ) -> None:
-        super().__init__(sock)
+        super().__init__(sock, local=False)
         self._seal, self._open = _cipher(send_key)[0], _cipher(receive_key)[1]
         self._sent = self._received = 0  # records
         self._out = memoryview(bytearray(send_bytes))
@@ -332,7 +332,8 @@ def _greet(sock: socket.socket, identity: Identity, insecure: bool, timeout_s: f
     prepare(sock)
     if _in_the_clear(sock, insecure, tls_on_loopback):
         proof.prove_as_client(sock, identity.key(PURPOSE), PURPOSE, None, timeout_s)
-        return Link(_moved(sock))
+        local = proof.is_local(sock)  # fails when the connection is gone; from the next line on nothing does
+        return Link(_moved(sock), local)
     until = time.monotonic() + timeout_s
     with identity.open_client(sock, timeout_s) as tls:
         keys = _receive_keys(tls, until)
@@ -365,7 +366,8 @@ def accept(
     prepare(sock)
     if _in_the_clear(sock, insecure, tls_on_loopback):
         proof.prove_as_server(sock, identity.key(PURPOSE), PURPOSE, None, timeout_s)
-        return Link(_moved(sock))
+        local = proof.is_local(sock)
+        return Link(_moved(sock), local)
     keys = secrets.token_bytes(2 * _KEY_BYTES)
     until = time.monotonic() + timeout_s
     _expect_tls(sock, timeout_s)
