@@ -20,8 +20,8 @@ def main(argument: str) -> None:
     """Serve until standard input ends, or SIGTERM comes.
 
     Args:
-        argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), accept_loss, token_file,
-            tls, insecure; for a coordinator job (settings of `CoordinatorOptions`).
+        argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), accept_loss,
+            token_file, tls, insecure; for a coordinator job (settings of `CoordinatorOptions`).
     """
     settings = json.loads(argument)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
