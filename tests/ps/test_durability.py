@@ -349,7 +349,7 @@ def test_checkpoint_is_whole_or_is_none(site, tmp_path, monkeypatch) -> None:
         other.head.checkpoints.load(path, other.head.options)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "tables": []}))
-    with pytest.raises(CheckpointError, match="manifest .* is damaged"):
+    with pytest.raises(CheckpointError, match=r"manifest .* is damaged"):
         other.head.checkpoints.load(path, other.head.options)
     (path / "manifest.json").write_text(json.dumps({**manifest, "format": 9}))
     with pytest.raises(CheckpointError, match="format 9"):
