@@ -16,8 +16,8 @@ certificate. Connections that are not proven have a bounded number of places; th
 room for the next.
 
 Threads: the server's thread calls `caller`, `accepted`, `rejected` and the counters, and the door's thread judges by
-them. `_scanning` is held while descriptors are looked at, on either thread. Counters are only changed by the server's side. `_lock` guards
-`_connections` and the counts of unread bytes, which change on any thread that answers.
+them. `_scanning` is held while descriptors are looked at, on either thread. `_lock` guards `_connections` and the
+counts of unread bytes, which change on any thread that answers.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Limits:
     connections: int = 16_384
     unproven: int = 512
     greeting_s: float = 10.0
-    streams: int = 1024
+    streams: int = 512
     pending: int = 65_536
-    queued: int = 4096
+    queued: int = 8192
     reading: int = 2048
     header_bytes: int = 16 << 10
     request_bytes: int = 256 << 20
