@@ -53,6 +53,9 @@ def listen(sock, patience):
         pass
     return came
 
+def pause(seconds):
+    select.select([], [], [], seconds)
+
 def ready():
     print("ready", flush=True)
 

@@ -38,8 +38,8 @@ def attack() -> Iterator[Callable[..., Attacker]]:
 
 
 @pytest.fixture(scope="module")
-def scene() -> Iterator[Scene]:
-    """Every service of a cluster at once, with honest users of them. See `Scene`."""
+def runtime() -> Iterator[Scene]:
+    """Services of a cluster, with honest users of them: a `Scene`. The name says that it grows while tests run."""
     with tempfile.TemporaryDirectory(prefix="frt-") as folder:  # short: sockets have short names
         os.chmod(folder, 0o755)  # another user may come as far as the folders that are to keep him out
         made = Scene(Path(folder))

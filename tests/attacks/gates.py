@@ -6,8 +6,6 @@ A cell of the matrix that cannot exist is a reason in `impossible`, by the name 
 import os
 import struct
 import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -123,10 +121,11 @@ class Grpc(Door):
     opening = HTTP2
     oversized = HTTP2 + b"\xff\xff\xff\1\4\0\0\0\1"
     method = ""
+    programs = False  # whether programs in other languages use it, with certificates of their own
 
     def enter(self, address: str, secret: str | None) -> Any:
         """See `Door`."""
-        return speak.call(address, self.method, secret, timeout_s=2.0)
+        return speak.call(address, self.method, secret, self.programs, timeout_s=2.0)
 
     @property
     def nested(self) -> bytes:  # type: ignore[override]
@@ -146,6 +145,7 @@ class Head(Grpc):
 
     def right(self) -> None:
         """See `Door`: both nodes are members, and work together."""
+        assert self.scene.node_note
         assert self.scene.driver.do() == 2 << 18
         nodes = nodes_at(self.scene.head_note.socket_path)
         assert len(nodes) == 2, nodes
@@ -215,7 +215,7 @@ class Native(Head):
 class Scheduler(Grpc):
     """The scheduler for programs in any language."""
 
-    name, method = "scheduler gRPC", "/Scheduler/SchedulerInfo"
+    name, method, programs = "scheduler gRPC", "/Scheduler/SchedulerInfo", True
 
     @property
     def address(self) -> str:
@@ -224,7 +224,7 @@ class Scheduler(Grpc):
 
     def right(self) -> None:
         """See `Door`."""
-        assert speak.call(self.address, self.method, self.secret)[-1] == b"OK"
+        assert speak.call(self.address, self.method, self.secret, True)[-1] == b"OK"
 
 
 class Store(Scheduler):
@@ -392,7 +392,7 @@ class PsUnix(PsServer):
 
     def enter(self, address: str, secret: str | None) -> Any:
         """See `Door`."""
-        return speak.parameters_local(address)
+        return speak.parameters_local(address, self.secret)
 
 
 class Daemon(Door):
@@ -403,7 +403,10 @@ class Daemon(Door):
     opening = b'{"op": "join", '
     oversized = b'{"op": "'
     _uid = "the kernel names the peer's user before a byte is read: see 'other uid'"
-    impossible: ClassVar[dict[str, str]] = {"no secret": _uid, "wrong secret": _uid, "right secret replayed": _uid}
+    impossible: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("no secret", "wrong secret", "right secret replayed"), _uid),
+        "squatted folder": "its folder is the runtime folder, which has a row of its own",
+    }
 
     @property
     def address(self) -> str:
@@ -432,6 +435,11 @@ class Group(Door):
 
     name = "collective TCP"
     opening = b'{"place": '
+    impossible: ClassVar[dict[str, str]] = {
+        "squatted folder": NO_FOLDER,
+        "squatted port": "ranks dial only addresses from an invitation that a holder of the secret has signed",
+        "right secret replayed": "a group meets once; tests/attacks/test_collective.py replays an invitation",
+    }
     oversized = b'{"place": "'
     _group = ""
 
@@ -470,15 +478,13 @@ class Group(Door):
         return psutil.Process(self.scene.ranks[0].process.pid)
 
     def enter(self, address: str, secret: str | None) -> Any:
-        """See `Door`: a rank of another user, or of none, in the words of today's greeting."""
-        return speak.rank(address, self.kind)
+        """See `Door`: a rank that does not hold the group's secret."""
+        return speak.rank(address)
 
     def _names(self) -> set[str]:
         process = self.process()
         return {
-            f"127.0.0.1:{one.laddr.port}"
-            for one in process.net_connections("tcp")
-            if one.status == psutil.CONN_LISTEN
+            f"127.0.0.1:{one.laddr.port}" for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN
         }
 
     def _found(self) -> str | None:
@@ -491,8 +497,10 @@ class LocalGroup(Group):
     name, kind = "collective abstract socket", 5
     _uid = "the kernel names the peer's user before a byte is read: see 'other uid'"
     impossible: ClassVar[dict[str, str]] = {
-        "squatted folder": ABSTRACT, "no secret": _uid, "wrong secret": _uid, "right secret replayed": _uid
-    }  # fmt: skip
+        **dict.fromkeys(("no secret", "wrong secret", "right secret replayed"), _uid),
+        "squatted folder": ABSTRACT,
+        "squatted port": "ranks ask the kernel for the user of a listener before they send a byte",
+    }
 
     @property
     def _coordinator(self) -> str | None:
@@ -517,145 +525,3 @@ DOORS: list[type[Door]] = [
     Head, Uplink, Native, Scheduler, Store, Coordinator, PsFrames, PsGrpc, PsHttp, PsServer, PsUnix, Group, LocalGroup,
     Daemon,
 ]  # fmt: skip
-
-
-class Folder(Door):
-    """A folder that fastrt makes, or finds: only one that this user alone can change is used."""
-
-    _reason = "a folder has no port: nothing can be said to it"
-    impossible: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("no secret", "wrong secret", "right secret replayed"), "a folder is guarded by its owner"),
-        **dict.fromkeys(("squatted port", "silent", "slow", "flood", "garbage"), _reason),
-        **dict.fromkeys(("oversized", "deep nesting"), "files of a checked folder are the user's own: see 'other uid'"),
-    }
-
-    def process(self) -> psutil.Process:
-        """See `Door`: the head's node, which uses them."""
-        return psutil.Process(self.scene.head_note.pid)
-
-    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Have fastrt use this folder."""
-        raise NotImplementedError
-
-    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """A short life of a session, or a service."""
-        environment = {**os.environ, **self.scene.environment, **env}
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30)
-
-    def squatted_folder(self, uid: int | None) -> str:
-        """See `Door`: another user's folder, a link to one, and one that others may write to are refused."""
-        said = ""
-        for kind in ("owned by another user", "a link", "writable by others"):
-            with tempfile.TemporaryDirectory(prefix="frt-") as name:
-                folder, real = Path(name, "f"), Path(name, "real")
-                real.mkdir(mode=0o700)
-                if kind == "a link":
-                    folder.symlink_to(real)
-                else:
-                    real.rename(folder)
-                    if kind == "writable by others":
-                        folder.chmod(0o777)
-                    elif uid is not None:
-                        os.chown(folder, uid, uid)
-                    else:
-                        continue
-                done = self.start(folder)
-                assert done.returncode != 0, f"{self.name}: a folder is used that is {kind}"
-                assert "Traceback" not in done.stderr or "UnsafeFolderError" in done.stderr, done.stderr
-                assert not list(folder.iterdir()), f"{self.name}: something was written into a folder that is {kind}"
-                said = done.stderr.strip().splitlines()[-1]
-        return f"refused: {said[:80]}"
-
-    def other_uid(self, attack: Callable[..., Any], uid: int) -> str:
-        """Another user can neither list the folder nor read a file in it."""
-        code = """
-try: report["listed"] = os.listdir(given["folder"])
-except OSError as error: report["refused"] = error.strerror
-for path in given["files"]:
-    try: report["read"] = open(path, "rb").read(10).hex()
-    except OSError: pass
-"""
-        folder = self.folder
-        files = [str(path) for path in folder.rglob("*") if path.is_file()]
-        report = attack(code, uid=uid, folder=str(folder), files=files).finish()
-        assert report == {"refused": "Permission denied"}, report
-        return f"permission denied, for {len(files)} files in it too"
-
-    @property
-    def folder(self) -> Path:
-        """One that is in use."""
-        raise NotImplementedError
-
-    @property
-    def address(self) -> str:
-        """See `Door`."""
-        return str(self.folder)
-
-
-SESSION = "import fastrt\nwith fastrt.init(1, '64MiB'): pass\n"
-
-
-class RuntimeFolder(Folder):
-    """Of sockets, tokens and notes of sessions."""
-
-    name = "runtime folder"
-
-    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
-        """See `Folder`."""
-        return self.run(sys.executable, "-c", SESSION, FASTRT_RUNTIME_DIR=str(folder))
-
-    @property
-    def folder(self) -> Path:
-        """See `Folder`."""
-        return self.scene.runtime_dir
-
-
-class SpillFolder(Folder):
-    """Of values that were moved out of the arena."""
-
-    name = "spill folder"
-
-    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
-        """See `Folder`."""
-        return self.run(sys.executable, "-c", SPILLING, FASTRT_SPILL_DIR=str(folder))
-
-    @property
-    def folder(self) -> Path:
-        """See `Folder`."""
-        return self.scene.spill_dir
-
-
-SPILLING = """
-import fastrt
-with fastrt.init(1, "16MiB"):
-    refs = [fastrt.put(bytes(2 << 20)) for _ in range(12)]
-    assert fastrt.get(refs[0]) == bytes(2 << 20)
-"""
-
-
-class StateFolder(Folder):
-    """Of a coordinator's durable state."""
-
-    name = "state folder"
-
-    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
-        """See `Folder`."""
-        words = ["coordinator", "--num-tasks", "1", "--address", "127.0.0.1:0", "--state-dir", str(folder)]
-        with subprocess.Popen(
-            [*MAIN, *words], env={**os.environ, **self.scene.environment}, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ) as one:  # fmt: skip
-            assert one.stdout is not None
-            if one.stdout.readline():  # it serves
-                one.terminate()
-                return subprocess.CompletedProcess(words, 0, *one.communicate(timeout=20))
-            out, err = one.communicate(timeout=20)
-            return subprocess.CompletedProcess(words, one.returncode, out, err)
-
-    @property
-    def folder(self) -> Path:
-        """See `Folder`."""
-        return self.scene.state_dir
-
-
-DOORS += [RuntimeFolder, SpillFolder, StateFolder]

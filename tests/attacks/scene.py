@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fastrt.runtime.nodefile import nodes_here
 MAIN = [sys.executable, "-c", "from fastrt.cli.main import main; main()"]
 EXPORTED = "import fastrt\n\n@fastrt.remote\ndef exported():\n    return 1\n"
 PATIENCE_S = 30.0
+NODE = ["--num-workers", "1", "--export", "exported_here"]
 
 # Each of these reads one line of JSON for each thing to do, and answers with one line.
 LOOP = """
@@ -144,6 +145,7 @@ class Service:
             self.said += line
             if until in line:
                 return
+        self.close()
         raise AssertionError(f"{words} ended early:\n{self.said}{self.errors.read_text()[-3000:]}")
 
     def find(self, pattern: str) -> str:
@@ -159,7 +161,7 @@ class Service:
 
 
 class Scene:
-    """Everything at once; `close` ends it, and `errors` is what all services have written.
+    """Services, each started when it is first asked for; `close` ends them, `errors` is what they have written.
 
     Args:
         folder: a short path, for sockets.
@@ -172,35 +174,77 @@ class Scene:
         self.outputs: list[Path] = []
         self._lock = threading.Lock()
         self._groups = 0
-        try:
-            self._begin()
-        except BaseException:
-            self.close()
-            raise
+        self._parents: list[int] = []
+        self.state_dir, self.ps_token_file = folder / "state", folder / "ps-token"
 
-    def _begin(self) -> None:
-        self.ranks = [self._honest(RANK) for _ in range(2)]  # not yet: they start while the nodes do
-        modules = self.folder / "modules"
-        modules.mkdir()
-        (modules / "exported_here.py").write_text(EXPORTED)
-        common = ["--num-workers", "1", "--export", "exported_here"]
-        served = ["--scheduler-port", "0", "--coordinator-port", "0", "--num-tasks", "1"]
-        self.state_dir = self.folder / "state"
-        served += ["--state-dir", str(self.state_dir)]
-        head = self._node("--head", "--port", "0", "--name", "one", *served, *common)
-        self.head_note = self._note("one")
-        self.head, self.token_file = self.head_note.head, Path(self.head_note.token_file)
-        self.scheduler = head.find(r"^scheduler: +(\S+)")
-        self.coordinator = head.find(r"^coordinator: +(\S+)")
-        self.store = head.find(r"^store: +(\S+)")
-        self._node("--address", self.head, "--scheduler", self.scheduler, "--name", "two", *common)
-        self.node_note = self._note("two")
-        self.driver = self._honest(DRIVER, self.head)
-        self.ps_token_file = self.folder / "ps-token"
+    @cached_property
+    def ranks(self) -> list[Honest]:
+        """Two processes that make groups together."""
+        return [self._honest(RANK, FASTRT_TOKEN_FILE=str(self.token_file)) for _ in range(2)]
+
+    @cached_property
+    def ps(self) -> Service:
+        """The scheduler of a cluster of parameter servers, with all its ports."""
         words = ["ps", "scheduler", "--address", "127.0.0.1:0", "--num-workers", "1", "--num-servers", "1"]
         words += ["--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
-        self.ps = self._service("HTTP on", *words, "--token-file", str(self.ps_token_file))
-        self.servers = self._honest(SERVERS)
+        return self._service("HTTP on", *words, "--token-file", str(self.ps_token_file))
+
+    @cached_property
+    def servers(self) -> Honest:
+        """A worker that has started a parameter server."""
+        return self._honest(SERVERS)
+
+    @cached_property
+    def driver(self) -> Honest:
+        """A driver on the first of the two nodes, which uses the second."""
+        return self._honest(DRIVER, self.head)
+
+    @cached_property
+    def head_node(self) -> Service:
+        """The head, with a scheduler and a coordinator beside it."""
+        (self.folder / "modules").mkdir()
+        (self.folder / "modules" / "exported_here.py").write_text(EXPORTED)
+        served = ["--scheduler-port", "0", "--coordinator-port", "0", "--num-tasks", "1"]
+        served += ["--state-dir", str(self.state_dir)]
+        return self._service("use it:", "start", "--head", "--port", "0", "--name", "one", *served, *NODE)
+
+    @cached_property
+    def head_note(self) -> Any:
+        """What the head's node has noted of itself."""
+        assert self.head_node
+        return self._note("one")
+
+    @cached_property
+    def node_note(self) -> Any:
+        """What the other node has noted of itself."""
+        words = ["start", "--address", self.head, "--scheduler", self.scheduler, "--name", "two", *NODE]
+        self._service("use it:", *words)
+        return self._note("two")
+
+    @property
+    def head(self) -> str:
+        """The head's address."""
+        return str(self.head_note.head)
+
+    @property
+    def token_file(self) -> Path:
+        """With the cluster's token."""
+        return Path(self.head_note.token_file)
+
+    @property
+    def scheduler(self) -> str:
+        """The scheduler's address."""
+        return self.head_node.find(r"^scheduler: +(\S+)")
+
+    @property
+    def coordinator(self) -> str:
+        """The coordinator's address."""
+        return self.head_node.find(r"^coordinator: +(\S+)")
+
+    @property
+    def store(self) -> str:
+        """The address of the head's object store."""
+        return self.head_node.find(r"^store: +(\S+)")
 
     def close(self) -> None:
         """End everything, last first."""
@@ -230,21 +274,6 @@ class Scene:
                 found += [psutil.Process(parent), *psutil.Process(parent).children(recursive=True)]
         return found
 
-    _parents: Iterator[int] | list[int] = ()
-
-    def listening(self, mark: str) -> list[str]:
-        """TCP addresses of the processes whose command line has this in it."""
-        found = []
-        for process in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if mark in " ".join(process.cmdline()):
-                    found += [
-                        f"127.0.0.1:{one.laddr.port}"
-                        for one in process.net_connections("tcp")
-                        if one.status == psutil.CONN_LISTEN
-                    ]
-        return found
-
     def next_group(self) -> str:
         """A name that no group has had."""
         with self._lock:
@@ -255,20 +284,17 @@ class Scene:
         (note,) = [note for note in nodes_here(self.runtime_dir) if note.name == name]
         return note
 
-    def _node(self, *words: str) -> Service:
-        return self._service("use it:", "start", *words)
-
     def _service(self, until: str, *words: str) -> Service:
         made = Service(self.folder, until, *words, **self.environment)
         self._keep(made)
         return made
 
-    def _honest(self, prepare: str, *arguments: str) -> Honest:
-        made = Honest(prepare, self.folder, *arguments, **self.environment)
+    def _honest(self, prepare: str, *arguments: str, **env: str) -> Honest:
+        made = Honest(prepare, self.folder, *arguments, **self.environment, **env)
         self._keep(made)
         return made
 
     def _keep(self, made: Any) -> None:
         self.stack.callback(made.close)
         self.outputs.append(made.errors)
-        self._parents = [*self._parents, made.process.pid]
+        self._parents.append(made.process.pid)
