@@ -27,6 +27,7 @@ check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, r
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	-$(BIN)/python -m pip install --quiet --only-binary :all: joblib scikit-learn "dask[array]"
 	$(BIN)/python tests/fuzz/fuzz.py 30
+	$(BIN)/python tests/fuzz/parsers.py 5
 	$(BIN)/python tests/fuzz/doors.py 33
 	$(BIN)/python tests/conformance/jax_envs.py
 	-$(BIN)/python tests/engines/ray_env.py

@@ -25,6 +25,7 @@ HOSTILE = Path(__file__).resolve().parents[2] / "bench/hostile.py"
 METHODS = ["/t.S/Echo", "/t.S/Wait", "/t.S/Large"]
 LARGE = 8 << 20
 PATIENCE_S = 20.0
+_OTHER_FLOODS = ["headers", "continuation", "pings", "settings-flood", "drip"]
 _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9)[:3] + b"\x04" + bytes(5)
 
 
@@ -166,7 +167,10 @@ def test_program_keeps_descriptors_under_a_flood_of_connections(serve: Any, chan
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] == before[1]
 
 
-@pytest.mark.parametrize("kind", ["reset", "streams", "headers", "continuation", "pings", "settings-flood", "drip"])
+@pytest.mark.parametrize(
+    "kind",
+    ["reset", "streams", *(pytest.param(k, marks=pytest.mark.long) for k in _OTHER_FLOODS)],
+)
 def test_flood_cancels_no_call_of_others_and_costs_little(serve: Any, channel: Any, wait_until: Any, kind: str) -> None:
     service = serve()
     known = channel(service.address)
@@ -273,3 +277,11 @@ def test_key_beyond_the_number_of_keys_is_refused(small: Any, channel: Any) -> N
         call("InsertKeyValue", kv={"key": "k5", "value": b"v"})
     assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "keys_max" in failed.value.details()
+
+
+# gRPC opens now what it keeps open for good.
+for _kind in (QueueServer, AioServer):
+    _service = Service(_kind, Limits())
+    with grpc.insecure_channel(_service.address) as _channel:
+        echo(_channel)
+    _service.server.stop()

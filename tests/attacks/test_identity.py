@@ -24,6 +24,7 @@ from fastrt.rpc.auth import read_token
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.identity import Identity, new_token
 from fastrt.rpc.streams import Access
+from fastrt.runtime.nodes import nodes_at
 from fastrt.scheduler.membership import JOIN, Membership
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "node"))
@@ -57,10 +58,10 @@ def ours(head: RunningNode) -> Identity:
 
 
 @contextlib.contextmanager
-def recorder(answer: bytes = b"") -> Iterator[tuple[str, bytearray]]:
+def recorder(answer: bytes = b"", port: int = 0) -> Iterator[tuple[str, bytearray]]:
     """A program that took a port first: it records what comes, and answers with some bytes."""
     got = bytearray()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", port)) as listener:
 
         def serve() -> None:
             while True:
@@ -95,7 +96,7 @@ def start_fails(folder: Path, *options: str, **env: str) -> str:
     return found.stderr
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"\0\0\0\x04\0\0\0\0\0"])
+@pytest.mark.parametrize("answer", [b"", b"\0\0\0\x04\0\0\0\0\0"])
 def test_program_at_the_heads_port_learns_nothing_and_is_not_believed(folder: Path, answer: bytes) -> None:
     token = new_token()
     with recorder(answer) as (address, got):
@@ -323,29 +324,17 @@ def test_report_of_a_million_resources_is_not_even_parsed(head: RunningNode, our
     asyncio.run(run())
 
 
-def test_hostile_head_cannot_end_an_uplink(folder: Path, wait_until: Callable[..., Any]) -> None:
-    """A head with the token passes on reports that no head should: the nodes leave them out, and go on."""
-    token = new_token()
-    access = Access(Identity.from_token(token))
-    View = NODE.message("fastrt.node.View")
-    asked = threading.Event()
+@contextlib.contextmanager
+def serving(access: Access, join: Any, wait_until: Callable[..., Any]) -> Iterator[str]:
+    """A head in this process, with `join` for `Head.Join`; yields its address."""
     done = threading.Event()
     address: list[str] = []
 
-    class Hostile(Membership):
-        async def join(self, reports: AsyncIterator[Any], context: Any) -> None:
-            async for report in reports:
-                twice = [good("c" * 32, total={"x": 1}), good("c" * 32, total={"y": 2})]
-                wrong = [one for each in hostile().values() for one in each if len(one.total) < 1000]
-                await context.write(View(cluster="x", node=[report, *twice, *wrong]))
-                asked.set()
-
     async def serve() -> None:
         stop = asyncio.Event()
-        server, where = await streams.serve("127.0.0.1:0", access, NODE, {JOIN: Hostile().join}, stop)
+        server, where = await streams.serve("127.0.0.1:0", access, NODE, {JOIN: join}, stop)
         address.append(where)
-        while not done.is_set():
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(done.wait)
         stop.set()
         await server.stop(1)
 
@@ -353,25 +342,55 @@ def test_hostile_head_cannot_end_an_uplink(folder: Path, wait_until: Callable[..
     thread.start()
     try:
         wait_until(lambda: address, "the head")
-        os.environ["FASTRT_TOKEN"] = token
-        node = RunningNode(folder / "rt", "--address", address[0], "--num-workers", "1")
-        del os.environ["FASTRT_TOKEN"]
-        assert asked.is_set()
-        uplink = node.child("fastrt.node.uplink")
-        assert uplink is not None
-        found: list[Any] = []
-
-        def listed() -> bool:
-            from fastrt.runtime.nodes import nodes_at
-
-            found[:] = [one["NodeID"][:1] for one in nodes_at(node.note.socket_path)]
-            return len(found) >= 3
-
-        wait_until(listed, "the sound reports")
-        assert node.child("fastrt.node.uplink") == uplink
-        _, said = node.stop()
-        assert "report that is left out" in said
-        assert "Traceback" not in said
+        yield address[0]
     finally:
         done.set()
         thread.join()
+
+
+def test_program_that_takes_the_port_of_a_dead_head_is_not_believed(
+    folder: Path, wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = new_token()
+    monkeypatch.setenv("FASTRT_TOKEN", token)
+    with contextlib.ExitStack() as stack:
+        with serving(Access(Identity.from_token(token)), Membership().join, wait_until) as address:
+            node = RunningNode(folder / "rt", "--address", address, "--num-workers", "1")
+            stack.callback(node.stop)
+        uplink = node.child("fastrt.node.uplink")
+        _, got = stack.enter_context(recorder(b"HTTP/1.1 200 OK\r\n\r\n", int(address.rpartition(":")[2])))
+        assert node.process.stderr is not None
+        said = node.process.stderr.readline()
+        assert node.child("fastrt.node.uplink") == uplink
+    assert (
+        said
+        == f"fastrt: the head is away: the process at {address} is not part of this cluster: it does not speak TLS\n"
+    )
+    assert got.startswith(b"\x16\x03\x01")
+    assert not [key for key in secrets_of(token) if key in got]
+
+
+def test_hostile_head_cannot_end_an_uplink(
+    folder: Path, wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head with the token passes on reports that no head should: the nodes leave them out, and go on."""
+    token = new_token()
+    monkeypatch.setenv("FASTRT_TOKEN", token)
+    View = NODE.message("fastrt.node.View")
+
+    async def join(reports: AsyncIterator[Any], context: Any) -> None:
+        async for report in reports:
+            twice = [good("c" * 32, total={"x": 1}), good("c" * 32, total={"y": 2})]
+            wrong = [one for each in hostile().values() for one in each if len(one.total) < 1000]
+            await context.write(View(cluster="x", node=[report, *twice, *wrong]))
+
+    with serving(Access(Identity.from_token(token)), join, wait_until) as address:
+        node = RunningNode(folder / "rt", "--address", address, "--num-workers", "1")
+        try:
+            uplink = node.child("fastrt.node.uplink")
+            wait_until(lambda: len(nodes_at(node.note.socket_path)) >= 3, "the sound reports")
+            assert node.child("fastrt.node.uplink") == uplink
+        finally:
+            _, said = node.stop()
+    assert "report that is left out" in said
+    assert "Traceback" not in said

@@ -3,6 +3,7 @@
 The ports are asked of the kernel, not of the program: one that is new, and not in `DOORS`, fails.
 """
 
+import contextlib
 import re
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from fastrt.rpc.channel import bearer
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.identity import Identity, new_token
 from fastrt.scheduler import SchedulerClient
-from fastrt.transfer import wire
+from fastrt.transfer import link, wire
 
 PATIENCE_S = 20.0
 MAIN = [sys.executable, "-c", "from fastrt.cli.main import main; main()"]
@@ -101,6 +102,9 @@ def spoken(door, identity, token):
     proved = next((one for one in identities(identity) if one.why_refused(door.address) is None), None)
     if proved is not None:
         return method_of(door, identity=proved)
+    with contextlib.suppress(OSError, EOFError, wire.WireError):
+        link.dial(door.address, identity, False, 1.0).close()
+        return "native"
     host, port = wire.split_address(door.address)
     with socket.create_connection((host, port), PATIENCE_S) as sock:
         sock.settimeout(1.0)
@@ -108,8 +112,6 @@ def spoken(door, identity, token):
             first = sock.recv(48)
         except TimeoutError:
             first = b""
-    if first.startswith(b"fastrtN1"):
-        return "native"
     if not first:  # of gRPC a server's settings come first
         try:
             urllib.request.urlopen(f"http://{door.address}/none", timeout=PATIENCE_S)
@@ -204,8 +206,8 @@ def get_nothing(door, kind, token):
     """Try all that there is, with a token that is not this cluster's, or without one."""
     metadata = () if token is None else bearer(token)
     if kind == "native":
-        with pytest.raises(ConnectionError, match="hung up"):
-            wire.connect(door.address, token or "", False)
+        with pytest.raises(wire.WireError, match="does not hold the secret"):
+            link.dial(door.address, Identity.from_token(new_token()), False)
     elif kind == "http":
         for path in ("/state", "/nodes", "/"):
             request = urllib.request.Request(f"http://{door.address}{path}", headers=dict(metadata))

@@ -6,7 +6,7 @@ import contextlib
 import numpy as np
 import pytest
 from test_exchange import Side
-from transfer.sites import Proxy
+from transfer.sites import Proxy, Unbound
 
 from fastrt._core import tasks as core
 from fastrt.errors import TaskCancelledError, WorkerCrashedError
@@ -85,6 +85,7 @@ def test_large_values_go_by_the_native_stream_both_ways(wait_until, plan):
         with contextlib.ExitStack() as stack:
 
             def through(address):
+                stack.enter_context(contextlib.closing(Unbound()))
                 proxy = stack.enter_context(contextlib.closing(Proxy(address, plans=[plan])))
                 return proxy.address
 
@@ -155,6 +156,7 @@ def test_a_value_that_is_not_wanted_any_more_leaves_nothing(wait_until, how):
             proxies = []
 
             def stalled(address):
+                stack.enter_context(contextlib.closing(Unbound()))
                 proxies.append(stack.enter_context(contextlib.closing(Proxy(address, then=("stall", 3 << 20)))))
                 return proxies[0].address
 

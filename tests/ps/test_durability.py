@@ -345,7 +345,14 @@ def test_checkpoint_is_whole_or_is_none(site, tmp_path, monkeypatch) -> None:
         file.write_bytes(damaged)
         with pytest.raises(CheckpointError, match="incomplete or damaged"):
             other.head.checkpoints.load(path, other.head.options)
+    later = place.head.checkpoint(tmp_path / "c", False)
+    file.write_bytes((later / "server-0").read_bytes())  # whole, and of another checkpoint
+    with pytest.raises(CheckpointError, match="of another checkpoint"):
+        other.head.checkpoints.load(path, other.head.options)
     manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "tables": []}))
+    with pytest.raises(CheckpointError, match=r"manifest .* is damaged"):
+        other.head.checkpoints.load(path, other.head.options)
     (path / "manifest.json").write_text(json.dumps({**manifest, "format": 9}))
     with pytest.raises(CheckpointError, match="format 9"):
         other.head.checkpoints.load(path, other.head.options)

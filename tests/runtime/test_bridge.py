@@ -13,12 +13,13 @@ import psutil
 import pytest
 
 import fastrt
-from fastrt.rpc.auth import read_token
+from fastrt.rpc.auth import TlsFiles, read_token
 from fastrt.rpc.channel import open_channel
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.identity import Identity
 from fastrt.runtime.bridge import exported
 from fastrt.scheduler import SchedulerClient
+from fastrt.scheduler.client import SchedulerError
 from fastrt.transfer import obj
 
 START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
@@ -194,3 +195,50 @@ def test_program_with_pem_files_calls_functions_and_opens_no_link_between_nodes(
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     again = subprocess.run([*START[:-1], *words], capture_output=True, text=True)
     assert "Name a folder that does not exist yet" in again.stderr
+
+
+@pytest.mark.long
+def test_cluster_with_certificates_of_its_own_takes_a_derived_bearer_over_tls(runtime_dir, tmp_path, wait_until):
+    def openssl(words):
+        subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
+
+    openssl("req -newkey rsa:2048 -nodes -subj /CN=ca -x509 -days 2 -keyout ca.key -out ca.pem")
+    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1")
+    openssl("req -newkey rsa:2048 -nodes -subj /CN=node -keyout own.key -out own.csr")
+    openssl("x509 -req -in own.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out own.pem")
+    files = {"--tls-cert": "own.pem", "--tls-key": "own.key", "--tls-ca": "ca.pem"}
+    words = [
+        *START,
+        "--head",
+        "--port",
+        "0",
+        "--scheduler-port",
+        "0",
+        "--num-workers",
+        "1",
+        "--export",
+        "exported_work",
+    ]
+    words += [word for name, file in files.items() for word in (name, str(tmp_path / file))]
+    env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_OBJECT_STORE_MEMORY": "64MiB"}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), env.get("PYTHONPATH", "")])
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=env) as process:
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("use it:"):
+                break
+        identity = Identity.from_token(read_token(re.search(r"--token-file (\S+)", said)[1]))
+        address = re.search(r"^scheduler: +(\S+)", said, re.M)[1]
+        credentials = TlsFiles(tmp_path / "own.pem", tmp_path / "own.key", tmp_path / "ca.pem").channel_credentials()
+        with SchedulerClient(address, identity.key("bearer").hex(), credentials) as friend:
+            wait_until(lambda: "exported_work.square" in friend.info().function_table, "the function", PATIENCE_S)
+        for token in (None, identity.key("programs").hex()):
+            with (
+                SchedulerClient(address, token, credentials) as stranger,
+                pytest.raises(SchedulerError, match="session token"),
+            ):
+                stranger.info()
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+    assert process.returncode == 0

@@ -55,8 +55,9 @@ class Site:
         return Puller(self.table, IDENTITY, **{**defaults, **options})
 
     def serve(self, **options: Any) -> ObjStoreServer:
-        shown = {"token": TOKEN, "native_identity": IDENTITY, "insecure": True}
-        server = ObjStoreServer(self.store, **{**shown, **options})
+        native = None if options.get("token", TOKEN) is None or "tls" in options else IDENTITY
+        defaults = {"token": TOKEN, "insecure": True, "native_identity": native}
+        server = ObjStoreServer(self.store, **{**defaults, **options})
         self.table, self.token = server.table, options.get("token", TOKEN)
         server.start()
         return server

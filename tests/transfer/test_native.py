@@ -401,15 +401,11 @@ def request(objref: int, offset: int, ticket: int = 0) -> bytes:
 def dialled(source: Source) -> socket.socket:
     """A connection in the clear over which this taker has said that it wants no checksums."""
     made = link.dial(source.address, IDENTITY, False)
-    assert isinstance(made, link.Clear)
+    assert not made.sealed
     sock = socket.socket(fileno=made._sock.detach())
     sock.settimeout(PATIENCE_S)
     sock.sendall(wire.pack_opening(False))
     return sock
-
-
-def logged_in(pair: Pair) -> socket.socket:
-    return dialled(pair.source)
 
 
 def hung_up(sock: socket.socket) -> bool:
@@ -420,22 +416,22 @@ def hung_up(sock: socket.socket) -> bool:
 
 def test_taker_that_sends_noise_is_hung_up_on(pair: Pair) -> None:
     pair.here.put(1, "value")
-    with logged_in(pair) as sock:
+    with dialled(pair.source) as sock:
         sock.sendall(b"n" * wire.REQUEST.size)
         assert hung_up(sock)
-    with logged_in(pair) as sock:
+    with dialled(pair.source) as sock:
         damaged = bytearray(request(1, 0))
         damaged[9] ^= 1
         sock.sendall(damaged)
         assert hung_up(sock)
-    with logged_in(pair) as sock:
+    with dialled(pair.source) as sock:
         sock.sendall(request(1, 0)[:10])
     assert pair.puller().pull(1, pair.source.address).result(PATIENCE_S)
 
 
 def test_taker_that_asks_for_too_much_is_hung_up_on(pair: Pair) -> None:
     pair.here.put(1, pattern(BIG))
-    with logged_in(pair) as sock:
+    with dialled(pair.source) as sock:
         for _ in range(3):
             sock.sendall(request(1, 0) * wire.REQUESTS_MAX)
         assert hung_up(sock)
@@ -445,7 +441,7 @@ def test_taker_that_asks_for_too_much_is_hung_up_on(pair: Pair) -> None:
 
 def test_taker_that_asks_beyond_the_end_is_told(pair: Pair) -> None:
     pair.here.put(1, b"12345")
-    with logged_in(pair) as sock:
+    with dialled(pair.source) as sock:
         for offset in (5, 6, (1 << 64) - 1):
             sock.sendall(request(1, offset))
             head = bytearray(sock.recv(wire.HEAD.size, socket.MSG_WAITALL))

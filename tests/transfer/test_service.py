@@ -426,7 +426,7 @@ def test_pickle_without_a_token_is_not_opened(
     site: Site, closing: Make, caller: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTRT_CANARY", str(tmp_path / "sang"))
-    server = closing(site.serve(token=None, native_identity=None))
+    server = closing(site.serve(token=None))
     call = caller(server.address, None)
     assert server.native_address is None
     call.stream(cut(DATA, 1))
@@ -467,8 +467,7 @@ def test_stores_with_certificates_deliver_over_grpc_only(
     make_site: Make, closing: Make, caller: Make, certificates: TlsFiles
 ) -> None:
     here, there = make_site(), make_site()
-    tls = {"tls": certificates, "native_identity": None}
-    server, other = closing(here.serve(**tls)), closing(there.serve(**tls))
+    server, other = closing(here.serve(tls=certificates)), closing(there.serve(tls=certificates))
     assert server.native_address is None
     here.put(1, np.arange(BIG // 8))
     call = caller(server.address, TOKEN, certificates.channel_credentials())

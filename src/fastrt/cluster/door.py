@@ -42,7 +42,6 @@ class Door:
         self._visitors_max = visitors_max
         self._visitors: dict[asyncio.Task[None], None] = {}  # oldest first
         self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
         self._reserve = Reserve()
 
     async def open(self, host: str, port: int) -> int:
@@ -63,36 +62,53 @@ class Door:
             self._reserve.close()
             raise
         self._listener.setblocking(False)
-        self._accepting = loop.create_task(self._accept(self._listener))
+        # Not `sock_accept`: a connection that it has accepted is lost when its task is cancelled.
+        loop.add_reader(self._listener, self._accept, self._listener)
         return int(self._listener.getsockname()[1])
 
     async def close(self) -> None:
         """Accept no more connections, and end all visitors. Connections that belong to the cluster stay."""
-        ending = [*self._visitors, *([self._accepting] if self._accepting is not None else [])]
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        ending = list(self._visitors)
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
         self._reserve.close()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, peer = await loop.sock_accept(listener)
-            except OSError as error:
-                _log.warning("a connection cannot be accepted: %s", error)
-                self._drop_oldest()
-                if not (is_exhausted(error) and self._reserve.turn_away(listener)):
-                    await asyncio.sleep(_RETRY_S)
-                continue
-            if len(self._visitors) >= self._visitors_max:
-                self._drop_oldest()
-            task = loop.create_task(self._receive(sock, str(peer[0])))
-            self._visitors[task] = None
-            task.add_done_callback(lambda done: self._visitors.pop(done, None))
-            await asyncio.sleep(0)  # those that wait to be accepted do not keep the others from being served
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept one connection, so that those that wait do not keep the others from being served."""
+        try:
+            sock, peer = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            _log.warning("a connection cannot be accepted: %s", error)
+            self._drop_oldest()
+            if not (is_exhausted(error) and self._reserve.turn_away(listener)):
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener)
+                loop.call_later(_RETRY_S, self._go_on, listener)
+            return
+        if len(self._visitors) >= self._visitors_max:
+            self._drop_oldest()
+        sock.setblocking(False)
+        connection = self._make(str(peer[0]))
+        task = asyncio.get_running_loop().create_task(self._receive(sock, str(peer[0]), connection))
+        self._visitors[task] = None
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._visitors.pop(task, None)
+            if not connection.is_settled:  # it was cancelled before its first step
+                sock.close()
+
+        task.add_done_callback(ended)
+
+    def _go_on(self, listener: socket.socket) -> None:
+        if self._listener is listener:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _drop_oldest(self) -> None:
         oldest = next(iter(self._visitors), None)
@@ -100,10 +116,9 @@ class Door:
             del self._visitors[oldest]
             oldest.cancel()
 
-    async def _receive(self, sock: socket.socket, host: str) -> None:
+    async def _receive(self, sock: socket.socket, host: str, connection: FrameConnection) -> None:
         """See a visitor through until it belongs to the cluster, or is closed."""
         loop = asyncio.get_running_loop()
-        connection = self._make(host)
         until = loop.time() + GREETING_S
         why = "newer connections need its place"
         try:

@@ -86,8 +86,11 @@ class Journal:
             raise
         self.losses = self._log.losses
         for payload in self._log.payloads:
-            self._apply(_unpacked(payload))
+            self._load(payload)
         self._log.payloads = []
+        self._live_bytes = sum(
+            _size(kind, key, value) for kind, named in self._live.items() for key, value in named.items()
+        )
         self._plan()
 
     def records(self) -> Iterator[tuple[str, str, bytes]]:
@@ -128,6 +131,25 @@ class Journal:
         self._abandon()
         self._log.close()
         os.close(self._lock)
+
+    def _load(self, payload: bytes) -> None:
+        """Take up a batch of an earlier process."""
+        at, end = 0, len(payload)
+        while at < end:
+            kind_bytes, key_bytes, value_bytes = _RECORD.unpack_from(payload, at)
+            kind_end = at + _RECORD.size + kind_bytes
+            at = kind_end + key_bytes
+            kind = payload[kind_end - kind_bytes : kind_end].decode()
+            key = payload[kind_end:at].decode("utf-8", "surrogateescape")
+            if value_bytes == _DROPPED:
+                self._live.get(kind, {}).pop(key, None)
+            else:
+                value = payload[at : at + value_bytes]
+                at += value_bytes
+                named = self._live.get(kind)
+                if named is None:
+                    named = self._live[sys.intern(kind)] = {}
+                named[key] = value
 
     def _apply(self, records: Iterable[tuple[str, str, bytes | None]]) -> None:
         for kind, key, value in records:
@@ -313,22 +335,6 @@ def _packed(kind: str, key: str, value: bytes | None) -> bytes:
     if value is None:
         return _RECORD.pack(len(head), len(name), _DROPPED) + head + name
     return b"".join((_RECORD.pack(len(head), len(name), len(value)), head, name, value))
-
-
-def _unpacked(payload: bytes) -> Iterator[tuple[str, str, bytes | None]]:
-    at = 0
-    while at < len(payload):
-        kind_bytes, key_bytes, value_bytes = _RECORD.unpack_from(payload, at)
-        kind_end = at + _RECORD.size + kind_bytes
-        key_end = kind_end + key_bytes
-        kind = sys.intern(payload[at + _RECORD.size : kind_end].decode())
-        key = _text(payload[kind_end:key_end])
-        if value_bytes == _DROPPED:
-            at = key_end
-            yield kind, key, None
-        else:
-            at = key_end + value_bytes
-            yield kind, key, payload[key_end:at]
 
 
 def _unpacked_write(payload: bytes) -> tuple[int, str, bytes]:

@@ -262,7 +262,9 @@ class TwoNodes:
         self._other = Store(Client(self._segment, index, gen), 0.0)
         host = "127.0.0.1" if address is None else _own_host(address)
         identity = None if address is None else Identity.from_token(token).for_programs()
-        shown: dict[str, Any] = _own_run(token) if identity is None else {"identity": identity}
+        shown: dict[str, Any] = {"identity": identity}
+        if identity is None:
+            shown = {"token": token, "native_identity": Identity.from_token(token)}
         self._server = ObjStoreServer(self._store, **shown, address=f"{host}:0", insecure=insecure)
         stack.callback(self._server.stop)
         self._server.start()
@@ -399,11 +401,6 @@ def _own_host(address: str) -> str:
         return str(sock.getsockname()[0])
 
 
-def _own_run(token: str) -> dict[str, Any]:
-    """Options of a server between two processes of one run on this machine: gRPC in the clear, as its limits are."""
-    return {"token": token, "native_identity": Identity.from_token(token)}
-
-
 # ---- the other process ----
 
 
@@ -486,7 +483,8 @@ def main() -> None:
             count, nbytes = order["many"]
             segment, store = _open_store(2 * order["bytes"] + count * (nbytes + _PAGE_BYTES) + _ROOM_BYTES)
             stack.callback(segment.unlink)
-            server = ObjStoreServer(store, **_own_run(order["token"]))
+            identity = Identity.from_token(order["token"])
+            server = ObjStoreServer(store, token=order["token"], native_identity=identity)
             stack.callback(server.stop)
             for k in range(count):
                 server.table.add(_MANY_FROM + k, store.put(np.full(nbytes, k % 251, np.uint8)))

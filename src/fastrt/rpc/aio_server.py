@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -108,6 +109,15 @@ class AioStream:
             self.finish(grpc.StatusCode.INTERNAL.value[0], "The handler of this stream failed; see the log.")
 
 
+@dataclass(eq=False)
+class _Waiting:
+    """A call that waits for its answer; `unread` has the bytes of one that is counted."""
+
+    answered: asyncio.Future[_Answer]
+    caller: Connection
+    unread: int = 0
+
+
 class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
     """See `Server`, and `open_server` for the arguments."""
 
@@ -134,7 +144,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             ("grpc.max_receive_message_length", message_bytes_max),
             *options,
         )
-        self._pending: dict[int, asyncio.Future[_Answer]] = {}
+        self._pending: dict[int, _Waiting] = {}
         self._open_streams: set[AioStream] = set()
         self._next_number = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -192,9 +202,9 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         if answered is None:
             return False
         if threading.current_thread() is self._thread:
-            _resolve(answered, (code, message, body, trailing))
+            self._resolve(answered, (code, message, body, trailing))
         else:
-            self._loop_now().call_soon_threadsafe(_resolve, answered, (code, message, body, trailing))
+            self._loop_now().call_soon_threadsafe(self._resolve, answered, (code, message, body, trailing))
         return True
 
     def pending_count(self) -> int:
@@ -236,8 +246,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
         self._next_number += 1
         number = self._next_number
-        answered: asyncio.Future[_Answer] = self._loop_now().create_future()
-        self._pending[number] = answered
+        waiting = self._pending[number] = _Waiting(self._loop_now().create_future(), caller)
         try:
             self._handler.on_call(number, method, body)
         except Exception:
@@ -246,24 +255,33 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             self.finish(number, grpc.StatusCode.INTERNAL.value[0], message)
         self._ask_idle_soon()
         try:
-            code, message, result, trailing = await answered
+            code, message, result, trailing = await waiting.answered
         except asyncio.CancelledError:
+            if waiting.unread:
+                self._door.sent(caller, waiting.unread)
             if self._pending.pop(number, None) is not None:
                 self._handler.on_cancel(number)
                 self._ask_idle_soon()
             raise
         if code:
             await context.abort(_CODES[code], message, tuple(trailing))
-        if len(result) >= COUNTED_BYTES:
-            refused = self._door.refused_answer(caller, len(result))
-            if refused:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refused)
-            self._door.sending(caller, len(result))
-            context.add_done_callback(partial(self._sent, caller, len(result)))
+        if waiting.unread:
+            context.add_done_callback(lambda _: self._door.sent(caller, waiting.unread))
         return result
 
-    def _sent(self, caller: Connection, size: int, _context: object) -> None:
-        self._door.sent(caller, size)
+    def _resolve(self, waiting: _Waiting, answer: _Answer) -> None:
+        """Give an answer to the call that waits for it, or refuse it when too many are not read yet."""
+        if waiting.answered.done():  # its caller has gone
+            return
+        size = len(answer[2])
+        if size >= COUNTED_BYTES:
+            refused = self._door.refused_answer(waiting.caller, size)
+            if refused:
+                answer = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], refused, b"", ()
+            else:
+                waiting.unread = size
+                self._door.sending(waiting.caller, size)
+        waiting.answered.set_result(answer)
 
     def _caller(self, context: Any) -> Connection:
         """The connection of a call, which is counted as under way until it is done."""
@@ -349,8 +367,3 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         thread.join(timeout=2 * _DRAIN_S)
         loop.close()
         self._loop = self._server = None
-
-
-def _resolve(answered: asyncio.Future[_Answer], answer: _Answer) -> None:
-    if not answered.done():  # its caller may have gone
-        answered.set_result(answer)

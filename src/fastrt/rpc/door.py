@@ -16,8 +16,8 @@ certificate. Connections that are not proven have a bounded number of places; th
 room for the next.
 
 Threads: the server's thread calls `caller`, `accepted`, `rejected` and the counters, and the door's thread judges by
-them. `_scanning` is held while descriptors are looked at, on either thread. Counters are only changed by the server's side. `_lock` guards
-`_connections` and the counts of unread bytes, which change on any thread that answers.
+them. `_scanning` is held while descriptors are looked at, on either thread. `_lock` guards `_connections` and the
+counts of unread bytes, which change on any thread that answers.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ _UNREAD_MIN = 64 << 10
 # Answers below this size are not counted: the bound on streams is enough for them.
 COUNTED_BYTES = 4096
 _REJECTED_MAX = 16
+# After so many between two looks, a connection that is not proven is ended by its first.
+_REJECTED_ALL_MAX = 256
 _CALLS_MANY = 256
 
 
@@ -78,9 +80,9 @@ class Limits:
     connections: int = 16_384
     unproven: int = 512
     greeting_s: float = 10.0
-    streams: int = 1024
+    streams: int = 512
     pending: int = 65_536
-    queued: int = 4096
+    queued: int = 8192
     reading: int = 2048
     header_bytes: int = 16 << 10
     request_bytes: int = 256 << 20
@@ -173,6 +175,7 @@ class Door:
         self.limits = limits
         self.reading = 0
         self.unread = 0
+        self._rejected = 0  # calls since the last look
         self._places = limits.places()
         self._unproven_max = min(limits.unproven, self._places // 4)
         self._connections: dict[object, Connection] = {}
@@ -225,7 +228,9 @@ class Door:
     def rejected(self, connection: Connection) -> None:
         """A call was refused, or its caller went before the request came; too many in a row end the connection."""
         connection.rejected += 1
-        if connection.rejected >= _REJECTED_MAX:
+        self._rejected += 1
+        is_flood = self._rejected > _REJECTED_ALL_MAX and not connection.proven
+        if is_flood or connection.rejected >= _REJECTED_MAX:
             self.doom(connection, "made only calls that were refused")
 
     def begin_reading(self, connection: Connection) -> None:
@@ -325,6 +330,7 @@ class Door:
     def _look(self) -> bool:
         """Look at the connections and end those beyond a bound; whether to look again soon."""
         now = time.monotonic()
+        self._rejected = 0
         count = os.stat("/proc/self/fd").st_size  # 0 before Linux 6.2
         with self._lock:
             every = list(self._connections.values())

@@ -388,7 +388,8 @@ class QueueServer:
             refused = self._authorize(method, event.invocation_metadata)
             if refused is not None:
                 door.rejected(caller)
-                self._reject(call, caller, method, grpc.StatusCode.UNAUTHENTICATED, refused)
+                if not caller.doomed:
+                    self._reject(call, caller, method, grpc.StatusCode.UNAUTHENTICATED, refused)
                 return
         if method in self._methods:
             refused = door.make_place(len(self._pending))
@@ -408,8 +409,9 @@ class QueueServer:
             stream._open()
         else:
             door.rejected(caller)
-            words = f"There is no method {method} here."
-            self._reject(call, caller, method, grpc.StatusCode.UNIMPLEMENTED, words)
+            if not caller.doomed:
+                words = f"There is no method {method} here."
+                self._reject(call, caller, method, grpc.StatusCode.UNIMPLEMENTED, words)
 
     def _reject(self, call: Any, caller: Connection, method: str, code: grpc.StatusCode, message: str) -> None:
         caller.calls += 1

@@ -33,7 +33,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fastrt._core import stream
 from fastrt.errors import FastrtError
@@ -58,17 +58,31 @@ _TLS_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"  # fatal, protocol_version
 Buffer = bytes | bytearray | memoryview
 
 
-class Link(Protocol):
-    """An authenticated connection. One thread may send while another one receives."""
+class Link:
+    """An authenticated connection, in the clear. One thread may send while another one receives.
 
-    sealed: bool
-    local: bool
+    Args:
+        sock: a non-blocking socket whose peer has been authenticated.
+        local: whether both ends are on this machine.
+
+    Attributes:
+        sealed: whether the bytes go in sealed records.
+    """
+
+    sealed = False
+
+    def __init__(self, sock: socket.socket, local: bool) -> None:
+        self.local = local
+        self._sock = sock
+        self._fd = sock.fileno()
 
     def send(self, parts: Sequence[object], timeout_s: float) -> None:
         """Send several buffers, one after the other; see `stream.send_parts`."""
+        stream.send_parts(self._fd, list(parts), timeout_s)
 
     def receive(self, parts: Sequence[object], least: int, timeout_s: float) -> int:
         """Fill several buffers, one after the other, with `least` bytes or more; see `stream.receive_parts`."""
+        return stream.receive_parts(self._fd, list(parts), least, timeout_s)
 
     def receive_ready(self, room: memoryview) -> int:
         """Receive without waiting: how many bytes, 0 when there are none.
@@ -76,52 +90,23 @@ class Link(Protocol):
         Raises:
             EOFError: the peer has closed the connection.
         """
-
-    def has_begun(self) -> bool:
-        """Whether bytes have come that `receive` has not returned yet."""
-
-    def shutdown(self) -> None:
-        """End the connection for both sides; a thread in `send` or `receive` gets an error."""
-
-    def close(self) -> None:
-        """Give the socket back."""
-
-
-class Clear:
-    """A link whose bytes are sent as they are.
-
-    Args:
-        sock: a non-blocking socket whose peer has been authenticated.
-    """
-
-    sealed = False
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.local = proof.is_local(sock)
-        self._sock = sock
-        self._fd = sock.fileno()
-
-    def send(self, parts: Sequence[object], timeout_s: float) -> None:
-        stream.send_parts(self._fd, list(parts), timeout_s)
-
-    def receive(self, parts: Sequence[object], least: int, timeout_s: float) -> int:
-        return stream.receive_parts(self._fd, list(parts), least, timeout_s)
-
-    def receive_ready(self, room: memoryview) -> int:
         return _receive_ready(self._sock, room)
 
     def has_begun(self) -> bool:
+        """Whether bytes have come that `receive` has not returned yet."""
         return False
 
     def shutdown(self) -> None:
+        """End the connection for both sides; a thread in `send` or `receive` gets an error."""
         with contextlib.suppress(OSError):  # the peer has done so already
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Give the socket back."""
         self._sock.close()
 
 
-class Sealed(Clear):
+class Sealed(Link):
     """A link whose bytes go in sealed records.
 
     Args:
@@ -135,7 +120,7 @@ class Sealed(Clear):
     def __init__(
         self, sock: socket.socket, send_key: bytes, receive_key: bytes, send_bytes: int, receive_bytes: int
     ) -> None:
-        super().__init__(sock)
+        super().__init__(sock, local=False)
         self._seal, self._open = _cipher(send_key)[0], _cipher(receive_key)[1]
         self._sent = self._received = 0  # records
         self._out = memoryview(bytearray(send_bytes))
@@ -149,6 +134,7 @@ class Sealed(Clear):
     # ---- out ----
 
     def send(self, parts: Sequence[object], timeout_s: float) -> None:
+        """Send several buffers in records; small ones share a record."""
         small = bytearray()
         used = 0
         for part in parts:
@@ -187,6 +173,7 @@ class Sealed(Clear):
     # ---- in ----
 
     def receive(self, parts: Sequence[object], least: int, timeout_s: float) -> int:
+        """Fill several buffers with `least` bytes or more from the records that come."""
         done = 0
         for part in parts:
             view = memoryview(part).cast("B")  # type: ignore[arg-type]
@@ -199,6 +186,7 @@ class Sealed(Clear):
         return done
 
     def receive_ready(self, room: memoryview) -> int:
+        """Open the records that have come already: how many bytes, 0 when there is no whole one."""
         while not self._opened:
             if self._record() is not None:
                 self._open_next(self._spare[:0], 0.0)
@@ -211,6 +199,7 @@ class Sealed(Clear):
         return self._give(room)
 
     def has_begun(self) -> bool:
+        """Whether part of a record, or of what it held, waits here."""
         return self._end > self._begin or bool(self._opened)
 
     def _give(self, view: memoryview) -> int:
@@ -343,7 +332,8 @@ def _greet(sock: socket.socket, identity: Identity, insecure: bool, timeout_s: f
     prepare(sock)
     if _in_the_clear(sock, insecure, tls_on_loopback):
         proof.prove_as_client(sock, identity.key(PURPOSE), PURPOSE, None, timeout_s)
-        return Clear(_moved(sock))
+        local = proof.is_local(sock)  # fails when the connection is gone; from the next line on nothing does
+        return Link(_moved(sock), local)
     until = time.monotonic() + timeout_s
     with identity.open_client(sock, timeout_s) as tls:
         keys = _receive_keys(tls, until)
@@ -376,7 +366,8 @@ def accept(
     prepare(sock)
     if _in_the_clear(sock, insecure, tls_on_loopback):
         proof.prove_as_server(sock, identity.key(PURPOSE), PURPOSE, None, timeout_s)
-        return Clear(_moved(sock))
+        local = proof.is_local(sock)
+        return Link(_moved(sock), local)
     keys = secrets.token_bytes(2 * _KEY_BYTES)
     until = time.monotonic() + timeout_s
     _expect_tls(sock, timeout_s)

@@ -62,11 +62,11 @@ class ObjStoreServer:
         identity: of a cluster: callers and other stores prove by TLS that they are part of it. Token and tls are not
             used then.
         address: host:port to serve gRPC on; port 0 for any.
-        tls: certificates for gRPC.
+        tls: certificates for gRPC. The native stream never uses them.
         insecure: serve beyond loopback although the token and values go in the clear; with `identity`, the native
-            stream's values alone.
-        native: whether to serve the native stream, on a port of its own of the same host, if there is an identity.
-        native_identity: of the native stream where gRPC has a token instead of `identity`.
+            stream's values alone, after a proof.
+        native: whether to serve the native stream, on a port of its own of the same host.
+        native_identity: of the native stream, where gRPC has a token instead; None: `identity`, and no stream without.
         on_ready: called with the name of each object that has arrived from elsewhere, on a thread of the pool; what it
             raises fails the delivery. Refused for good (INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION) the object
             is dropped, as nobody would ever deallocate it; else the delivery may be repeated, and is reported again.
@@ -103,10 +103,10 @@ class ObjStoreServer:
         host = address.rpartition(":")[0]
         self._source = None
         self.puller = None
-        streams = identity or native_identity
-        if streams is not None and native:
-            self._source = Source(self.table, streams, host.strip("[]"), 0, insecure, timeout_s)
-            self.puller = Puller(self.table, streams, None, insecure, timeout_s)
+        proved = native_identity or identity
+        if proved is not None and native:
+            self._source = Source(self.table, proved, host.strip("[]"), 0, insecure, timeout_s)
+            self.puller = Puller(self.table, proved, None, insecure, timeout_s)
         self.native_address = reachable(self._source.address) if self._source is not None else None
         self._pusher = Pusher(
             self.table,
