@@ -38,7 +38,9 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # In spite of its name: how long one attempt may take. A TLS handshake with both certificates takes three round
+    # trips, and 100 ms of a loaded machine.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 # A node has one stream to each other node, and a few for what it exports.
