@@ -136,11 +136,12 @@ class Sealed(Link):
     def send(self, parts: Sequence[object], timeout_s: float) -> None:
         """Send several buffers in records; small ones share a record."""
         small = bytearray()
+        gathered = min(_GATHER_BYTES, self._out_record)
         used = 0
         for part in parts:
             view = memoryview(part).cast("B")  # type: ignore[arg-type]
-            if len(view) < _GATHER_BYTES:
-                if len(small) + len(view) > _GATHER_BYTES:
+            if len(view) < gathered:
+                if len(small) + len(view) > gathered:
                     used = self._put(small, used, timeout_s)
                     small = bytearray()
                 small += view
