@@ -11,7 +11,6 @@ PACKAGES = [
     "fastrt.rpc",
     "fastrt.scheduler.membership",
     "fastrt.store.attach",
-    "fastrt.transfer.link",
     "fastrt.transfer.wire",
 ]
 KEY, OTHER_KEY = bytes(32), bytes([1]) * 32
@@ -74,15 +73,14 @@ def native_address(data: bytes) -> None:
 
 def records(data: bytes) -> None:
     """Sealed records of a stranger, who has no key: none opens."""
-    from fastrt.transfer.link import Sealed
-    from fastrt.transfer.wire import BrokenError
+    from fastrt.rpc.sealed import RecordError, Sealed
 
     link = Sealed(said(data), OTHER_KEY, KEY, 4096, 4096)
     room = memoryview(bytearray(4096))
     try:
         while link.receive_ready(room):
             raise AssertionError("a record was opened without its key")
-    except (BrokenError, EOFError):
+    except (RecordError, EOFError):
         pass
     finally:
         link.close()
@@ -90,7 +88,7 @@ def records(data: bytes) -> None:
 
 def sealed(data: bytes) -> None:
     """Bytes in pieces of any size through sealed records: the same bytes come out, in pieces of any other size."""
-    from fastrt.transfer.link import Sealed
+    from fastrt.rpc.sealed import Sealed
 
     here, there = socket.socketpair()
     for sock in (here, there):
