@@ -26,9 +26,8 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real Ray, long tests (12 minutes; downloads in .cache)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	-$(BIN)/python -m pip install --quiet --only-binary :all: joblib scikit-learn "dask[array]"
-	$(BIN)/python tests/fuzz/fuzz.py 30
-	$(BIN)/python tests/fuzz/parsers.py 5
-	$(BIN)/python tests/fuzz/doors.py 33
+	$(BIN)/python tests/fuzz/fuzz.py 20
+	$(BIN)/python tests/fuzz/parsers.py 2
 	$(BIN)/python tests/conformance/jax_envs.py
 	-$(BIN)/python tests/engines/ray_env.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance

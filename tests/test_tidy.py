@@ -238,6 +238,7 @@ BANNED = [
     (r"\btime\.(?:time|monotonic)\(|\bdatetime\.", r"/state\.py$", "a state machine gets `now` in its events"),
     (r"(?<!\w)slee[p]\(", r"^tests/.*\.py$", "wait for a state: the fixture wait_until"),
     (r"mark\.(?:skip|xfail)(?!if)\b(?!\(.*reason)", r"^tests/.*\.py$", "say the reason"),
+    (r"\bjson\.loads?\b|\bfrom json import", r"^src/fastrt/(?!foreign_text\.py)", "fastrt.foreign_text has bounds"),
     (r"\bpickl[e]\b.*\bimport|\bimport\s+pickl[e]", r"^src/fastrt/_core/", "the core knows no pickle"),
 ]
 
@@ -314,6 +315,8 @@ BAD = [
     (check_banned_words, {"tests/test_a.py": "time.sleep" + "(1)"}),
     (check_banned_words, {"tests/test_a.py": "@pytest.mark.skip" + "()"}),
     (check_banned_words, {"src/fastrt/_core/a.pyx": "import pickle"}),
+    (check_banned_words, {"src/fastrt/ps/a.py": "found = json.loads(text)"}),
+    (check_banned_words, {"src/fastrt/ps/a.py": "from json import load"}),
     (check_commands_are_tested, {"README.md": "```console\n$ fastrt fly\n```\n", "tests/test_docs.py": ""}),
 ]
 GOOD = {

@@ -19,7 +19,7 @@ import fastrt
 from fastrt._core.clients import KIND_DRIVER, Client, admit
 from fastrt._core.segment import Segment
 from fastrt.rpc import identity as identity_module
-from fastrt.rpc import proof
+from fastrt.rpc import proof, sealed
 from fastrt.rpc.identity import Identity, new_token
 from fastrt.store.client import Store
 from fastrt.transfer import link, wire
@@ -317,15 +317,15 @@ def copy(a: socket.socket, b: socket.socket, seen: bytearray) -> None:
 
 
 @pytest.fixture
-def ends(stack: contextlib.ExitStack) -> tuple[link.Sealed, socket.socket, link.Sealed]:
+def ends(stack: contextlib.ExitStack) -> tuple[sealed.Sealed, socket.socket, sealed.Sealed]:
     """A sender of sealed records, the socket from which an attacker forwards, and the receiver."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     socks = []
     for _ in range(2):
         out = socket.create_connection(listener.getsockname(), PATIENCE_S)
         socks += [out, listener.accept()[0]]
-    sender = link.Sealed(socks[0], b"s" * 32, b"r" * 32, 1 << 16, 1 << 16)
-    receiver = link.Sealed(socks[3], b"r" * 32, b"s" * 32, 1 << 16, 1 << 16)
+    sender = sealed.Sealed(socks[0], b"s" * 32, b"r" * 32, 1 << 16, 1 << 16)
+    receiver = sealed.Sealed(socks[3], b"r" * 32, b"s" * 32, 1 << 16, 1 << 16)
     sender.attacker = stack.enter_context(socks[2])  # type: ignore[attr-defined]
     stack.enter_context(socks[1])
     stack.callback(sender.close)
@@ -359,13 +359,27 @@ TAMPERINGS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 }
 
 
+def test_small_parts_of_a_narrow_direction_fit_into_its_records() -> None:
+    socks = socket.socketpair()
+    for sock in socks:
+        sock.setblocking(False)
+    one, other = sealed.SMALL_BYTES, sealed.BULK_BYTES
+    sender = sealed.Sealed(socks[0], b"s" * 32, b"r" * 32, one, other)
+    receiver = sealed.Sealed(socks[1], b"r" * 32, b"s" * 32, other, one)
+    with contextlib.closing(sender), contextlib.closing(receiver):
+        sender.send([bytes([k % 256]) * 28 for k in range(900)], PATIENCE_S)
+        came = bytearray(900 * 28)
+        receiver.receive([came], len(came), PATIENCE_S)
+        assert came[::28] == bytes(k % 256 for k in range(900))
+
+
 @pytest.mark.parametrize("tampering", TAMPERINGS.values(), ids=TAMPERINGS.keys())
 def test_tampered_record_is_never_delivered(ends: Any, tampering: Callable[[list[bytes]], list[bytes]]) -> None:
     given = records(ends, b"1" * 101, b"2" * 101)
     sender, _, receiver = ends
     for data in tampering(given):
         sender.attacker.sendall(data)
-    with pytest.raises(wire.BrokenError, match="sealed record"):
+    with pytest.raises(sealed.RecordError, match="sealed record"):
         receiver.receive([bytearray(202)], 202, PATIENCE_S)
 
 
@@ -380,7 +394,7 @@ def test_connection_that_ends_early_is_an_error_and_no_end_of_data(ends: Any, cu
 
 
 def test_key_is_used_for_a_bounded_number_of_records(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "RECORDS_MAX", 2)
+    monkeypatch.setattr(sealed, "RECORDS_MAX", 2)
     records(ends, b"1", b"2")
     with pytest.raises(ConnectionError, match="a new connection goes on"):
         ends[0].send([b"3"], PATIENCE_S)

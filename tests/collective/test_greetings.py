@@ -74,10 +74,12 @@ def admitted(greetings: Greetings, calling: Future[Any]) -> dict[str, Any]:
     """The greeting of the next rank that is let in; its connection carries bytes."""
     until = time.monotonic() + 10
     while time.monotonic() < until:
-        for sock, greeting in greetings.wait(0.05):
-            with sock, calling.result(10) as theirs:
-                theirs.sendall(b"and more")
-                assert sock.recv(8) == b"and more"
+        for link, greeting in greetings.wait(0.05):
+            with contextlib.closing(link), contextlib.closing(calling.result(10)) as theirs:
+                theirs.send([b"and more"], 5.0)
+                came = bytearray(8)
+                assert link.receive([came], 8, 5.0) == 8
+                assert came == b"and more"
             return greeting
     raise AssertionError("no rank was let in")
 

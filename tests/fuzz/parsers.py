@@ -1,16 +1,17 @@
 """Coverage-guided fuzzing of all Python code that reads bytes of a stranger or of a file: one table of targets.
 
-    python tests/fuzz/parsers.py 60                 seconds for each target
+    python tests/fuzz/parsers.py 2                  seconds for each target; what `make check` runs
     python tests/fuzz/parsers.py 600 invitation     for these only
 
 A module `*_parsers.py` beside this one adds targets by three names:
 
     TARGETS = {"name": function of bytes, which raises for an input that is handled wrongly}
-    SEEDS = {"name": [inputs to begin with]}
+    SEEDS = {"name": [inputs to begin with, among them those that once were handled wrongly]}
     PACKAGES = ["fastrt.collective"]                what is instrumented; its branches guide the fuzzing
 
 `test_parsers.py` runs every target on damaged seeds in each test run. libFuzzer comes with atheris (extra `fuzz`);
-without it nothing is fuzzed, and this says so. An input that ends a target is written to standard output.
+without it nothing is fuzzed, and this says so. An input that ends a target is written to standard output: add it to the
+target's seeds together with its fix.
 """
 
 import importlib

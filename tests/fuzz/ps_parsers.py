@@ -1,20 +1,13 @@
-"""Fuzzes what reads a parameter-server cluster's anonymous doors: frames with the state machine behind them, and HTTP.
-
-    python tests/fuzz/ps_parsers.py frames 60
-    python tests/fuzz/ps_parsers.py http 60
-
-An input for which a target raises is written to standard output by libFuzzer; add it to `test_ps_parsers.py`.
-"""
+"""Fuzz targets: a parameter-server cluster's anonymous doors, frames with the state machine behind them, and HTTP."""
 
 import json
-import logging
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+PACKAGES = ["fastrt.cluster", "fastrt.foreign_text", "http.server", "http.client"]
 FRAMES = Path(__file__).parents[1] / "cluster" / "mindspore_frames.json"
 
 
@@ -73,34 +66,17 @@ def http(data: bytes) -> None:
             pass
 
 
-TARGETS = {"frames": frames, "http": http}
+TARGETS = {"ps_frames": frames, "ps_http": http}
 SEEDS = {
-    "frames": [
+    "ps_frames": [
         b"\0" + b"".join(bytes.fromhex(one["header"] + one["meta"] + one["data"]) for one in captured)
         for captured in [[one for one in json.loads(FRAMES.read_text()) if one["dir"] == "->sched"]]
     ],
-    "http": [
+    "ps_http": [
         b"GET /state HTTP/1.1\r\nHost: x\r\n\r\n",
         b'POST /scaleout HTTP/1.1\r\nContent-Length: 35\r\n\r\n{"worker_num": 0, "server_num": 1  }',
         b'POST /scalein HTTP/1.0\r\nContent-Length: 18\r\n\r\n{"node_ids":["a"]}',
+        b"GET /state HTTP/1.1\r\nContent-Length: \xb2\r\n\r\n",
+        b"GET /state HTTP/1.1\r\nX: y",
     ],
 }
-
-
-def main() -> None:
-    import atheris
-
-    target, seconds = sys.argv[1:]
-    logging.disable()
-    with atheris.instrument_imports(include=["fastrt.cluster", "fastrt.foreign_text", "http.server", "http.client"]):
-        TARGETS[target](SEEDS[target][0])
-    folder = Path(sys.argv[0]).resolve().parents[2] / "build" / f"fuzz-ps-{target}"
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(SEEDS[target]):
-        (folder / f"seed-{number}").write_bytes(seed)
-    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", "-max_len=8192", str(folder)], TARGETS[target])
-    atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main()

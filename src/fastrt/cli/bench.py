@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 
 _NEEDED = ("pytest", "pytest_benchmark")
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
@@ -44,7 +45,7 @@ def bench(suites: tuple[str, ...], only_list: bool, quick: bool, json_path: str 
     with tempfile.TemporaryDirectory(prefix="fastrt-bench-") as scratch:
         target = Path(json_path) if json_path else Path(scratch, "bench.json")
         _run(folder, [known[name] for name in suites] or list(known.values()), target, quick)
-        _show(json.loads(target.read_text())["benchmarks"])
+        _show(read_object(target.read_bytes(), str(target), bytes_max=STATE_BYTES_MAX, own=True)["benchmarks"])
 
 
 def _folder() -> Path:

@@ -7,6 +7,7 @@ its own again each second. Rank 0 and the others prove the group's secret to eac
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
@@ -23,6 +24,7 @@ from fastrt.coordination.client import Keys, open_keys
 from fastrt.coordination.errors import CoordinationError, CoordinationTimeoutError
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 from fastrt.foreign_text import ForeignTextError, check_object, read_int
+from fastrt.rpc.sealed import Link
 
 _RETRY_S = 0.05
 _LOOK_S = 1.0  # how often rank 0 renews its key, and ranks that have not come are looked at
@@ -135,7 +137,7 @@ class _Part(NamedTuple):
         invitation = Invitation(host, self.place.port, secrets.token_hex(16), self.world_size, tls)
         text = invitation.pack(self.name, self.access)
         keys.set(self._key, text, overwrite=True, timeout_s=self.deadline - time.monotonic())
-        there: dict[int, tuple[Any, Place]] = {0: (None, self.place)}
+        there: dict[int, tuple[Link | None, Place]] = {0: (None, self.place)}
         greetings = Greetings(self.listener, self.access, _purpose(self.name, invitation.nonce))
         look_at = time.monotonic() + _LOOK_S
         try:
@@ -148,8 +150,8 @@ class _Part(NamedTuple):
                         self.watch([q for q in range(self.world_size) if q not in there])
                     look_at = time.monotonic() + _LOOK_S
                 self._refuse_late(there, greetings.refused)
-                for sock, hello in greetings.wait(0.05):
-                    self._admit(sock, hello, there)
+                for came, hello in greetings.wait(0.05):
+                    self._admit(came, hello, there)
             keys.delete(self._key, timeout_s=max(self.deadline - time.monotonic(), 1.0))
             places = [there[q][1] for q in range(self.world_size)]
             _tell_all(there, {"group_id": group_id, "places": places})
@@ -159,11 +161,11 @@ class _Part(NamedTuple):
             raise
         finally:
             greetings.close()
-            for sock, _ in there.values():
-                if sock is not None:
-                    sock.close()
+            for link, _ in there.values():
+                if link is not None:
+                    link.close()
 
-    def _refuse_late(self, there: dict[int, tuple[Any, Place]], refused: str) -> None:
+    def _refuse_late(self, there: dict[int, tuple[Link | None, Place]], refused: str) -> None:
         if time.monotonic() > self.deadline:
             missing = ", ".join(str(q) for q in range(self.world_size) if q not in there)
             text = f"group {self.name!r}: of {self.world_size} ranks these did not come in time: {missing}"
@@ -171,21 +173,21 @@ class _Part(NamedTuple):
             hint = f". The last caller that was refused: {refused}. All ranks need the same token" if refused else ""
             raise CollectiveTimeout(text + hint)
 
-    def _admit(self, sock: Any, hello: dict[str, Any], there: dict[int, tuple[Any, Place]]) -> None:
+    def _admit(self, link: Link, hello: dict[str, Any], there: dict[int, tuple[Link | None, Place]]) -> None:
         """Take a rank in, or send it the reason why not."""
         try:
             check_object(hello, "a rank's greeting", _HELLO)
             place = _place(hello["place"])
             why = self._refusal(place, hello, there)
             if why is None:
-                there[place.rank] = sock, place
+                there[place.rank] = link, place
                 return
-            send_text(sock, {"mismatch": f"group {self.name!r}: {why}"})
+            send_text(link, {"mismatch": f"group {self.name!r}: {why}"})
         except (OSError, ForeignTextError):
             pass
-        sock.close()
+        link.close()
 
-    def _refusal(self, place: Place, hello: dict[str, Any], there: dict[int, tuple[Any, Place]]) -> str | None:
+    def _refusal(self, place: Place, hello: dict[str, Any], there: dict[int, tuple[Link | None, Place]]) -> str | None:
         if hello["world_size"] != self.world_size or hello["wish"] != self.wish:
             return (
                 f"rank {place.rank} expects {hello['world_size']} ranks {hello['wish']}, "
@@ -238,9 +240,9 @@ class _Part(NamedTuple):
         hello = {"place": self.place, "world_size": self.world_size, "wish": self.wish}
         where, purpose = (invitation.host, invitation.port), _purpose(self.name, invitation.nonce)
         patience = max(min(self.deadline - time.monotonic(), GREETING_S), 0.1)
-        with dial(where, self.access, purpose, hello, patience) as sock:
+        with contextlib.closing(dial(where, self.access, purpose, hello, patience)) as link:
             bytes_max = _ANSWER_BYTES[0] + _ANSWER_BYTES[1] * self.world_size
-            return receive_text(sock, "rank 0's answer", bytes_max, self.deadline + 1.0)
+            return receive_text(link, "rank 0's answer", bytes_max, self.deadline + 1.0)
 
     def _read_answer(self, answer: dict[str, Any]) -> Assembled:
         if "mismatch" in answer:
@@ -265,20 +267,22 @@ def _place(values: Any) -> Place:
     return Place(*check_types(values, "a rank's place", int, str, str, int, int))
 
 
-def _drop_the_gone(there: dict[int, tuple[Any, Place]]) -> None:
+def _drop_the_gone(there: dict[int, tuple[Link | None, Place]]) -> None:
     """Forget ranks that have closed their connection: they may be started again and come once more."""
     poll = select.poll()
-    ranks = {sock.fileno(): rank for rank, (sock, _) in there.items() if sock is not None}
-    for fd in ranks:
+    links = {link.fileno(): (rank, link) for rank, (link, _) in there.items() if link is not None}
+    for fd in links:
         poll.register(fd, select.POLLIN)
-    for fd, _ in poll.poll(0) if ranks else ():
-        there.pop(ranks[fd])[0].close()
+    for fd, _ in poll.poll(0) if links else ():
+        rank, gone = links[fd]
+        del there[rank]
+        gone.close()
 
 
-def _tell_all(there: dict[int, tuple[Any, Place]], answer: dict[str, Any]) -> None:
-    for sock, _ in there.values():
+def _tell_all(there: dict[int, tuple[Link | None, Place]], answer: dict[str, Any]) -> None:
+    for link, _ in there.values():
         try:
-            if sock is not None:
-                send_text(sock, answer)
+            if link is not None:
+                send_text(link, answer)
         except OSError:
             continue  # it ended meanwhile: the group's first operation will fail

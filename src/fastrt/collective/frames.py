@@ -1,6 +1,6 @@
 """A TCP connection between two ranks of different machines: whole frames, each with the operation it belongs to.
 
-The connection is encrypted or not; both ends have proved the group's secret before the first frame.
+The connection is sealed or not; both ends have proved the group's secret before the first frame.
 
 A frame that belongs to an operation which this side has given up is read and thrown away; one of a later operation
 than ours tells that the other side has given ours up. A time that runs out inside a frame makes the connection useless.
@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import select
 import socket
-import ssl
 import struct
 import time
 from typing import Any
 
-from fastrt._core import stream
 from fastrt.errors import CollectiveTimeout
+from fastrt.rpc.sealed import Link
 
 _HEAD = struct.Struct("<QQ")  # operation, bytes of the body
 _WASTE_BYTES = 1 << 20
 _PROBE_S = 0.5
-_RECORD_BYTES = 1 << 14  # of TLS
 
 
 class Broken(ConnectionError):
@@ -29,32 +27,22 @@ class Broken(ConnectionError):
 
 
 class Frames:
-    """One direction or both of a connected socket; it belongs to this object.
+    """One direction or both of a link, which belongs to this object."""
 
-    Args:
-        sock: connected; a TLS socket carries frames in one direction only.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
-        sock.setblocking(True)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock = sock
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._next: tuple[int, int] | None = None  # the head of a frame whose body is still to come
         self._usable = True
 
     def close(self) -> None:
         """Close the connection; whoever waits on it is woken."""
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self._sock.close()
+        self._link.shutdown()
+        self._link.close()
 
     @property
     def usable(self) -> bool:
         """Whether frames can still be told from each other."""
-        return self._usable and self._sock.fileno() >= 0
+        return self._usable and self._link.fileno() >= 0
 
     def send(self, seq: int, body: Any, timeout: float) -> None:
         """Send a frame.
@@ -66,11 +54,7 @@ class Frames:
         view = memoryview(body).cast("B") if memoryview(body).nbytes else memoryview(b"")
         self._require()
         try:
-            head = _HEAD.pack(seq, view.nbytes)
-            if self._tls is not None:
-                _send_tls(self._tls, head, view, timeout)
-            else:
-                stream.send_parts(self._sock.fileno(), [head, view], timeout)
+            self._link.send([_HEAD.pack(seq, view.nbytes), view], timeout)
         except TimeoutError as error:
             self._usable = False
             raise CollectiveTimeout(str(error)) from None
@@ -125,9 +109,8 @@ class Frames:
         if self._next is None:
             # Nothing of it has come when the time runs out here: the connection is as good as before.
             poll = select.poll()
-            poll.register(self._sock, select.POLLIN)
-            is_there = self._tls is not None and self._tls.pending() > 0
-            if not is_there and not poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
+            poll.register(self._link, select.POLLIN)
+            if not self._link.has_begun() and not poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
                 raise CollectiveTimeout("nothing came in time")
             head = bytearray(_HEAD.size)
             self._fill(memoryview(head), max(deadline, time.monotonic() + 1.0))
@@ -142,10 +125,7 @@ class Frames:
         self._require()
         try:
             left = max(deadline - time.monotonic(), 0.001)
-            if self._tls is not None:
-                _receive_tls(self._tls, view, left)
-            else:
-                stream.receive_parts(self._sock.fileno(), [view], view.nbytes, left)
+            self._link.receive([view], view.nbytes, left)
         except TimeoutError as error:
             self._usable = False
             raise CollectiveTimeout(str(error)) from None
@@ -156,35 +136,6 @@ class Frames:
     def _require(self) -> None:
         if not self.usable:
             raise Broken("the connection was given up in the middle of a message")
-
-
-def _send_tls(sock: ssl.SSLSocket, head: bytes, body: memoryview, timeout: float) -> None:
-    """Send a frame, the head and the begin of the body in one record.
-
-    Raises:
-        TimeoutError: the other end took nothing for so long.
-    """
-    sock.settimeout(timeout)
-    begin = _RECORD_BYTES - len(head)
-    sock.sendall(head + bytes(body[:begin]))
-    if body.nbytes > begin:
-        sock.sendall(body[begin:])
-
-
-def _receive_tls(sock: ssl.SSLSocket, view: memoryview, timeout: float) -> None:
-    """Receive exactly so many bytes.
-
-    Raises:
-        TimeoutError: nothing came for so long.
-        EOFError: the other end is gone.
-    """
-    sock.settimeout(timeout)
-    done = 0
-    while done < view.nbytes:
-        count = sock.recv_into(view[done:])
-        if not count:
-            raise EOFError("the other end is gone")
-        done += count
 
 
 def has_ended(address: tuple[str, int]) -> bool:

@@ -2,7 +2,7 @@
 
     caller -> listener   TLS handshake with certificates on both sides, or the proof of `fastrt.rpc.proof`
     caller -> listener   greeting: JSON with the purpose of the connection, its length before it
-    listener -> caller   one byte: the greeting has arrived
+    listener -> caller   one byte, or with TLS the keys of `fastrt.rpc.sealed`: the greeting has arrived
 
 Before the proof the listener parses fields of fixed size only. It serves all who have connected at the same time.
 Strangers who are silent or slow have a deadline and a bounded number of places, and keep nobody waiting.
@@ -26,6 +26,7 @@ from fastrt.collective.access import Access
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import ForeignTextError, read_object
 from fastrt.rpc import proof
+from fastrt.rpc.sealed import SMALL_BYTES, Link, moved, seal_as_client, seal_as_server
 
 GREETING_S = 5.0  # for the proof and the greeting together
 _PLACES = 128
@@ -40,7 +41,14 @@ class NotAdmitted(ConnectionError):
     """The process at an address is no rank of the group, or closed the connection before it had proved that."""
 
 
-def dial(address: tuple[str, int], access: Access, purpose: str, greeting: dict[str, Any], timeout: float) -> Any:
+def dial(
+    address: tuple[str, int],
+    access: Access,
+    purpose: str,
+    greeting: dict[str, Any],
+    timeout: float,
+    bulk_bytes: int = SMALL_BYTES,
+) -> Link:
     """Connect to a rank, prove the secret to each other, and send a greeting.
 
     Args:
@@ -49,8 +57,9 @@ def dial(address: tuple[str, int], access: Access, purpose: str, greeting: dict[
         purpose: what the connection is for; both ends must mean the same.
         greeting: what the listener gets.
         timeout: for all of it, in seconds.
+        bulk_bytes: size of the buffer that the listener has for what comes of this end.
     Returns:
-        The connected socket, encrypted or not, blocking, with this timeout.
+        The connection, sealed or not.
     Raises:
         NotAdmitted: the other end has not proved the secret.
         TimeoutError: it did not answer in time.
@@ -59,30 +68,43 @@ def dial(address: tuple[str, int], access: Access, purpose: str, greeting: dict[
     until = time.monotonic() + timeout
     sock: Any = socket.create_connection(address, timeout)
     try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         left = max(until - time.monotonic(), 0.01)
         if access.uses_tls(address[0]):
             sock = access.identity.open_client(sock, left)
         else:
             proof.prove_as_client(sock, access.key, purpose, timeout_s=left)
-        send_text(sock, {**greeting, "purpose": purpose})
-        _receive(sock, 1, until)
-        sock.settimeout(timeout)
+        sock.sendall(_text({**greeting, "purpose": purpose}))
+        if isinstance(sock, ssl.SSLSocket):
+            return seal_as_client(sock, until, bulk_bytes, SMALL_BYTES)
+        sock.settimeout(max(until - time.monotonic(), 0.001))
+        if not sock.recv(1):
+            raise ConnectionError("the other end closed the connection")
+        return _in_the_clear(sock)
     except TimeoutError:
         sock.close()
         raise
     except (OSError, FastrtError) as error:
         sock.close()
         raise NotAdmitted(f"{address[0]}:{address[1]}: {error}") from None
-    return sock
 
 
-def send_text(sock: Any, message: dict[str, Any]) -> None:
-    """Send a message as JSON with its length."""
+def _in_the_clear(sock: socket.socket) -> Link:
+    local = proof.is_local(sock)  # fails when the connection is gone
+    return Link(moved(sock), local)
+
+
+def _text(message: dict[str, Any]) -> bytes:
     body = json.dumps(message).encode()
-    sock.sendall(_LENGTH.pack(len(body)) + body)
+    return _LENGTH.pack(len(body)) + body
 
 
-def receive_text(sock: Any, what: str, bytes_max: int, deadline: float) -> dict[str, Any]:
+def send_text(link: Link, message: dict[str, Any]) -> None:
+    """Send a message as JSON with its length."""
+    link.send([_text(message)], GREETING_S)
+
+
+def receive_text(link: Link, what: str, bytes_max: int, deadline: float) -> dict[str, Any]:
     """Receive a message of `send_text`.
 
     Raises:
@@ -90,20 +112,20 @@ def receive_text(sock: Any, what: str, bytes_max: int, deadline: float) -> dict[
         TimeoutError: it did not come in time.
         ConnectionError: the other end is gone.
     """
-    (size,) = _LENGTH.unpack(_receive(sock, _LENGTH.size, deadline))
+    (size,) = _LENGTH.unpack(_receive(link, _LENGTH.size, deadline))
     if size > bytes_max:
         raise ForeignTextError(f"{what} has {size} bytes; at most {bytes_max} are allowed")
-    return read_object(_receive(sock, size, deadline), what, bytes_max=bytes_max)
+    return read_object(_receive(link, size, deadline), what, bytes_max=bytes_max)
 
 
-def _receive(sock: Any, size: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        more = sock.recv(min(size - len(data), 1 << 16))
-        if not more:
-            raise ConnectionError("the other end closed the connection")
-        data += more
+def _receive(link: Link, size: int, deadline: float) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[link.receive([view], 1, max(deadline - time.monotonic(), 0.001)) :]
+    except EOFError:
+        raise ConnectionError("the other end closed the connection") from None
     return data
 
 
@@ -115,15 +137,24 @@ class _Caller:
         access: the group's secret.
         purpose: what connections to this listener are for.
         context: for TLS; None: the proof in the clear.
+        bulk_bytes: see `dial`.
+
+    Attributes:
+        link: the connection, when the greeting is there.
     """
 
-    def __init__(self, sock: socket.socket, access: Access, purpose: str, context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, sock: socket.socket, access: Access, purpose: str, context: ssl.SSLContext | None, bulk_bytes: int
+    ) -> None:
+        self.link: Link | None = None
+        self._bulk_bytes = bulk_bytes
         self.since = time.monotonic()
         self.host = sock.getpeername()[0]
         self.greeting: dict[str, Any] | None = None
         self.wants = select.POLLIN
         self.sock: Any = sock
         sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context is not None:
             self.sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         self._access = access
@@ -161,7 +192,11 @@ class _Caller:
         try:
             self._needed = self._steps.send(received)
         except StopIteration as stop:
-            self.sock.sendall(_TAKEN)
+            if isinstance(self.sock, ssl.SSLSocket):
+                self.link = seal_as_server(self.sock, SMALL_BYTES, self._bulk_bytes)
+            else:
+                self.sock.sendall(_TAKEN)
+                self.link = _in_the_clear(self.sock)
             self.greeting = stop.value
 
     def _prove(self) -> _Steps:
@@ -187,9 +222,11 @@ class Greetings:
         listener: stays the caller's.
         access: the group's secret.
         purpose: what connections to this listener are for.
+        bulk_bytes: see `dial`.
     """
 
-    def __init__(self, listener: socket.socket, access: Access, purpose: str) -> None:
+    def __init__(self, listener: socket.socket, access: Access, purpose: str, bulk_bytes: int = SMALL_BYTES) -> None:
+        self._bulk_bytes = bulk_bytes
         self.refused = ""  # why the last caller was refused
         listener.setblocking(False)  # a caller may be gone again before it is accepted
         self._listener = listener
@@ -200,13 +237,13 @@ class Greetings:
         self._callers: dict[int, _Caller] = {}  # by descriptor; the oldest first
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def wait(self, patience_s: float | None) -> list[tuple[Any, dict[str, Any]]]:
+    def wait(self, patience_s: float | None) -> list[tuple[Link, dict[str, Any]]]:
         """Wait for something to happen.
 
         Args:
             patience_s: for how long, in seconds; None: until a caller comes, or the listener is shut down.
         Returns:
-            Connections that have proved the secret, blocking, with GREETING_S as their timeout, and their greetings.
+            Connections that have proved the secret, and their greetings.
         Raises:
             EOFError: the listener is shut down.
         """
@@ -264,7 +301,7 @@ class Greetings:
         if len(self._callers) >= _PLACES:
             self._drop(next(iter(self._callers)), "others came while it was silent")
         try:
-            caller = _Caller(sock, self._access, self._purpose, self._context)
+            caller = _Caller(sock, self._access, self._purpose, self._context, self._bulk_bytes)
         except (OSError, ValueError):  # it has gone again
             sock.close()
             return
@@ -286,15 +323,14 @@ class Greetings:
             self.refused = f"{caller.host}: {why}"
         caller.sock.close()
 
-    def _proceed(self, fd: int) -> list[tuple[Any, dict[str, Any]]]:
+    def _proceed(self, fd: int) -> list[tuple[Link, dict[str, Any]]]:
         caller = self._callers[fd]
         try:
             caller.proceed()
         except (OSError, ValueError, FastrtError) as error:
             self._drop(fd, str(error))
             return []
-        if caller.greeting is None:
+        if caller.link is None or caller.greeting is None:
             return []
         del self._callers[fd]
-        caller.sock.settimeout(GREETING_S)
-        return [(caller.sock, caller.greeting)]
+        return [(caller.link, caller.greeting)]

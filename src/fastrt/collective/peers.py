@@ -21,6 +21,7 @@ from fastrt.collective.greetings import Greetings, NotAdmitted, dial
 from fastrt.collective.handles import Line
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 from fastrt.foreign_text import ForeignTextError, check_object
+from fastrt.rpc.sealed import BULK_BYTES, Link
 
 _LOOK_S = 0.5  # how often a rank that does not connect is looked at
 _RETRY_S = 0.05
@@ -51,7 +52,7 @@ class Peers:
         self._lines: dict[tuple[str, int], Line] = {}
         self._door: threading.Thread | None = None
         if others:
-            greetings = Greetings(self._listener, assembled.access, self._purpose)
+            greetings = Greetings(self._listener, assembled.access, self._purpose, BULK_BYTES)
             self._door = threading.Thread(target=self._take_callers, args=(greetings,), name=f"fastrt-{name}-door")
             self._door.daemon = True
             self._door.start()
@@ -84,7 +85,8 @@ class Peers:
         while True:
             left = max(deadline - time.monotonic(), 0.01)
             try:
-                return Frames(dial((place.host, place.port), self._assembled.access, self._purpose, greeting, left))
+                access, where_to = self._assembled.access, (place.host, place.port)
+                return Frames(dial(where_to, access, self._purpose, greeting, left, BULK_BYTES))
             except TimeoutError:
                 raise CollectiveTimeout(f"{where} did not answer in time") from None
             except NotAdmitted as error:
@@ -119,21 +121,21 @@ class Peers:
         """Be the thread: take callers until the listener is shut down."""
         try:
             while True:
-                for sock, greeting in greetings.wait(None):
-                    self._take(sock, greeting)
+                for link, greeting in greetings.wait(None):
+                    self._take(link, greeting)
         except EOFError:
             pass
         finally:
             greetings.close()
 
-    def _take(self, sock: Any, greeting: dict[str, Any]) -> None:
+    def _take(self, link: Link, greeting: dict[str, Any]) -> None:
         try:
             check_object(greeting, "a rank's greeting", {"rank": int, "use": str})
             if greeting["rank"] not in self._others:
                 raise ForeignTextError(f"rank {greeting['rank']} has no connections with this one")
-            frames = Frames(sock)
+            frames = Frames(link)
         except (OSError, ForeignTextError):
-            sock.close()
+            link.close()
             return
         with self._came:
             old = self._waiting.pop((greeting["rank"], greeting["use"]), None)

@@ -37,6 +37,7 @@ from typing import Any
 from fastrt._core import stream
 from fastrt.durable.errors import DamagedStateError, DiskFullError, StateDirectoryError, write_failed
 from fastrt.durable.mark import Mark, MarkFile, boot_id, new_mark, sync_folder
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def scan(data: Any, salt: int) -> Scan:
         number, _, check, end = frame
         payload = bytes(view[at + _FRAME.size : end])
         if number == 0:
-            found.head = json.loads(payload)
+            found.head = read_object(payload, "the first record of a log", bytes_max=STATE_BYTES_MAX, own=True)
         else:
             found.payloads.append(payload)
         found.number, found.check, found.end, at = number, check, end, end
@@ -401,7 +402,7 @@ class CheckedLog:
         found = {}
         for path in self._directory.glob(f"{self._name}-*.log"):
             digits = path.stem.removeprefix(f"{self._name}-")
-            if digits.isdigit():
+            if digits.isascii() and digits.isdecimal():
                 found[int(digits)] = path
         return found
 

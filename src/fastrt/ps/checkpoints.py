@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fastrt._core import stream
 from fastrt.durable.mark import sync_folder
 from fastrt.folders import UnsafeFolderError, private_folder
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 from fastrt.ps.errors import CheckpointError, CutLostError, TableTimeoutError
 from fastrt.ps.placement import assign
 from fastrt.ps.spec import Spec
@@ -202,7 +203,8 @@ def _manifest_of(folder: Path) -> dict[str, Any]:
         CheckpointError: it is missing, damaged, or of another format.
     """
     try:
-        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_bytes())
+        text = (folder / _MANIFEST).read_bytes()
+        manifest = read_object(text, f"the manifest of {folder}", bytes_max=STATE_BYTES_MAX, own=True)
         known = manifest["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"The checkpoint {folder} cannot be read: {error}.") from error
@@ -215,7 +217,7 @@ def _manifest_of(folder: Path) -> dict[str, Any]:
 
 def _number(path: Path) -> int:
     digits = path.name.removeprefix(_PREFIX)
-    return int(digits) if path.name.startswith(_PREFIX) and digits.isdigit() else 0
+    return int(digits) if path.name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() else 0
 
 
 def _write_durably(path: Path, data: bytes) -> None:

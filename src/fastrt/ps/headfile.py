@@ -21,6 +21,7 @@ from fastrt.durable import DamagedStateError, Mark, MarkFile, StateDirectoryErro
 from fastrt.durable.errors import write_failed
 from fastrt.durable.mark import new_mark, sync_folder
 from fastrt.folders import UnsafeFolderError, open_private, private_folder
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 from fastrt.ps.checkpoints import json_check
 from fastrt.ps.spec import Spec
 
@@ -86,7 +87,7 @@ class HeadFile:
             problem = str(error)
         strays = [stray for stray in self._folder.glob(f"{_PREFIX}*") if stray.is_dir()]
         try:
-            self._take(json.loads(path.read_bytes()))
+            self._take(read_object(path.read_bytes(), path.name, bytes_max=STATE_BYTES_MAX, own=True))
             number = self._mark.number if self._mark is not None else None
             if number is None:
                 if self._number > 1 or problem:  # the first one is written before its mark
@@ -171,7 +172,7 @@ class HeadFile:
         listed = {name: {"spec": spec.to_json(), "owners": owners} for name, (spec, owners) in tables.items()}
         found = {"format": FORMAT, "epoch": epoch, "folders": self.folders, "tables": listed, "options": options}
         found |= {"number": self._number + 1, "id": self._id.hex()}
-        found = json.loads(json.dumps(found))  # keys are text, as they will be read
+        found = read_object(json.dumps(found), _NAME, bytes_max=STATE_BYTES_MAX, own=True)  # as it will be read
         found["check"] = json_check(found)
         working = self._folder / f".{_NAME}"
         try:

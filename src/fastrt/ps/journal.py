@@ -34,6 +34,7 @@ from fastrt._core import stream
 from fastrt.durable import DamagedStateError, DiskFullError, Mark, MarkFile, StateDirectoryError
 from fastrt.durable.mark import boot_id, new_mark, sync_folder
 from fastrt.folders import UnsafeFolderError, open_private, private_folder
+from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 
 _log = logging.getLogger(__name__)
 
@@ -431,7 +432,8 @@ def read(fd: int, generation: int, seed: int = 0) -> Iterator[Record]:
         if stream.crc32c(data, stream.crc32c(body, stream.crc32c(sizes, before))) != check:
             return
         before = check
-        yield {**json.loads(bytes(body)), "json_bytes": meta_bytes, "check": check}, data
+        said = read_object(body, "a record of the log", bytes_max=STATE_BYTES_MAX, own=True)
+        yield {**said, "json_bytes": meta_bytes, "check": check}, data
         at += _size(meta_bytes, data_bytes)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.ps.endpoint import Endpoint
 from fastrt.ps.journal import FolderMedium, Journal, Medium, MemoryMedium
 from fastrt.ps.server import Server
@@ -31,7 +32,7 @@ def main() -> None:
     """Serve by the settings in a line of standard input, until that, or the head's process, ends."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is the head's to handle
-    settings = json.loads(sys.stdin.readline())
+    settings = read_object(sys.stdin.readline(), "the settings", bytes_max=SETTINGS_BYTES_MAX, own=True)
     watched = os.pidfd_open(settings["head"])  # beside standard input, which a forked child of the head keeps open
     trust = Trust(settings["token"], settings["insecure"], bytes.fromhex(settings["key"]))
     try:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastrt.errors import FastrtError
+from fastrt.foreign_text import read_object
 from fastrt.ps.journal import MemoryMedium
 
 _log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class ServerProcess:
             assert process.stdout is not None
             line = process.stdout.readline()
             if line:
-                place = json.loads(line)
+                place = read_object(line, "what a server said", own=True)
             if line and "failed" in place:
                 self._refusal = place["failed"]
             elif line:

@@ -26,7 +26,7 @@ from typing import Any
 
 from fastrt._core import stream
 from fastrt.errors import FastrtError
-from fastrt.foreign_text import read_json
+from fastrt.foreign_text import read_int, read_json
 from fastrt.rpc.proof import prove_as_client, prove_as_server
 from fastrt.rpc.trust import Trust
 
@@ -332,7 +332,7 @@ def dial(unix: str | None, address: str, trust: Trust, timeout_s: float) -> Wire
         sock.close()
     host, _, port = address.rpartition(":")
     try:
-        sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+        sock = socket.create_connection((host.strip("[]"), read_int(port, "the port", 1, 65535)), timeout_s)
     except (OSError, ValueError) as error:
         raise BrokenWireError(f"nobody answers at {address}: {error}") from None
     try:

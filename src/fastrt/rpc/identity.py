@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ConfigError, FastrtError
+from fastrt.foreign_text import read_int
 
 if TYPE_CHECKING:
     import grpc
@@ -246,7 +247,7 @@ class Identity:
         """
         host, _, port = address.rpartition(":")
         try:
-            sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+            sock = socket.create_connection((host.strip("[]"), read_int(port, "the port", 1, 65535)), timeout_s)
         except (OSError, ValueError):
             return None
         context = self.client_context()

@@ -1,4 +1,4 @@
-"""An authenticated connection of the native stream: in the clear within one machine, sealed between machines.
+"""Opens connections of the native stream: authenticated, in the clear within one machine, sealed between machines.
 
 Both ends decide alike, from the addresses of the connection itself:
 
@@ -6,297 +6,29 @@ Both ends decide alike, from the addresses of the connection itself:
   the stream is in the clear. The proof is bound to this very connection, so a relay of another local user fails
   (`fastrt.rpc.proof` says how), and the kernel shows the bytes to nobody but root. A Unix socket in the runtime folder
   would be as safe, but it would be a second listener and a second address per node, and TCP over loopback is as fast.
-- **Between machines** the two ends shake hands by TLS 1.3 with certificates of the cluster on both sides
-  (`fastrt.rpc.identity`). Through TLS the source then sends two fresh keys, one per direction, and both ends change to
-  the records below, on the same connection. `insecure` replaces this by the proof and a stream in the clear. That stops
-  strangers who connect, but not an attacker who can read or change packets.
-
-A record is `length: u32 | AES-256-GCM of at most RECORD_BYTES, with the length as associated data | tag: 16 bytes`. The
-nonce is the record's number, each key seals at most RECORDS_MAX records (1 TiB, far below the bound of 2^-57 of RFC
-8446, 5.5), then the connection is made again. A record that was changed, repeated, left out or moved does not open: its
-bytes may be in the receiver's memory by then, but they count for nothing and the next attempt writes over them. A
-connection that ends early is an error whatever its end looks like, since each frame says how long it is.
-
-Why not TLS's own records: they hold 16 KiB, and the interpreter's OpenSSL takes and gives each on its own. Measured
-here between two network namespaces, processor seconds per GiB at either end: 0.20 in the clear, 0.66 to 0.9 by
-`SSLSocket` (OpenSSL 3.0, large views, with TCP_CORK and without; 0.9 to 1.0 through memory BIOs), 0.35 by these
-records, sealed by `cryptography` straight from and into the arena. Kernel TLS would be of help with a network card that
-does the work; this way needs neither. Keys from the handshake of one protocol for the records of another are also how
-DTLS-SRTP works (RFC 5764).
+- **Between machines** the two ends shake hands by TLS and go on with sealed records (`fastrt.rpc.sealed`). `insecure`
+  replaces this by the proof and a stream in the clear. That stops strangers who connect, but not an attacker who can
+  read or change packets.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import socket
-import ssl
 import time
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fastrt._core import stream
 from fastrt.errors import FastrtError
 from fastrt.rpc import proof
-from fastrt.transfer.wire import BrokenError, WireError, split_address
+from fastrt.rpc.sealed import BULK_BYTES, SMALL_BYTES, Link, moved, seal_as_client, seal_as_server
+from fastrt.transfer.wire import WireError, split_address
 
 if TYPE_CHECKING:
     from fastrt.rpc.identity import Identity
 
 PURPOSE = "native stream 3"
-RECORD_BYTES = 256 << 10  # larger ones leave the processor's cache, smaller ones cost more calls
-RECORDS_MAX = 1 << 22
-BULK_BYTES = 1 << 20  # buffer of the direction in which objects go
-REQUEST_BYTES = 32 << 10  # buffer of the direction in which requests go
-_LENGTH_BYTES, _TAG_BYTES = 4, 16
-_OVERHEAD = _LENGTH_BYTES + _TAG_BYTES
-_GATHER_BYTES = 16 << 10  # smaller parts share a record
-_KEY_BYTES = 32
-_KEYS_MAGIC = b"fastrtK1"
 _TLS_BEGIN = b"\x16"  # the first byte of every handshake
 _TLS_ALERT = b"\x15\x03\x03\x00\x02\x02\x46"  # fatal, protocol_version
-Buffer = bytes | bytearray | memoryview
-
-
-class Link:
-    """An authenticated connection, in the clear. One thread may send while another one receives.
-
-    Args:
-        sock: a non-blocking socket whose peer has been authenticated.
-        local: whether both ends are on this machine.
-
-    Attributes:
-        sealed: whether the bytes go in sealed records.
-    """
-
-    sealed = False
-
-    def __init__(self, sock: socket.socket, local: bool) -> None:
-        self.local = local
-        self._sock = sock
-        self._fd = sock.fileno()
-
-    def send(self, parts: Sequence[object], timeout_s: float) -> None:
-        """Send several buffers, one after the other; see `stream.send_parts`."""
-        stream.send_parts(self._fd, list(parts), timeout_s)
-
-    def receive(self, parts: Sequence[object], least: int, timeout_s: float) -> int:
-        """Fill several buffers, one after the other, with `least` bytes or more; see `stream.receive_parts`."""
-        return stream.receive_parts(self._fd, list(parts), least, timeout_s)
-
-    def receive_ready(self, room: memoryview) -> int:
-        """Receive without waiting: how many bytes, 0 when there are none.
-
-        Raises:
-            EOFError: the peer has closed the connection.
-        """
-        return _receive_ready(self._sock, room)
-
-    def has_begun(self) -> bool:
-        """Whether bytes have come that `receive` has not returned yet."""
-        return False
-
-    def shutdown(self) -> None:
-        """End the connection for both sides; a thread in `send` or `receive` gets an error."""
-        with contextlib.suppress(OSError):  # the peer has done so already
-            self._sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Give the socket back."""
-        self._sock.close()
-
-
-class Sealed(Link):
-    """A link whose bytes go in sealed records.
-
-    Args:
-        sock: a non-blocking socket whose peer has been authenticated and has got the keys.
-        send_key, receive_key: of the two directions; no other connection may have the same.
-        send_bytes, receive_bytes: sizes of the buffers of sealed bytes; records are smaller.
-    """
-
-    sealed = True
-
-    def __init__(
-        self, sock: socket.socket, send_key: bytes, receive_key: bytes, send_bytes: int, receive_bytes: int
-    ) -> None:
-        super().__init__(sock, local=False)
-        self._seal, self._open = _cipher(send_key)[0], _cipher(receive_key)[1]
-        self._sent = self._received = 0  # records
-        self._out = memoryview(bytearray(send_bytes))
-        self._out_record = _record_bytes(send_bytes)
-        self._in = memoryview(bytearray(receive_bytes))
-        self._in_record = _record_bytes(receive_bytes)
-        self._begin = self._end = 0  # what has come and is not open yet
-        self._spare = memoryview(bytearray(self._in_record))
-        self._opened = self._spare[:0]  # what is open and not given out yet
-
-    # ---- out ----
-
-    def send(self, parts: Sequence[object], timeout_s: float) -> None:
-        """Send several buffers in records; small ones share a record."""
-        small = bytearray()
-        used = 0
-        for part in parts:
-            view = memoryview(part).cast("B")  # type: ignore[arg-type]
-            if len(view) < _GATHER_BYTES:
-                if len(small) + len(view) > _GATHER_BYTES:
-                    used = self._put(small, used, timeout_s)
-                    small = bytearray()
-                small += view
-                continue
-            if small:
-                used = self._put(small, used, timeout_s)
-                small = bytearray()
-            for at in range(0, len(view), self._out_record):
-                used = self._put(view[at : at + self._out_record], used, timeout_s)
-        if small:
-            used = self._put(small, used, timeout_s)
-        if used:
-            stream.send_parts(self._fd, [self._out[:used]], timeout_s)
-
-    def _put(self, data: Buffer, used: int, timeout_s: float) -> int:
-        """Seal a record behind those that are in the buffer, which is sent when it is full; its new length."""
-        size = len(data) + _OVERHEAD
-        if used + size > len(self._out):
-            stream.send_parts(self._fd, [self._out[:used]], timeout_s)
-            used = 0
-        if self._sent == RECORDS_MAX:
-            raise ConnectionError("this connection's key has sealed as much as it may; a new connection goes on")
-        nonce = self._sent.to_bytes(12, "little")
-        self._sent += 1
-        place = self._out[used : used + size]
-        place[:_LENGTH_BYTES] = len(data).to_bytes(_LENGTH_BYTES, "little")
-        self._seal(nonce, data, place[:_LENGTH_BYTES], place[_LENGTH_BYTES:])
-        return used + size
-
-    # ---- in ----
-
-    def receive(self, parts: Sequence[object], least: int, timeout_s: float) -> int:
-        """Fill several buffers with `least` bytes or more from the records that come."""
-        done = 0
-        for part in parts:
-            view = memoryview(part).cast("B")  # type: ignore[arg-type]
-            while view:
-                if done >= least and not self._opened:
-                    return done
-                got = self._give(view) or self._open_next(view, timeout_s)
-                view = view[got:]
-                done += got
-        return done
-
-    def receive_ready(self, room: memoryview) -> int:
-        """Open the records that have come already: how many bytes, 0 when there is no whole one."""
-        while not self._opened:
-            if self._record() is not None:
-                self._open_next(self._spare[:0], 0.0)
-                continue
-            self._make_room()
-            got = _receive_ready(self._sock, self._in[self._end :])
-            if got == 0:
-                return 0
-            self._end += got
-        return self._give(room)
-
-    def has_begun(self) -> bool:
-        """Whether part of a record, or of what it held, waits here."""
-        return self._end > self._begin or bool(self._opened)
-
-    def _give(self, view: memoryview) -> int:
-        """Give out what is open; how many bytes."""
-        got = min(len(view), len(self._opened))
-        if got:
-            view[:got] = self._opened[:got]
-            self._opened = self._opened[got:]
-        return got
-
-    def _open_next(self, view: memoryview, timeout_s: float) -> int:
-        """Open the next record straight into a view if all of it has room there, else aside: how many bytes it got."""
-        while (length := self._record()) is None:
-            self._make_room()
-            missing = self._missing()
-            self._end += stream.receive_parts(self._fd, [self._in[self._end :]], missing, timeout_s)
-        head = self._in[self._begin : self._begin + _LENGTH_BYTES]
-        data = self._in[self._begin + _LENGTH_BYTES : self._begin + length + _OVERHEAD]
-        nonce = self._received.to_bytes(12, "little")
-        straight = length <= len(view)
-        self._open(nonce, data, head, view[:length] if straight else self._spare[:length])
-        self._received += 1
-        self._begin += length + _OVERHEAD
-        if straight:
-            return length
-        self._opened = self._spare[:length]
-        return 0
-
-    def _record(self) -> int | None:
-        """How many bytes the next record holds, if all of it has come."""
-        missing = self._missing()
-        return None if missing else self._length()
-
-    def _missing(self) -> int:
-        have = self._end - self._begin
-        if have < _LENGTH_BYTES:
-            return _LENGTH_BYTES - have
-        return max(self._length() + _OVERHEAD - have, 0)
-
-    def _length(self) -> int:
-        length = int.from_bytes(self._in[self._begin : self._begin + _LENGTH_BYTES], "little")
-        if not 0 < length <= self._in_record:
-            raise BrokenError(f"a sealed record of {length} bytes; at most {self._in_record} are allowed")
-        return length
-
-    def _make_room(self) -> None:
-        """Move what has come of a record to the front when the rest might find no room behind it."""
-        if self._begin == self._end:
-            self._begin = self._end = 0
-        elif len(self._in) - self._begin < self._in_record + _OVERHEAD:
-            have = self._end - self._begin
-            self._in[:have] = bytes(self._in[self._begin : self._end])
-            self._begin, self._end = 0, have
-
-
-_Into = Callable[[bytes, Buffer, Buffer, memoryview], object]  # nonce, data, associated data, where to
-
-
-def _cipher(key: bytes) -> tuple[_Into, _Into]:
-    """Make functions that seal and open records; only links between machines import `cryptography`."""
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    cipher = AESGCM(key)
-
-    def seal_by_copy(nonce: bytes, data: Buffer, head: Buffer, place: memoryview) -> None:
-        place[:] = cipher.encrypt(nonce, data, head)
-
-    def open_by_copy(nonce: bytes, data: Buffer, head: Buffer, place: memoryview) -> None:
-        place[:] = cipher.decrypt(nonce, data, head)
-
-    opening = getattr(cipher, "decrypt_into", open_by_copy)  # older versions return new bytes only
-
-    def open_record(nonce: bytes, data: Buffer, head: Buffer, place: memoryview) -> None:
-        try:
-            opening(nonce, data, head, place)
-        except InvalidTag:
-            raise BrokenError("a sealed record was changed on the way, or is not the next one") from None
-
-    return getattr(cipher, "encrypt_into", seal_by_copy), open_record
-
-
-def _record_bytes(buffer_bytes: int) -> int:
-    return min(RECORD_BYTES, buffer_bytes // 2 - _OVERHEAD)
-
-
-def _receive_ready(sock: socket.socket, room: memoryview) -> int:
-    try:
-        got = sock.recv_into(room, 0, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return 0
-    if got == 0:
-        raise EOFError("the peer has closed the connection")
-    return got
-
-
-# ---- opening ----
 
 
 def dial(
@@ -333,12 +65,10 @@ def _greet(sock: socket.socket, identity: Identity, insecure: bool, timeout_s: f
     if _in_the_clear(sock, insecure, tls_on_loopback):
         proof.prove_as_client(sock, identity.key(PURPOSE), PURPOSE, None, timeout_s)
         local = proof.is_local(sock)  # fails when the connection is gone; from the next line on nothing does
-        return Link(_moved(sock), local)
+        return Link(moved(sock), local)
     until = time.monotonic() + timeout_s
     with identity.open_client(sock, timeout_s) as tls:
-        keys = _receive_keys(tls, until)
-        sock = _moved(tls)
-    return Sealed(sock, keys[:_KEY_BYTES], keys[_KEY_BYTES:], REQUEST_BYTES, BULK_BYTES)
+        return seal_as_client(tls, until, SMALL_BYTES, BULK_BYTES)
 
 
 def accept(
@@ -367,15 +97,12 @@ def accept(
     if _in_the_clear(sock, insecure, tls_on_loopback):
         proof.prove_as_server(sock, identity.key(PURPOSE), PURPOSE, None, timeout_s)
         local = proof.is_local(sock)
-        return Link(_moved(sock), local)
-    keys = secrets.token_bytes(2 * _KEY_BYTES)
+        return Link(moved(sock), local)
     until = time.monotonic() + timeout_s
     _expect_tls(sock, timeout_s)
     with identity.open_server(sock, max(until - time.monotonic(), 0.001)) as tls:
         tls.settimeout(max(until - time.monotonic(), 0.001))
-        tls.sendall(_KEYS_MAGIC + keys)
-        sock = _moved(tls)
-    return Sealed(sock, keys[_KEY_BYTES:], keys[:_KEY_BYTES], BULK_BYTES, REQUEST_BYTES)
+        return seal_as_server(tls, BULK_BYTES, SMALL_BYTES)
 
 
 def prepare(sock: socket.socket) -> None:
@@ -406,29 +133,3 @@ def _expect_tls(sock: socket.socket, timeout_s: float) -> None:
         raise WireError(
             "it does not speak TLS, and links between machines need it. Give --insecure to both sides or to neither"
         )
-
-
-def _receive_keys(tls: ssl.SSLSocket, until: float) -> bytes:
-    """Receive the keys of both directions through TLS: the taker's, then the source's."""
-    said = b""
-    nbytes = len(_KEYS_MAGIC) + 2 * _KEY_BYTES
-    while len(said) < nbytes:
-        tls.settimeout(max(until - time.monotonic(), 1e-6))
-        more = tls.recv(nbytes - len(said))
-        if not more:
-            raise ConnectionError("the source closed the connection during the greeting")
-        said += more
-    if said[: len(_KEYS_MAGIC)] != _KEYS_MAGIC:
-        raise WireError("the peer does not speak fastrt's native stream of this version")
-    return said[len(_KEYS_MAGIC) :]
-
-
-def _moved(sock: socket.socket) -> socket.socket:
-    """Take the connection from a socket object, and so out of TLS.
-
-    Nothing of TLS is under way then: OpenSSL reads ahead of no record, and the source, which sends no tickets, has sent
-    its last record.
-    """
-    moved = socket.socket(fileno=sock.detach())
-    moved.setblocking(False)
-    return moved

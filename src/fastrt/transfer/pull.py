@@ -21,6 +21,7 @@ from fastrt._core import stream
 from fastrt._core.handles import Writer
 from fastrt.errors import FastrtError, NotFoundError
 from fastrt.rpc.proof import GREETING_S
+from fastrt.rpc.sealed import Link
 from fastrt.store.ref import ObjectRef
 from fastrt.transfer import link as links
 from fastrt.transfer import wire
@@ -147,7 +148,7 @@ class _Link:
         self,
         table: Table,
         address: str,
-        dial: Callable[[str], links.Link],
+        dial: Callable[[str], Link],
         checksum: bool | None,
         timeout_s: float,
         first: list[Receipt],
@@ -162,7 +163,7 @@ class _Link:
         self._waiting: deque[Receipt] = deque(first)
         self._asked: dict[int, Receipt] = {}  # by ticket: an object may be dropped and asked for again
         self._tickets = itertools.count()
-        self._wire: links.Link | None = None
+        self._wire: Link | None = None
         self._ended = False  # under the lock: takes nothing more
         self._cut = False  # under the lock: the connection was broken by `cancel`
         self._writing: Receipt | None = None  # whose memory is being written
@@ -307,7 +308,7 @@ class _Link:
         if requests and self._wire is not None:
             self._wire.send([b"".join(requests)], self._timeout_s)
 
-    def _receive_frame(self, made: links.Link) -> None:
+    def _receive_frame(self, made: Link) -> None:
         """Take one frame, straight into the arena, and with it what has come of the next one's header."""
         head, missing = self._head, wire.HEAD.size - self._have
         if missing:
@@ -358,7 +359,7 @@ class _Link:
                 self._writing = None
                 self._news.notify_all()
 
-    def _receive_bundle(self, made: links.Link, frame: Frame) -> None:
+    def _receive_bundle(self, made: Link, frame: Frame) -> None:
         """Take small objects, all at once."""
         table = bytearray(frame.nrefs * wire.ENTRY.size)
         made.receive([table], len(table), self._timeout_s)

@@ -23,6 +23,7 @@ from fastrt._core import stream
 from fastrt.errors import FastrtError, NotFoundError
 from fastrt.rpc.auth import is_loopback
 from fastrt.rpc.proof import GREETING_S
+from fastrt.rpc.sealed import Link
 from fastrt.transfer import link, wire
 from fastrt.transfer.table import Sealed, Table
 from fastrt.transfer.wire import Frame, Request
@@ -209,7 +210,7 @@ class Source:
 
     def _serve(self, guest: _Guest, sock: socket.socket) -> None:
         """One connection, to its end."""
-        made: link.Link | None = None
+        made: Link | None = None
         try:
             timeout_s = min(self._timeout_s, GREETING_S)
             made = link.accept(sock, self._identity, self._insecure, timeout_s, self._tls_on_loopback)
@@ -244,7 +245,7 @@ class Source:
 class _Connection:
     """The loop of one connection: requests in, frames out."""
 
-    def __init__(self, table: Table, made: link.Link, checksum: bool, timeout_s: float) -> None:
+    def __init__(self, table: Table, made: Link, checksum: bool, timeout_s: float) -> None:
         self._table = table
         self._link = made
         self._checksum = checksum

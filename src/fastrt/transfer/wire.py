@@ -20,6 +20,7 @@ import struct
 from typing import NamedTuple
 
 from fastrt._core import stream
+from fastrt.foreign_text import ForeignTextError, read_int
 from fastrt.transfer.table import TransferError
 
 VERSION = 3
@@ -193,6 +194,8 @@ def split_address(address: str) -> tuple[str, int]:
         WireError: it is neither.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise WireError(f"{address!r} is no address of a store; it must be host:port")
-    return host.strip("[]"), int(port)
+    try:
+        number = read_int(port if host else "", "the port", 1, 65535)
+    except ForeignTextError:
+        raise WireError(f"{address!r} is no address of a store; it must be host:port") from None
+    return host.strip("[]"), number
