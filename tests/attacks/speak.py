@@ -1,9 +1,7 @@
 """How a right client speaks to each kind of door, and how one with another secret, or with none, does."""
 
 import contextlib
-import gc
 import socket
-import warnings
 
 import grpc
 
@@ -84,14 +82,10 @@ def http(address: str, secret: str | None) -> bytes:
 
 def members(address: str, secret: str | None) -> object:
     """Ask a parameter servers' scheduler for its members, as `fastrt ps status` does. Raises RefusedError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # asyncio's transport, whose loop ends with the refusal
-        try:
-            return look(address, secret, 2.0)
-        except (FastrtError, OSError) as error:
-            raise RefusedError(str(error)) from None
-        finally:
-            gc.collect()
+    try:
+        return look(address, secret, 2.0)
+    except (FastrtError, OSError) as error:
+        raise RefusedError(str(error)) from None
 
 
 def parameters(address: str, secret: str | None) -> None:

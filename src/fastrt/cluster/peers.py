@@ -109,6 +109,11 @@ class Caller:
         if self._connection is not None:
             self._connection.close("this end has closed it")
 
+    def abort(self) -> None:
+        """End the connection at once, without TLS's farewell, for which the other end must answer."""
+        if self._connection is not None:
+            self._connection.abort("this end has closed it")
+
     def _answered(self, frame: Frame) -> None:
         future = self._waiting.get(parse(Meta, frame.meta).request_id)
         if future is not None and not future.done():
@@ -180,7 +185,10 @@ def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[Memb
     host, _, port = address.rpartition(":")
 
     async def ask() -> tuple[MemberView, ...]:
-        caller = await Caller.open("the scheduler", host.strip("[]"), int(port), _LOOK_BYTES_MAX, trust)
+        ended = asyncio.Event()
+        caller = await Caller.open(
+            "the scheduler", host.strip("[]"), int(port), _LOOK_BYTES_MAX, trust, on_end=lambda reason: ended.set()
+        )
         try:
             data = FetchServers(node_id="look").SerializeToString()
             call = caller.call(Command.FETCH_METADATA, data, Role.WORKER, None)
@@ -188,7 +196,8 @@ def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[Memb
         except asyncio.TimeoutError:
             raise MemberUnreachableError(f"The scheduler at {address} does not answer.") from None
         finally:
-            caller.close()
+            caller.abort()
+            await ended.wait()  # the event loop ends with this function, and would leave the socket open
         return views(parse(FetchResp, answer).servers_meta)
 
     return asyncio.run(ask())
