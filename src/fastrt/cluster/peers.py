@@ -57,6 +57,7 @@ class Caller:
         trust: Trust | None,
         request_ids: Iterator[int] | None = None,
         on_end: Callable[[str], None] = lambda reason: None,
+        timeout_s: float = _CONNECT_S,
     ) -> Caller:
         """Connect.
 
@@ -66,7 +67,7 @@ class Caller:
         made = cls(name, itertools.count(1) if request_ids is None else request_ids, on_end)
         connection = FrameConnection(made._answered, made._end, frame_bytes_max)
         try:
-            await asyncio.wait_for(connect(lambda: connection, host, port, trust), _CONNECT_S)
+            await asyncio.wait_for(connect(lambda: connection, host, port, trust), timeout_s)
         except (OSError, asyncio.TimeoutError) as error:
             raise MemberUnreachableError(f"{name} cannot be reached at {host}:{port}: {error or 'no answer'}") from None
         made._connection, made.place = connection, (host, port)
@@ -176,7 +177,7 @@ def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[Memb
     Args:
         address: `host:port` of its frames.
         token: the cluster's; None for a scheduler that allows anonymous members.
-        timeout_s: for its answer.
+        timeout_s: for its answer, and at most 5 s of it for the connection.
     Raises:
         MemberUnreachableError: no process of the cluster answers there, or not in time.
         ConfigError: the token is damaged.
@@ -186,8 +187,10 @@ def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[Memb
 
     async def ask() -> tuple[MemberView, ...]:
         ended = asyncio.Event()
+        place = (host.strip("[]"), int(port))
+        wait_s = min(timeout_s, _CONNECT_S)
         caller = await Caller.open(
-            "the scheduler", host.strip("[]"), int(port), _LOOK_BYTES_MAX, trust, on_end=lambda reason: ended.set()
+            "the scheduler", *place, _LOOK_BYTES_MAX, trust, on_end=lambda reason: ended.set(), timeout_s=wait_s
         )
         try:
             data = FetchServers(node_id="look").SerializeToString()
