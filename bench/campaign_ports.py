@@ -282,7 +282,8 @@ class Attack(hostile.Attack):
 
     def __init__(self, kind: str, address: str, count: int, reconnects: float) -> None:
         unix = address.startswith("@")
-        super().__init__(kind, "x:1" if unix else address, count, rate=1e6)
+        # Who is slow sends a byte a second over each connection.
+        super().__init__(kind, "x:1" if unix else address, count, rate=count if kind == "slow" else 1e6)
         if unix:
             self._target = "\0" + address[1:]  # type: ignore[assignment]
         self._reconnects = reconnects
