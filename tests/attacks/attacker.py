@@ -78,6 +78,7 @@ class Attacker:
     """
 
     def __init__(self, code: str, uid: int | None = OTHER_UID, **given: Any) -> None:
+        self.uid = uid
         program = TOOLS + code + "\nprint(json.dumps(report))\n"
         words = [sys.executable, "-I", "-S", "-c", program, json.dumps({"uid": uid, "type": 1, **given})]
         self.process = subprocess.Popen(

@@ -1,16 +1,18 @@
 """The folders of a cluster. Only those that this user alone can change are used."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
+import pytest
 from gates import Door
-from scene import MAIN
+
+import fastrt
+from fastrt.durable import Journal
+from fastrt.errors import FastrtError
 
 
 class Folder(Door):
@@ -27,14 +29,9 @@ class Folder(Door):
         """See `Door`: nothing listens; this process stands in for one that does."""
         return psutil.Process()
 
-    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Have fastrt use this folder."""
+    def start(self, folder: Path) -> None:
+        """Have fastrt use this folder. Raises FastrtError."""
         raise NotImplementedError
-
-    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """A short life of a session, or a service."""
-        environment = {**os.environ, **self.scene.environment, **env}
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=30)
 
     def squatted_folder(self, uid: int | None) -> str:
         """See `Door`: another user's folder, a link to one, and one that others may write to are refused."""
@@ -55,11 +52,11 @@ class Folder(Door):
                         os.chown(folder, uid, uid)
                     else:
                         continue
-                done = self.start(folder)
-                assert done.returncode != 0, f"{self.name}: a folder is used that is {kind}"
-                assert name in done.stderr, f"{self.name}: the error does not name the folder:\n{done.stderr}"
+                with pytest.raises(FastrtError) as refused:
+                    self.start(folder)
+                said = str(refused.value)
+                assert name in said, f"{self.name}: the error does not name the folder: {said}"
                 assert not list(folder.iterdir()), f"{self.name}: something was written into a folder that is {kind}"
-                said = done.stderr.strip().splitlines()[-1]
         return f"refused: {said[:80]}"
 
     def other_uid(self, attack: Callable[..., Any], uid: int) -> str:
@@ -88,7 +85,11 @@ for path in given["files"]:
         return str(self.folder)
 
 
-SESSION = "import fastrt\nwith fastrt.init(1, '64MiB'): pass\n"
+def fill(**folders: Path) -> None:
+    """Live through a short session that has to spill."""
+    with fastrt.init(1, "16MiB", **folders):
+        refs = [fastrt.put(bytes(2 << 20)) for _ in range(12)]
+        assert fastrt.get(refs[0]) == bytes(2 << 20)
 
 
 class RuntimeFolder(Folder):
@@ -96,9 +97,9 @@ class RuntimeFolder(Folder):
 
     name = "runtime folder"
 
-    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
+    def start(self, folder: Path) -> None:
         """See `Folder`."""
-        return self.run(sys.executable, "-c", SESSION, FASTRT_RUNTIME_DIR=str(folder))
+        fastrt.init(1, "16MiB", runtime_dir=folder, spill_dir=self.scene.spill_dir)
 
     @property
     def folder(self) -> Path:
@@ -112,27 +113,15 @@ class SpillFolder(Folder):
 
     name = "spill folder"
 
-    def begin(self) -> None:
-        """See `Door`."""
-        self.run(sys.executable, "-c", SPILLING).check_returncode()
-
-    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
+    def start(self, folder: Path) -> None:
         """See `Folder`."""
-        return self.run(sys.executable, "-c", SPILLING, FASTRT_SPILL_DIR=str(folder))
+        fill(runtime_dir=self.scene.runtime_dir, spill_dir=folder)
 
     @property
     def folder(self) -> Path:
         """See `Folder`."""
-        assert self.scene.head_node
+        fill(runtime_dir=self.scene.runtime_dir, spill_dir=self.scene.spill_dir)
         return self.scene.spill_dir
-
-
-SPILLING = """
-import fastrt
-with fastrt.init(1, "16MiB"):
-    refs = [fastrt.put(bytes(2 << 20)) for _ in range(12)]
-    assert fastrt.get(refs[0]) == bytes(2 << 20)
-"""
 
 
 class StateFolder(Folder):
@@ -140,19 +129,9 @@ class StateFolder(Folder):
 
     name = "state folder"
 
-    def start(self, folder: Path) -> subprocess.CompletedProcess[str]:
+    def start(self, folder: Path) -> None:
         """See `Folder`."""
-        words = ["coordinator", "--num-tasks", "1", "--address", "127.0.0.1:0", "--state-dir", str(folder)]
-        with subprocess.Popen(
-            [*MAIN, *words], env={**os.environ, **self.scene.environment}, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ) as one:  # fmt: skip
-            assert one.stdout is not None
-            if one.stdout.readline():  # it serves
-                one.terminate()
-                return subprocess.CompletedProcess(words, 0, *one.communicate(timeout=20))
-            out, err = one.communicate(timeout=20)
-            return subprocess.CompletedProcess(words, one.returncode, out, err)
+        Journal(folder).close()
 
     @property
     def folder(self) -> Path:

@@ -22,6 +22,7 @@ from fastrt.store import attach
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 BRACKETS = b"[" * 4000
 NO_FOLDER = "a TCP port lies in no folder"
+DIAL_S = 0.7  # for a right client at an address where another process listens
 ABSTRACT = "an abstract name lies in no folder"
 
 
@@ -75,14 +76,14 @@ class Door:
         """What a right client does; fails unless it succeeds."""
         raise NotImplementedError
 
-    def enter(self, address: str, secret: str | None) -> Any:
+    def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """Try to be let in. Raises RefusedError."""
         raise NotImplementedError
 
     def dial(self, address: str) -> None:
         """Have a right client go to this address, whatever comes of it."""
         try:
-            self.enter(address, self.secret)
+            self.enter(address, self.secret, DIAL_S)
         except speak.RefusedError:
             pass
 
@@ -123,9 +124,9 @@ class Grpc(Door):
     method = ""
     programs = False  # whether programs in other languages use it, with certificates of their own
 
-    def enter(self, address: str, secret: str | None) -> Any:
+    def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """See `Door`."""
-        return speak.call(address, self.method, secret, self.programs, timeout_s=2.0)
+        return speak.call(address, self.method, secret, self.programs, timeout_s=timeout_s)
 
     @property
     def nested(self) -> bytes:  # type: ignore[override]
@@ -203,9 +204,9 @@ class Native(Head):
                 return next(one for one in found if one != uplink)
         raise AssertionError("the uplink has no native stream")
 
-    def enter(self, address: str, secret: str | None) -> Any:
+    def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """See `Door`."""
-        return speak.native(address, secret)
+        return speak.native(address, secret, timeout_s)
 
     def dial(self, address: str) -> None:
         """See `Door`."""
@@ -260,9 +261,9 @@ class Coordinator(Grpc):
         """See `Door`: the cluster's, which must not be here either."""
         return read_token(self.scene.token_file)
 
-    def enter(self, address: str, secret: str | None) -> Any:
+    def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """See `Door`."""
-        return speak.call(address, self.method, None, timeout_s=2.0)
+        return speak.call(address, self.method, None, timeout_s=timeout_s)
 
     def right(self) -> None:
         """See `Door`."""
@@ -311,9 +312,9 @@ class PsFrames(Door):
         """See `Door`."""
         speak.members(self.address, self.secret)
 
-    def enter(self, address: str, secret: str | None) -> Any:
+    def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """See `Door`."""
-        return speak.members(address, secret)
+        return speak.members(address, secret, timeout_s)
 
 
 class PsHttp(PsGrpc):
@@ -337,9 +338,9 @@ class PsHttp(PsGrpc):
         """See `Door`."""
         assert b"cluster_state" in speak.http(self.address, self.secret)
 
-    def enter(self, address: str, secret: str | None) -> Any:
+    def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """See `Door`."""
-        return speak.http(address, secret)
+        return speak.http(address, secret, timeout_s)
 
 
 class PsServer(Door):
@@ -364,8 +365,10 @@ class PsServer(Door):
         """See `Door`."""
         assert self.scene.servers.do() == 0.0
 
-    def enter(self, address: str, secret: str | None) -> Any:
+    def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """See `Door`."""
+        if secret == self.secret:
+            return speak.parameter_server(None, address, secret, timeout_s)
         return speak.parameters(address, secret)
 
 
@@ -386,13 +389,17 @@ class PsUnix(PsServer):
         names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@fastrt-ps-" in line]
         return next(name for name in names)
 
+    def squat_at(self) -> str:
+        """See `Door`."""
+        return "@fastrt-ps-squatted"
+
     def process(self) -> psutil.Process:
         """See `Door`: the process that started it."""
         return psutil.Process(self.scene.servers.process.pid)
 
-    def enter(self, address: str, secret: str | None) -> Any:
+    def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """See `Door`."""
-        return speak.parameters_local(address, self.secret)
+        return speak.parameter_server(address.removeprefix("@"), "127.0.0.1:1", self.secret, timeout_s)
 
 
 class Daemon(Door):
@@ -413,6 +420,13 @@ class Daemon(Door):
         """See `Door`."""
         return str(self.scene.head_note.socket_path)
 
+    def squat_at(self) -> str:
+        """See `Door`: in a folder where every user may listen."""
+        folder = self.scene.folder / "squatted"
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
+        return str(folder / "node.sock")
+
     def process(self) -> psutil.Process:
         """See `Door`."""
         head = psutil.Process(self.scene.head_note.pid)
@@ -422,10 +436,10 @@ class Daemon(Door):
         """See `Door`."""
         assert nodes_at(self.address)
 
-    def enter(self, address: str, secret: str | None) -> Any:
+    def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """See `Door`."""
         try:
-            return attach.inquire(address, "nodes", 2.0)
+            return attach.inquire(address, "nodes", timeout_s)
         except Exception as error:
             raise speak.RefusedError(str(error)) from None
 
@@ -477,7 +491,7 @@ class Group(Door):
         """See `Door`."""
         return psutil.Process(self.scene.ranks[0].process.pid)
 
-    def enter(self, address: str, secret: str | None) -> Any:
+    def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """See `Door`: a rank that does not hold the group's secret."""
         return speak.rank(address)
 

@@ -1,9 +1,7 @@
 """How a right client speaks to each kind of door, and how one with another secret, or with none, does."""
 
 import contextlib
-import gc
 import socket
-import warnings
 
 import grpc
 
@@ -45,7 +43,7 @@ def call(
         return [*came, code.name.encode()]
 
 
-def native(address: str, secret: str | None) -> None:
+def native(address: str, secret: str | None, timeout_s: float = 2.0) -> None:
     """Greet at a native stream. Raises RefusedError if it does not open."""
     if secret is None:
         heard = plain(address, bytes(200))
@@ -53,7 +51,7 @@ def native(address: str, secret: str | None) -> None:
             raise AssertionError(heard)
         raise RefusedError("it hung up")
     try:
-        link.dial(address, Identity.from_token(secret), False, 2.0).close()
+        link.dial(address, Identity.from_token(secret), False, timeout_s).close()
     except (OSError, EOFError, FastrtError) as error:
         raise RefusedError(str(error)) from None
 
@@ -71,10 +69,11 @@ def plain(address: str, said: bytes) -> bytes:
     return heard
 
 
-def http(address: str, secret: str | None) -> bytes:
+def http(address: str, secret: str | None, timeout_s: float = 2.0) -> bytes:
     """GET /state. Raises RefusedError if it is refused."""
     try:
-        status, answer = request(address, None if secret is None else Trust(secret), "GET", "/state", timeout_s=2.0)
+        trust = None if secret is None else Trust(secret)
+        status, answer = request(address, trust, "GET", "/state", timeout_s=timeout_s)
     except (OSError, FastrtError, ValueError) as error:
         raise RefusedError(str(error)) from None
     if status != 200:
@@ -82,16 +81,12 @@ def http(address: str, secret: str | None) -> bytes:
     return repr(answer).encode()
 
 
-def members(address: str, secret: str | None) -> object:
+def members(address: str, secret: str | None, timeout_s: float = 2.0) -> object:
     """Ask a parameter servers' scheduler for its members, as `fastrt ps status` does. Raises RefusedError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # asyncio's transport, whose loop ends with the refusal
-        try:
-            return look(address, secret, 2.0)
-        except (FastrtError, OSError) as error:
-            raise RefusedError(str(error)) from None
-        finally:
-            gc.collect()
+    try:
+        return look(address, secret, timeout_s)
+    except (FastrtError, OSError) as error:
+        raise RefusedError(str(error)) from None
 
 
 def parameters(address: str, secret: str | None) -> None:
@@ -107,10 +102,10 @@ def parameters(address: str, secret: str | None) -> None:
         raise RefusedError(str(error)) from None
 
 
-def parameters_local(unix: str, secret: str) -> None:
-    """Connect to a parameter server's Unix socket, as a worker of this machine. Raises RefusedError."""
+def parameter_server(unix: str | None, address: str, secret: str, timeout_s: float = PATIENCE_S) -> None:
+    """Connect to a parameter server as a worker does, first over its Unix socket. Raises RefusedError."""
     try:
-        dial(unix.removeprefix("@"), "127.0.0.1:1", Trust(secret), PATIENCE_S).close()
+        dial(unix, address, Trust(secret), timeout_s).close()
     except (OSError, FastrtError) as error:
         raise RefusedError(str(error)) from None
 

@@ -55,7 +55,7 @@ with Coordinator(CoordinatorOptions(num_tasks=2)) as service:
 """
 
 
-@pytest.mark.parametrize("jump_s", [-3600, 3600])
+@pytest.mark.parametrize("jump_s", [-3600, pytest.param(3600, marks=pytest.mark.long)])
 def test_barrier_times_out_in_time_though_the_wall_clock_jumps(tmp_path: Path, jump_s: int) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:

@@ -107,7 +107,7 @@ def _set_until_refused(client: Client, kept: dict[str, bytes]) -> str:
     raise AssertionError("the disk does not become full")
 
 
-@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("power", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_full_disk_refuses_keys_until_there_is_room(disk: Disk, wait_until: Any, power: bool) -> None:
     kept: dict[str, bytes] = {}
     options = CoordinatorOptions(num_tasks=1, state_dir=disk.state, power=power)

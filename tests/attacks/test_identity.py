@@ -96,7 +96,7 @@ def start_fails(folder: Path, *options: str, **env: str) -> str:
     return found.stderr
 
 
-@pytest.mark.parametrize("answer", [b"", b"\0\0\0\x04\0\0\0\0\0"])
+@pytest.mark.parametrize("answer", [b"\0\0\0\x04\0\0\0\0\0", pytest.param(b"", marks=pytest.mark.long)])
 def test_program_at_the_heads_port_learns_nothing_and_is_not_believed(folder: Path, answer: bytes) -> None:
     token = new_token()
     with recorder(answer) as (address, got):
@@ -112,6 +112,7 @@ def test_program_with_another_clusters_token_at_the_heads_port_is_not_believed(f
     assert "another cluster's token" in said
 
 
+@pytest.mark.long
 def test_token_on_a_command_line_is_not_shown_for_long(folder: Path, head: RunningNode) -> None:
     token = read_token(head.note.token_file)
     node = RunningNode(folder / "rt", "--address", head.head, "--num-workers", "0", "--token", token)

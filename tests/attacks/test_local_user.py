@@ -207,40 +207,49 @@ class Exploit:
         return os.mkdir, (self._marker,)
 
 
-@pytest.mark.parametrize("how", ["forged", "forged as before", "swapped", "of another session", "longer", "linked"])
-def test_a_replaced_file_costs_its_value_and_runs_nothing(defaults: Path, how: str) -> None:
+def _replace(how: str, files: Path, victim: int, other: int, exploit: bytes, folder: Path) -> None:
+    """Put other bytes where a spilled value was."""
+    path = files / f"{victim:016x}"
+    content = path.read_bytes()
+    nbytes = struct.unpack_from("<Q", content, 16)[0]
+    payload = exploit.ljust(nbytes, b".")  # text in a list is a pickle from its first byte
+    if how == "forged":
+        path.write_bytes(content[:HEADER] + payload + b"t" * 16)
+    elif how == "forged as before":
+        header = struct.pack("<8sQQI4x", b"fastrtS1", victim, len(payload), zlib.crc32(payload))
+        path.write_bytes(header + payload)
+    elif how == "swapped":
+        swapped = bytearray((files / f"{other:016x}").read_bytes())
+        swapped[8:16] = struct.pack("<Q", victim)
+        path.write_bytes(swapped)
+    elif how == "of another session":
+        path.write_bytes(_from_another_session(victim, content, folder))
+    elif how == "longer":
+        path.write_bytes(content + b"\0")
+    elif how == "linked":
+        path.rename(files / "elsewhere")
+        path.symlink_to("elsewhere")
+
+
+def test_a_replaced_file_costs_its_value_and_runs_nothing(defaults: Path) -> None:
     marker = defaults / "marker"
+    ways = ["forged", "forged as before", "swapped", "of another session", "longer", "linked"]
     with fastrt.init(num_workers=1, runtime_dir=defaults / "rt"):
         client = store_client.require().client
         refs = [fastrt.put([i, "x" * MIB]) for i in range(48)]
         files = Path(spill.directory(client))
-        victim, other = [ref for ref in refs if spill.is_spilled(client, ref)][:2]
-        path = files / f"{victim.objref:016x}"
-        content = path.read_bytes()
-        nbytes = struct.unpack_from("<Q", content, 16)[0]
-        payload = pickle.dumps(Exploit(marker)).ljust(nbytes, b".")  # text in a list is a pickle from its first byte
-        if how == "forged":
-            path.write_bytes(content[:HEADER] + payload + b"t" * 16)
-        elif how == "forged as before":
-            header = struct.pack("<8sQQI4x", b"fastrtS1", victim.objref, len(payload), zlib.crc32(payload))
-            path.write_bytes(header + payload)
-        elif how == "swapped":
-            swapped = bytearray((files / f"{other.objref:016x}").read_bytes())
-            swapped[8:16] = struct.pack("<Q", victim.objref)
-            path.write_bytes(swapped)
-        elif how == "of another session":
-            path.write_bytes(_from_another_session(victim.objref, content, defaults))
-        elif how == "longer":
-            path.write_bytes(content + b"\0")
-        elif how == "linked":
-            path.rename(files / "elsewhere")
-            path.symlink_to("elsewhere")
-        with pytest.raises(fastrt.ObjectLostError, match=str(files)):
-            fastrt.get(victim)
-        assert not marker.exists()
-        assert all(fastrt.get(ref)[0] == i for i, ref in enumerate(refs) if ref != victim)
+        other, *victims = [ref for ref in refs if spill.is_spilled(client, ref)][: 1 + len(ways)]
+        exploit = pickle.dumps(Exploit(marker))
+        for how, victim in zip(ways, victims, strict=True):
+            _replace(how, files, victim.objref, other.objref, exploit, defaults)
+        for how, victim in zip(ways, victims, strict=True):
+            with pytest.raises(fastrt.ObjectLostError, match=str(files)):
+                pytest.fail(f"{how}: {fastrt.get(victim)!r:.100}")
+            assert not marker.exists(), how
+        assert all(fastrt.get(ref)[0] == i for i, ref in enumerate(refs) if ref not in victims)
         assert fsck.fsck(client) == []
         (files / "elsewhere").unlink(missing_ok=True)
+        del other, victims, victim, refs
 
 
 def _from_another_session(objref: int, content: bytes, folder: Path) -> bytes:
@@ -294,7 +303,7 @@ def test_a_squatted_runtime_folder_reaches_nothing_and_stops_nothing(
         with pytest.raises(AttachError, match="no node of 'auto' runs on this machine"):
             fastrt.init(address="auto")
         # The victim can work all the same, and finds its own node.
-        words = [*program(mine), "start", "--head", "--port", "0", "--num-workers", "1", "--detach"]
+        words = [*program(mine), "start", "--head", "--port", "0", "--num-workers", "0", "--detach"]
         started = subprocess.run(words, capture_output=True, text=True)
         assert started.returncode == 0, started.stderr
         assert "no session" not in command("status")[1]
@@ -456,7 +465,7 @@ def test_a_running_node_shows_nothing_and_its_token_goes_with_it(
     runtime_dir = shared / "rt"
     env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_OBJECT_STORE_MEMORY": "32MiB"}
     env["FASTRT_SPILL_DIR"] = str(shared / "spill")
-    words = [*program(mine), "start", "--head", "--port", "0", "--num-workers", "1"]
+    words = [*program(mine), "start", "--head", "--port", "0", "--num-workers", "0"]
 
     def start() -> tuple[subprocess.Popen[str], Path]:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env)

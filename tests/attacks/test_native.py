@@ -99,8 +99,8 @@ print(listener.getsockname()[1], flush=True)
 def pass_on(a, b):
     try:
         while data := a.recv(65536):
-            b.sendall(data)
             print(data.hex(), flush=True)
+            b.sendall(data)
         b.shutdown(socket.SHUT_WR)
     except OSError:
         pass
@@ -430,7 +430,13 @@ def greeting_threads() -> int:
 
 
 @pytest.mark.parametrize(
-    ("tls", "says"), [(False, b""), (False, b"fastrtP1"), (True, b""), (True, b"\x16\x03\x01\x02\x00\x01\x00")]
+    ("tls", "says"),
+    [
+        (False, b"fastrtP1"),
+        (True, b"\x16\x03\x01\x02\x00\x01\x00"),
+        pytest.param(False, b"", marks=pytest.mark.long),
+        pytest.param(True, b"", marks=pytest.mark.long),
+    ],
 )
 def test_flood_of_unfinished_greetings_keeps_no_taker_out(
     here: Node, there: Node, stack: contextlib.ExitStack, wait_until: Callable[..., None], tls: bool, says: bytes

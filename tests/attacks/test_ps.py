@@ -194,7 +194,11 @@ def test_ranks_are_left_for_the_members_and_scheduler_connects_nowhere_for_a_str
             inside.accept()
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "10.0.0.1", "169.254.169.254", "::ffff:192.0.2.1"])
+@pytest.mark.parametrize(
+    "host",
+    ["192.0.2.1", *(pytest.param(one, marks=pytest.mark.long) for one in ("10.0.0.1", "169.254.169.254")),
+     "::ffff:192.0.2.1"],
+)  # fmt: skip
 def test_anonymous_member_is_called_back_on_its_own_machine_only(attack: Any, host: str) -> None:
     options = ClusterOptions(settings=Settings(1, 0), allow_anonymous=True)
     with ClusterScheduler(options) as scheduler:
@@ -215,7 +219,14 @@ def test_anonymous_member_cannot_speak_for_another(attack: Any) -> None:
         assert not any(view.finished for view in scheduler.overview().members)
 
 
-@pytest.mark.parametrize("greets", ["", "00" * 200, b"fastrtP1".hex() + "00" * 96])
+@pytest.mark.parametrize(
+    "greets",
+    [
+        b"fastrtP1".hex() + "00" * 96,
+        pytest.param("", marks=pytest.mark.long),
+        pytest.param("00" * 200, marks=pytest.mark.long),
+    ],
+)
 def test_process_at_the_port_of_the_head_learns_nothing(attack: Any, monkeypatch: Any, greets: str) -> None:
     monkeypatch.setattr("fastrt.ps.client._DIAL_S", 1.0)
     token = new_token()

@@ -100,7 +100,7 @@ class ManagementServer:
 class _Server(HTTPServer):
     """A thread for each connection, of which few may wait for their request's end."""
 
-    request_queue_size = 128
+    request_queue_size = 4096  # a flood must not make the kernel drop what a right client sends
 
     def __init__(self, address: tuple[str, int], trust: Trust | None, ask: Ask) -> None:
         self.trust, self.ask = trust, ask

@@ -57,6 +57,7 @@ class Caller:
         trust: Trust | None,
         request_ids: Iterator[int] | None = None,
         on_end: Callable[[str], None] = lambda reason: None,
+        timeout_s: float = _CONNECT_S,
     ) -> Caller:
         """Connect.
 
@@ -66,7 +67,7 @@ class Caller:
         made = cls(name, itertools.count(1) if request_ids is None else request_ids, on_end)
         connection = FrameConnection(made._answered, made._end, frame_bytes_max)
         try:
-            await asyncio.wait_for(connect(lambda: connection, host, port, trust), _CONNECT_S)
+            await asyncio.wait_for(connect(lambda: connection, host, port, trust), timeout_s)
         except (OSError, asyncio.TimeoutError) as error:
             raise MemberUnreachableError(f"{name} cannot be reached at {host}:{port}: {error or 'no answer'}") from None
         made._connection, made.place = connection, (host, port)
@@ -108,6 +109,11 @@ class Caller:
         """End the connection."""
         if self._connection is not None:
             self._connection.close("this end has closed it")
+
+    def abort(self) -> None:
+        """End the connection at once, without TLS's farewell, for which the other end must answer."""
+        if self._connection is not None:
+            self._connection.abort("this end has closed it")
 
     def _answered(self, frame: Frame) -> None:
         future = self._waiting.get(parse(Meta, frame.meta).request_id)
@@ -171,7 +177,7 @@ def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[Memb
     Args:
         address: `host:port` of its frames.
         token: the cluster's; None for a scheduler that allows anonymous members.
-        timeout_s: for its answer.
+        timeout_s: for its answer, and at most 5 s of it for the connection.
     Raises:
         MemberUnreachableError: no process of the cluster answers there, or not in time.
         ConfigError: the token is damaged.
@@ -180,7 +186,12 @@ def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[Memb
     host, _, port = address.rpartition(":")
 
     async def ask() -> tuple[MemberView, ...]:
-        caller = await Caller.open("the scheduler", host.strip("[]"), int(port), _LOOK_BYTES_MAX, trust)
+        ended = asyncio.Event()
+        place = (host.strip("[]"), int(port))
+        wait_s = min(timeout_s, _CONNECT_S)
+        caller = await Caller.open(
+            "the scheduler", *place, _LOOK_BYTES_MAX, trust, on_end=lambda reason: ended.set(), timeout_s=wait_s
+        )
         try:
             data = FetchServers(node_id="look").SerializeToString()
             call = caller.call(Command.FETCH_METADATA, data, Role.WORKER, None)
@@ -188,7 +199,8 @@ def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[Memb
         except asyncio.TimeoutError:
             raise MemberUnreachableError(f"The scheduler at {address} does not answer.") from None
         finally:
-            caller.close()
+            caller.abort()
+            await ended.wait()  # the event loop ends with this function, and would leave the socket open
         return views(parse(FetchResp, answer).servers_meta)
 
     return asyncio.run(ask())

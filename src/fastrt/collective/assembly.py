@@ -91,7 +91,7 @@ def assemble(
     """
     deadline = time.monotonic() + timeout
     host = _own_host(address)
-    listener = socket.create_server((host, 0), backlog=256)
+    listener = socket.create_server((host, 0), backlog=4096)
     place = Place(rank, node, host, listener.getsockname()[1], os.getpid())
     part = _Part(name, place, world_size, wish, access, listener, deadline, watch)
     try:

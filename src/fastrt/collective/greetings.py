@@ -68,7 +68,7 @@ def dial(
     until = time.monotonic() + timeout
     sock: Any = socket.create_connection(address, timeout)
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or the greeting waits 40 ms for the proof's ACK
         left = max(until - time.monotonic(), 0.01)
         if access.uses_tls(address[0]):
             sock = access.identity.open_client(sock, left)

@@ -26,7 +26,7 @@ from fastrt.rpc.visitors import Reserve, Visitors, is_exhausted
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0  # for the proof, and again for the greeting
-_BACKLOG = 128
+_BACKLOG = 4096  # a flood must not make the kernel drop what a right client sends
 _RETRY_S = 0.1
 _WASTE_BYTES_MAX = 256 << 20  # a refused message is still read up to this size, so that the connection lives on
 

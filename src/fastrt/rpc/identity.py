@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import os
 import re
@@ -204,6 +205,11 @@ class Identity:
         context.num_tickets = 0  # each connection proves the secret again, so there is nothing to resume
         return context
 
+    @functools.cached_property
+    def _listening(self) -> ssl.SSLContext:
+        """One context for all connections of `open_server`: to make one costs as much as a handshake."""
+        return self.server_context()
+
     def client_context(self) -> ssl.SSLContext:
         """A TLS 1.3 context for connections to this cluster; give `server_hostname=identity.name` with it."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
@@ -219,7 +225,7 @@ class Identity:
         Raises:
             IdentityError: the other end has not proved that it is part of this cluster, or not in time.
         """
-        return _shake(sock, self.server_context(), None, timeout_s)
+        return _shake(sock, self._listening, None, timeout_s)
 
     def open_client(self, sock: socket.socket, timeout_s: float = HANDSHAKE_S) -> ssl.SSLSocket:
         """Shake hands with the process that was called, by `open_server` there. Both have then proved the secret.

@@ -41,7 +41,7 @@ _CONNECTIONS_MAX = 256
 # taker needs milliseconds for its greeting, and strangers at another address cannot take its place at all.
 _GREETINGS_MAX = 64
 _COMPLAINT_S = 1.0  # at most one refusal is logged in this time
-_BACKLOG = 1024  # a flood must not make the kernel drop what a true taker sends
+_BACKLOG = 4096  # a flood must not make the kernel drop what a true taker sends
 _OUT_OF_FILES_S = 0.01
 _IDLE_S = 3600.0
 
