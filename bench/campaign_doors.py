@@ -1,80 +1,99 @@
 """2,000 hostile connections at each door of gRPC, with calls of a client beside them.
 
-    python bench/campaign_doors.py [CONNECTIONS] [DOOR...]
+    python bench/campaign_doors.py [CONNECTIONS] [DOOR...] [KIND...]
 
-Each door is a process of its own. For each kind of attack the client makes 100 calls before it and 100 during it. One
-line is printed for each: how many calls failed, p50 and p99 quiet and under attack, and the door's memory before, at
-its peak and 15 s after. The attackers send 10 Mbit/s together: more only takes the processor from the door on a
-machine of two cores.
+The coordinator is a process of its own for each attack, and open to strangers. The other doors are those of a cluster
+of two nodes: their strangers do not get past the TLS handshake. For each kind of attack the client makes 100 calls
+before it and 100 during it, and five more clients connect during it. One line is printed for each: how many calls
+failed, p50 and p99 quiet and under attack, and the door's memory before, at its peak and 15 s after. The attackers send
+and receive 10 Mbit/s together: more only takes the processor from the door on a machine of two cores.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 
-HOSTILE = Path(__file__).with_name("hostile.py")
-KINDS = ("silent", "preface", "settings", "streams", "reset", "headers", "continuation", "pings", "drip", "unread")
-TOKEN = "t" * 64
+from fastrt.rpc.auth import read_token
+from fastrt.rpc.identity import Identity
+
+HERE = Path(__file__).resolve().parent
+HOSTILE = HERE / "hostile.py"
+_FLOODS = ("streams", "reset", "headers", "continuation", "pings", "drip", "unread")
+OPEN_KINDS = ("silent", "garbage", "preface", "settings", *_FLOODS)
+TLS_KINDS = ("silent", "garbage", "hello", "stranger", "tls12")
+METHODS = {
+    "coordinator": ("/tensorflow.CoordinationService/TryGetKeyValue", b"\n\x01a"),
+    "head": ("/fastrt.node.Head/Join", b""),
+    "uplink": ("/fastrt.node.Node/None", b""),  # UNIMPLEMENTED: an exchange with a node goes on until both end it
+    "store": ("/ObjStore/ObjStoreInfo", b""),
+    "scheduler": ("/Scheduler/SchedulerInfo", b""),
+}
+PROGRAMS = ("store", "scheduler")
+FAILURES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
 CALLS = 100
+NEW = 5
 ATTACK_S = 10.0
 AFTER_S = 15.0
 # Bytes a second of all attackers together.
 RATE = 1_250_000
+Connect = Callable[[], grpc.Channel]
 
 
-def serve(door: str) -> None:
-    """Serve one door until standard input ends."""
-    stop: Any = None
-    if door == "coordinator":
-        from fastrt.coordination import Coordinator, CoordinatorOptions
+def serve() -> None:
+    """Serve a coordinator until standard input ends."""
+    from fastrt.coordination import Coordinator, CoordinatorOptions
 
-        stop = Coordinator(CoordinatorOptions())
-    elif door == "scheduler":
-        from fastrt.scheduler.service import Scheduler, SchedulerOptions
-
-        stop = Scheduler(SchedulerOptions(token=TOKEN))
-    else:
-        raise SystemExit(f"unknown door {door}")
-    stop.start()
-    print(stop.address, flush=True)
-    sys.stdin.read()
-    stop.stop()
+    with Coordinator(CoordinatorOptions()) as service:
+        print(service.address, flush=True)
+        sys.stdin.read()
 
 
 class Client:
     """Calls of a client that is let in."""
 
-    def __init__(self, door: str, address: str) -> None:
-        self._channel = grpc.insecure_channel(address)
-        path, self._body = {
-            "coordinator": ("/tensorflow.CoordinationService/TryGetKeyValue", b"\n\x01a"),
-            "scheduler": ("/Scheduler/SchedulerInfo", b""),
-        }[door]
-        self._call = self._channel.unary_unary(path)
+    def __init__(self, door: str, connect: Connect) -> None:
+        self._path, self._body = METHODS[door]
+        self._connect = connect
+        self._channel = connect()
 
     def measure(self) -> tuple[int, float, float]:
         """Failures, p50 and p99 (ms) of 100 calls."""
         times, failures = [], 0
         for _ in range(CALLS):
             began = time.perf_counter()
-            try:
-                self._call(self._body, timeout=10, metadata=(("authorization", f"Bearer {TOKEN}"),))
-            except grpc.RpcError as error:
-                failures += error.code() is not grpc.StatusCode.NOT_FOUND
+            failures += not self._call(self._channel)
             times.append(1e3 * (time.perf_counter() - began))
             time.sleep(0.02)
         times.sort()
         return failures, times[CALLS // 2], times[CALLS * 99 // 100 - 1]
 
+    def come_new(self) -> int:
+        """How many of five more clients fail."""
+        failures = 0
+        for _ in range(NEW):
+            with self._connect() as channel:
+                failures += not self._call(channel)
+        return failures
+
     def close(self) -> None:
         self._channel.close()
+
+    def _call(self, channel: grpc.Channel) -> bool:
+        answers = channel.stream_stream(self._path)(iter([self._body]), timeout=10)
+        with contextlib.suppress(grpc.RpcError):
+            list(answers)
+        return answers.code() not in FAILURES
 
 
 class Memory:
@@ -99,43 +118,115 @@ class Memory:
             self.peak = max(self.peak, self.now())
 
 
-def campaign(door: str, kind: str, count: int) -> None:
-    """Print one line: a door under one attack."""
-    words = [sys.executable, __file__, "--serve", door]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    address = process.stdout.readline().strip()
-    client, memory = Client(door, address), Memory(process.pid)
+def campaign(door: str, kind: str, count: int, address: str, pid: int, connect: Connect) -> threading.Thread:
+    """Attack a door. One line is printed by the thread, 15 s after the attack."""
+    client, memory = Client(door, connect), Memory(pid)
     client.measure()
     _, quiet50, quiet99 = client.measure()
     before = memory.now()
-    told = [sys.executable, str(HOSTILE), kind, address, str(count), str(ATTACK_S), "/none/none", "inf", str(RATE)]
-    attack = subprocess.Popen(told, stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, str(HOSTILE), kind, address, str(count), str(ATTACK_S), "/none/none", "inf", str(RATE)]
+    attack = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert attack.stdout is not None
     attack.stdout.readline()
     failures, under50, under99 = client.measure()
-    result = json.loads(attack.communicate()[0].strip() or "{}")
-    time.sleep(AFTER_S)
-    print(
-        f"{door:12} {kind:13} failed {failures}/{CALLS}  p50 {quiet50:.2f} -> {under50:.2f} ms  "
-        f"p99 {quiet99:.2f} -> {under99:.2f} ms  MiB {before:.0f}, peak {memory.peak:.0f}, after {memory.now():.0f}  "
-        f"({result.get('opened')} opened, {result.get('closed')} ended)",
-        flush=True,
-    )
-    memory.stop()
+    new = client.come_new()
+    result = json.loads(attack.communicate()[0].strip().rpartition("\n")[2] or "{}")
     client.close()
-    process.communicate()
+
+    def conclude() -> None:
+        time.sleep(AFTER_S)
+        print(
+            f"{door:12} {kind:13} failed {failures}/{CALLS}, new {new}/{NEW}  "
+            f"p50 {quiet50:.2f} -> {under50:.2f} ms  "
+            f"p99 {quiet99:.2f} -> {under99:.2f} ms ({under99 / quiet99:.1f} x)  "
+            f"MiB {before:.0f}, peak +{memory.peak - before:.0f}, after {memory.now() - before:+.0f}  "
+            f"({result.get('opened')} opened, {result.get('closed')} ended)",
+            flush=True,
+        )
+        memory.stop()
+
+    concluding = threading.Thread(target=conclude)
+    concluding.start()
+    return concluding
+
+
+def attack_coordinator(count: int, kinds: tuple[str, ...]) -> None:
+    """All kinds, at a new coordinator each."""
+    for kind in kinds:
+        words = [sys.executable, __file__, "--serve"]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        concluding = campaign("coordinator", kind, count, address, process.pid, lambda to=address: _open(to))
+        concluding.join()
+        process.communicate()
+
+
+def _open(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Any]:
+    """Two nodes, a scheduler and an object store."""
+    sys.path.insert(0, str(HERE.parent / "tests/attacks"))
+    from scene import Scene
+
+    with tempfile.TemporaryDirectory(prefix="frt") as folder:
+        scene = Scene(Path(folder))
+        try:
+            assert scene.node_note
+            yield scene
+        finally:
+            scene.close()
+
+
+def attack_cluster(doors: list[str], count: int, kinds: tuple[str, ...]) -> None:
+    """All kinds, at some doors of a cluster in turn: while one is attacked, the one before gives memory back."""
+    with cluster() as scene:
+        addresses = {
+            "head": scene.head,
+            "uplink": scene.node_note.address,
+            "store": scene.store,
+            "scheduler": scene.scheduler,
+        }
+        identity = Identity.from_token(read_token(scene.token_file))
+        listening = {
+            str(one.laddr.port): one.pid for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN
+        }
+        concluding: dict[str, threading.Thread] = {}
+        for kind in kinds:
+            for door in doors:
+                if door in concluding:
+                    concluding[door].join()
+                address = str(addresses[door])
+                own = identity.for_programs() if door in PROGRAMS else identity
+
+                def connect(own: Identity = own, address: str = address) -> grpc.Channel:
+                    options = [("grpc.use_local_subchannel_pool", 1), *own.channel_options()]
+                    return grpc.secure_channel(address, own.channel_credentials(), options)
+
+                pid = listening[address.rpartition(":")[2]]
+                assert pid is not None
+                concluding[door] = campaign(door, kind, count, address, pid, connect)
+        for each in concluding.values():
+            each.join()
 
 
 def main() -> None:
     """Run the campaign, or serve a door for it."""
     if sys.argv[1:2] == ["--serve"]:
-        serve(sys.argv[2])
+        serve()
         return
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    for door in sys.argv[2:] or ("coordinator", "scheduler"):
-        for kind in KINDS:
-            campaign(door, kind, count)
+    words = sys.argv[2:]
+    doors = [word for word in words if word in METHODS] or list(METHODS)
+    kinds = tuple(word for word in words if word not in METHODS)
+    if "coordinator" in doors:
+        attack_coordinator(count, kinds or OPEN_KINDS)
+    behind_tls = [door for door in doors if door != "coordinator"]
+    if behind_tls:
+        attack_cluster(behind_tls, count, kinds or TLS_KINDS)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ The process prints a line when its connections are there, and a line of JSON at 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import resource
 import selectors
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -28,6 +30,8 @@ _READ_BYTES = 1 << 16
 # Frames are made this many streams at a time, and no more are kept unsent for a connection.
 _BURST = 64
 _PAUSE_S = 0.05
+# All peers can send, and none has anything to send by now.
+_NOTHING_TO_DO_S = 0.005
 
 
 def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
@@ -83,6 +87,7 @@ class Peer:
         self.streams = 0
         self.block = header_block(path)
         self.fill: Callable[[], None] = lambda: None
+        self.heard: Callable[[bytes], None] = lambda data: None
         KINDS[kind](self)
 
     def stream(self) -> int:
@@ -234,6 +239,66 @@ def _reflection(peer: Peer) -> None:
     peer.fill = fill
 
 
+def _garbage(peer: Peer) -> None:
+    """Bytes that no protocol begins with."""
+    peer.outgoing += bytes(range(255, 0, -1)) * 16
+
+
+def _hello(peer: Peer) -> None:
+    """The first message of a TLS handshake, then nothing."""
+    _Handshake(peer, ssl.TLSVersion.TLSv1_3)
+    peer.heard = lambda data: None
+
+
+def _stranger(peer: Peer) -> None:
+    """A whole TLS handshake without a certificate."""
+    _Handshake(peer, ssl.TLSVersion.TLSv1_3)
+
+
+def _old_tls(peer: Peer) -> None:
+    """A whole handshake of TLS 1.2 without a certificate."""
+    _Handshake(peer, ssl.TLSVersion.TLSv1_2)
+
+
+class _Handshake:
+    """A TLS client that checks nothing."""
+
+    def __init__(self, peer: Peer, version: ssl.TLSVersion) -> None:
+        self._peer = peer
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = _context(version).wrap_bio(self._incoming, self._outgoing)
+        self._is_done = False
+        peer.heard = self._heard
+        self._go_on()
+
+    def _heard(self, data: bytes) -> None:
+        self._incoming.write(data)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        try:
+            if not self._is_done:
+                self._tls.do_handshake()
+                self._is_done = True
+                self._tls.write(HELLO)
+            self._tls.read(_READ_BYTES)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            raise ConnectionError(error) from None
+        finally:
+            self._peer.outgoing += self._outgoing.read()
+
+
+@functools.cache
+def _context(version: ssl.TLSVersion) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.minimum_version = context.maximum_version = version
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
 KINDS: dict[str, Callable[[Peer], None]] = {
     "silent": _silent,
     "preface": _preface,
@@ -247,6 +312,10 @@ KINDS: dict[str, Callable[[Peer], None]] = {
     "drip": _drip,
     "unread": _unread,
     "reflection": _reflection,
+    "garbage": _garbage,
+    "hello": _hello,
+    "stranger": _stranger,
+    "tls12": _old_tls,
 }
 
 
@@ -259,7 +328,7 @@ class Attack:
         count: of connections that are kept open.
         path: of the calls.
         bytes_max: to send in all; then the connections are kept and send nothing more.
-        rate: bytes a second to send in all; None as fast as it goes.
+        rate: bytes a second to send and receive in all; None as fast as it goes.
     """
 
     def __init__(
@@ -279,7 +348,7 @@ class Attack:
         self._began = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self.peers: set[Peer] = set()
-        self.closed = self.sent = self.opened = self.refused = 0
+        self.closed = self.sent = self.received = self.opened = self.refused = 0
 
     def run(self, until: float, up: Callable[[], None] = lambda: None) -> None:
         """Attack until a time of the monotonic clock; `up` is called once all connections have been opened."""
@@ -289,8 +358,11 @@ class Attack:
             if not announced and self.opened + self.refused >= self.count:
                 announced = True
                 up()
+            before = self.sent + self.received
             for key, events in self._selector.select(_PAUSE_S):
                 self._serve(key.data, events)
+            if self.sent + self.received == before:
+                time.sleep(_NOTHING_TO_DO_S)
 
     def close(self) -> None:
         """Close all connections."""
@@ -298,8 +370,14 @@ class Attack:
             self._drop(peer)
         self._selector.close()
 
+    def _is_paced(self, now: float) -> bool:
+        """Whether it has sent, and made the other end send, as many bytes as it may by now."""
+        return self._rate is not None and self.sent + self.received > (now - self._began) * self._rate
+
     def _open(self, now: float) -> None:
         for _ in range(min(64, self.count - len(self.peers))):
+            if self._is_paced(now):
+                return
             sock = socket.socket()
             sock.setblocking(False)
             try:
@@ -328,21 +406,21 @@ class Attack:
             # Without reading, the end of the connection is only seen by writing.
             self._selector.modify(peer.sock, selectors.EVENT_WRITE, peer)
             return True
-        return bool(peer.sock.recv(_READ_BYTES))
+        data = peer.sock.recv(_READ_BYTES)
+        self.received += len(data)
+        peer.heard(data)
+        if peer.outgoing:
+            self._selector.modify(peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+        return bool(data)
 
     def _write(self, peer: Peer) -> None:
-        if not peer.outgoing:
-            now = time.monotonic()
-            paced = self._rate is not None and self.sent > (now - self._began) * self._rate
-            if self.sent < self._bytes_max and not paced:
-                peer.fill()
+        if not peer.outgoing and self.sent < self._bytes_max and not self._is_paced(time.monotonic()):
+            peer.fill()
         if peer.outgoing:
             sent = peer.sock.send(peer.outgoing)
             self.sent += sent
             del peer.outgoing[:sent]
-        elif not peer.reads or self._rate is not None or peer.fill.__name__ == "fill":
-            time.sleep(0.0005)
-        else:
+        elif peer.reads and peer.fill.__name__ != "fill":
             self._selector.modify(peer.sock, selectors.EVENT_READ, peer)
 
     def _drop(self, peer: Peer) -> None:

@@ -26,6 +26,7 @@ METHODS = ["/t.S/Echo", "/t.S/Wait", "/t.S/Large"]
 LARGE = 8 << 20
 PATIENCE_S = 20.0
 _OTHER_FLOODS = ["headers", "continuation", "pings", "settings-flood", "drip"]
+_BOTH = pytest.mark.parametrize("serve", [QueueServer, AioServer], indirect=True)
 _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9)[:3] + b"\x04" + bytes(5)
 
 
@@ -55,7 +56,7 @@ class Service:
         pass
 
 
-@pytest.fixture(params=[QueueServer, AioServer])
+@pytest.fixture(params=[QueueServer, pytest.param(AioServer, marks=pytest.mark.long)])
 def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., Service]]:
     """A service of either kind of server, with bounds made small."""
     with contextlib.ExitStack() as stack:
@@ -156,6 +157,7 @@ def test_call_that_was_refused_proves_nothing(serve: Any, channel: Any, wait_unt
     wait_until(lambda: grpc.ChannelConnectivity.IDLE in changes, "the stranger's connection to be ended")
 
 
+@_BOTH
 def test_program_keeps_descriptors_under_a_flood_of_connections(serve: Any, channel: Any) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     service = serve(connections=64, unproven=16)
@@ -184,6 +186,7 @@ def test_flood_cancels_no_call_of_others_and_costs_little(serve: Any, channel: A
     assert waiting.result(PATIENCE_S) == b"answered"
 
 
+@_BOTH
 def test_answers_that_are_not_read_are_refused_beyond_a_bound(serve: Any, channel: Any) -> None:
     service = serve(answer_bytes=3 * LARGE)
     known = channel(service.address)
@@ -200,21 +203,47 @@ def test_peer_that_reads_nothing_is_ended(serve: Any, connect: Any, wait_until: 
     wait_until(lambda: is_hung_up(sock), "the peer that reads nothing to be ended")
 
 
-def _unread_call() -> bytes:
-    """One call for a large answer, of which no byte may be sent."""
+def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    return struct.pack(">I", len(body))[1:] + struct.pack(">BBI", kind, flags, stream) + body
 
-    def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
-        return struct.pack(">I", len(body))[1:] + struct.pack(">BBI", kind, flags, stream) + body
+
+def _headers(stream: int, path: bytes) -> bytes:
+    """The beginning of a call."""
 
     def text(value: bytes) -> bytes:
         return bytes([len(value)]) + value
 
-    block = b"\x83\x86\x01" + text(b"localhost") + b"\x04" + text(b"/t.S/Large")
+    block = b"\x83\x86\x01" + text(b"localhost") + b"\x04" + text(path)
     block += b"\0" + text(b"te") + text(b"trailers") + b"\0" + text(b"content-type") + text(b"application/grpc")
+    return _frame(1, 4, stream, block)
+
+
+def _unread_call() -> bytes:
+    """One call for a large answer, of which no byte may be sent."""
     none = struct.pack(">HI", 4, 0)
-    return _SETTINGS[:24] + frame(4, 0, 0, none) + frame(1, 4, 1, block) + frame(0, 1, 1, bytes(5))
+    return _SETTINGS[:24] + _frame(4, 0, 0, none) + _headers(1, b"/t.S/Large") + _frame(0, 1, 1, bytes(5))
 
 
+def test_stranger_that_begins_many_requests_is_ended_while_strangers_are_many(
+    serve: Any, connect: Any, channel: Any, wait_until: Any
+) -> None:
+    service = serve()
+    known = channel(service.address)
+    assert echo(known) == b"ok"
+    begun = _SETTINGS + b"".join(_headers(number, b"/t.S/Echo") for number in range(1, 81, 2))
+    alone = connect(service, begun)
+    wait_until(lambda: service.server._door.reading == 40, "the requests to begin")
+    assert echo(known) == b"ok"
+    assert not is_hung_up(alone)
+    for _ in range(80):
+        connect(service, _SETTINGS)
+    wait_until(lambda: service.server._door._is_crowded, "the door to see many strangers")
+    another = connect(service, begun)
+    wait_until(lambda: is_hung_up(another), "the stranger to be ended")
+    assert echo(known) == b"ok"
+
+
+@_BOTH
 def test_calls_beyond_the_bound_are_refused_in_words(serve: Any, channel: Any, wait_until: Any) -> None:
     service = serve(pending=3)
     known = channel(service.address)

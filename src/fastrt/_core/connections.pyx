@@ -5,7 +5,7 @@ A look at each descriptor takes five system calls. From Python each of them give
 a busy thread takes 5 ms: 2,000 connections would take seconds just when they are many.
 """
 from libc.stdint cimport int64_t, uint16_t, uint64_t
-from libc.stdlib cimport atoi, calloc, free
+from libc.stdlib cimport atoi, free, malloc, realloc
 
 from posix.unistd cimport close
 
@@ -129,8 +129,10 @@ def find(int port, int capacity):
         For each its descriptor, the inode that tells it from a later one of that number, the peer's host and port,
         and how many bytes the peer has acknowledged and sent; None when no descriptor is free to look at them.
     """
-    cdef Found *found = <Found *>calloc(capacity, sizeof(Found))
-    cdef DIR *folder
+    cdef int room = 256
+    cdef Found *found = <Found *>malloc(room * sizeof(Found))
+    cdef Found *grown = found
+    cdef DIR *folder = NULL
     cdef dirent *entry
     cdef int count = 0
     cdef int at
@@ -141,12 +143,19 @@ def find(int port, int capacity):
             folder = opendir("/proc/self/fd")
             if folder != NULL:
                 while count < capacity:
+                    if count == room:
+                        grown = <Found *>realloc(found, 2 * room * sizeof(Found))
+                        if grown == NULL:
+                            break
+                        found, room = grown, 2 * room
                     entry = readdir(folder)
                     if entry == NULL:
                         break
                     if entry.d_name[0] != c'.' and _examine(atoi(entry.d_name), port, found + count):
                         count += 1
                 closedir(folder)
+        if grown == NULL:
+            raise MemoryError
         if folder == NULL:
             return None
         return [

@@ -118,7 +118,8 @@ class CoordinatorOptions:
 
     def limits(self) -> Limits:
         """Bounds of the server: each member of the job may wait in several calls at once, of which it has a handful."""
-        return Limits(streams=_STREAMS, pending=_STREAMS + _CALLS_PER_TASK * self.num_tasks)
+        queued = max(Limits.queued, 2 * self.num_tasks)  # after a barrier all members call at the same moment
+        return Limits(streams=_STREAMS, pending=_STREAMS + _CALLS_PER_TASK * self.num_tasks, queued=queued)
 
     def journal(self) -> Journal | None:
         """The store of its records, None when nothing is kept.

@@ -5,6 +5,7 @@ yet taken (`Limits.options`). They do not bound connections that never make a ca
 A `Door` does that beside the core: the server reports each call with its peer's address, and a thread looks at the
 descriptors of this process that are connections of the server's port (`_core.connections`). It ends a connection by
 `shutdown` on a duplicate of its descriptor; the core then sees the end of the stream and cleans up as usual.
+Descriptors are looked at on the door's thread only: under load a look takes longer than hundreds of calls.
 
 A proxy in front of the port was the other choice. It copies each byte twice more, and a call of the coordination
 service has 100 us. A look at 2,000 descriptors costs 10 ms without the lock of the interpreter, and none is taken
@@ -16,8 +17,7 @@ certificate. Connections that are not proven have a bounded number of places; th
 room for the next.
 
 Threads: the server's thread calls `caller`, `accepted`, `rejected` and the counters, and the door's thread judges by
-them. `_scanning` is held while descriptors are looked at, on either thread. `_lock` guards `_connections` and the
-counts of unread bytes, which change on any thread that answers.
+them. `_lock` guards `_connections` and the counts of unread bytes, which change on any thread that answers.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ _log = logging.getLogger(__name__)
 
 # Beyond this number nothing of fastrt needs descriptors, and some programs walk over all numbers up to the limit.
 _DESCRIPTORS_MAX = 65_536
-_CALM_S, _BUSY_S, _HURRY_S = 0.5, 0.1, 0.02
+_CALM_S, _BUSY_S, _HURRY_S = 0.5, 0.1, 0.03
 # Without a change in the number of descriptors they are looked at this often: one may have taken another's place.
 _RESCAN_S = 5.0
 # Beyond the places for connections that are not proven, one that has none may be silent for so long.
-_CROWDED_S = 2.0
-_TRIM_S = 3.0
+_CROWDED_S = 5.0
+# Memory is given back once no connection was ended for so long, since that holds up every thread that allocates.
+_CALM_ENOUGH_S = 2.0
+# It is given back this often while connections are ended without a pause.
+_TRIM_S = 5.0
 _LOG_S = 10.0
 # A peer that has answers to read, or sends a request, and moves fewer bytes in `stall_s` than this a second is ended.
 _STALLED_RATE = 4096
@@ -50,9 +53,12 @@ _UNREAD_MIN = 64 << 10
 # Answers below this size are not counted: the bound on streams is enough for them.
 COUNTED_BYTES = 4096
 _REJECTED_MAX = 16
-# After so many between two looks, a connection that is not proven is ended by its first.
+# While there are so many of all, a connection that is not proven is ended by its first.
 _REJECTED_ALL_MAX = 256
 _CALLS_MANY = 256
+# While strangers are many, each of them may have begun so many requests.
+_BEGUN_MAX = 32
+_STRANGERS_MANY = 64
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Limits:
     greeting_s: float = 10.0
     streams: int = 512
     pending: int = 65_536
-    queued: int = 8192
+    queued: int = 2048
     reading: int = 2048
     header_bytes: int = 16 << 10
     request_bytes: int = 256 << 20
@@ -175,20 +181,20 @@ class Door:
         self.limits = limits
         self.reading = 0
         self.unread = 0
-        self._rejected = 0  # calls since the last look
+        self._rejected = 0  # calls, halved at each look
         self._places = limits.places()
         self._unproven_max = min(limits.unproven, self._places // 4)
         self._connections: dict[object, Connection] = {}
         self._lock = threading.Lock()
-        self._scanning = threading.Lock()
         self._ports: set[int] = set()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._scanned_at = self._trimmed_at = self._logged_at = 0.0
+        self._scanned_at = self._trimmed_at = self._logged_at = self._ended_at = 0.0
         self._descriptors = -1
         self._ended: dict[str, int] = {}
         self._trim_due = False
+        self._is_crowded = False  # many connections are not proven
 
     def open(self, port: int) -> None:
         """Begin to look after the connections of a TCP port. A Unix socket needs none: its folder is private."""
@@ -238,6 +244,8 @@ class Door:
         connection.reading += 1
         if not connection.is_written_off:
             self.reading += 1
+        if self._is_crowded and not connection.proven and connection.reading > _BEGUN_MAX:
+            self.doom(connection, "began many requests while strangers were many")
         if self.reading > self.limits.reading:
             largest = self._largest("reading")
             if largest is not None:
@@ -293,19 +301,11 @@ class Door:
             self.unread -= size
 
     def doom(self, connection: Connection, why: str) -> None:
-        """End a connection: now if it is found among the descriptors, else by the door's thread."""
+        """End a connection: now if its descriptor is known, else by the door's thread."""
         if connection.doomed:
             return
         connection.doomed = why
         self._ended[why] = self._ended.get(why, 0) + 1
-        self._trim_due = True
-        now = time.monotonic()
-        # A busy server's thread leaves the door's thread little time, just when many are to be ended.
-        if connection.descriptor < 0 and now - self._scanned_at >= _HURRY_S and self._scanning.acquire(blocking=False):
-            try:
-                self._scan(now)
-            finally:
-                self._scanning.release()
         if connection.descriptor < 0 or not connections.end(connection.descriptor, connection.inode):
             self._wake.set()
 
@@ -317,7 +317,8 @@ class Door:
     def _run(self) -> None:
         busy = False
         while True:
-            self._wake.wait(_BUSY_S if busy else _CALM_S)
+            if self._wake.wait(_BUSY_S if busy else _CALM_S) and not self._closing:
+                time.sleep(_HURRY_S)  # a storm wakes this thread at each of its calls
             self._wake.clear()
             if self._closing:
                 return
@@ -330,15 +331,14 @@ class Door:
     def _look(self) -> bool:
         """Look at the connections and end those beyond a bound; whether to look again soon."""
         now = time.monotonic()
-        self._rejected = 0
+        self._rejected //= 2
         count = os.stat("/proc/self/fd").st_size  # 0 before Linux 6.2
         with self._lock:
             every = list(self._connections.values())
         busy = any(each.doomed or not each.proven or each.reading or each.unread >= _UNREAD_MIN for each in every)
         if count == 0 or count != self._descriptors or busy or now - self._scanned_at >= _RESCAN_S:
             self._descriptors = count
-            with self._scanning:
-                every = self._scan(now)
+            every = self._scan(now)
             self._judge_silent(every, now)
             for each in every:
                 self._judge_progress(each, now)
@@ -364,7 +364,7 @@ class Door:
                 # One of which a call came a moment ago may be too new for the list.
                 if peer not in names and (each.descriptor >= 0 or now - each.heard_at > _RESCAN_S):
                     del self._connections[peer]
-                    self._trim_due = True
+                    self._trim_due, self._ended_at = True, now
         return live
 
     def _seen(
@@ -386,6 +386,7 @@ class Door:
         """Doom connections that are not proven and silent, and of all others those silent for longest."""
         limits = self.limits
         unproven = [each for each in every if not each.proven and not each.doomed]
+        self._is_crowded = len(unproven) > _STRANGERS_MANY
         for each in unproven:
             if now - each.heard_at > limits.greeting_s:
                 self.doom(each, f"made no call in {limits.greeting_s:g} s")
@@ -431,7 +432,7 @@ class Door:
 
     def _after(self, now: float) -> None:
         """Give memory back, and log what was ended."""
-        if self._trim_due and now - self._trimmed_at >= _TRIM_S:
+        if self._trim_due and (now - self._ended_at >= _CALM_ENOUGH_S or now - self._trimmed_at >= _TRIM_S):
             self._trim_due, self._trimmed_at = False, now
             _trim()
         if self._ended and now - self._logged_at >= _LOG_S:
