@@ -144,6 +144,7 @@ def test_full_disk_refuses_keys_until_there_is_room(disk: Disk, wait_until: Any,
         client.channel.close()
 
 
+@pytest.mark.long
 def test_keeper_killed_on_a_full_disk_comes_back_with_all_keys(disk: Disk, wait_until: Any) -> None:
     kept: dict[str, bytes] = {}
     with Front(CoordinatorOptions(num_tasks=1, state_dir=disk.state)) as service:

@@ -349,6 +349,7 @@ def serving(access: Access, join: Any, wait_until: Callable[..., Any]) -> Iterat
         thread.join()
 
 
+@pytest.mark.long
 def test_program_that_takes_the_port_of_a_dead_head_is_not_believed(
     folder: Path, wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -459,6 +459,7 @@ def look_around(runtime_dir: Path, paths: list[str], pids: list[int], secrets: l
     return had
 
 
+@pytest.mark.long
 def test_a_running_node_shows_nothing_and_its_token_goes_with_it(
     shared: Path, mine: Path, wait_until: Callable[..., None]
 ) -> None:
