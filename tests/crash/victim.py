@@ -158,6 +158,7 @@ class Victim:
     def demand(self) -> None:
         """Tasks that are held: admit, claim, give back, refuse and cancel some, and forget others."""
         c, f = self.client, self.function
+        others = demands.take_held(c)  # of the survivor, who wants their results: a refused task fails if we die then
         first = work.submit_demanding(c, f, INT, 9000)
         made = [first, work.submit_demanding(c, f, SUM, 9001, [first]), work.submit_demanding(c, f, INT, 9002, big=200)]
         made += [work.submit_demanding(c, f, RETRY if k == 4 else INT, 9003 + k) for k in range(5)]
@@ -165,14 +166,11 @@ class Victim:
         if what == "ending":
             work.fail(c, task)
         seen = demands.news(c)
-        for k, held in enumerate(demands.take_held(c)):
+        for k, held in enumerate([*others, *demands.take_held(c)]):
             if k % 4 == 1 and demands.claim(c, *held):
                 tasks.give_back(c, held[0])
-            elif k % 4 == 2 and demands.refuse(c, *held):
-                if 9000 <= work.seed_of(c, held[0]) < 9100:
-                    work.fail(c, held[0])
-                else:
-                    tasks.give_back(c, held[0])  # a task of the survivor's, who wants its result
+            elif k % 4 == 2 and held not in others and demands.refuse(c, *held):
+                work.fail(c, held[0])
             elif k % 4 != 3:
                 demands.admit(c, *held)
         demands.wait_news(c, seen, 0.0003)
