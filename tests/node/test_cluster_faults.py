@@ -5,6 +5,7 @@ import subprocess
 import threading
 
 import numpy as np
+import psutil
 import pytest
 from cluster import START
 
@@ -159,6 +160,21 @@ def refusal(runtime_dir, *options, **env):
     )
     assert result.returncode != 0, result.stdout
     return result.stderr
+
+
+def test_an_uplink_that_waits_for_the_head_ends_with_its_node(runtime_dir, tmp_path, free_port, wait_until):
+    token = tmp_path / "token"
+    token.write_text(new_token())
+    token.chmod(0o600)
+    words = [*START, "--address", f"127.0.0.1:{free_port}", "--token-file", str(token), "--num-workers", "0"]
+    env = {**os.environ, "FASTRT_RUNTIME_DIR": str(runtime_dir), "FASTRT_OBJECT_STORE_MEMORY": "64MiB"}
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env) as node:
+        assert node.stderr is not None
+        assert "This node waits for it" in node.stderr.readline()
+        children = psutil.Process(node.pid).children(recursive=True)
+        assert any("fastrt.node.uplink" in " ".join(child.cmdline()) for child in children)
+        node.kill()
+        wait_until(lambda: not psutil.wait_procs(children, 0)[1], "the node's processes to end")
 
 
 def damaged(token):

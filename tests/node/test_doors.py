@@ -102,9 +102,10 @@ def spoken(door, identity, token):
     proved = next((one for one in identities(identity) if one.why_refused(door.address) is None), None)
     if proved is not None:
         return method_of(door, identity=proved)
-    with contextlib.suppress(OSError, EOFError, wire.WireError):
-        link.dial(door.address, identity, False, 1.0).close()
-        return "native"
+    for one in identities(identity):
+        with contextlib.suppress(OSError, EOFError, wire.WireError):
+            link.dial(door.address, one, False, 1.0).close()
+            return "native"
     host, port = wire.split_address(door.address)
     with socket.create_connection((host, port), PATIENCE_S) as sock:
         sock.settimeout(1.0)

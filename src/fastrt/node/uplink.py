@@ -112,7 +112,8 @@ class Uplink:
         if not self._workers:
             claimer.start()
         stopping = loop.create_task(self._stopping.wait())
-        self._announce = partial(streams.announce, address, self._stopping)
+        streams.end_with_starter(self._stopping)  # from the start: it may wait long for the head
+        self._announce = partial(streams.announce, address)
         if not self._settings["join_first"]:
             self._on_joined()
         try:

@@ -173,16 +173,17 @@ def open_stream(
     return channel, channel.stream_stream(path, request.SerializeToString, response.FromString)
 
 
-def announce(address: str, stop: asyncio.Event) -> None:
-    """Tell the process that started this one where it serves, and stop when that process ends.
+def announce(address: str) -> None:
+    """Write where this process serves to standard output, a pipe to the process that started it: one line."""
+    os.write(1, json.dumps({"address": address}).encode() + b"\n")
 
-    Standard output and input are pipes to it: one line with the address, and the end of the file with its death.
-    """
+
+def end_with_starter(stop: asyncio.Event) -> None:
+    """Set `stop` when the process that started this one ends: standard input is a pipe from it."""
 
     def read() -> None:
         if not os.read(0, 1024):
             asyncio.get_running_loop().remove_reader(0)
             stop.set()
 
-    os.write(1, json.dumps({"address": address}).encode() + b"\n")
     asyncio.get_running_loop().add_reader(0, read)

@@ -37,6 +37,7 @@ async def _serve(listen: str, access: Access) -> None:
     membership = Membership()
     handlers = {JOIN: membership.join}
     server, address = await streams.serve(listen, access, message_set("node"), handlers, stop, REPORT_BYTES_MAX)
-    streams.announce(address, stop)
+    streams.announce(address)
+    streams.end_with_starter(stop)
     await stop.wait()
     await server.stop(_END_S)
