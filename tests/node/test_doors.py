@@ -6,10 +6,9 @@ The ports are asked of the kernel, not of the program: one that is new, and not 
 import contextlib
 import re
 import socket
+import ssl
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +29,8 @@ MAIN = [sys.executable, "-c", "from fastrt.cli.main import main; main()"]
 MODULE = "import fastrt\n\n@fastrt.remote\ndef exported():\n    return 1\n"
 HEALTH = "/grpc.health.v1.Health/Check"
 SETS = [message_set(name) for name in ("node", "ray", "transfer", "cluster")]
-# JAX's clients cannot carry a token: the coordinator has a listener of its own, and nothing else is served there.
-TOKENLESS = [message_set(name) for name in ("coordination", "coordination_tensorflow", "coordination_xla")]
-TOKENLESS += [message_set(name) for name in ("runtime_v1", "runtime_v3")]
 METHODS = [
     f"/{service}/{method}" for set_ in SETS for service in set_.service_names() for method in set_.methods(service)
-]
-SIDE = ["/grpc.health.v1.Health/Watch", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
-TOKENLESS_METHODS = [
-    f"/{service}/{method}" for set_ in TOKENLESS for service in set_.service_names() for method in set_.methods(service)
 ]
 # By process: what its ports speak; a gRPC service by the method that shows it.
 DOORS = {
@@ -47,7 +39,7 @@ DOORS = {
     "scheduler": {"/Scheduler/SchedulerInfo": 1},
     "coordinator": {"coordinator": 1},
     "bridge": {"/ObjStore/ObjStoreInfo": 1, "/WorkerService/InvokeCall": 1, "native": 1},
-    "parameter servers' scheduler": {"/fastrt.ps.Cluster/Exchange": 1, "http": 1, "frames": 1},
+    "parameter servers' scheduler": {"sealed": 3},
 }
 
 
@@ -97,8 +89,8 @@ def knock(address, method, metadata=(), identity=None, timeout_s=PATIENCE_S):
         return call.code(), came
 
 
-def spoken(door, identity, token):
-    """What a door speaks, in the words of DOORS; found with the right identity, or the right bearer."""
+def spoken(door, identity):
+    """What a door of the cluster speaks, in the words of DOORS; found with the right identity."""
     proved = next((one for one in identities(identity) if one.why_refused(door.address) is None), None)
     if proved is not None:
         return method_of(door, identity=proved)
@@ -106,22 +98,7 @@ def spoken(door, identity, token):
         with contextlib.suppress(OSError, EOFError, wire.WireError):
             link.dial(door.address, one, False, 1.0).close()
             return "native"
-    host, port = wire.split_address(door.address)
-    with socket.create_connection((host, port), PATIENCE_S) as sock:
-        sock.settimeout(1.0)
-        try:
-            first = sock.recv(48)
-        except TimeoutError:
-            first = b""
-    if not first:  # of gRPC a server's settings come first
-        try:
-            urllib.request.urlopen(f"http://{door.address}/none", timeout=PATIENCE_S)
-        except urllib.error.HTTPError as error:
-            error.close()
-            return "http"
-        except OSError:
-            return "frames"
-    return method_of(door, metadata=bearer(token))
+    return method_of(door)
 
 
 def identities(identity):
@@ -171,19 +148,20 @@ def parameter_servers(tmp_path):
 @pytest.mark.long
 def test_no_door_of_a_cluster_opens_without_its_token(cluster, parameter_servers, wait_until):
     head, other, scheduler = cluster()
-    identity, ps_token = Identity.from_token(read_token(Path(head.note.token_file))), read_token(parameter_servers[1])
+    servers_pid, servers_token = parameter_servers
+    identity, servers = (Identity.from_token(read_token(Path(name))) for name in (head.note.token_file, servers_token))
     with SchedulerClient(scheduler, identity=identity.for_programs()) as client:
         wait_until(lambda: len(client.info().avail_worker) == 2, "both nodes' workers", PATIENCE_S)
         before = client.info()
         found: dict[str, Counter[str]] = {}
-        for door in doors_of(head.process.pid, other.process.pid, parameter_servers[0]):
-            kind = spoken(door, identity, ps_token)
+        for door in doors_of(head.process.pid, other.process.pid, servers_pid):
+            is_servers = door.process.startswith("parameter")
+            kind = "sealed" if is_servers else spoken(door, identity)
             found.setdefault(door.process, Counter())[kind] += 1
-            if door.process.startswith("parameter"):
-                for wrong in (None, "", "0" * len(ps_token), ps_token[:-1], ps_token + "0"):
-                    get_nothing(door, kind, wrong)
+            if is_servers:
+                sealed_to_strangers(door, servers)
             elif kind in ("native", "coordinator"):
-                for wrong in (None, "", "0" * 64, ps_token):
+                for wrong in (None, "", "0" * 64):
                     get_nothing(door, kind, wrong)
             else:
                 open_to_no_stranger(door, kind, identity)
@@ -209,19 +187,29 @@ def get_nothing(door, kind, token):
     if kind == "native":
         with pytest.raises(wire.WireError, match="does not hold the secret"):
             link.dial(door.address, Identity.from_token(new_token()), False)
-    elif kind == "http":
-        for path in ("/state", "/nodes", "/"):
-            request = urllib.request.Request(f"http://{door.address}{path}", headers=dict(metadata))
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(request, timeout=PATIENCE_S)
-            assert refused.value.code == 401
-            refused.value.close()
-    elif kind == "coordinator":
+    else:
         for method in METHODS:
             assert knock(door.address, method, metadata) == (grpc.StatusCode.UNIMPLEMENTED, []), (door, method)
-    elif kind != "frames":  # as the coordinator's clients, MindSpore's cannot carry a token
-        for method in METHODS + TOKENLESS_METHODS + SIDE:
-            code, came = knock(door.address, method, metadata)
-            assert came == [], (door, method)
-            assert code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED), (door, method)
-        assert knock(door.address, kind, metadata)[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+def sealed_to_strangers(door, servers):
+    """The members' TLS handshake succeeds; others get no byte but TLS's own."""
+    host, port = wire.split_address(door.address)
+
+    def received(context, words=b""):
+        plain = socket.create_connection((host, port), PATIENCE_S)
+        with plain, plain if context is None else context.wrap_socket(plain, server_hostname=servers.name) as sock:
+            sock.sendall(words)
+            return sock.recv(1)
+
+    with socket.create_connection((host, port), PATIENCE_S) as plain:
+        servers.client_context().wrap_socket(plain, server_hostname=servers.name).close()
+    with pytest.raises(ssl.SSLError):
+        received(Identity.from_token(new_token()).client_context())
+    blind = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # believes everything, and has no certificate
+    blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+    for context in (blind, None):
+        answer = b""
+        with contextlib.suppress(OSError):
+            answer = received(context, b"GET /state HTTP/1.1\r\n\r\n")
+        assert answer in (b"", b"\x15"), door  # an alert of TLS
