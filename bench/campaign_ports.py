@@ -278,7 +278,7 @@ KINDS = ("silent", "garbage", "slow", "half-tls", "full-tls")
 
 
 class Attack(hostile.Attack):
-    """As its base, with a bounded number of connections a second, over Unix sockets too, and with TLS."""
+    """Attackers that also use Unix sockets and TLS, and open a bounded number of connections a second."""
 
     def __init__(self, kind: str, address: str, count: int, reconnects: float) -> None:
         unix = address.startswith("@")

@@ -44,7 +44,7 @@ def _option(name: str, **about: Any) -> Callable[[Callable[..., Any]], Callable[
 @_option("--num-workers", type=int, help="Default: the CPUs; 0 lends all tasks to other nodes.")
 @_option("--resources", help='What else tasks may ask for, as JSON: {"gpu": 1}.')
 @_option("--object-store-memory", help="Size of the object store, such as 512MiB.")
-@_option("--token", help="The cluster's token itself. --token-file and FASTRT_TOKEN show it to nobody else.")
+@_option("--token", help="The token itself. Other users may see it: prefer --token-file or FASTRT_TOKEN.")
 @_option("--token-file", type=_file, help="A file with the cluster's token; without both, the head makes one.")
 @_option("--tls-cert", type=_file, help="PEM file for programs in other languages: the services' certificate chain.")
 @_option("--tls-key", type=_file, help="PEM file: its private key.")

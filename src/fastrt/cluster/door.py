@@ -117,7 +117,7 @@ class Door:
             oldest.cancel()
 
     async def _receive(self, sock: socket.socket, host: str, connection: FrameConnection) -> None:
-        """See a visitor through until it belongs to the cluster, or is closed."""
+        """Authenticate a visitor: pass its connection on when it proves the secret, and close it otherwise."""
         loop = asyncio.get_running_loop()
         until = loop.time() + GREETING_S
         why = "newer connections need its place"

@@ -264,10 +264,10 @@ class TcpLink(Link):
         self._waiting: list[Frame] = []
 
     def goes_to(self, host: str, port: int) -> None:
-        """See `Link`.
+        """Keep the address at which the member listens.
 
         Raises:
-            Refused: see `Link`.
+            Refused: it is on another machine than the member, and no token proves the member.
         """
         if self._trust is None and not is_same_machine(self._host, host):
             raise Refused(
@@ -277,19 +277,19 @@ class TcpLink(Link):
         self._target = (host, port)
 
     def settle(self) -> None:
-        """See `Link`."""
+        """Count the member as one that belongs to the cluster."""
         self.incoming.settle()
 
     def reply(self, request: Frame, data: bytes) -> None:
-        """See `Link`."""
+        """Answer a request."""
         self.incoming.send(Frame(Kind.PROTOBUF, request.meta, data))
 
     def close(self, reason: str) -> None:
-        """See `Link`."""
+        """End the link, after what was sent."""
         self.incoming.close(reason)
 
     def abort(self, reason: str) -> None:
-        """See `Link`."""
+        """End the link at once."""
         self.incoming.abort(reason)
 
     def _request(self, frame: Frame) -> None:
@@ -351,22 +351,22 @@ class StreamLink(Link):
         stream.on_closed = lambda: on_loop(self._lost, "its stream has ended")
 
     def goes_to(self, host: str, port: int) -> None:
-        """See `Link`."""
+        """Do nothing: requests go over the stream itself."""
 
     def settle(self) -> None:
-        """See `Link`."""
+        """Do nothing: the gRPC server has decided who may call."""
 
     def reply(self, request: Frame, data: bytes) -> None:
-        """See `Link`."""
+        """Answer a request."""
         self._stream.send(Comm(pb_meta=parse(Meta, request.meta), data=data).SerializeToString())
 
     def close(self, reason: str) -> None:
-        """See `Link`."""
+        """End the link, after what was sent."""
         self._stream.finish(_INVALID_ARGUMENT, reason)
         self._lost(reason)
 
     def abort(self, reason: str) -> None:
-        """See `Link`."""
+        """End the link at once."""
         self.close(reason)
 
     def _send(self, frame: Frame) -> None:

@@ -5,7 +5,7 @@
     listener -> caller   one byte, or with TLS the keys of `fastrt.rpc.sealed`: the greeting has arrived
 
 Before the proof the listener parses fields of fixed size only. It serves all who have connected at the same time.
-Strangers who are silent or slow have a deadline and a bounded number of places, and keep nobody waiting.
+Silent or slow strangers have a deadline and a bounded number of places. They delay no rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fastrt.rpc.sealed import SMALL_BYTES, Link, moved, seal_as_client, seal_as_
 
 GREETING_S = 5.0  # for the proof and the greeting together
 _PLACES = 128
-_STAY_S = 0.25  # for so long a connection keeps its place whoever else comes; then the oldest one makes room
+_STAY_S = 0.25  # a new connection keeps its place at least this long; after that the oldest makes room
 _GREETING_BYTES_MAX = 1 << 16
 _LENGTH = struct.Struct("<I")
 _TAKEN = b"\x01"
