@@ -253,7 +253,8 @@ def test_noise_is_refused_in_words(
         serving = served(pool, listener)
         with dial(opened, listener) as sock:
             sock.sendall(noise)
-            sock.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # the server may have refused the noise and closed by now
+                sock.shutdown(socket.SHUT_WR)
             with pytest.raises((ProofError, ConnectionError), match=f"the client {said}"):
                 serving.result(PATIENCE_S)
         return
