@@ -7,6 +7,8 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from fastrt.rpc.door import Limits
 from fastrt.rpc.queue_server import QueueServer
 
 HOSTILE = Path(__file__).resolve().parents[2] / "bench/hostile.py"
-METHODS = ["/t.S/Echo", "/t.S/Wait", "/t.S/Large"]
+METHODS = ["/t.S/Echo", "/t.S/Wait", "/t.S/Large", "/t.S/Hold"]
 LARGE = 8 << 20
 PATIENCE_S = 20.0
 _OTHER_FLOODS = ["headers", "continuation", "pings", "settings-flood", "drip"]
@@ -35,16 +37,20 @@ class Service:
 
     def __init__(self, kind: Any, limits: Limits, authorize: Any = None) -> None:
         self.waiting: list[int] = []
+        self.is_held, self.go_on = threading.Event(), threading.Event()
         self.server = kind(self, METHODS, authorize=authorize, limits=limits)
         self.port = self.server.bind("127.0.0.1:0")
         self.address = f"127.0.0.1:{self.port}"
         self.server.start()
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
+        if method == "/t.S/Hold":  # the server's thread does nothing meanwhile
+            self.is_held.set()
+            self.go_on.wait(PATIENCE_S)
         if method == "/t.S/Wait":
             self.waiting.append(call)
         else:
-            self.server.finish(call, body=body if method == "/t.S/Echo" else bytes(LARGE))
+            self.server.finish(call, body=bytes(LARGE) if method == "/t.S/Large" else body)
 
     def on_cancel(self, call: int) -> None:
         self.waiting.remove(call)
@@ -184,6 +190,21 @@ def test_flood_cancels_no_call_of_others_and_costs_little(serve: Any, channel: A
         assert resident() - before < 128 << 20
     service.server.finish(service.waiting[0], body=b"answered")
     assert waiting.result(PATIENCE_S) == b"answered"
+
+
+@pytest.mark.parametrize("kind", ["reset", "streams"])
+def test_few_connections_cannot_fill_the_queue_of_a_busy_server(serve: Any, channel: Any, kind: str) -> None:
+    service = serve()
+    known = channel(service.address)
+    held = known.unary_unary("/t.S/Hold").future(b"", timeout=PATIENCE_S)
+    assert service.is_held.wait(PATIENCE_S)
+    with attack(kind, service.address, 8, "/t.S/None", 2_000_000):
+        known_too = [known.unary_unary("/t.S/Echo").future(b"ok", timeout=PATIENCE_S) for _ in range(20)]
+        time.sleep(0.5)  # the attackers send all that gRPC takes of them
+        late = known.unary_unary("/t.S/Echo").future(b"ok", timeout=PATIENCE_S)
+        service.go_on.set()
+        assert [call.result() for call in [*known_too, late]] == [b"ok"] * 21
+    assert held.exception() is None
 
 
 @_BOTH

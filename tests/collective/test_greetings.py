@@ -19,6 +19,7 @@ from fastrt.collective.access import Access
 from fastrt.collective.greetings import Greetings, NotAdmitted, dial
 from fastrt.rpc import proof
 from fastrt.rpc.identity import Identity, new_token
+from fastrt.rpc.visitors import BACKLOG
 
 PURPOSE = "fastrt collective test"
 Connect = Callable[[], socket.socket]
@@ -44,7 +45,7 @@ def access(request: pytest.FixtureRequest, identity: Identity) -> Access:
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as made:
+    with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as made:
         yield made
 
 

@@ -14,11 +14,10 @@ import ssl
 from collections.abc import Callable
 
 from fastrt.cluster.links import FrameConnection
-from fastrt.rpc.visitors import GREETING_S, VISITORS_MAX, Reserve, is_exhausted
+from fastrt.rpc.visitors import BACKLOG, GREETING_S, VISITORS_MAX, Reserve, hold_silent, is_exhausted
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG = 4096
 _RETRY_S = 0.1
 
 
@@ -57,7 +56,8 @@ class Door:
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, _, _, _, address = found[0]
-            self._listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+            self._listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+            hold_silent(self._listener)
         except BaseException:
             self._reserve.close()
             raise

@@ -37,7 +37,7 @@ from fastrt.cluster.peers import MemberUnreachableError
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import ForeignTextError, read_int, read_json, read_object
 from fastrt.rpc.trust import Trust
-from fastrt.rpc.visitors import GREETING_S, Reserve, Visitors, is_exhausted
+from fastrt.rpc.visitors import BACKLOG, GREETING_S, Reserve, Visitors, hold_silent, is_exhausted
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class ManagementServer:
 class _Server(HTTPServer):
     """A thread for each connection, of which few may wait for their request's end."""
 
-    request_queue_size = 4096  # a flood must not make the kernel drop what a right client sends
+    request_queue_size = BACKLOG
 
     def __init__(self, address: tuple[str, int], trust: Trust | None, ask: Ask) -> None:
         self.trust, self.ask = trust, ask
@@ -114,6 +114,7 @@ class _Server(HTTPServer):
         except BaseException:
             self._reserve.close()
             raise
+        hold_silent(self.socket)
         self.socket.setblocking(False)
 
     def get_request(self) -> tuple[socket.socket, Any]:

@@ -25,6 +25,7 @@ from fastrt.coordination.errors import CoordinationError, CoordinationTimeoutErr
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 from fastrt.foreign_text import ForeignTextError, check_object, read_int
 from fastrt.rpc.sealed import Link
+from fastrt.rpc.visitors import BACKLOG, hold_silent
 
 _RETRY_S = 0.05
 _LOOK_S = 1.0  # how often rank 0 renews its key, and ranks that have not come are looked at
@@ -91,7 +92,8 @@ def assemble(
     """
     deadline = time.monotonic() + timeout
     host = _own_host(address)
-    listener = socket.create_server((host, 0), backlog=4096)
+    listener = socket.create_server((host, 0), backlog=BACKLOG)
+    hold_silent(listener)
     place = Place(rank, node, host, listener.getsockname()[1], os.getpid())
     part = _Part(name, place, world_size, wish, access, listener, deadline, watch)
     try:

@@ -29,7 +29,7 @@ from fastrt.rpc import proof
 from fastrt.rpc.sealed import SMALL_BYTES, Link, moved, seal_as_client, seal_as_server
 
 GREETING_S = 5.0  # for the proof and the greeting together
-_PLACES = 128
+_PLACES = 512
 _STAY_S = 0.25  # a new connection keeps its place at least this long; after that the oldest makes room
 _GREETING_BYTES_MAX = 1 << 16
 _LENGTH = struct.Struct("<I")

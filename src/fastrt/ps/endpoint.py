@@ -22,11 +22,10 @@ from fastrt.errors import FastrtError
 from fastrt.ps.refusals import refusal
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, is_mine, receive
 from fastrt.rpc.trust import Trust
-from fastrt.rpc.visitors import Reserve, Visitors, is_exhausted
+from fastrt.rpc.visitors import BACKLOG, Reserve, Visitors, hold_silent, is_exhausted
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0  # for the proof, and again for the greeting
-_BACKLOG = 4096  # a flood must not make the kernel drop what a right client sends
 _RETRY_S = 0.1
 _WASTE_BYTES_MAX = 256 << 20  # a refused message is still read up to this size, so that the connection lives on
 
@@ -118,8 +117,9 @@ class Endpoint:
             self._local.close()
             raise
         self.address = f"{address.rpartition(':')[0]}:{self._tcp.getsockname()[1]}"
+        hold_silent(self._tcp)
         for listener, kind in ((self._tcp, socket.AF_INET), (self._local, socket.AF_UNIX)):
-            listener.listen(_BACKLOG)
+            listener.listen(BACKLOG)
             listener.setblocking(False)
             self._start(self._accept, listener, self._visitors[kind])
 

@@ -69,9 +69,11 @@ class Limits:
         connections: open connections in all; three quarters of the process's descriptors if that is less.
         unproven: connections of which no call was accepted yet.
         greeting_s: how long such a connection may be silent.
-        streams: calls under way on one connection. A client of gRPC waits with those beyond.
+        streams: calls under way on one connection. A client of gRPC waits with those beyond; the core refuses some of a
+            client that stays close to this number. It is a sixteenth of `queued`: few connections cannot fill that.
         pending: calls that wait for an answer, in all.
-        queued: calls that the core keeps while the server is busy; those beyond it rejects as RESOURCE_EXHAUSTED.
+        queued: calls that the core keeps while the server is busy. It cancels those beyond, whichever connection they
+            come from.
         reading: requests of which a part has not come, in all.
         header_bytes: of one call.
         request_bytes: of requests of one connection that have not come whole.
@@ -88,7 +90,7 @@ class Limits:
     greeting_s: float = 10.0
     streams: int = 512
     pending: int = 65_536
-    queued: int = 2048
+    queued: int = 8192
     reading: int = 2048
     header_bytes: int = 16 << 10
     request_bytes: int = 256 << 20

@@ -24,6 +24,7 @@ from fastrt.errors import FastrtError, NotFoundError
 from fastrt.rpc.auth import is_loopback
 from fastrt.rpc.proof import GREETING_S
 from fastrt.rpc.sealed import Link
+from fastrt.rpc.visitors import BACKLOG, hold_silent
 from fastrt.transfer import link, wire
 from fastrt.transfer.table import Sealed, Table
 from fastrt.transfer.wire import Frame, Request
@@ -41,7 +42,6 @@ _CONNECTIONS_MAX = 256
 # taker needs milliseconds for its greeting, and strangers at another address cannot take its place at all.
 _GREETINGS_MAX = 64
 _COMPLAINT_S = 1.0  # at most one refusal is logged in this time
-_BACKLOG = 4096  # a flood must not make the kernel drop what a true taker sends
 _OUT_OF_FILES_S = 0.01
 _IDLE_S = 3600.0
 
@@ -126,7 +126,8 @@ class Source:
         self._tls_on_loopback = tls_on_loopback
         self._timeout_s = timeout_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        hold_silent(self._listener)
         self.port: int = self._listener.getsockname()[1]
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         if insecure and not is_loopback(self.address):
