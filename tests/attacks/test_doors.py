@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from fastrt._core import connections
 from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 from fastrt.rpc.aio_server import AioServer
 from fastrt.rpc.descriptors import message_set
@@ -125,6 +125,11 @@ def attack(kind: str, address: str, count: int, *more: object) -> Iterator[None]
             process.kill()
 
 
+def received(port: int) -> int:
+    """Bytes that the connections of a port of this process have received."""
+    return sum(found[-1] for found in connections.find(port, 1 << 16) or [])
+
+
 def resident() -> int:
     """Bytes of memory that this process uses."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
@@ -193,14 +198,16 @@ def test_flood_cancels_no_call_of_others_and_costs_little(serve: Any, channel: A
 
 
 @pytest.mark.parametrize("kind", ["reset", "streams"])
-def test_few_connections_cannot_fill_the_queue_of_a_busy_server(serve: Any, channel: Any, kind: str) -> None:
+def test_few_connections_cannot_fill_the_queue_of_a_busy_server(
+    serve: Any, channel: Any, wait_until: Any, kind: str
+) -> None:
     service = serve()
     known = channel(service.address)
     held = known.unary_unary("/t.S/Hold").future(b"", timeout=PATIENCE_S)
     assert service.is_held.wait(PATIENCE_S)
     with attack(kind, service.address, 8, "/t.S/None", 2_000_000):
         known_too = [known.unary_unary("/t.S/Echo").future(b"ok", timeout=PATIENCE_S) for _ in range(20)]
-        time.sleep(0.5)  # the attackers send all that gRPC takes of them
+        wait_until(lambda: received(service.port) >= 8 * 50_000, "the floods to be received")
         late = known.unary_unary("/t.S/Echo").future(b"ok", timeout=PATIENCE_S)
         service.go_on.set()
         assert [call.result() for call in [*known_too, late]] == [b"ok"] * 21

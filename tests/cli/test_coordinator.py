@@ -57,7 +57,7 @@ def live() -> Iterator[Callable[..., Live]]:
             one.terminate()
 
 
-@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("durable", [pytest.param(False, marks=pytest.mark.long), True])
 def test_serves_shows_itself_and_ends_at_sigterm(live: Any, tmp_path: Path, durable: bool) -> None:
     service = live("--num-tasks", "1", *(["--state-dir", str(tmp_path)] if durable else ["--ephemeral"]))
     with connect(service.address) as agent:

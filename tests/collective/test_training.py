@@ -15,6 +15,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "all_reduce_trainin
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn brings the data")
+@pytest.mark.long
 def test_two_processes_train_what_one_process_trains():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(fastrt.__file__).parents[1]), *sys.path])}
     result = subprocess.run([sys.executable, EXAMPLE, "2"], capture_output=True, text=True, timeout=50, env=env)

@@ -1,4 +1,4 @@
-"""The short form of the kill campaign; `make chaos` runs the long one."""
+"""A sample of the kill campaign, and its short form among the long tests; `make chaos` runs the long form."""
 
 import importlib.util
 import shutil
@@ -23,12 +23,23 @@ def mutants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.timeout(600)  # it compiles the core with failpoints when its sources have changed
-def test_kill_at_every_point_of_the_core_loses_nothing() -> None:
+def campaign(*form: str) -> None:
     # Other tests have the other cores; and what lanes have in common each does again: 74 s of CPU, not 53.
-    command = [sys.executable, str(HERE / "chaos.py"), "--short", "--lanes", "1"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "chaos.py"), *form, "--lanes", "1"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(600)  # it compiles the core with failpoints when its sources have changed
+def test_kills_at_points_of_the_core_lose_nothing() -> None:
+    campaign("--seconds", "8")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_kill_at_every_point_of_the_core_loses_nothing() -> None:
+    campaign("--short")
 
 
 def test_every_mutant_still_applies(mutants: ModuleType, tmp_path: Path) -> None:

@@ -26,10 +26,16 @@ from .wakes import Wakes
 
 MODELS = [Objects, Tasks, Mailbox, Ring, Waiting, Wakes, Allocator, Pool, Spilling, Streams, Janitor]
 SCENARIOS = [(model, scenario) for model in MODELS for scenario in model.SCENARIOS]
+# Seconds of CPU each.
+LARGE = {"Janitor-all", "Objects-handover", "Allocator-runs"}
 DEPTH = int(os.environ.get("FASTRT_MODEL_DEPTH", "0"))
 DETECTED: dict[str, Result] = {}  # with the shortest trace of each
 TRIED: list[str] = []
 STATES: dict[str, int] = {}
+
+
+def _named(one: tuple[type[Model], str]) -> str:
+    return f"{one[0].__name__}-{one[1]}"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +49,11 @@ def totals(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("model", "scenario"), SCENARIOS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("model", "scenario"),
+    [pytest.param(*one, marks=[pytest.mark.long] * (_named(one) in LARGE)) for one in SCENARIOS],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_protocol_has_no_bad_state(model: type[Model], scenario: str) -> None:
     result = explore(model(scenario=scenario, crashes=max(DEPTH, model.SCENARIOS[scenario])))
     STATES[f"{model.__name__}/{scenario}"] = result.states

@@ -75,7 +75,7 @@ def test_a_stopped_node_ends_with_its_drivers_told(pair):
         fastrt.get(ref, timeout=30)
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_nodes_that_are_stopped_while_they_work_have_nothing_to_say(pair, first):
     @fastrt.remote
     def counted():
