@@ -135,7 +135,17 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-@pytest.mark.parametrize("said", [b"", _SETTINGS[:24], _SETTINGS], ids=["nothing", "preface", "settings"])
+@_BOTH
+def test_connection_without_a_first_byte_takes_no_descriptor(serve: Any, connect: Any, channel: Any) -> None:
+    service = serve()
+    for _ in range(20):
+        connect(service)
+    known = channel(service.address)
+    assert echo(known) == b"ok"  # it came later than the silent ones
+    assert len(connections.find(service.port, 1 << 16) or []) == 1
+
+
+@pytest.mark.parametrize("said", [_SETTINGS[:24], _SETTINGS], ids=["preface", "settings"])
 def test_silent_connection_is_ended(serve: Any, connect: Any, channel: Any, wait_until: Any, said: bytes) -> None:
     service = serve(greeting_s=0.3)
     known = channel(service.address)

@@ -26,12 +26,15 @@ import ctypes
 import logging
 import os
 import resource
+import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from fastrt._core import connections
+from fastrt.rpc.visitors import hold_silent
 
 _log = logging.getLogger(__name__)
 
@@ -201,6 +204,8 @@ class Door:
     def open(self, port: int) -> None:
         """Begin to look after the connections of a TCP port. A Unix socket needs none: its folder is private."""
         self._ports.add(port)
+        for listener in _listeners(port):
+            hold_silent(listener)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="fastrt-door", daemon=True)
             self._thread.start()
@@ -447,6 +452,24 @@ class Door:
 def _worth(each: Connection) -> tuple[bool, bool, float]:
     """The order in which connections make room for others."""
     return each.proven, each.has_called, each.heard_at
+
+
+def _listeners(port: int) -> Iterator[socket.socket]:
+    """The listening sockets of this process at a TCP port, which gRPC's core owns; each is a duplicate."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue  # closed meanwhile
+        try:
+            sock = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)  # no socket
+            continue
+        with sock:
+            is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
+            if is_tcp and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and sock.getsockname()[1] == port:
+                yield sock
 
 
 def raise_descriptors() -> None:
