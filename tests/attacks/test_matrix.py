@@ -351,7 +351,7 @@ LONG = {
     "native stream": ATTACKS.keys() - {"no secret", "squatted port"},
     "ps scheduler frames": ATTACKS.keys() - {"no secret", "garbage"},
     "ps HTTP": ATTACKS.keys() - {"wrong secret", "deep nesting"},
-    "ps server TCP": ATTACKS.keys() - {"oversized", "slow"},
+    "ps server TCP": ATTACKS.keys() - {"oversized", "right secret replayed"},
     "ps server Unix socket": {"slow", "garbage", "oversized", "deep nesting"},
     "collective TCP": ATTACKS.keys() - {"right secret replayed", "deep nesting"},
     "collective abstract socket": {"slow", "garbage", "oversized", "deep nesting"},
