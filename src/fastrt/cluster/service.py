@@ -309,14 +309,25 @@ class ClusterScheduler:
         self._callers[call] = lambda value: self._respond(link, meta.cmd, frame, request.event, value)
         if isinstance(request.event, ev.Register):
             link.told_changes = request.told_changes
+        address = self._address_of(link, request.event)
+        if address is not None:
             try:
-                link.goes_to(request.event.host, request.event.port)
+                link.goes_to(*address)
             except Refused as refused:
                 self._callers.pop(call)(refused)
                 return
         self._feed(request.event)
         if link.number in self._state.members.by_link:
             link.settle()
+
+    def _address_of(self, link: Link, event: Event) -> tuple[str, int] | None:
+        """Where the member listens whose connection becomes this one with this request."""
+        match event:
+            case ev.Register():
+                return event.host, event.port
+            case ev.Heartbeat() | ev.Finish():
+                return self._state.address_over(link.number, event.member_id)
+        return None
 
     def _respond(self, link: Link, command: int, frame: Frame, event: Event, value: Any) -> None:
         if isinstance(value, FastrtError):
