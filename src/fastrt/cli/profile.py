@@ -54,7 +54,7 @@ def profile() -> None:
 @click.option("--size", type=_Size(), default="1GiB", show_default=True, help="The largest value; from 1 KiB on.")
 @click.option("--chunk", type=_Size(), default="1MiB", show_default=True, help="Of a message of gRPC's StreamObj.")
 @click.option("--plane", type=click.Choice(["grpc", "native", "both"]), default="both", show_default=True)
-@click.option("--address", help="HOST:PORT of a node's object store; by default a second process on this machine.")
+@click.option("--address", help="HOST:PORT of a node's object store (`store:`); default: a second process here.")
 @click.option("--insecure", is_flag=True, help="Let values go to another machine in the clear.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of a table.")
 @click.option("--plot", type=_file, help="Draw the rates: a .html or .png file.")
@@ -93,7 +93,8 @@ def transfer(
     except FastrtError as exc:
         raise click.ClickException(str(exc)) from exc
     except grpc.RpcError as exc:
-        raise click.ClickException(f"{address or 'the other process'} says: {exc}") from exc
+        words = exc.details() if isinstance(exc, grpc.Call) else str(exc)
+        raise click.ClickException(f"{address or 'the other process'} says: {words}") from exc
     if trace is not None:
         from fastrt.observe import chrome
         from fastrt.observe.profile import events_of
