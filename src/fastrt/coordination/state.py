@@ -458,7 +458,7 @@ class CoordinationState:
             gone = self._leaving & barrier.arrived if result.code is Code.DEADLINE_EXCEEDED else set()
             for member in sorted(gone):
                 self._disconnect(member, self._now)
-            self._propagate(error, self.members.ids() - gone, gone)
+            self._propagate(error, [member for member in self.members.ids() if member not in gone], gone)
             self._fail_all(error, gone)
 
     def _steady_members(self) -> tuple[Member, ...]:
