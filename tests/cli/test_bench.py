@@ -64,7 +64,7 @@ def test_rows_of_one_function_are_told_apart_and_nothing_is_cut_when_piped(capsy
     printed = capsys.readouterr().out
     for name in names:
         (line,) = [line for line in printed.splitlines() if name[-64:] in line]
-        assert line.split()[-7:] == ["12.3", "us", "45.6", "us", "81,301", "0.0", "7,654,321"]
+        assert line.split()[-7:] == ["12.3", "us", "45.6", "us", "81,301", "0.000732", "7,654,321"]
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def _cells(row: dict[str, Any], sized: bool) -> list[str]:
     from rich.markup import escape
 
     stats, per, nbytes = row["stats"], row["extra_info"].get("per", 1), row["extra_info"].get("bytes", 0)
-    rate = [f"{nbytes / stats['p50'] / 1e9:.1f}" if nbytes else ""] if sized else []
+    rate = [f"{nbytes / stats['p50'] / 1e9:.3g}" if nbytes else ""] if sized else []
     return [
         escape(row["name"].removeprefix("test_").replace("_", " ")),
         seconds(stats["p50"] / per),
