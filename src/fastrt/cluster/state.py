@@ -274,13 +274,13 @@ class ClusterState:
         self._keep(member)
         self._watch(member)
         if self.phase is Phase.EXIT:
-            self._emit(Tell([link], ev.Ended()))  # it was away when the others were told
+            self._emit(Tell([link], ev.Ended()))  # it was away when this was sent to the others
             return
         if self.round is None:
-            told = self.phase is not Phase.STARTING and self.phase is not Phase.NODE_TIMEOUT
+            is_due = self.phase is not Phase.STARTING and self.phase is not Phase.NODE_TIMEOUT
         else:
-            told = not self.round.gathering and member.member_id in self.round.undone
-        if told:
+            is_due = not self.round.gathering and member.member_id in self.round.undone
+        if is_due:
             self._tell_metadata([member])  # otherwise it is sent to all when all are there
         self._emit(ev.Changed())
         self._settle()
