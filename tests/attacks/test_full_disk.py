@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
+from fastrt.cluster import ClusterOptions, ClusterScheduler, Role, Settings, wire
+from fastrt.cluster.events import Refused, ScaleOut
+from fastrt.cluster.framing import Parser
+from fastrt.cluster.wire import Command
 from fastrt.coordination import Coordinator, CoordinatorOptions, connect
 from fastrt.coordination.front import Front
 from fastrt.durable import DiskFullError, Journal, WriteLog
@@ -180,6 +186,76 @@ def test_scheduler_on_a_full_disk_refuses_and_recovers(disk: Disk) -> None:
         disk.free()
         stub(request(objstore_address="127.0.0.1:9"), timeout=30)
         channel.close()
+
+
+class Foreign:
+    """A worker by hand, in the clear."""
+
+    def __init__(self, address: str, member_id: str, listens_at: int) -> None:
+        host, _, port = address.rpartition(":")
+        self._id = member_id
+        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._parser = Parser()
+        registration = wire.RegisterMessage(ip=host, port=listens_at, node_id=member_id, role=int(Role.WORKER))
+        self.refusal = str(
+            wire.RegisterResp.FromString(self.ask(Command.REGISTER, registration.SerializeToString())).reason
+        )
+
+    def ask(self, command: int, data: bytes) -> bytes:
+        self._socket.sendall(wire.request_frame(command, 1, data, Role.WORKER, None).pack())
+        frames: list[Any] = []
+        while not frames:
+            piece = self._socket.recv(1 << 16)
+            assert piece, "the scheduler has closed the connection"
+            frames = list(self._parser.feed(piece))
+        return bytes(frames[0].data)
+
+    def beat(self) -> Any:
+        data = wire.HeartbeatMessage(node_id=self._id).SerializeToString()
+        return wire.HeartbeatResp.FromString(self.ask(Command.HEARTBEAT, data))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_members_on_a_full_disk_go_on_and_come_back_while_newcomers_are_refused(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, wait_until: Any
+) -> None:
+    monkeypatch.setattr("fastrt.durable.log._ALLOCATED_BYTES", 64 << 10)
+    options = ClusterOptions(settings=Settings(1000, 0), state_dir=disk.state, allow_anonymous=True)
+    with contextlib.ExitStack() as stack:
+        own = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        def join(address: str, name: str) -> Foreign:
+            made = Foreign(address, name, own.getsockname()[1])
+            stack.callback(made.close)
+            return made
+
+        with ClusterScheduler(options) as scheduler:
+            first = join(scheduler.address, "first")
+            disk.fill()
+            taken = ["first"]
+            for number in range(999):
+                taken.append(f"{number:x>256}")
+                refusal = join(scheduler.address, taken[-1]).refusal
+                if refusal:
+                    taken.pop()
+                    break
+            assert re.search(rf"{disk.state} is full\. Free space", refusal)
+            assert len(first.beat().servers_meta) == len(taken), "requests that need no room are answered"
+            with pytest.raises(Refused, match="is full"):
+                scheduler.ask(lambda call: ScaleOut(call, 1, 0))
+            first.close()  # a member that is lost and comes back has a reserve
+            wait_until(lambda: not scheduler.overview().members[0].alive, "the loss")
+            first = join(scheduler.address, "first")
+            assert not first.refusal
+            first.ask(Command.FINISH, b"first")
+            disk.free()
+            assert not join(scheduler.address, "after").refusal
+        with ClusterScheduler(options) as scheduler:
+            members = scheduler.overview().members
+            assert {view.member_id for view in members} == {*taken, "after"}
+            assert [view.member_id for view in members if view.finished] == ["first"]
 
 
 def test_batch_that_finds_no_room_is_not_there_and_the_next_one_is(disk: Disk) -> None:

@@ -52,6 +52,19 @@ def test_suite_runs_and_prints_p50_and_p99(tmp_path, monkeypatch):
     for row in rows:
         assert 0 < row["stats"]["p50"] <= row["stats"]["p99"] < 0.1
         assert "data" not in row["stats"]
+        assert row["name"].removeprefix("test_").replace("_", " ") in result.output
+
+
+def test_rows_of_one_function_are_told_apart_and_nothing_is_cut_when_piped(capsys):
+    stats = {"p50": 0.0000123, "p99": 0.0000456, "rounds": 7_654_321}
+    names = [f"test_put_and_get_of_many_values[{kind}-{'x' * 60}]" for kind in ("int", "str", "/array")]
+    bench_module._show(
+        [{"group": "objects", "name": name, "stats": stats, "extra_info": {"bytes": 9}} for name in names]
+    )
+    printed = capsys.readouterr().out
+    for name in names:
+        (line,) = [line for line in printed.splitlines() if name[-64:] in line]
+        assert line.split()[-7:] == ["12.3", "us", "45.6", "us", "81,301", "0.000732", "7,654,321"]
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,25 @@ def test_silence_is_the_second_line_and_a_heartbeat_from_a_new_connection_brings
     assert play.ranks[77] == 0
 
 
+def test_member_that_comes_back_before_all_are_there_is_not_sent_metadata() -> None:
+    play = Play(1, 1)
+    play.register("w0")
+    play.lose("w0")
+    play.do(ev.Heartbeat, 77, "w0")
+    assert 77 not in play.told
+    play.register("s0")
+    assert play.ranks[77] == 0
+
+
+def test_heartbeat_at_the_end_of_a_member_that_was_away_is_answered_with_the_end() -> None:
+    play = formed(1, 1)
+    play.do(ev.Finish, play.link_of["w0"], "w0")
+    play.lose("w0")
+    play.do(ev.Finish, play.link_of["s0"], "s0")
+    assert play.do(ev.Heartbeat, 77, "w0").phase is Phase.EXIT
+    assert isinstance(play.told[77][0], ev.Ended)
+
+
 def test_heartbeat_of_a_stranger_is_refused() -> None:
     assert isinstance(Play(1, 1).do(ev.Heartbeat, 5, "who"), Refused)
 

@@ -1,7 +1,9 @@
 """The front and its keeper: the process that holds the state is killed, and callers see a slow answer."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,8 +15,10 @@ from typing import Any
 import grpc
 import pytest
 
-from fastrt.coordination import CoordinatorOptions, Front, connect
+from fastrt.coordination import Coordinator, CoordinatorOptions, Front, connect
 from fastrt.coordination.core import Core
+from fastrt.coordination.front import _KEEP
+from fastrt.coordination.link import END_BYTES, SETTINGS, Frame
 from fastrt.coordination.replica import VALUE_BYTES_MAX, Replica
 from fastrt.coordination.state import Settings
 from fastrt.durable import DamagedStateError, Journal, StateDirectoryError
@@ -185,6 +189,35 @@ def test_front_killed_among_writes_has_lost_none_that_was_acknowledged(raw: Any,
                     calls.tensorflow("DeleteKeyValue", key="d/6").result()
                     del acknowledged["d/6"]
             front.kill()  # with writes that the keeper has not been told of yet
+
+
+def test_directory_of_a_front_that_was_just_killed_can_be_used_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVE, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as front:
+        assert front.stdout is not None
+        with connect(front.stdout.readline().strip()) as agent:
+            agent.set("k", b"v")
+        front.kill()
+        front.wait()
+        options = CoordinatorOptions(num_tasks=1, state_dir=tmp_path)
+        with Coordinator(options) as service, connect(service.address) as agent:
+            assert agent.get("k") == b"v"
+
+
+def test_keeper_ends_with_its_front_also_while_it_waits_for_the_directory(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    (calls, theirs), (later, their_later) = socket.socketpair(), socket.socketpair()
+    descriptors = [theirs.fileno(), their_later.fileno()]
+    with subprocess.Popen([sys.executable, "-c", _KEEP, *map(str, descriptors)], pass_fds=descriptors) as keeper:
+        theirs.close()
+        their_later.close()
+        told = {**Front(CoordinatorOptions(num_tasks=1, state_dir=tmp_path))._told, "owns_log": True}
+        body = json.dumps({**told, "accept_loss": False}).encode()
+        calls.sendall(Frame(SETTINGS, body=body).pack() + END_BYTES)
+        calls.close()
+        later.close()
+        assert keeper.wait(60) == 0, "1: it has waited for as long as it does for a directory"
+    journal.close()
 
 
 @pytest.mark.long

@@ -126,6 +126,33 @@ def test_devices_of_the_seed_are_merged_and_numbered(serve: Any, raw: Any) -> No
             ("d0", 0), ("d0", 1), ("d1", 2), ("d1", 3)]  # fmt: skip
 
 
+def test_devices_of_two_kinds_in_one_job_are_refused_for_all_and_named(serve: Any, raw: Any, refused: Any) -> None:
+    calls = raw(serve(3).address)
+    registered(calls, 3)
+    infos: list[dict[str, Any]] = [{"tf": {"devices": [b"d"]}}, {}, {"xla": {"devices": {"nodes": [{"node_id": 2}]}}}]
+    asked = [calls.tensorflow("WaitForAllTasks", source_task=task(n), local_device_info=infos[n]) for n in range(3)]
+    for call in asked:
+        code, words = refused(call)
+        assert code == "INVALID_ARGUMENT"
+        assert "/task:0 has TensorFlow's" in words
+        assert "/task:2 has XLA's" in words
+
+
+def test_task_at_a_shutdown_barrier_that_times_out_leaves_by_the_seeds_protocol_and_fails_by_the_newest(
+    serve: Any, raw: Any, refused: Any
+) -> None:
+    for by_seed, state in ((True, 2), (False, 4)):
+        calls = raw(serve(shutdown_timeout_s=0.2).address)
+        service = registered(calls)
+        if by_seed:
+            ended = calls.tensorflow("ShutdownTask", source_task=task(0))
+        else:
+            ended = calls.xla("ShutdownTask", incarnations={"service_incarnation": service}, source_task_id=0)
+        assert "Shutdown barrier has failed" in refused(ended)[1]
+        states = calls.tensorflow("GetTaskState", source_task=[task(0), task(1)]).result().task_state
+        assert [one.state for one in states] == [state, 4]
+
+
 @pytest.mark.parametrize("version", [1, 3])
 def test_both_runtime_versions_enumerate_devices_in_node_order(serve: Any, raw: Any, version: int) -> None:
     address = serve().address

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fastrt.coordination import events as ev
 from fastrt.coordination.events import Answer, Persist
+from fastrt.coordination.members import State
 from fastrt.coordination.state import CoordinationState, Settings
 from fastrt.coordination.status import Code, Failure, Member
 
@@ -168,6 +169,27 @@ def test_shutdown_answers_all_together_and_disconnects_them() -> None:
     second = play.do(ev.Shutdown, Member("job", 1))
     assert play.answers[first] is play.answers[second] is None
     assert not play.state.members.connected()
+
+
+@pytest.mark.parametrize("polled", [False, True])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_shutdown_barrier_that_times_out_disconnects_its_tasks_where_the_dialect_says_so(
+    leaves: bool, polled: bool
+) -> None:
+    play = Play(3, shutdown_timeout_s=5.0)
+    play.register(0, 1, 2)
+    polls = [play.do(ev.PollError, Member("job", rank)) for rank in (0, 2)] if polled else []
+    waiting = play.do(ev.Shutdown, Member("job", 0), 0.0, leaves)
+    hung_up = play.do(ev.Shutdown, Member("job", 1), 0.0, leaves)
+    play.feed(ev.Forget(hung_up))
+    play.later(5.1)
+    assert play.code(waiting) is Code.INTERNAL
+    expected = State.DISCONNECTED if leaves else State.ERROR
+    assert [play.state.members[Member("job", rank)].state for rank in range(3)] == [expected, expected, State.ERROR]
+    if polled:
+        assert [play.code(call) for call in polls] == [Code.CANCELLED if leaves else Code.INTERNAL, Code.INTERNAL]
+    assert play.code(play.do(ev.Heartbeat, Member("job", 2), 1002)) is Code.ABORTED
+    play.state.check_invariants()
 
 
 def test_shutdown_without_waiting_disconnects_each_alone() -> None:
@@ -343,7 +365,11 @@ class AnyOrder(RuleBasedStateMachine):
     def heartbeat(self, rank: int, incarnation: int) -> None:
         self.play.do(ev.Heartbeat, Member("job", rank), incarnation)
 
-    @rule(rank=RANKS, kind=st.sampled_from([ev.Shutdown, ev.Reset, ev.PollError]))
+    @rule(rank=RANKS, leaves=st.booleans())
+    def shutdown(self, rank: int, leaves: bool) -> None:
+        self.play.do(ev.Shutdown, Member("job", rank), 0.0, leaves)
+
+    @rule(rank=RANKS, kind=st.sampled_from([ev.Reset, ev.PollError]))
     def simple(self, rank: int, kind: type) -> None:
         self.play.do(kind, Member("job", rank))
 

@@ -271,7 +271,7 @@ def test_cluster_of_a_folder_goes_on_when_all_its_processes_were_killed_and_rest
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"pushed\n"
-        with pytest.raises(StateDirectoryError, match="in use by another cluster"):
+        with pytest.raises(StateDirectoryError, match="in use by another process"):
             ps.start(3, checkpoint_dir=folder)
         pids = [int(pid) for pid in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()]
         for pid in (first.pid, *pids):

@@ -1,6 +1,7 @@
 """Nodes of `fastrt start` at their scheduler, as a client sees them that speaks the seed's protocols only."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -11,8 +12,11 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from click.testing import CliRunner
 
 import fastrt
+from fastrt.cli.main import main
+from fastrt.observe import profile
 from fastrt.rpc.auth import TlsFiles, read_token
 from fastrt.rpc.channel import open_channel
 from fastrt.rpc.descriptors import message_set
@@ -110,6 +114,19 @@ def fetch(runtime, wait_until, ref):
 
     wait_until(is_there, f"the object of {ref}", PATIENCE_S)
     return found[0]
+
+
+def test_profile_measures_transfers_to_the_store_of_a_started_node(runtime, client, monkeypatch):
+    monkeypatch.setenv("FASTRT_TOKEN_FILE", runtime.token_file)
+    monkeypatch.setattr(profile, "_ROW_S", 0.0)
+    before = [list(runtime.look(store).objref) for store in runtime.stores]
+    for store in runtime.stores:
+        words = ["profile", "transfer", "--size", "64KiB", "--address", store, "--json"]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+        measured = {(row["path"], row["nbytes"]) for row in json.loads(result.stdout)}
+        assert {(plane, size) for plane in ("native", "grpc") for size in (1 << 10, 1 << 14, 1 << 16)} <= measured
+    assert [list(runtime.look(store).objref) for store in runtime.stores] == before
 
 
 def test_calls_run_as_tasks_and_results_are_in_the_stores(runtime, client, wait_until):

@@ -136,7 +136,8 @@ def test_log_of_another_version_is_refused(tmp_path):
     journal.close()
 
 
-def test_directory_in_use_is_refused(tmp_path):
+def test_directory_in_use_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastrt.durable.lock._DYING_S", 0.05)
     with Scheduler(SchedulerOptions(state_dir=tmp_path)), pytest.raises(StateDirectoryError, match="in use"):
         Scheduler(SchedulerOptions(state_dir=tmp_path))
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from fastrt.rpc.auth import InsecureBindError, TlsFiles
+from fastrt.rpc.channel import bearer, open_channel
 from fastrt.rpc.descriptors import message_set
 from fastrt.transfer import obj
 from fastrt.transfer.push import Pusher
-from fastrt.transfer.service import ObjStoreServer, ReadyReporter
+from fastrt.transfer.service import MEASURE, ObjStoreServer, ReadyReporter
 
 from .sites import PATIENCE_S, SERVICE, TOKEN, Caller, Site
 
@@ -498,3 +499,36 @@ def test_pusher_tells_of_objects_that_went_away(site: Site, closing: Make) -> No
     site.table.drop(1)
     with pytest.raises(LookupError, match="no longer in this store"):
         pusher.parts(1, sealed, False)
+
+
+# Measurements
+
+
+def measure(channel: grpc.Channel, nbytes: int) -> Any:
+    request, reply = message_set("transfer").methods("fastrt.transfer.Transfer")["Measure"]
+    call = channel.unary_stream(MEASURE, request.SerializeToString, reply.FromString)
+    return call(request(nbytes=nbytes), timeout=PATIENCE_S, metadata=bearer(TOKEN))
+
+
+def test_measured_object_is_reported_to_no_scheduler_and_dropped_with_its_sender(
+    site: Site, closing: Make, caller: Make, wait_until: Make
+) -> None:
+    reported: list[int] = []
+    server = closing(site.serve(on_ready=reported.append))
+    call = caller(server.address)
+    with open_channel(server.address) as channel:
+        measurement = measure(channel, 1000)
+        name = next(measurement).objref
+        assert name >= 1 << 63
+        call.stream(cut(DATA, name))
+        assert call("ObjStoreInfo").objref == [name]
+        assert reported == []
+        measurement.cancel()
+        wait_until(lambda: call("ObjStoreInfo").objref == [], "the object to go")
+        call.stream(cut(DATA, name))
+        assert reported == [name], "the name is an object's like any other again"
+
+
+def test_measurement_beyond_the_store_is_refused_at_once(server: ObjStoreServer) -> None:
+    with open_channel(server.address) as channel, refused("RESOURCE_EXHAUSTED", "into this store of 6"):
+        next(measure(channel, 1 << 40))

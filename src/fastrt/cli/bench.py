@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from fastrt.cli.tables import table_console
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 
 _NEEDED = ("pytest", "pytest_benchmark")
@@ -83,14 +84,13 @@ def _run(folder: Path, files: list[Path], target: Path, quick: bool) -> None:
 
 def _show(rows: list[dict[str, Any]]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = table_console()
     for group in dict.fromkeys(row["group"] for row in rows):
         listed = [row for row in rows if row["group"] == group]
         table = Table(box=box.SIMPLE, title=f"[bold]{group}", title_justify="left")
-        table.add_column("operation", no_wrap=True)
+        table.add_column("operation", overflow="fold")  # on a narrow terminal this wraps, and no figure is cut
         sized = any(row["extra_info"].get("bytes") for row in listed)
         for name in ("p50", "p99", "per second", *(["GB/s"] if sized else []), "rounds"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -100,10 +100,12 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 
 def _cells(row: dict[str, Any], sized: bool) -> list[str]:
+    from rich.markup import escape
+
     stats, per, nbytes = row["stats"], row["extra_info"].get("per", 1), row["extra_info"].get("bytes", 0)
-    rate = [f"{nbytes / stats['p50'] / 1e9:.1f}" if nbytes else ""] if sized else []
+    rate = [f"{nbytes / stats['p50'] / 1e9:.3g}" if nbytes else ""] if sized else []
     return [
-        row["name"].removeprefix("test_").replace("_", " "),
+        escape(row["name"].removeprefix("test_").replace("_", " ")),
         seconds(stats["p50"] / per),
         seconds(stats["p99"] / per),
         f"{per / stats['p50']:,.0f}",

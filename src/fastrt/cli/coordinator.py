@@ -15,12 +15,12 @@ from typing import Any
 
 import click
 import grpc
-from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
 from fastrt.cli.job import job_options, job_settings
+from fastrt.cli.tables import table_console
 from fastrt.coordination.front import Front
 from fastrt.coordination.service import Coordinator, CoordinatorOptions
 from fastrt.coordination.snapshot import SNAPSHOT_PATH
@@ -106,7 +106,7 @@ def coordinator(context: click.Context, /, **given: Any) -> None:
 @_looks_inside
 def status(target: _Target) -> None:
     """Show the tasks of a live coordinator: who is connected, who failed, and why."""
-    Console().print(_status_table(_ask(target)))
+    table_console().print(_status_table(_ask(target)))
 
 
 @coordinator.command()
@@ -123,7 +123,7 @@ def kv(target: _Target, directory: str, limit: int) -> None:
         table.add_column(heading, overflow="fold")
     for pair in answer.keys:
         table.add_row(escape(pair.key), str(len(pair.value)), escape(_shown(pair.value)))
-    Console().print(table)
+    table_console().print(table)
 
 
 @coordinator.command()
@@ -142,7 +142,7 @@ def barriers(target: _Target, limit: int) -> None:
             about, state = one.message, "passed" if one.code == 0 else grpc_name(one.code)
         arrived = f"{one.arrived_count}/{one.member_count}" if one.open else ""
         table.add_row(escape(one.id), str(one.counter), state, arrived, escape(about))
-    Console().print(table)
+    table_console().print(table)
 
 
 @coordinator.command()

@@ -12,7 +12,6 @@ import click
 if TYPE_CHECKING:
     from fastrt.observe.profile import Profile, Row
 
-_WIDTH = 130  # when the output is no terminal
 _PARTS = ("serialize", "copy", "wire", "wait")
 
 
@@ -54,10 +53,10 @@ def profile() -> None:
 @click.option("--size", type=_Size(), default="1GiB", show_default=True, help="The largest value; from 1 KiB on.")
 @click.option("--chunk", type=_Size(), default="1MiB", show_default=True, help="Of a message of gRPC's StreamObj.")
 @click.option("--plane", type=click.Choice(["grpc", "native", "both"]), default="both", show_default=True)
-@click.option("--address", help="HOST:PORT of a node's object store; by default a second process on this machine.")
+@click.option("--address", help="HOST:PORT of a node's object store (`store:`); default: a second process here.")
 @click.option("--insecure", is_flag=True, help="Let values go to another machine in the clear.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of a table.")
-@click.option("--plot", type=_file, help="Draw the rates: a .html or .png file.")
+@click.option("--plot", type=_file, help="Draw rates, times, CPU and their parts: a .html or .png file.")
 @click.option("--trace", type=_file, help="Write every operation as a trace file.")
 def transfer(
     size: int, chunk: int, plane: str, address: str | None, insecure: bool, as_json: bool, plot: Path | None,
@@ -93,7 +92,8 @@ def transfer(
     except FastrtError as exc:
         raise click.ClickException(str(exc)) from exc
     except grpc.RpcError as exc:
-        raise click.ClickException(f"{address or 'the other process'} says: {exc}") from exc
+        words = exc.details() if isinstance(exc, grpc.Call) else str(exc)
+        raise click.ClickException(f"{address or 'the other process'} says: {words}") from exc
     if trace is not None:
         from fastrt.observe import chrome
         from fastrt.observe.profile import events_of
@@ -133,12 +133,12 @@ def _run(size: int, planes: tuple[str, ...], address: str | None, chunk: int, in
 
 def _show(found: Profile) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    from fastrt.cli.tables import table_console
     from fastrt.observe.profile import size_name
 
-    console = Console(width=None if Console().is_terminal else _WIDTH)
+    console = table_console()
     for nbytes in dict.fromkeys(row.nbytes for row in found.rows):
         table = Table(box=box.SIMPLE, title=f"[bold]{size_name(nbytes)}", title_justify="left")
         table.add_column("path", no_wrap=True)
@@ -158,7 +158,7 @@ def _cells(row: Row) -> list[str]:
     return [
         row.path,
         seconds(row.seconds),
-        "" if views else f"{row.rate:.2f}",
+        "" if views else f"{row.rate:.3g}",
         f"{row.limit:.0%}" if row.limit else "",
         "" if views or row.cpu_here is None else f"{row.cpu_here:.2f}",
         "" if row.cpu_there is None else f"{row.cpu_there:.2f}",

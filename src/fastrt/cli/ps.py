@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fastrt.cli.tables import table_console
 from fastrt.cluster import http
 from fastrt.cluster.peers import look
 from fastrt.cluster.service import ClusterOptions, ClusterScheduler
@@ -104,7 +104,7 @@ def status(address: str, http_address: str | None, token_file: Path | None) -> N
         style, there = ("green", "alive") if one.alive else ("red", "lost or finished")
         role, place = one.role.name.lower(), f"{one.host}:{one.port}"
         table.add_row(role, str(one.rank), escape(one.member_id), place, f"[{style}]{there}[/]")
-    Console().print(table)
+    table_console().print(table)
 
 
 @ps.command()

@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 _ASK_S = 10.0
 _STOP_S = 5.0
 _FULL_RETRY_S = 0.2
+# More than the records of any one request that may be refused.
+_REQUEST_BYTES = 4096
 # How long who is sent something last may take to read it.
 _FLUSH_S = 1.0
 
@@ -309,14 +311,41 @@ class ClusterScheduler:
         self._callers[call] = lambda value: self._respond(link, meta.cmd, frame, request.event, value)
         if isinstance(request.event, ev.Register):
             link.told_changes = request.told_changes
-            try:
-                link.goes_to(request.event.host, request.event.port)
-            except Refused as refused:
-                self._callers.pop(call)(refused)
-                return
+        address = self._address_of(link, request.event)
+        try:
+            self._refuse_without_room(request.event)
+            if address is not None:
+                link.goes_to(*address)
+        except Refused as refused:
+            self._callers.pop(call)(refused)
+            return
         self._feed(request.event)
         if link.number in self._state.members.by_link:
             link.settle()
+
+    def _address_of(self, link: Link, event: Event) -> tuple[str, int] | None:
+        """Where the member listens whose connection becomes this one with this request."""
+        match event:
+            case ev.Register():
+                return event.host, event.port
+            case ev.Heartbeat() | ev.Finish():
+                return self._state.address_over(link.number, event.member_id)
+        return None
+
+    def _refuse_without_room(self, event: Event) -> None:
+        """Refuse what makes the cluster larger while the disk is full. The members that are there have a reserve.
+
+        Raises:
+            Refused: the disk is full.
+        """
+        if isinstance(event, ev.Register):
+            grows = event.member_id not in self._state.members.by_id
+        else:
+            grows = isinstance(event, ev.ScaleOut | ev.ScaleIn)
+        if grows and self._journal is not None and not self._journal.has_room(_REQUEST_BYTES):
+            raise Refused(
+                f"The disk under the scheduler's state directory {self.options.state_dir} is full. Free space."
+            )
 
     def _respond(self, link: Link, command: int, frame: Frame, event: Event, value: Any) -> None:
         if isinstance(value, FastrtError):
@@ -345,8 +374,14 @@ class ClusterScheduler:
             answer(self._broken)
             return
         self._next_call += 1
+        event = make(self._next_call)
+        try:
+            self._refuse_without_room(event)
+        except Refused as refused:
+            answer(refused)
+            return
         self._callers[self._next_call] = answer
-        self._feed(make(self._next_call))
+        self._feed(event)
 
     def _feed(self, event: Event) -> None:
         if self._broken is None:

@@ -78,7 +78,8 @@ class ClusterState:
         self._formed = False  # whether all members have been there
         self._effects: list[Effect] = []
         self._overview: Overview | None = None
-        self._left: dict[str, None] = {}  # ids of members that have left by scaling in
+        # Members that have left by scaling in, and where they listen.
+        self._left: dict[str, tuple[str, int]] = {}
         self._now = now
         self._start_by = now + settings.available_timeout_s
         self._check_at: float | None = None
@@ -230,18 +231,29 @@ class ClusterState:
         self._settle()
 
     def _on_heartbeat(self, event: ev.Heartbeat) -> Overview:
-        if self.phase is Phase.EXIT or event.member_id in self._left:
-            return self.overview()
         member = self.members.by_id.get(event.member_id)
+        if member is None and (self.phase is Phase.EXIT or event.member_id in self._left):
+            return self.overview()
         if member is not None and member.link is None and event.link not in self.members.by_link:
-            self.members.attach(member, event.link, self._now)
-            self._keep(member)
-            self._watch(member)
-            self._came_back(member)
-        else:
-            member = self._asker(event)
-            member.heard = self._now
+            self._come_back(member, event.link)
+        self._asker(event).heard = self._now
         return self.overview()
+
+    def address_over(self, link: int, member_id: str) -> tuple[str, int] | None:
+        """Where a member listens that sends a request over a new connection without registering there.
+
+        Args:
+            link: the connection.
+            member_id: the member that the request names.
+        Returns:
+            Its host and port; None if the connection is a member's already, or the id is not known or connected.
+        """
+        if link in self.members.by_link:
+            return None
+        member = self.members.by_id.get(member_id)
+        if member is None:
+            return self._left.get(member_id)
+        return (member.host, member.port) if member.link is None else None
 
     def _asker(self, event: ev.Heartbeat | ev.Finish | ev.ScaleDone | ev.Publish) -> Member:
         """The member that a request is about. Requests about a member come over its own connection only.
@@ -256,10 +268,20 @@ class ClusterState:
             raise Refused(f"this connection is not {event.member_id!r}'s. Register over it first.")
         return member
 
-    def _came_back(self, member: Member) -> None:
-        """A member's heartbeat has come by a new connection: upstream's do not register again."""
-        if self.round is None or (not self.round.gathering and member.member_id in self.round.undone):
-            self._tell_metadata([member])
+    def _come_back(self, member: Member, link: int) -> None:
+        """A member's heartbeat has come over a new connection: upstream's members do not register again."""
+        self.members.attach(member, link, self._now)
+        self._keep(member)
+        self._watch(member)
+        if self.phase is Phase.EXIT:
+            self._emit(Tell([link], ev.Ended()))  # it was away when this was sent to the others
+            return
+        if self.round is None:
+            is_due = self.phase is not Phase.STARTING and self.phase is not Phase.NODE_TIMEOUT
+        else:
+            is_due = not self.round.gathering and member.member_id in self.round.undone
+        if is_due:
+            self._tell_metadata([member])  # otherwise it is sent to all when all are there
         self._emit(ev.Changed())
         self._settle()
 
@@ -396,7 +418,7 @@ class ClusterState:
         """These are no members any more; they are told so first."""
         linked = [member.link for member in members if member.link is not None]
         for member in members:
-            self._left[member.member_id] = None
+            self._left[member.member_id] = (member.host, member.port)
             self._remove(member)
         while len(self._left) > _LEFT_MAX:
             del self._left[next(iter(self._left))]

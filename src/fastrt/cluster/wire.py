@@ -7,6 +7,7 @@ field only, which is appended.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ FetchResp = message("FetchServersRespMessage")
 FetchServers = message("FetchServersMessage")
 EventMessage = message("EventMessage")
 EventResp = message("EventRespMessage")
+FinishMessage = message("FinishMessage")
 ScaleOutMessage = message("ScaleOutMessage")
 ScaleInMessage = message("ScaleInMessage")
 ScaleOutDone = message("ScaleOutDoneMessage")
@@ -85,12 +87,16 @@ def parse(kind: Any, data: bytes) -> Any:
         raise FramingError(f"{len(data)} bytes came that are no {kind.DESCRIPTOR.name}: {error}.") from None
 
 
-def member_id_of(data: bytes) -> str:
-    """A bare node id.
+def finisher_of(data: bytes) -> str:
+    """The node id in the data of FINISH: a `FinishMessage`, or the bare id that upstream's releases send.
 
     Raises:
         FramingError: it is no text.
     """
+    with contextlib.suppress(DecodeError):
+        asked = FinishMessage.FromString(data)
+        if asked.node_id and asked.SerializeToString() == data:
+            return str(asked.node_id)
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -139,7 +145,7 @@ def parse_request(meta: Any, data: bytes, call: int, link: int) -> Request:
     if command == Command.FETCH_METADATA:
         return Request(ev.Fetch(call, parse(FetchServers, data).node_id))
     if command == Command.FINISH:
-        return Request(ev.Finish(call, link, member_id_of(data)))
+        return Request(ev.Finish(call, link, finisher_of(data)))
     if command == Command.SCALE_OUT_DONE:
         return Request(ev.ScaleDone(call, link, parse(ScaleOutDone, data).node_id, Phase.SCALE_OUT))
     if command == Command.SCALE_IN_DONE:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fastrt.coordination import dialect_runtime, dialect_tensorflow, dialect_xla
 from fastrt.coordination import events as ev
-from fastrt.coordination.dialects import Method, parse_request
+from fastrt.coordination.dialects import Method, RefusedAnswer, parse_request
 from fastrt.coordination.events import Persist
 from fastrt.coordination.keyvalues import normalized
 from fastrt.coordination.snapshot import SNAPSHOT_PATH, snapshot
@@ -285,11 +285,7 @@ class Core:
         if waiting is None:
             return
         method, request = waiting
-        if isinstance(value, Failure):
-            message, details = method.dialect.render(value)
-            reply = Reply(call, int(value.code), message, details, b"")
-        else:
-            reply = _built(call, method, value, request, self.state)
+        reply = _built(call, method, value, request, self.state)
         self._replies.append(reply)
         if method.mutates and self._front is not None:
             self._to_keep.append(reply)
@@ -362,8 +358,13 @@ class Core:
 
 
 def _built(call: int, method: Method, value: Any, request: Any, state: CoordinationState) -> Reply:
+    if isinstance(value, Failure):
+        message, details = method.dialect.render(value)
+        return Reply(call, int(value.code), message, details, b"")
     try:
         return Reply(call, 0, "", b"", method.build(value, request, state))
+    except RefusedAnswer as refused:
+        return _built(call, method, refused.problem, request, state)
     except Exception:
         _log.exception("cannot build the answer of %s", method.path)
         message = f"{method.path} was carried out, but its answer cannot be written; the service's log says why."

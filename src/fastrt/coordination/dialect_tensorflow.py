@@ -6,11 +6,11 @@ from typing import Any
 
 from fastrt.coordination import events as ev
 from fastrt.coordination.dialect_newer import NewerDialect, version_seen
-from fastrt.coordination.dialects import Build, Method, Parse, nothing, table_methods
+from fastrt.coordination.dialects import Build, Method, Parse, RefusedAnswer, nothing, table_methods
 from fastrt.coordination.events import Event
 from fastrt.coordination.state import CoordinationState
-from fastrt.coordination.status import Code, Failure, Member, failure
-from fastrt.coordination.topology import merge_devices, merge_seed_devices
+from fastrt.coordination.status import Code, Failure, Member, Part, failure
+from fastrt.coordination.topology import merge_devices, merge_seed_devices, seed_devices_kind
 from fastrt.rpc.descriptors import message_set
 
 _SET = message_set("coordination_tensorflow")
@@ -71,10 +71,25 @@ def _barrier(request: Any, call: int, state: CoordinationState) -> Event:
 def _all_devices(value: Any, request: Any, state: CoordinationState) -> bytes:
     answer = _DIALECT.response_with_incarnation(request, state)
     if request.HasField("local_device_info"):
+        _refuse_mixed_devices(dict(zip(state.members.ids(), value, strict=True)))
         answer.cluster_device_info.CopyFrom(merge_seed_devices(value))
     else:
         answer.device_info.CopyFrom(merge_devices(value))
     return bytes(answer.SerializeToString())
+
+
+def _refuse_mixed_devices(devices: dict[Member, bytes]) -> None:
+    """Refuse device lists that one answer cannot hold.
+
+    Raises:
+        RefusedAnswer: one member lists TensorFlow's devices and another XLA's.
+    """
+    kinds = {kind: member for member, data in devices.items() if (kind := seed_devices_kind(data)) is not None}
+    if len(kinds) > 1:
+        words: list[Part] = ["All tasks of a job must list devices of one kind. "]
+        for kind, member in sorted(kinds.items(), key=lambda item: item[1]):
+            words += [member, f" has {kind}'s. "]
+        raise RefusedAnswer(failure(Code.INVALID_ARGUMENT, *words, marked=False))
 
 
 def _alive(value: Any, request: Any, state: CoordinationState) -> bytes:
@@ -89,7 +104,7 @@ _TABLE: dict[str, tuple[Parse, Build]] = {
     "RegisterTask": (_register, _DIALECT.incarnation),
     "Heartbeat": (lambda r, c, s: ev.Heartbeat(c, _member(r.source_task), r.incarnation), _DIALECT.incarnation),
     "WaitForAllTasks": (_devices, _all_devices),
-    "ShutdownTask": (lambda r, c, s: ev.Shutdown(c, _member(r.source_task)), nothing),
+    "ShutdownTask": (lambda r, c, s: ev.Shutdown(c, _member(r.source_task), leaves=True), nothing),
     "ResetTask": (lambda r, c, s: ev.Reset(c, _member(r.source_task)), nothing),
     "ReportErrorToTask": (lambda r, c, s: failure(Code.INTERNAL, _NO_AGENT), nothing),
     "ReportErrorToService": (

@@ -39,6 +39,14 @@ Parse = Callable[[Any, int, CoordinationState], "Event | Failure"]
 Build = Callable[[Any, Any, CoordinationState], bytes]
 
 
+class RefusedAnswer(Exception):
+    """Raised by a `Build` whose value has no response; the call fails instead."""
+
+    def __init__(self, problem: Failure) -> None:
+        super().__init__()
+        self.problem = problem
+
+
 @dataclass(frozen=True)
 class Method:
     """One method of a dialect.

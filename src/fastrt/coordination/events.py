@@ -37,11 +37,15 @@ class Heartbeat:
 
 @dataclass
 class Shutdown:
-    """A member is done: answered with None when all are (the shutdown barrier). `waited_s` as in `Register`."""
+    """A member is done: answered with None when all are (the shutdown barrier). `waited_s` as in `Register`.
+
+    `leaves`: the member disconnects also when the barrier times out, and is not in error then.
+    """
 
     call: int
     member: Member
     waited_s: float = 0.0
+    leaves: bool = False
 
 
 @dataclass

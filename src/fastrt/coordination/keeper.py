@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import select
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,8 +47,6 @@ from fastrt.durable import DamagedStateError, Journal
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 
-# The keeper of a front that was killed a moment ago still has the directory, until it has seen that.
-_DYING_S = 3.0
 _log = logging.getLogger(__name__)
 
 
@@ -93,7 +94,7 @@ def serve(calls: Link, later: Link) -> None:
 
 def _core(told: dict[str, object]) -> Core:
     settings = Settings(**told["settings"])  # type: ignore[arg-type]
-    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]), _DYING_S, bool(told["accept_loss"]))
+    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]), bool(told["accept_loss"]))
     return Core(settings, journal, front=int(str(told["front"])), owns_log=bool(told["owns_log"]))
 
 
@@ -117,13 +118,28 @@ def _packed_keys(keys: Iterable[tuple[str, bytes | None]]) -> bytes:
     return b"".join(frames)
 
 
+def _end_with(front: socket.socket, ended: threading.Event) -> None:
+    """End this process when the front is gone, whatever the main thread does: a successor waits for the directory.
+
+    What is being written ends where it is, as with any death of this process; the log is made for that.
+    """
+    poll = select.poll()
+    poll.register(front, select.POLLRDHUP)
+    poll.poll()
+    if not ended.is_set():
+        os._exit(0)
+
+
 def main() -> int:
     """Run on the file descriptors given as arguments; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     calls, later = (Link(socket.socket(fileno=int(argument))) for argument in sys.argv[1:3])
+    ended = threading.Event()
+    threading.Thread(target=_end_with, args=(later.socket, ended), name="fastrt-keeper-end", daemon=True).start()
     try:
         serve(calls, later)
     except FastrtError as error:
+        ended.set()
         _log.critical("%s", error)
         with contextlib.suppress(LinkClosed):
             is_damage = isinstance(error, DamagedStateError)

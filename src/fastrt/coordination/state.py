@@ -13,7 +13,7 @@ Source: `CoordinationService` in XLA (seen in jaxlib 0.10.2) and, for what is in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,7 @@ class CoordinationState:
         self._watchers: dict[int, str | None] = {}
         self._alive: list[_AliveRound] = []
         self._steady: tuple[Member, ...] | None = None
+        self._leaving: set[Member] = set()  # members at the shutdown barrier that leave also when it times out
         self._now = 0.0
         self._check_at: float | None = None
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -276,6 +277,8 @@ class CoordinationState:
         if self.settings.shutdown_timeout_s > 0 and not self.members.is_recoverable(member):
             left_s = self.settings.shutdown_timeout_s - event.waited_s
             entry = ev.EnterBarrier(event.call, self.shutdown_id, 0, left_s, member, self._steady_members())
+            if event.leaves:
+                self._leaving.add(member)
             self.barriers.enter(entry, Waiter(event.call, "shutdown"), now)
         else:
             self._emit(Answer(event.call, self._disconnect(member, now)))
@@ -366,8 +369,8 @@ class CoordinationState:
         else:
             self.polls.add(member, event.call)
 
-    def _propagate(self, error: Failure, sources: Iterable[Member]) -> None:
-        """Tell all members of an error of `sources`, unless these may come back."""
+    def _propagate(self, error: Failure, sources: Iterable[Member], spared: Collection[Member] = ()) -> None:
+        """Tell all members but the spared ones of an error of `sources`, unless these may come back."""
         if all(self.members.is_recoverable(member) for member in sources):
             return
         if self.polls.begun:
@@ -380,7 +383,7 @@ class CoordinationState:
             "clients. Error: ",
             error,
         )
-        self._fail_all(unheard)
+        self._fail_all(unheard, spared)
 
     def _fail_member(self, member: Member, error: Failure) -> None:
         if self.members.fail(member, error):
@@ -388,9 +391,10 @@ class CoordinationState:
             self._refresh_alive()
             self._changed()
 
-    def _fail_all(self, error: Failure) -> None:
+    def _fail_all(self, error: Failure, spared: Collection[Member] = ()) -> None:
         for member in list(self.members.ids()):
-            self._fail_member(member, error)
+            if member not in spared:
+                self._fail_member(member, error)
 
     def _disconnect(self, member: Member, now: float) -> Failure | None:
         """A member leaves by itself; the failure, if it cannot."""
@@ -451,8 +455,11 @@ class CoordinationState:
                     self._disconnect(member, self._now)
         elif barrier.barrier_id == self.shutdown_id and result is not None:
             error = _shutdown_failure(result)
-            self._propagate(error, self.members.ids())
-            self._fail_all(error)
+            gone = self._leaving & barrier.arrived if result.code is Code.DEADLINE_EXCEEDED else set()
+            for member in sorted(gone):
+                self._disconnect(member, self._now)
+            self._propagate(error, [member for member in self.members.ids() if member not in gone], gone)
+            self._fail_all(error, gone)
 
     def _steady_members(self) -> tuple[Member, ...]:
         """Who takes part in the shutdown barrier, decided at its first call; () means everybody."""
@@ -507,6 +514,7 @@ class CoordinationState:
             self._emit(Persist("devices", f"{member.role}/{member.rank}", None))
         self._devices.clear()
         self._steady = None
+        self._leaving.clear()
         self.polls.clear()
         self._changed()
 

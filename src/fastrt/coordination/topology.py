@@ -72,6 +72,11 @@ def merge_devices(all_devices: Sequence[bytes]) -> Any:
     return whole
 
 
+def seed_devices_kind(data: bytes) -> str | None:
+    """Whose devices one task lists in the seed's message: "TensorFlow" or "XLA"; None if it lists none."""
+    return {"tf": "TensorFlow", "xla": "XLA"}.get(SeedDeviceInfo.FromString(data).WhichOneof("type"))
+
+
 def merge_seed_devices(all_devices: Sequence[bytes]) -> Any:
     """The seed's devices: TensorFlow's device lists appended, XLA's numbered through."""
     merged = SeedDeviceInfo()

@@ -14,20 +14,18 @@ written beside it, a piece with each batch, so that no batch waits long.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fastrt.durable.errors import DamagedStateError, DiskFullError, StateDirectoryError
+from fastrt.durable.lock import lock_folder
 from fastrt.durable.log import CheckedLog, LogFile
 from fastrt.durable.mark import MarkFile
 from fastrt.folders import UnsafeFolderError, open_private, private_folder
 
-_LOOK_AGAIN_S = 0.02
 # A log shorter than this is kept as it is.
 _LOG_BYTES_MIN = 8 << 20
 # How much of the next generation is written with each batch, beside as much as four times the batch.
@@ -46,7 +44,6 @@ class Journal:
     Args:
         directory: where the log lives; made, with mode 0700, when missing.
         power: survive the loss of power too, at the price of an fsync per batch.
-        wait_s: how long to wait for another process that uses the directory to end.
         accept_loss: go on with what can be saved of damaged files; see `losses`.
 
     Attributes:
@@ -61,7 +58,6 @@ class Journal:
         self,
         directory: str | os.PathLike[str],
         power: bool = False,
-        wait_s: float = 0.0,
         accept_loss: bool = False,
     ) -> None:
         self.directory = Path(directory)
@@ -78,7 +74,7 @@ class Journal:
         except (OSError, UnsafeFolderError) as error:
             raise StateDirectoryError(f"Cannot use the state directory {self.directory}: {error}.") from error
         try:
-            self._take_lock(time.monotonic() + wait_s)
+            lock_folder(self._lock, f"The state directory {self.directory}")
             _refuse_old_format(self.directory)
             self._log = CheckedLog(self.directory, "state", power, accept_loss)
         except BaseException:
@@ -230,19 +226,6 @@ class Journal:
             self._next.discard()
             self._next = None
         self._shorten_at = max(_LOG_BYTES_MIN, self._log.file.end + self._log.file.end // 4)
-
-    def _take_lock(self, until: float) -> None:
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise StateDirectoryError(
-                        f"The state directory {self.directory} is in use by another process. Stop it, or name another "
-                        "one."
-                    ) from None
-            time.sleep(_LOOK_AGAIN_S)
 
 
 class WriteLog:

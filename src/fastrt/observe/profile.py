@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 
 from fastrt._core import handles
@@ -42,7 +43,7 @@ from fastrt.rpc.identity import Identity, new_token
 from fastrt.store.client import Store, mib
 from fastrt.store.serialize import serialize
 from fastrt.transfer.push import CHUNK_BYTES, Pusher
-from fastrt.transfer.service import ObjStoreServer
+from fastrt.transfer.service import MEASURE, ObjStoreServer
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _ROUNDS_MIN, _ROUNDS_MAX, _ROW_S = 3, 100, 0.5
@@ -283,11 +284,26 @@ class TwoNodes:
         channel: Any = stack.enter_context(open_channel(self._address, credentials, options))
         call = channel.unary_unary("/ObjStore/DeallocateObject", request.SerializeToString, reply.FromString)
         metadata = bearer(own) if own is not None else None
-        self._objref = secrets.randbits(48) << 8 if address else _OBJREF
+        self._objref = self._name_there(channel, most) if address else _OBJREF
         wanted = request(canonical_objref=self._objref)
         self._drop_there: Callable[[], Any] = lambda: call(wanted, timeout=60, metadata=metadata)
         self._value: Any = None
         self._target: Any = None
+
+    def _name_there(self, channel: Any, most: int) -> int:
+        """The name under which the other store takes the values that are sent to it, until this ends.
+
+        A store of fastrt's gives one. Any other store takes any name.
+        """
+        request, reply = message_set("transfer").methods("fastrt.transfer.Transfer")["Measure"]
+        call = channel.unary_stream(MEASURE, request.SerializeToString, reply.FromString)(request(nbytes=most))
+        self._stack.callback(call.cancel)
+        try:
+            return int(next(call).objref)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+        return secrets.randbits(48) << 8
 
     def prepare(self, nbytes: int) -> None:
         """Make the value of a size."""

@@ -7,7 +7,6 @@ beside it (`fastrt.durable.mark`) names the newest number, so that a file of an 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from typing import Any
 
 from fastrt.durable import DamagedStateError, Mark, MarkFile, StateDirectoryError
 from fastrt.durable.errors import write_failed
+from fastrt.durable.lock import lock_folder
 from fastrt.durable.mark import new_mark, sync_folder
 from fastrt.folders import UnsafeFolderError, open_private, private_folder
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
@@ -69,11 +69,8 @@ class HeadFile:
         except (OSError, UnsafeFolderError) as error:
             raise StateDirectoryError(f"Cannot use {folder}: {error}.") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_folder(self._lock, f"The cluster's folder {folder}")
             self._read()
-        except BlockingIOError:
-            os.close(self._lock)
-            raise StateDirectoryError(f"{folder} is in use by another cluster. Name another folder.") from None
         except BaseException:
             os.close(self._lock)
             raise

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -21,6 +22,7 @@ from google.protobuf.message import DecodeError
 
 from fastrt._core import chunk
 from fastrt._core import stream as stream_module
+from fastrt._core.fsck import usage
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
 from fastrt.rpc.auth import TlsFiles, reachable, refuse_clear_bind, refused_token
 from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
@@ -30,7 +32,7 @@ from fastrt.rpc.identity import Identity
 from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler.client import SchedulerError
-from fastrt.store.client import Store
+from fastrt.store.client import Store, mib
 from fastrt.store.ref import ObjectRef
 from fastrt.transfer import obj
 from fastrt.transfer.inbound import Inbound, Refused
@@ -43,6 +45,7 @@ _log = logging.getLogger(__name__)
 _Code = grpc.StatusCode
 _STREAM = "/ObjStore/StreamObj"
 _FETCH = "/fastrt.transfer.Transfer/Fetch"
+MEASURE = "/fastrt.transfer.Transfer/Measure"
 _MESSAGE_BYTES_MAX = 8 << 20
 _INFO_BYTES_MAX = 4 << 20  # of values in one answer: callers take 4 MiB unless they say otherwise
 _REFUSED_FOR_GOOD = (_Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.FAILED_PRECONDITION)
@@ -100,6 +103,7 @@ class ObjStoreServer:
         self._token = token if identity is None else None
         self._is_trusted = token is not None or identity is not None
         self._on_ready = on_ready
+        self._measured: set[int] = set()  # names of objects that measurements send
         host = address.rpartition(":")[0]
         self._source = None
         self.puller = None
@@ -134,7 +138,7 @@ class ObjStoreServer:
         self._server = open_server(
             self,
             [*self._handlers, CHECK_PATH],
-            {_STREAM: self._on_stream, **self._standard.streams},
+            {_STREAM: self._on_stream, MEASURE: self._on_measure, **self._standard.streams},
             _MESSAGE_BYTES_MAX,
             self._authorize,
             BULK_OPTIONS,
@@ -285,7 +289,7 @@ class ObjStoreServer:
 
     def _report(self, objref: int, is_new: bool) -> None:
         """Tell whom it concerns that an object is here; one that has just come and nobody knows is dropped."""
-        if self._on_ready is None:
+        if self._on_ready is None or objref in self._measured:
             return
         try:
             self._on_ready(objref)
@@ -294,6 +298,37 @@ class ObjStoreServer:
                 with contextlib.suppress(NotFoundError):  # deallocated meanwhile
                     self.table.drop(objref)
             raise
+
+    # ---- Measure ----
+
+    def _on_measure(self, stream: Stream) -> None:
+        """Give a measurement a name for its objects, until its caller ends the call or is gone."""
+        objref = secrets.randbits(63) | 1 << 63
+
+        def receive(body: bytes | None) -> None:
+            if body is None or objref in self._measured:
+                return
+            types = message_set("transfer").methods("fastrt.transfer.Transfer")["Measure"]
+            try:
+                nbytes = types[0].FromString(body).nbytes
+            except DecodeError as exc:
+                stream.finish(_Code.INVALID_ARGUMENT.value[0], str(exc))
+                return
+            room = usage(self.table.store.client)["bytes_max"]
+            if nbytes > room:
+                words = f"objects of {mib(nbytes)} do not fit into this store of {mib(room)}"
+                stream.finish(_Code.RESOURCE_EXHAUSTED.value[0], words)
+                return
+            self._measured.add(objref)
+            stream.send(types[1](objref=objref).SerializeToString())
+
+        def closed() -> None:
+            stream.receiver = lambda body: None
+            self._measured.discard(objref)
+            with contextlib.suppress(NotFoundError):
+                self.table.drop(objref)
+
+        stream.receiver, stream.on_closed = receive, closed
 
     # ---- StreamObj ----
 

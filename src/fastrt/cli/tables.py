@@ -1,0 +1,19 @@
+"""The console that commands print their tables to."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Wider than any table: in a pipe or a file nothing is wrapped or cut.
+_PIPED_WIDTH = 10_000
+
+
+def table_console() -> Console:
+    """Standard output for tables: as wide as the terminal, or unlimited when it is piped."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)

@@ -1,0 +1,36 @@
+"""The lock of a folder of records, which one process at a time may use."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+
+from fastrt.durable.errors import StateDirectoryError
+
+# A process that was killed has its locks until the kernel has taken it apart, and the keeper of a killed front until
+# it has noticed that.
+_DYING_S = 3.0
+_LOOK_AGAIN_S = 0.02
+
+
+def lock_folder(lock: int, what: str) -> None:
+    """Lock a folder for this process until the descriptor is closed. Waits a moment for a process that is ending.
+
+    Args:
+        lock: descriptor of the folder's lock file.
+        what: the folder, in words, for the error.
+
+    Raises:
+        StateDirectoryError: another process uses the folder.
+    """
+    until = time.monotonic() + _DYING_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise StateDirectoryError(
+                    f"{what} is in use by another process. Stop it, or name another one."
+                ) from None
+        time.sleep(_LOOK_AGAIN_S)
