@@ -118,8 +118,9 @@ class Daemon:
         self._pipes: dict[int, list[LogPipe]] = {}
         self._muted: list[LogPipe] = []  # not read while a driver is far behind
         if pool.zygote_is_new:
-            own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6}
-            pool.configure({**session, **own, "call_sites": config.record_call_sites, "advice": config.advice})
+            own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6, "advice": config.advice}
+            own |= {"call_sites": config.record_call_sites, "library_threads": config.library_threads}
+            pool.configure({**session, **own})
         if adopt is not None:
             self._take_over()
 

@@ -49,6 +49,9 @@ def main(control_fd: int) -> None:
     session = read_object(data, "the settings of the zygote", own=True)
     sys.path[:] = session["sys_path"]
     gc.disable()
+    from fastrt.worker import native_threads  # not above: the packages it imports are on the driver's sys.path
+
+    session["threads_follow_cpus"] = native_threads.begin(session["library_threads"])  # before a library is loaded
     for name in session["preload"]:
         try:
             importlib.import_module(name)
@@ -179,6 +182,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     from fastrt.store import advice, attach, client
     from fastrt.worker.actor import ActorWorker
     from fastrt.worker.main import Worker
+    from fastrt.worker.native_threads import NativeThreads
 
     introduce("fastrt-worker" if actor is None else "fastrt-actor")
     os.setpgid(0, 0)  # so that the daemon can end the worker together with what its tasks have started
@@ -229,8 +233,9 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
             if answer is None or "answer" in answer:  # an order to leave that comes now will come again
                 return answer is None or bool(answer["answer"])
 
+    threads = NativeThreads(store, session["threads_follow_cpus"])
     if actor is not None:
-        ActorWorker(store, actor, told_to_stop, [out, err]).run()
+        ActorWorker(store, actor, told_to_stop, threads, [out, err]).run()
         core_client.close()
         return
     Worker(
@@ -238,6 +243,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
         say=lambda word: daemon.send(op=word),
         told_to_stop=told_to_stop,
         may_wait=may_wait,
+        native_threads=threads,
         outputs=[out, err],
     ).run()
     core_client.close()
