@@ -61,6 +61,7 @@ class ActorWorker(Worker):
         self._told_to_stop = told_to_stop
         self._alone = False  # its calls run one at a time
         self.plan: ActorPlan
+        self._name = ""  # of its class, once that is known
         self._methods: list[Any] = []
 
     def told_to_stop(self) -> bool:
@@ -101,6 +102,7 @@ class ActorWorker(Worker):
         ref = handles.acquire(self._client, *about["object"])
         core.begin_path(self._client, about["object"][0])  # of what it submits outside of a call that runs alone
         self.plan = self._store.load(ref)
+        self._name = self.plan.name
 
     def _build(self) -> None:
         assert self.plan.cls is not None
@@ -186,6 +188,10 @@ class ActorWorker(Worker):
             if output.pending:
                 with contextlib.suppress(OSError, ValueError):
                     output.flush()
+
+    def source_here(self) -> tuple[int, str]:
+        """The job of the call that was taken last, and the name of the actor's class, for its output."""
+        return self._client.job, self._name
 
     def name_of(self, task: int) -> str:
         """What the call is called in messages."""

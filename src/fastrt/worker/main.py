@@ -81,6 +81,8 @@ class Worker:
         store.on_block = self._on_block
         store.help_with = self._help_with
         store.task_here, store.task_name = self.task_here, self.name_of
+        for output in outputs:
+            output.source = self.source_here
 
     def run(self) -> None:
         """Loop until the daemon says to stop."""
@@ -142,6 +144,11 @@ class Worker:
         """Whether that is the task whose code runs here now, on top of all that wait for it."""
         stack = self._runner.stack
         return bool(stack) and stack[-1] == task
+
+    def source_here(self) -> tuple[int, str]:
+        """The job and the name of the task that runs here, for its output."""
+        stack = self._runner.stack
+        return self._client.job, self.name_of(stack[-1]) if stack else ""
 
     def name_of(self, task: int) -> str:
         """What the task is called in messages."""
