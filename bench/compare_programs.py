@@ -25,6 +25,7 @@ from rich.table import Table
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PROGRAMS = (
     "parameter_search", "word_shuffle", "file_crawler", "parameter_server_actor", "tree_reduction", "actor_pipeline",
+    "matrix_blocks",
 )  # fmt: skip
 WIDTH = 110
 TIMEOUT_S = 120

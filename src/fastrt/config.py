@@ -52,6 +52,8 @@ class Config:
         runtime_dir: where sockets, tokens and logs of sessions live; refused if another user could change it.
         spill_dir: where values go that do not fit into memory; on a disk, not on a memory file system.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
+        library_threads: threads that BLAS, OpenMP and torch use in a worker; 0: as many as the task has CPUs. A
+            variable OMP_NUM_THREADS of the program's own wins.
         log_to_driver: whether what workers print is repeated at the driver.
         trace: whether processes record what they do from the start, for `fastrt timeline`.
         record_call_sites: whether each object is marked with the line that made it, for `fastrt memory`.
@@ -69,6 +71,7 @@ class Config:
     runtime_dir: Path
     spill_dir: Path
     spin_us: int
+    library_threads: int
     log_to_driver: bool
     trace: bool
     record_call_sites: bool
@@ -325,6 +328,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "runtime_dir": _Setting(_path(60, "or the sockets below it get too long a name"), default_runtime_dir),
     "spill_dir": _Setting(_path(200, "or it does not fit into the segment"), default_spill_dir),
     "spin_us": _Setting(_integer(0, 100_000), lambda: 100),
+    "library_threads": _Setting(_integer(0, 1 << 16), lambda: 0),
     "log_to_driver": _Setting(_flag, lambda: True),
     "trace": _Setting(_flag, lambda: False),
     "record_call_sites": _Setting(_flag, lambda: False),

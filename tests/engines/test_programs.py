@@ -28,6 +28,7 @@ SMALL = {
     "parameter_server_actor": 25,
     "tree_reduction": 13,
     "actor_pipeline": 20,
+    "matrix_blocks": 3,
 }
 LARGE = {name: size * 8 for name, size in SMALL.items()} | {"parameter_server_actor": 120, "actor_pipeline": 300}
 # Tasks run again wherever they were; the players' actors are started again, and so are their calls.

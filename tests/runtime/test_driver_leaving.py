@@ -130,12 +130,38 @@ def test_output_of_workers_arrives_with_a_prefix_on_the_same_stream(program):
         """
     ).finish()
     pid = next(line.split()[1] for line in out.splitlines() if line.startswith("pid "))
-    lines = [line.removeprefix(f"(pid={pid}) ") for line in out.splitlines() if line.startswith("(pid=")]
+    lines = [line.removeprefix(f"(speak pid={pid}) ") for line in out.splitlines() if line.startswith("(speak pid=")]
     assert lines[:2] == ["to out", ""]
     assert "from a child" in lines
     assert any("é漢 no newline" in line for line in lines)
     assert any("raw \ufffd bytes" in line for line in lines)
-    assert err == f"(pid={pid}) to err\n"
+    assert err == f"(speak pid={pid}) to err\n"
+
+
+def test_output_names_the_actor_and_a_crash_shows_its_python_stack(program):
+    _, err = program(
+        """
+        import ctypes, sys, fastrt
+
+        @fastrt.remote
+        class Speaker:
+            def __init__(self):
+                sys.stderr.write("made\\n")
+
+            def fall(self):
+                ctypes.string_at(0)
+
+        with fastrt.init(1, "64MiB"):
+            try:
+                fastrt.get(Speaker.remote().fall.remote())
+            except fastrt.ActorDiedError as error:
+                assert "signal 11" in str(error)
+        """
+    ).finish()
+    lines = [line.partition(") ")[2] for line in err.splitlines() if line.startswith("(Speaker pid=")]
+    assert lines[0] == "made"
+    assert any("Segmentation fault" in line for line in lines)
+    assert any("in fall" in line for line in lines)
 
 
 def test_megabytes_of_output_arrive_whole(program):
@@ -155,7 +181,7 @@ def test_megabytes_of_output_arrive_whole(program):
         """
     ).finish()
     for k in range(2):
-        numbers = [int(line.split()[2]) for line in out.splitlines() if f") {k} " in line]
+        numbers = [int(line.split()[3]) for line in out.splitlines() if f") {k} " in line]
         assert numbers == list(range(60_000))
     assert out.count("y") == 2_000_000
     assert sum(line.endswith(") ") for line in out.splitlines()) >= 200_000

@@ -421,3 +421,27 @@ def test_serializing_and_failing_leave_nothing_to_the_cycle_collector(rt):
         assert gone() is None
     finally:
         gc.enable()
+
+
+class CollectorState:
+    """Comes back as whether the garbage collector was enabled while it was rebuilt."""
+
+    def __reduce__(self):
+        return gc.isenabled, ()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_collector_is_off_while_many_objects_are_rebuilt_and_then_as_before(enabled):
+    ref = fastrt.put([CollectorState(), [[k] for k in range(10_000)]])
+    try:
+        gc.enable() if enabled else gc.disable()
+        assert fastrt.get(ref)[0] is False
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+
+
+def test_collector_is_on_again_after_a_value_that_cannot_be_rebuilt():
+    with pytest.raises(pickle.UnpicklingError):
+        deserialize(PICKLE, b"\xff" * 10_000, [])
+    assert gc.isenabled()

@@ -53,7 +53,7 @@ def session(rt, monkeypatch):
         )
         code = re.sub(r"^( *)import fastrt; (.*)\nfrom", r"\1import fastrt; \2\n\1from", code, flags=re.M)
         code, out, err = run(option, code, PYTHONPATH=source, FASTRT_RUNTIME_DIR=os.environ["FASTRT_RUNTIME_DIR"])
-        return code, re.sub(rb"\(pid=\d+\) ", b"", out), err
+        return code, re.sub(rb"\((\S+ )?pid=\d+\) ", b"", out), err
 
     monkeypatch.setattr(shutdown, "assert_python_ok", run_with_fastrt)
     monkeypatch.setenv("FASTRT_RUNTIME_DIR", str(Path(rt.socket_path).parents[1]))

@@ -132,11 +132,11 @@ def call(Client client, Ref actor, uint32_t method, uint16_t kind, bytes args, l
 
 
 def flags_of(Client client, uint32_t t):
-    """What is special about a task that this client has claimed: POLICY, `generators.STREAM`, or both, or 0."""
+    """Flags of a task that this client has claimed: POLICY, DEMAND and `generators.STREAM`; 0 for a common task."""
     client.ensure()
     if not task_is_mine(&client.x, t):
         raise FastrtError(f"task {t} is not this client's to run or to end")
-    return client.x.tasks[t].flags & (FRT_TASK_POLICY | FRT_TASK_STREAM)
+    return client.x.tasks[t].flags & (FRT_TASK_POLICY | FRT_TASK_STREAM | FRT_TASK_DEMAND)
 
 
 def again(Client client, uint32_t t):

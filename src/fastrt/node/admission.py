@@ -163,6 +163,11 @@ class Admission:
         self.placing.see([view for view in views if view.node != self.placing.node])
         self.refresh()
 
+    @property
+    def uplink(self) -> Link | None:
+        """The connection to this node's uplink; None while there is none."""
+        return self._uplink
+
     def on_hang_up(self, link: Link) -> None:
         """A connection has ended: perhaps the uplink's."""
         self._finding = {ticket: one for ticket, one in self._finding.items() if one is not link}

@@ -27,7 +27,7 @@ from fastrt.node.actors import Actors
 from fastrt.node.admission import Admission
 from fastrt.node.advisor import Advisor
 from fastrt.node.janitor import Janitor, explain
-from fastrt.node.logs import LogPipe
+from fastrt.node.logs import Forwarding, LogPipe, Printed
 from fastrt.node.memory import KillCounters
 from fastrt.node.pool import Pool, kill_group
 from fastrt.node.spiller import Spiller
@@ -60,7 +60,7 @@ class Member:
         self.kind = kind
         self.pidfd = pidfd
         self.link = link
-        self.logs = False  # whether it reads what workers print
+        self.logs = ""  # which output of workers it reads, see `attach.join`
         self.left = False
         self.gone_at = 0.0
 
@@ -117,9 +117,13 @@ class Daemon:
         self._unclaimed: list[LogPipe] = []  # of workers that the zygote has not named yet, in order
         self._pipes: dict[int, list[LogPipe]] = {}
         self._muted: list[LogPipe] = []  # not read while a driver is far behind
+        self._forwarding = Forwarding()
+        self._left_out = 0  # lines from other nodes, while a driver was far behind
+        self._told_readers: tuple[Link, bool] | None = None
         if pool.zygote_is_new:
-            own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6}
-            pool.configure({**session, **own, "call_sites": config.record_call_sites, "advice": config.advice})
+            own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6, "advice": config.advice}
+            own |= {"call_sites": config.record_call_sites, "library_threads": config.library_threads}
+            pool.configure({**session, **own})
         if adopt is not None:
             self._take_over()
 
@@ -268,6 +272,8 @@ class Daemon:
             self._admission.on_find(link, str(message.get("name", "")))
         elif op == "found_actor":
             self._admission.on_found(message)
+        elif op == "output":
+            self._log_from_elsewhere(message)
         elif op == "holds":
             self._admission.on_holds(message)
         elif op == "may_wait":
@@ -292,7 +298,7 @@ class Daemon:
             link.send(error=str(exc))
             return
         self._watch(Member(pid, index, kind, pidfd, link))
-        self._members[pid].logs = self._config.log_to_driver and message.get("logs") is True
+        self._members[pid].logs = str(message.get("logs", "")) if self._config.log_to_driver else ""
         self._had_driver |= kind == "driver"
         link.send(segment=self._segment.name, index=index, gen=gen)
 
@@ -301,7 +307,7 @@ class Daemon:
             link.send(error=f"process {pid} has no client slot in this session")
             return
         self._members[pid].link = link
-        self._members[pid].logs = self._config.log_to_driver and message.get("logs") is True
+        self._members[pid].logs = str(message.get("logs", "")) if self._config.log_to_driver else ""
         link.send(segment=self._segment.name)
 
     def _on_death(self, pid: int) -> None:
@@ -345,7 +351,9 @@ class Daemon:
             self._unclaimed = self._unclaimed[2:]
         elif "worker" in message:
             out, err = message["fds"]
-            self._read_output(message["worker"], [LogPipe(out, False, self._log), LogPipe(err, True, self._log)])
+            self._read_output(
+                message["worker"], [LogPipe(out, False, self._on_output), LogPipe(err, True, self._on_output)]
+            )
         elif "ended" in message:
             pid = message["ended"]
             if pid in self._members:
@@ -390,7 +398,7 @@ class Daemon:
 
     def _fork(self, actor: int | None = None) -> None:
         out, err = self._pool.fork(actor)
-        self._unclaimed += [LogPipe(out, False, self._log), LogPipe(err, True, self._log)]
+        self._unclaimed += [LogPipe(out, False, self._on_output), LogPipe(err, True, self._on_output)]
 
     def _tend_actors(self) -> None:
         if self._pool.counting:  # a dead daemon may have ordered their processes
@@ -417,13 +425,51 @@ class Daemon:
         elif not pipe.read():
             self._selector.unregister(pipe)
 
-    def _log(self, text: str, is_error: bool) -> None:
-        for member in self._members.values():
-            if member.link is not None and member.logs:
-                member.link.post(op="log", text=text, error=is_error)
+    def _on_output(self, printed: Printed) -> None:
+        """Show what a worker has printed to the drivers here, and to those of other nodes if it may be theirs."""
+        self._log(printed.text(), printed.is_error, printed.is_update)
+        owner = next((m for m in self._members.values() if m.index == (printed.job & 0xFFFF) - 1), None)
+        if self._config.log_to_driver and (owner is None or owner.kind != "driver"):
+            self._forwarding.forward(printed, self._admission.uplink)
+
+    def _log(self, text: str, is_error: bool, is_update: bool = False) -> None:
+        for link in self._readers():
+            link.post(op="log", text=text, error=is_error, update=is_update)
+
+    def _log_from_elsewhere(self, message: dict[str, Any]) -> None:
+        """Show the drivers what a task has printed on another node; what they cannot take now is left out."""
+        text = str(message.get("text", ""))
+        if self._drivers_lag():
+            self._left_out += text.count("\n")
+        else:
+            for member in self._members.values():
+                if member.link is not None and member.logs == "all":
+                    flags = {"error": message.get("error") is True, "update": message.get("update") is True}
+                    member.link.post(op="log", text=text, **flags)
+
+    def _tend_output(self) -> None:
+        """Pass on unfinished lines, say what was left out, and have the uplink know whether a driver reads."""
+        now, uplink = time.monotonic(), self._admission.uplink
+        for pipes in self._pipes.values():
+            for pipe in pipes:
+                if pipe.has_rest and pipe not in self._muted:
+                    pipe.pass_on_unfinished(now)
+        self._forwarding.tend(uplink)
+        if self._left_out and not self._drivers_lag():
+            self._log(
+                f"fastrt: {self._left_out} lines from other nodes were left out: this program read too slowly\n", True
+            )
+            self._left_out = 0
+        reads = any(member.logs == "all" for member in self._members.values())
+        if uplink is not None and self._told_readers != (uplink, reads):
+            self._told_readers = uplink, reads
+            uplink.post(op="reads_output", on=reads)
+
+    def _readers(self) -> list[Link]:
+        return [member.link for member in self._members.values() if member.link is not None and member.logs]
 
     def _drivers_lag(self) -> bool:
-        links = [member.link for member in self._members.values() if member.link is not None and member.logs]
+        links = self._readers()
         if not links and time.monotonic() < self._comeback_until:
             return True  # whoever read it before will come back in a moment
         return any(link.backlog > _BACKLOG_BYTES for link in links)
@@ -440,6 +486,7 @@ class Daemon:
                 self._selector.register(pipe, selectors.EVENT_READ, self._on_log)
             self._muted.clear()
         now = time.monotonic()
+        self._tend_output()
         if now - self._refreshed_at > _TICK_S:
             self._refreshed_at = now
             self._admission.refresh()

@@ -100,6 +100,8 @@ class Exchange:
         self.flows = Flows(self, store, watch or self._own[1])
         self.streams = Streams(self)
         self.references.tell_stream = self.streams.mirror
+        self.has_run = False  # tasks or calls of the other node's
+        self.on_output: Callable[[Any], None] = lambda message: None  # set by the uplink
 
     # ---- the side that lends ----
 
@@ -235,6 +237,7 @@ class Exchange:
     ) -> None:
         """Send the results of a task of the other node's, or of a call of an actor, as they come."""
         number = message.task
+        self.has_run = True
         if not made:
             self.out.add("ended", number)  # nobody will ever ask for more
             return
@@ -477,6 +480,7 @@ class Exchange:
             (frame.taken, partial(self._on_answer, again=False)),
             (frame.again, partial(self._on_answer, again=True)),
             (frame.release, self._on_release),
+            (frame.output, self.on_output),
         )
         for messages, handle in steps:
             for message in messages:

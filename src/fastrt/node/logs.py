@@ -1,13 +1,50 @@
-"""What workers print, line by line, with a prefix, to the drivers."""
+"""Output of workers on its way to the drivers: lines with a prefix, unfinished lines after a moment, floods cut.
+
+A worker marks in its output which job and which task the bytes after the mark come from (`tasks.marks`), and only where
+that changes. What has no mark belongs to the one before it: output of native code and of processes that a task starts.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastrt.tasks.marks import MARK, read_mark
+
+if TYPE_CHECKING:
+    from fastrt.store.attach import Link
 
 _LINE_BYTES_MAX = 65536
 _READ_BYTES = 65536
-_LINES_MAX = 1000
+_LINES_MAX = 500  # with their prefixes, and with the limits above, any bytes make less than 1 MiB of JSON
+UNFINISHED_S = 0.5  # after which an unfinished line is passed on, and between two updates of a progress bar
+_BACKLOG_BYTES = 1 << 20  # of output that the uplink has not read yet
+FORWARD_BYTES_A_SECOND = 256 << 10
+_FORWARD_BURST_S = 4.0
+
+
+class Printed(NamedTuple):
+    """Some lines of one worker.
+
+    Attributes:
+        lines: without their ends.
+        is_error: whether they come from stderr.
+        who: the task or actor, and the process.
+        job: of the task; 0: not known.
+        is_update: whether it is the state of a progress bar, which the next line may overwrite.
+    """
+
+    lines: list[str]
+    is_error: bool
+    who: str
+    job: int
+    is_update: bool = False
+
+    def text(self) -> str:
+        """The lines with their prefix."""
+        return "".join(f"({self.who}) {line}\n" for line in self.lines)
 
 
 class LogPipe:
@@ -16,16 +53,26 @@ class LogPipe:
     Args:
         fd: the descriptor.
         is_error: whether it is stderr.
-        emit: called with (text, is_error) for each piece of whole lines.
+        emit: called with each piece of output.
     """
 
-    def __init__(self, fd: int, is_error: bool, emit: Callable[[str, bool], None]) -> None:
+    def __init__(self, fd: int, is_error: bool, emit: Callable[[Printed], None]) -> None:
         self.fd = fd
         self.is_error = is_error
         self.pid = 0
         self._emit = emit
-        self._rest = b""
+        self._rest = b""  # of a line, or of a mark
+        self._job = 0
+        self._name = ""
+        self._passed_at = 0.0  # when an unfinished line was passed on
+        self._since = 0.0  # since when one waits
+        self._shown = b""  # the unfinished line that was passed on last
         os.set_blocking(fd, False)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether part of a line waits for its end."""
+        return bool(self._rest)
 
     def fileno(self) -> int:
         """The descriptor, for selectors."""
@@ -40,11 +87,9 @@ class LogPipe:
         if not data:
             self._pass_on_rest()
             return False
-        whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
-        if newline:
-            self._pass_on(whole)
-        elif len(self._rest) > _LINE_BYTES_MAX:
-            self._pass_on_rest()
+        if not self._rest:
+            self._since = time.monotonic()
+        self._take(self._rest + data)
         return True
 
     def drain(self) -> None:
@@ -56,13 +101,122 @@ class LogPipe:
         self._pass_on_rest()
         os.close(self.fd)
 
+    def pass_on_unfinished(self, now: float) -> None:
+        """Pass on the line that waits for its end, if it has waited long enough: a question, or a progress bar."""
+        if not self._rest or MARK[:2] in self._rest or now - max(self._since, self._passed_at) < UNFINISHED_S:
+            return
+        newest, is_bar = _visible(self._rest), b"\r" in self._rest
+        if newest and (newest != self._shown or not is_bar):
+            self._passed_at = now
+            self._send([newest], is_update=is_bar)
+        self._shown = newest
+        if not is_bar:
+            self._rest = b""
+
+    def _take(self, data: bytes) -> None:
+        """Pass on whole lines, each under the mark before it; the rest waits."""
+        before, found, after = data.partition(MARK)
+        while found:
+            self._pass_on_lines(before)
+            about, ended, data = after.partition(b"\n")
+            if not ended:
+                self._rest += found + after  # of a mark; a worker writes one at once, but a read may end in it
+                return
+            self._pass_on_rest()
+            self._job, self._name = read_mark(about)
+            before, found, after = data.partition(MARK)
+        self._pass_on_lines(before)
+
+    def _pass_on_lines(self, data: bytes) -> None:
+        """Pass on the whole lines of `data`, and keep the rest."""
+        whole, newline, self._rest = data.rpartition(b"\n")
+        if newline:
+            lines = [_visible(line) for line in whole.split(b"\n")]
+            if self._shown and not lines[0]:
+                del lines[0]  # the end of a line that was passed on before
+            self._shown = b""
+            self._send(lines)
+        if b"\r" in self._rest:  # of a progress bar the newest update is enough
+            self._rest = self._rest[max(0, self._rest.rstrip(b"\r").rfind(b"\r")) :]
+        if len(self._rest) > _LINE_BYTES_MAX:
+            self._pass_on_rest()
+
     def _pass_on_rest(self) -> None:
         if self._rest:
-            self._pass_on(self._rest)
-        self._rest = b""
+            self._send([_visible(self._rest)])
+        self._rest = self._shown = b""
 
-    def _pass_on(self, data: bytes) -> None:
-        lines = data.decode("utf-8", "replace").split("\n")
-        prefix = f"(pid={self.pid}) "
-        for k in range(0, len(lines), _LINES_MAX):  # a prefix for each of 64 Ki empty lines makes a message too long
-            self._emit("".join(f"{prefix}{line}\n" for line in lines[k : k + _LINES_MAX]), self.is_error)
+    def _send(self, lines: list[bytes], is_update: bool = False) -> None:
+        who = f"{self._name} pid={self.pid}" if self._name else f"pid={self.pid}"
+        for k in range(0, len(lines), _LINES_MAX):
+            texts = [line.decode("utf-8", "replace") for line in lines[k : k + _LINES_MAX]]
+            self._emit(Printed(texts, self.is_error, who, self._job, is_update))
+
+
+def _visible(line: bytes) -> bytes:
+    """The part of a line that a terminal shows: what follows its last carriage return."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+class Meter:
+    """Cuts a flood: lets so many bytes through in a second, and counts the lines of the rest.
+
+    Args:
+        rate: bytes a second; four seconds' worth may come at once.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, rate: int = FORWARD_BYTES_A_SECOND, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._room = self._most = rate * _FORWARD_BURST_S
+        self._looked_at = clock()
+        self.cut = 0  # lines since the last `take_cut`
+
+    def passes(self, lines: list[str]) -> bool:
+        """Whether these lines may go; they are counted if not."""
+        now = self._clock()
+        self._room = min(self._most, self._room + (now - self._looked_at) * self._rate)
+        self._looked_at = now
+        nbytes = sum(map(len, lines)) + len(lines)
+        if self._room < nbytes:
+            self.cut += len(lines)
+            return False
+        self._room -= nbytes
+        return True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a second's worth may go again after a cut."""
+        return self._room + (self._clock() - self._looked_at) * self._rate >= self._rate
+
+    def note(self) -> str:
+        """Say how many lines were left out since the last note."""
+        cut, self.cut = self.cut, 0
+        return f"{cut} lines were left out: this node's output was more than {self._rate >> 10} KiB a second"
+
+
+class Forwarding:
+    """Sends output of tasks that other nodes have sent here to the uplink, which passes it on to nodes with drivers."""
+
+    def __init__(self) -> None:
+        self._meter = Meter()
+
+    def forward(self, printed: Printed, uplink: Link | None) -> None:
+        """Send some lines, or count them if there are too many."""
+        if uplink is None:
+            return
+        self.tend(uplink)
+        if uplink.backlog > _BACKLOG_BYTES or self._meter.cut:
+            self._meter.cut += len(printed.lines)
+        elif self._meter.passes(printed.lines):
+            self._post(uplink, printed)
+
+    def tend(self, uplink: Link | None) -> None:
+        """Say how many lines were left out, once others can go again."""
+        if uplink is not None and self._meter.cut and self._meter.is_ready and uplink.backlog <= _BACKLOG_BYTES:
+            self._post(uplink, Printed([self._meter.note()], True, "fastrt", 0))
+
+    def _post(self, uplink: Link, printed: Printed) -> None:
+        who, lines = printed.who, printed.lines
+        uplink.post(op="output", who=who, lines=lines, error=printed.is_error, update=printed.is_update)

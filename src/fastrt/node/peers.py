@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastrt._core import tasks as core
@@ -10,6 +11,7 @@ from fastrt._core.clients import Client
 from fastrt.node.exchange import Exchange
 
 _LENT_MAX = 4096
+_OUTPUT_MAX = 256
 
 
 @dataclass
@@ -22,6 +24,7 @@ class Peer:
         exchange: the stream to it; None: there is none.
         calling, call_at: whether it is called, or when it may be again.
         target: how many tasks keep it busy, as far as is known.
+        output: messages with lines for its drivers that wait for the stream; beyond a limit the oldest are dropped.
     """
 
     report: Any
@@ -30,6 +33,7 @@ class Peer:
     calling: bool = False
     call_at: float = 0.0
     target: float = 0.0
+    output: deque[Any] = field(default_factory=lambda: deque(maxlen=_OUTPUT_MAX))
 
     @property
     def room(self) -> int:

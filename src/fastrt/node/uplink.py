@@ -46,6 +46,7 @@ from fastrt.store.client import Store
 
 _SET = message_set("node")
 _Report = _SET.message("fastrt.node.Report")
+_Output = _SET.message("fastrt.node.Output")
 _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002
 _IDLE_TICK_S = 0.1  # ten looks a second cost about 0.1 % of a processor
@@ -56,6 +57,8 @@ _AGAIN_S = 0.5  # before a node or the head that did not answer is called again
 _HOPS_MAX = 4  # so often a task is lent on at most, or a cancellation might never catch up with it
 _KEPT_A_LOOK = 64
 _CLAIM_S = 0.5
+_OUTPUT_BYTES_MAX = 1 << 20  # on their way to one node
+_OUTPUT_TEXT_MAX = 170_000  # bytes of one message to the daemon, which is at most 1 MiB of JSON
 _END_S = 2.0  # for streams to end in order
 
 
@@ -74,6 +77,7 @@ class Uplink:
         self._client = store.client
         self._settings = settings
         self._access = access
+        self._daemon = daemon
         self._node = self._client.segment.session
         self._workers: int = settings["workers"]
         self._readiness = Readiness(self._client, asyncio.get_running_loop())
@@ -93,7 +97,12 @@ class Uplink:
         self._reasons = Reasons(access.identity)
         self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
         self._flows = Watch(self._client, asyncio.get_running_loop())
-        self._orders = Orders(self._client, daemon, self._on_orders, {"find_actor": self._on_find})
+        self._orders = Orders(
+            self._client,
+            daemon,
+            self._on_orders,
+            {"find_actor": self._on_find, "output": self._on_output, "reads_output": self._on_readers},
+        )
         self._finder = Finder(self._client, daemon, self._connected)
 
     async def run(self) -> None:
@@ -228,6 +237,7 @@ class Uplink:
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
         shared = (self._readiness, self._native, self._lineage, self._mailboxes, self._flows)
         exchange = Exchange(self._store, *shared)
+        exchange.on_output = self._pass_output_to_drivers
         exchange.references.tell_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
@@ -304,6 +314,34 @@ class Uplink:
             elif peer.report is not None:
                 self._call_soon(peer)
 
+    # ---- output of tasks ----
+
+    def _on_readers(self, message: dict[str, Any]) -> None:
+        self._report.reads_output = bool(message["on"])
+        self._to_tell.set()
+
+    def _on_output(self, message: dict[str, Any]) -> None:
+        """Pass on what a task of another node has printed: to the node that sent it, and to those with drivers."""
+        prefix = f"({message['who']}, node={self._settings['name']}) "
+        text = "".join(f"{prefix}{line}\n" for line in message["lines"])
+        output = _Output(text=text, error=message["error"], update=message["update"])
+        for peer in self._peers.values():
+            if (peer.report is not None and peer.report.reads_output) or (peer.exchange and peer.exchange.has_run):
+                peer.output.append(output)
+                self._send_output(peer)
+
+    def _send_output(self, peer: Peer) -> None:
+        if peer.exchange is None:
+            self._call_soon(peer)
+            return
+        while peer.output and peer.exchange.out.nbytes < _OUTPUT_BYTES_MAX:
+            output = peer.output.popleft()
+            peer.exchange.out.add("output", output, len(output.text))
+
+    def _pass_output_to_drivers(self, message: Any) -> None:
+        text = message.text.encode()[:_OUTPUT_TEXT_MAX].decode("utf-8", "ignore")
+        self._daemon.send(op="output", text=text, error=message.error, update=message.update)
+
     def _on_find(self, message: dict[str, Any]) -> None:
         for peer in self._peers.values():
             if peer.report is not None:
@@ -329,6 +367,9 @@ class Uplink:
             excess = self._look()
             if excess:
                 self._lend_claimed(excess)
+            for peer in self._peers.values():
+                if peer.output:
+                    self._send_output(peer)
             now = time.monotonic()
             if now > tidy_at:
                 tidy_at = now + _TIDY_S

@@ -25,6 +25,8 @@ from fastrt.tasks import sites
 
 _SHUTDOWN_S = 10.0
 _DEATHS_MAX, _DEATHS_WITHIN_S = 5, 60.0  # a daemon that dies more often is not started again
+_BACK_TO_START = "\r\x1b[K"  # and erase the line
+_LAST_WORDS_S = 0.1  # in which the last lines from other nodes come: a result may overtake the output of its task
 _COMEBACK_S, _COMEBACK_STEP_S = 10.0, 0.05
 
 
@@ -40,6 +42,7 @@ class Runtime:
     """
 
     on_exit: Callable[[], None]
+    _logs = "node"  # which output of workers it shows
 
     def __init__(self, config: Config, socket_path: str, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -47,13 +50,14 @@ class Runtime:
         self._config = config
         self._pid = os.getpid()
         self._store: Store | None
-        self._store, self._link = self._join(logs=True)
+        self._store, self._link = self._join(self._logs if config.log_to_driver else "")
         advice.configure(config.advice)
         if config.record_call_sites:
             sites.start(self._store)
         self.session: str = self._store.client.segment.session
         self.object_store_memory: int = arena.room(self._store.client)[2]
         self._leaving = False
+        self._open = ""  # the prefix of the progress bar in the terminal's last line
         self._died = False
         self._deaths: list[float] = []  # of daemons, by the clock
         segment = self._store.client.segment
@@ -69,7 +73,7 @@ class Runtime:
     def __repr__(self) -> str:
         return f"Runtime(session={self.session[:8]}, num_workers={self.num_workers})"
 
-    def _join(self, logs: bool = False) -> tuple[Store, Link]:
+    def _join(self, logs: str = "") -> tuple[Store, Link]:
         name = os.path.basename(sys.argv[0] or "python")
         client, link = attach.join(self.socket_path, "driver", name, logs=logs)
         client.adopt_job(client.job)
@@ -107,10 +111,18 @@ class Runtime:
             if message is not None and message.get("op") == "log":
                 stream = sys.stderr if message["error"] else sys.stdout
                 try:
-                    stream.write(message["text"])
-                    stream.flush()
+                    self._show(stream, message["text"], message.get("update") is True)
                 except Exception:  # the program closed its output, or put something strange there; its workers go on
                     continue
+
+    def _show(self, stream: Any, text: str, is_update: bool) -> None:
+        """Write lines. On a terminal a progress bar stays open, and the next line of the same task overwrites it."""
+        whose = text.partition(") ")[0]
+        if self._open:
+            text = (_BACK_TO_START if whose == self._open else "\n") + text
+        self._open = whose if is_update and stream.isatty() else ""
+        stream.write(text.removesuffix("\n") if self._open else text)
+        stream.flush()
 
     def _replace_daemon(self, segment: Segment) -> bool:
         """After the daemon's death: connect to the one that takes its place; False when there is none."""
@@ -164,7 +176,7 @@ class Embedded(Runtime):
             try:
                 self._processes.start_daemon(adopt=segment.name)
                 self._link.close()
-                self._link = attach.rejoin(self.socket_path, logs=True)
+                self._link = attach.rejoin(self.socket_path, logs=self._logs if self._config.log_to_driver else "")
                 if self._leaving:
                     self._link.send(op="bye")  # `close` said it to the dead one
                 return True
@@ -196,11 +208,13 @@ class Embedded(Runtime):
 class Attached(Runtime):
     """A driver's part in the session of a node: it leaves alone what it has not started."""
 
+    _logs = "all"
+
     def _replace_daemon(self, segment: Segment) -> bool:
         until = time.monotonic() + _COMEBACK_S
         while not self._leaving and time.monotonic() < until:
             try:
-                link = attach.rejoin(self.socket_path, logs=True)
+                link = attach.rejoin(self.socket_path, logs=self._logs if self._config.log_to_driver else "")
             except FastrtError:
                 time.sleep(_COMEBACK_STEP_S)
                 continue
@@ -210,9 +224,17 @@ class Attached(Runtime):
         return False
 
     def _end(self, segment: Segment) -> None:
+        if self._config.log_to_driver and self._has_other_nodes():
+            self._listener.join(_LAST_WORDS_S)
         self._link.hang_up()
         self._listener.join(_SHUTDOWN_S)
         self._link.close()
+
+    def _has_other_nodes(self) -> bool:
+        try:
+            return bool(attach.inquire(self.socket_path, "nodes")["others"])
+        except (FastrtError, KeyError):
+            return False  # the daemon is gone
 
 
 def start(config: Config, cluster: bool = False) -> Embedded:

@@ -129,7 +129,7 @@ class Link:
             raise EOFError(str(error)) from None
 
 
-def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = False) -> tuple[Client, Link]:
+def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: str = "") -> tuple[Client, Link]:
     """Join the session whose daemon listens at `path`.
 
     Args:
@@ -137,7 +137,8 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = 
         kind: "driver", "worker", "actor" or "tool".
         name: for listings.
         timeout_s: how long to wait for the daemon's answer.
-        logs: whether to send what workers print; the caller must then go on reading from the connection.
+        logs: which output of workers to send: "node" that of this node's, "all" also that of tasks on other nodes; the
+            caller must then go on reading from the connection. Empty: none.
     Returns:
         The core's attachment and the connection, which stays open.
     Raises:
@@ -148,7 +149,7 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = 
     return client, link
 
 
-def rejoin(path: str, timeout_s: float = 30.0, logs: bool = False) -> Link:
+def rejoin(path: str, timeout_s: float = 30.0, logs: str = "") -> Link:
     """Connect a process that has a client slot already to the daemon that took the place of a dead one.
 
     Args:

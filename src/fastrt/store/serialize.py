@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import pickle
 import struct
@@ -47,6 +48,9 @@ OWN = 1
 # From this size on a private mapping is cheaper than a copy: of 1 MiB 16 instead of 70 us when nothing of it is read,
 # the same when all of it is; of 512 KiB a copy that is then written takes 42 us, and a mapping 220.
 _MAP_BYTES_MIN = 1 << 20
+# A value is all reachable while it is rebuilt: a collection meanwhile finds nothing, and one comes for every 700 new
+# containers, each a little longer than the one before. Below this size there are too few objects to start one.
+_PAUSE_BYTES_MIN = 4096
 _HEAD = struct.Struct("<II")
 _SPAN = struct.Struct("<QQ")
 # Dimensions, Fortran order, length of the dtype's text, shape; NumPy has at most 64 dimensions.
@@ -119,6 +123,9 @@ def deserialize(kind: int, data: Any, refs: Sequence[ObjectRef], copy: bool | No
         return _read_array(_private(data) if copy else data)
     outer = getattr(_reading, "refs", None)
     _reading.refs = refs
+    paused = len(data) >= _PAUSE_BYTES_MIN and gc.isenabled()
+    if paused:
+        gc.disable()
     try:
         if kind == PICKLE:
             return pickle.loads(data)
@@ -130,6 +137,8 @@ def deserialize(kind: int, data: Any, refs: Sequence[ObjectRef], copy: bool | No
         ) from exc
     finally:
         _reading.refs = outer
+        if paused:
+            gc.enable()
 
 
 # ---- arrays ----

@@ -211,6 +211,12 @@ def group_of(demand: Demand) -> str:
     return next((name.split(INSIDE)[1].split("/")[0] for name, _ in demand.amounts if INSIDE in name), "")
 
 
+def cpus_of(demand: Demand) -> float:
+    """CPUs that a task with this demand has, of its node or of a placement group's bundle."""
+    group = group_of(demand)
+    return dict(demand.amounts).get(f"{CPU}{INSIDE}{group}" if group else CPU, 0) / RESOURCE_PARTS
+
+
 def in_words(amounts: Mapping[str, int]) -> str:
     """Amounts for people: "CPU 2, gpu 0.5"."""
     shown = ((name, parts / RESOURCE_PARTS) for name, parts in sorted(amounts.items()) if INSIDE not in name)

@@ -28,6 +28,7 @@ from fastrt.tasks.method import bound_method
 from fastrt.worker import environment, special
 from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.main import Worker, end_child
+from fastrt.worker.native_threads import NativeThreads
 
 _IDLE_S = 1.0
 NAMES_FOLDER = "names"  # in the session's: a file for each actor's process
@@ -40,11 +41,19 @@ class ActorWorker(Worker):
         store: this process's attachment.
         actor: the actor's index.
         told_to_stop: asks the daemon's connection whether there is an order to leave; called when idle.
+        native_threads: sets the thread counts of native libraries.
         outputs: streams to flush after a call if they say that they have something `pending`.
     """
 
-    def __init__(self, store: Store, actor: int, told_to_stop: Callable[[], bool], outputs: Sequence[Any] = ()) -> None:
-        super().__init__(store, lambda word: None, told_to_stop, lambda: True, outputs)
+    def __init__(
+        self,
+        store: Store,
+        actor: int,
+        told_to_stop: Callable[[], bool],
+        native_threads: NativeThreads,
+        outputs: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(store, lambda word: None, told_to_stop, lambda: True, native_threads, outputs)
         store.on_block = store.help_with = None  # an actor has no place among the workers to give away
         self.retries_here = True
         self.actor = store.actor_here = actor
@@ -52,6 +61,7 @@ class ActorWorker(Worker):
         self._told_to_stop = told_to_stop
         self._alone = False  # its calls run one at a time
         self.plan: ActorPlan
+        self._name = ""  # of its class, once that is known
         self._methods: list[Any] = []
 
     def told_to_stop(self) -> bool:
@@ -76,6 +86,7 @@ class ActorWorker(Worker):
         """Build the instance; why it cannot be."""
         try:
             self._load_plan()
+            self.native_threads.for_actor(self.plan.demand, self.plan.environment)
             if self.plan.environment is not None:
                 environment.apply(self.plan.environment)
         except Exception as exc:
@@ -91,6 +102,7 @@ class ActorWorker(Worker):
         ref = handles.acquire(self._client, *about["object"])
         core.begin_path(self._client, about["object"][0])  # of what it submits outside of a call that runs alone
         self.plan = self._store.load(ref)
+        self._name = self.plan.name
 
     def _build(self) -> None:
         assert self.plan.cls is not None
@@ -176,6 +188,10 @@ class ActorWorker(Worker):
             if output.pending:
                 with contextlib.suppress(OSError, ValueError):
                     output.flush()
+
+    def source_here(self) -> tuple[int, str]:
+        """The job of the call that was taken last, and the name of the actor's class, for its output."""
+        return self._client.job, self._name
 
     def name_of(self, task: int) -> str:
         """What the call is called in messages."""

@@ -27,6 +27,7 @@ from fastrt.tasks.special import Policy
 from fastrt.worker import special
 from fastrt.worker.clock import Clock
 from fastrt.worker.environment import Rooms
+from fastrt.worker.native_threads import NativeThreads
 
 _SCALARS = 1  # the kind of arguments that the core reads by itself
 _IDLE_S = 1.0
@@ -42,6 +43,7 @@ class Worker:
         say: sends a message to the daemon: "blocked", "unblocked".
         told_to_stop: asks the daemon's connection whether there is an order to leave; called when idle.
         may_wait: whether the daemon can still start other workers while this one waits inside a task.
+        native_threads: sets the thread counts of native libraries.
         outputs: streams to flush after a task if they say that they have something `pending`.
     """
 
@@ -51,6 +53,7 @@ class Worker:
         say: Callable[[str], object],
         told_to_stop: Callable[[], bool],
         may_wait: Callable[[], bool],
+        native_threads: NativeThreads,
         outputs: Sequence[Any] = (),
     ) -> None:
         self._store = self.store = store
@@ -58,6 +61,7 @@ class Worker:
         self._say = say
         self._told_to_stop = told_to_stop
         self._may_wait = may_wait
+        self.native_threads = native_threads
         self._outputs = outputs
         self.functions = FunctionCache(store)
         self.rooms = Rooms(store)
@@ -77,6 +81,8 @@ class Worker:
         store.on_block = self._on_block
         store.help_with = self._help_with
         store.task_here, store.task_name = self.task_here, self.name_of
+        for output in outputs:
+            output.source = self.source_here
 
     def run(self) -> None:
         """Loop until the daemon says to stop."""
@@ -138,6 +144,11 @@ class Worker:
         """Whether that is the task whose code runs here now, on top of all that wait for it."""
         stack = self._runner.stack
         return bool(stack) and stack[-1] == task
+
+    def source_here(self) -> tuple[int, str]:
+        """The job and the name of the task that runs here, for its output."""
+        stack = self._runner.stack
+        return self._client.job, self.name_of(stack[-1]) if stack else ""
 
     def name_of(self, task: int) -> str:
         """What the task is called in messages."""

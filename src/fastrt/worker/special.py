@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import generators, stop
+from fastrt._core import demands, generators, stop
 from fastrt._core import special as core_special
 from fastrt._core import tasks as core
 from fastrt._core.generators import Producer
@@ -47,6 +47,9 @@ def wrap(worker: Worker, task: int, function: Callable[..., Any]) -> Callable[..
     if not flags:
         return function
     policy = worker.policy_of(task)
+    if flags & demands.DEMAND or policy.environment is not None:
+        id = core.info(worker.client, task)["id"]
+        function = worker.native_threads.around(task, id, policy.environment, function)
     if policy.dynamic:
         function = _dynamic(worker, task, function)
     elif flags & generators.STREAM:

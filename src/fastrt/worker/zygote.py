@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import io
@@ -21,9 +22,11 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from fastrt.foreign_text import read_object
+from fastrt.tasks.marks import mark
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _MESSAGE_BYTES_MAX = 1 << 16
@@ -49,6 +52,9 @@ def main(control_fd: int) -> None:
     session = read_object(data, "the settings of the zygote", own=True)
     sys.path[:] = session["sys_path"]
     gc.disable()
+    from fastrt.worker import native_threads  # not above: the packages it imports are on the driver's sys.path
+
+    session["threads_follow_cpus"] = native_threads.begin(session["library_threads"])  # before a library is loaded
     for name in session["preload"]:
         try:
             importlib.import_module(name)
@@ -147,13 +153,25 @@ def _serve(
 
 
 class Output(io.BufferedWriter):
-    """stdout or stderr of a worker: whole lines go at once; `pending` says that part of one is left."""
+    """stdout or stderr of a worker: whole lines go at once.
+
+    Attributes:
+        pending: whether part of a line is left.
+        source: returns the job and the name of what runs on this thread; the output says where they change.
+    """
 
     pending = False
+    source: Callable[[], tuple[int, str]] | None = None
+    _marked: tuple[int, str] = (0, "")
 
     def write(self, data: Any) -> int:
         """Take bytes."""
         self.pending = True
+        if self.source is not None:
+            source = self.source()
+            if source != self._marked:
+                self._marked = source
+                super().write(mark(*source))
         return super().write(data)
 
     def flush(self) -> None:
@@ -179,6 +197,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     from fastrt.store import advice, attach, client
     from fastrt.worker.actor import ActorWorker
     from fastrt.worker.main import Worker
+    from fastrt.worker.native_threads import NativeThreads
 
     introduce("fastrt-worker" if actor is None else "fastrt-actor")
     os.setpgid(0, 0)  # so that the daemon can end the worker together with what its tasks have started
@@ -191,6 +210,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     os.close(err_fd)
     out, err = Output(io.FileIO(1, "w", closefd=False)), Output(io.FileIO(2, "w", closefd=False))
     sys.stdout, sys.stderr = out.as_text(), err.as_text()
+    faulthandler.enable(2)  # before the store's own handler, which passes a fault on to this one
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
     core_client, link = attach.join(session["socket"], "worker" if actor is None else "actor", f"worker-{os.getpid()}")
@@ -229,8 +249,9 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
             if answer is None or "answer" in answer:  # an order to leave that comes now will come again
                 return answer is None or bool(answer["answer"])
 
+    threads = NativeThreads(store, session["threads_follow_cpus"])
     if actor is not None:
-        ActorWorker(store, actor, told_to_stop, [out, err]).run()
+        ActorWorker(store, actor, told_to_stop, threads, [out, err]).run()
         core_client.close()
         return
     Worker(
@@ -238,6 +259,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
         say=lambda word: daemon.send(op=word),
         told_to_stop=told_to_stop,
         may_wait=may_wait,
+        native_threads=threads,
         outputs=[out, err],
     ).run()
     core_client.close()
