@@ -29,6 +29,7 @@ from fastrt.errors import (
 from fastrt.store import advice, mixed
 from fastrt.store import engine as engines
 from fastrt.store import ref as ref_module
+from fastrt.store import serialize as serializer
 from fastrt.store.ref import ObjectRef, kind_of
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, owned, serialize
 
@@ -559,7 +560,13 @@ def _restore(session: str, objref: int, index: int) -> ObjectRef:
     return ref
 
 
+def _job() -> str:
+    store = _store
+    return "" if store is None else f"{store.client.segment.session}/{store.client.job:x}"
+
+
 os.register_at_fork(after_in_child=_forget_lock_after_fork)
+serializer.install(_job)
 ref_module.install_hooks(
     restore=_restore,
     get=get,

@@ -176,7 +176,7 @@ def _flush() -> None:
 
 def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> None:
     """In the forked child: join the session and run tasks, or an actor."""
-    from fastrt.store import advice, attach, client
+    from fastrt.store import advice, attach, client, namespaces
     from fastrt.worker.actor import ActorWorker
     from fastrt.worker.main import Worker
 
@@ -206,6 +206,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     store = client.Store(core_client, session["spin_s"], rejoin, daemon.send)
     store.socket_path = session["socket"]
     client.set_store(store)
+    namespaces.share()
     advice.configure(session["advice"])
     if session["call_sites"]:
         from fastrt.tasks import sites
