@@ -29,6 +29,7 @@ cdef extern from "layout.h" nogil:
     int FRT_LOCK_JANITOR, FRT_LOCK_SLOTS, FRT_LOCK_ACTORS, FRT_LOCK_FUNCTIONS, FRT_LOCK_LINKS, FRT_LOCK_QUEUE
     int FRT_LOCK_OBJECTS, FRT_LOCK_TASKS, FRT_LOCK_CLASS0, FRT_LOCK_EXTENT, FRT_LOCK_GROW, FRT_LOCKS
     uint8_t FRT_ENTRY_COUNTED, FRT_ENTRY_ERROR, FRT_ENTRY_FILE, FRT_ENTRY_ACTOR, FRT_ENTRY_STREAM
+    uint8_t FRT_ENTRY_READ
     uint32_t FRT_SPILL_BYTES_MIN
     uint8_t FRT_TASK_COUNTED, FRT_TASK_RETRY_ERRORS, FRT_TASK_LINKED, FRT_TASK_DEMAND, FRT_TASK_STREAM
     uint8_t FRT_TASK_POLICY, FRT_TASK_LATE, FRT_TASK_RANKED
@@ -206,6 +207,7 @@ cdef extern from "layout.h" nogil:
     uint32_t frt_pages(const frt_ctx *x) noexcept
     uint32_t frt_functions(const frt_ctx *x) noexcept
     uint32_t frt_actors(const frt_ctx *x) noexcept
+    void frt_flag(uint8_t *, uint8_t) noexcept
     char *frt_inside(const frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept
     bint frt_task_body(const frt_ctx *x, uint32_t t, frt_body *body) noexcept
     uint32_t frt_task_extras(uint8_t flags) noexcept

@@ -16,6 +16,7 @@ from fastrt._core.links cimport links_count, links_names, links_sealed, links_ta
 from fastrt._core.mailbox cimport mailbox_release
 from fastrt._core.pool cimport pool_keep_object, pool_take_object
 from fastrt._core.segment cimport spill_remove
+from fastrt._core.unread_list cimport unread_keep
 
 
 cdef int object_new(frt_ctx *x) noexcept nogil:
@@ -270,6 +271,8 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
         i = condemned - 1
         entry = x.entries + i
         condemned = a32_load_rlx(&entry.task)
+        if entry.flags & (FRT_ENTRY_ERROR | FRT_ENTRY_ACTOR):
+            unread_keep(x, i)
         if entry.nrefs and _let_go(x, i, &condemned) != FRT_OK:
             return  # a stuck lock; the entry stays FREEING(me), recovery finds it
         if entry.flags & FRT_ENTRY_STREAM and _let_go_items(x, i, &condemned) != FRT_OK:

@@ -31,6 +31,7 @@ from fastrt.node.logs import LogPipe
 from fastrt.node.memory import KillCounters
 from fastrt.node.pool import Pool, kill_group
 from fastrt.node.spiller import Spiller
+from fastrt.store import unread
 from fastrt.store.attach import Link, answers, listen
 from fastrt.store.client import Store
 
@@ -167,6 +168,7 @@ class Daemon:
     def leave(self) -> None:
         """End the workers, and pass on what they have printed. The session stays, for another daemon."""
         self._pool.kill()
+        unread.forward(self._post)
         for pipes in [*self._pipes.values(), self._unclaimed]:
             for pipe in pipes:
                 pipe.drain()
@@ -311,6 +313,7 @@ class Daemon:
 
     def _bury_dead(self) -> None:
         """Recover the slots of dead processes; a worker's once the zygote has said how it ended, if it does."""
+        unread.forward(self._post)
         now = time.monotonic()
         for member in [m for m in self._members.values() if m.gone_at]:
             reported = member.kind not in _FORKED or member.pid in self._statuses
@@ -418,9 +421,12 @@ class Daemon:
             self._selector.unregister(pipe)
 
     def _log(self, text: str, is_error: bool) -> None:
+        self._post(op="log", text=text, error=is_error)
+
+    def _post(self, **message: Any) -> None:
         for member in self._members.values():
             if member.link is not None and member.logs:
-                member.link.post(op="log", text=text, error=is_error)
+                member.link.post(**message)
 
     def _drivers_lag(self) -> bool:
         links = [member.link for member in self._members.values() if member.link is not None and member.logs]
@@ -432,6 +438,7 @@ class Daemon:
 
     def _tend(self) -> None:
         """Keep memory ready ahead of need, and let workers go that were only needed while others waited."""
+        unread.forward(self._post)
         for member in self._members.values():
             if member.link is not None:
                 member.link.flush()

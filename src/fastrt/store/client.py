@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastrt._core import arena, fsck, handles, spill
+from fastrt._core import arena, fsck, handles, spill, unread_list
 from fastrt._core import tasks as core_tasks
 from fastrt._core.clients import Client, ForkedHandle
 from fastrt.errors import (
@@ -150,7 +150,10 @@ class Store:
             SerializationError: the error cannot be pickled.
         """
         parts = serialize(error)
-        for k in range(core_tasks.info(self.client, task)["returns"]):
+        returns = core_tasks.info(self.client, task)["returns"]
+        if not returns:
+            unread_list.keep(parts.kind, parts.to_bytes())
+        for k in range(returns):
             try:
                 self.put_result(task, k, parts, error=True)
             except ObjectStoreFullError:

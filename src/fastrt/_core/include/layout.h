@@ -263,8 +263,12 @@ enum {
     FRT_ENTRY_ERROR = 2,   /* get raises the value */
     FRT_ENTRY_FILE = 4,    /* there may be a file of its bytes */
     FRT_ENTRY_ACTOR = 8,   /* an actor ends with it */
-    FRT_ENTRY_STREAM = 16  /* its value is a frt_stream */
+    FRT_ENTRY_STREAM = 16, /* its value is a frt_stream */
+    FRT_ENTRY_READ = 32    /* an error that was read; of an actor's object: its calls have said why it is dead */
 };
+
+/* Set a flag of an entry that others may be changing. */
+static inline void frt_flag(uint8_t *flags, uint8_t flag) { __atomic_fetch_or(flags, flag, __ATOMIC_SEQ_CST); }
 
 /* A stream: what a generator has produced and nobody has read. It is the value of an object of its own, in the entry;
  * readers have references to that object, and the generator's task names it as the last of its refs.
