@@ -174,7 +174,8 @@ def test_worker_sends_functions_on_without_changing_other_workers(rt):
 
 
 def test_lock_among_globals_is_named_with_the_path_to_it(rt):
-    with pytest.raises(fastrt.SerializationError, match=r"at uses_lock\.<global calls_lock>\.<global lock>.*_thread.lock"):
+    path = r"at uses_lock\.<global calls_lock>\.<global lock>.*_thread.lock"
+    with pytest.raises(fastrt.SerializationError, match=path):
         fastrt.remote(uses_lock).remote()
     with pytest.raises(fastrt.SerializationError, match=r"at Locked\.method\.<global lock>"):
         fastrt.remote(Locked).remote()

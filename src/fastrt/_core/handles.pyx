@@ -548,7 +548,7 @@ cdef Writer _writer(Client client, uint32_t i, int task, uint64_t nbytes, uint32
         check(rc)
     client.x.entries[i].kind = kind
     if error:
-        client.x.entries[i].flags |= FRT_ENTRY_ERROR
+        a8_or_sc(&client.x.entries[i].flags, FRT_ENTRY_ERROR)  # another process may mark it as read at any time
     w.client, w.index, w.task, w.nbytes = client, i, task, nbytes
     w.traced = 0
     if nbytes >= FRT_TRACE_BYTES_MIN:

@@ -207,7 +207,6 @@ cdef extern from "layout.h" nogil:
     uint32_t frt_pages(const frt_ctx *x) noexcept
     uint32_t frt_functions(const frt_ctx *x) noexcept
     uint32_t frt_actors(const frt_ctx *x) noexcept
-    void frt_flag(uint8_t *, uint8_t) noexcept
     char *frt_inside(const frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept
     bint frt_task_body(const frt_ctx *x, uint32_t t, frt_body *body) noexcept
     uint32_t frt_task_extras(uint8_t flags) noexcept
@@ -233,6 +232,7 @@ cdef extern from "atomic.h" nogil:
     uint64_t a64_add_rlx(uint64_t *, uint64_t) noexcept
     bint a64_cas_sc(uint64_t *, uint64_t, uint64_t) noexcept
     uint8_t a8_load_rlx(const uint8_t *) noexcept
+    void a8_or_sc(uint8_t *, uint8_t) noexcept
     void a8_store_rlx(uint8_t *, uint8_t) noexcept
     uint32_t a32_load_rlx(const uint32_t *) noexcept
     uint32_t a32_load_acq(const uint32_t *) noexcept

@@ -112,7 +112,8 @@ cdef int object_empty(frt_ctx *x, uint32_t i) noexcept nogil:
         rc = _let_go(x, i, NULL)
     if rc == FRT_OK and entry.offset:
         rc = arena_free(x, i + 1, &entry.offset)
-    entry.bytes, entry.nrefs, entry.kind, entry.flags = 0, 0, 0, 0
+    entry.bytes, entry.nrefs, entry.kind = 0, 0, 0
+    a8_store_rlx(&entry.flags, a8_load_rlx(&entry.flags) & FRT_ENTRY_READ)
     return rc
 
 

@@ -122,7 +122,7 @@ def begin(Client client, uint32_t i, uint64_t objref):
             or frt_any(frt_pins(x, i), x.words):
         give_up(client, i)
         return None
-    frt_flag(&x.entries[i].flags, FRT_ENTRY_FILE)
+    a8_or_sc(&x.entries[i].flags, FRT_ENTRY_FILE)
     return _bytes(client, i, True)
 
 

@@ -22,8 +22,10 @@ def keep_held(Client client):
             unread_read(x, i)
 
 
-def mark(Client client, Ref ref):
-    """Count an error, or an actor whose constructor raised, as read."""
+def mark(Client client, refs):
+    """Count errors, results that may become errors, and actors whose constructor raised as read."""
+    cdef Ref ref
     client.ensure()
-    ref_use(client, ref)
-    unread_read(&client.x, ref.index)
+    for ref in refs:
+        ref_use(client, ref)
+        unread_read(&client.x, ref.index)

@@ -52,7 +52,7 @@ cdef object _callback = None
 
 cdef void unread_read(frt_ctx *x, uint32_t i) noexcept nogil:
     """Mark an error, or the object of an actor, as read."""
-    frt_flag(&x.entries[i].flags, FRT_ENTRY_READ)
+    a8_or_sc(&x.entries[i].flags, FRT_ENTRY_READ)
 
 
 cdef void unread_keep(frt_ctx *x, uint32_t i) noexcept nogil:

@@ -115,7 +115,7 @@ class Actors:
         reason = info["reason"] or reason
         if actors.has_calls(self._client, actor):
             with contextlib.suppress(StaleReferenceError):  # its calls say why
-                unread.mark(self._client, handles.acquire(self._client, *info["object"]))
+                unread.mark(self._client, [handles.acquire(self._client, *info["object"])])
         words = f"actor {class_name(self._store, actor)} is dead: {reason}"
         self._failed.pop(actor, None)
         self._how.pop(actor, None)

@@ -252,6 +252,8 @@ class Daemon:
             self._spiller.make_room(_whole(message.get("bytes")))
         elif op == "restore":
             self._spiller.restore(_whole(message.get("index")), _whole(message.get("objref")))
+        elif op == "unread":
+            self._post(op="unread", objref=message.get("objref"), kind=message.get("kind"), data=message.get("data"))
         elif op == "actor":
             self._tend_actors()
         elif op == "group_ready":

@@ -50,6 +50,7 @@ class Runtime:
         self._store: Store | None
         self._store, self._link = self._join(logs=True)
         advice.configure(config.advice)
+        unread.start()
         if config.record_call_sites:
             sites.start(self._store)
         self.session: str = self._store.client.segment.session

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastrt._core import arena, fsck, handles, spill, unread_list
+from fastrt._core import arena, fsck, handles, spill, unread, unread_list
 from fastrt._core import tasks as core_tasks
 from fastrt._core.clients import Client, ForkedHandle
 from fastrt.errors import (
@@ -206,9 +206,7 @@ class Store:
 
     # ---- get ----
 
-    def get(
-        self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None
-    ) -> Any:
+    def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None) -> Any:
         """Return the value of a reference or of each of a list.
 
         Raises:
@@ -231,8 +229,12 @@ class Store:
         others = [k for k, value in enumerate(values) if value is _MISSING]
         # An error ends the wait early: it may stand behind values that are not there yet.
         others.sort(key=lambda k: not handles.is_ready(self.client, listed[k]))
-        for k in others:
-            values[k] = self.load(listed[k], copy)
+        try:
+            for k in others:
+                values[k] = self.load(listed[k], copy)
+        except BaseException:
+            unread.mark(self.client, listed)  # one error stands for all of them
+            raise
         return values
 
     def read(self, ref: ObjectRef, raw: bool = False) -> tuple[int, bool, Any]:
@@ -459,9 +461,7 @@ def put(value: object) -> ObjectRef:
         return require().put(value)
 
 
-def get(
-    refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None
-) -> Any:
+def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None) -> Any:
     """Wait for a value, or for a list of values.
 
     Args:

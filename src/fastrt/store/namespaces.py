@@ -5,8 +5,9 @@ module of a job, as the process that sent it has one: what one function assigns 
 the values that it has sent under each name. A worker takes a value over if it has none of that name, or an older one;
 so what its own code has assigned stays until the sender assigns something else.
 
-Only the process that a module belongs to numbers its values. What a worker sends on has no numbers: it fills gaps only.
-A process that gets a class of its own back changes nothing in it.
+Only the process that a module belongs to numbers its values. What a worker sends on has the numbers with which it came;
+what the worker has assigned itself has none, and fills gaps only. A process that gets a class of its own back changes
+nothing in it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _Digest = Callable[[Any], object]  # stands for a value's content; None where th
 
 _SPACES_MAX = 64  # modules of jobs whose globals a worker keeps
 _TEXT_MAX = 256  # longer texts are compared by their digest
+_KEPT_TEXT_MAX = 1 << 16
 _SCALARS = frozenset([int, float, complex, bool, str, bytes, type(None)])
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _next_number = itertools.count(1)
@@ -42,6 +44,12 @@ def by_identity(*kinds: type) -> None:
 def is_code(value: Any) -> bool:
     """Whether a value is a function, a class, or of a kind named to `by_identity`."""
     return issubclass(type(value), _by_identity)  # isinstance would ask the value, which may say anything
+
+
+def is_comparable(value: Any) -> bool:
+    """Whether a value changes by assignment only, and is small enough to be kept for a comparison: code, plain data."""
+    kind = type(value)
+    return (kind in _SCALARS and (kind not in (str, bytes) or len(value) <= _KEPT_TEXT_MAX)) or is_code(value)
 
 
 # ---- the side that sends ----
@@ -110,12 +118,15 @@ class Origin:
 
     Attributes:
         owned: whether they are those of a module of this process.
+        received: whether this process, a worker, got them from another one.
     """
 
     def __init__(self, namespace: dict[str, Any], base: dict[str, Any], job: str) -> None:
         name = namespace.get("__name__")
         space = _spaces_by_id.get(id(namespace))
         self.owned = False
+        self.received = space is not None
+        self._space = space
         self._base = base
         self._key: tuple[str, str] | None = None
         if space is not None:
@@ -129,6 +140,9 @@ class Origin:
 
     def versions(self, values: Mapping[str, Any], digest: _Digest) -> Versions:
         """Number the globals that a function names."""
+        if self._space is not None:
+            came, seen = self._space.came, self._space.seen
+            return {name: seen[name] for name, value in values.items() if name in came and came[name] is value}
         if not self.owned or self._key is None:
             return {}
         return _modules.setdefault(self._key[1], Sent()).versions(values, digest)
@@ -151,9 +165,11 @@ class _Space:
         self.key = key
         self.globals = base
         self.seen: Versions = {}
+        self.came: dict[str, Any] = {}  # code and small values, to tell what this worker has assigned since
 
 
 _sharing = False
+updates: dict[str, object] = {"last": None}  # what is there is another object after each update of a value
 _room: object = None
 _spaces: OrderedDict[tuple[object, tuple[str, str]], _Space] = OrderedDict()
 _spaces_by_id: dict[int, _Space] = {}  # by the dict of globals, which the space keeps alive
@@ -198,7 +214,9 @@ def set_function(function: Any, state: tuple[Callable[..., Any], tuple[Any, dict
     set_state, (attributes, slots), versions = state
     space = _spaces_by_id.get(id(function.__globals__))
     if space is not None:
-        slots["__globals__"] = _news(slots["__globals__"], versions, space.globals, space.seen)
+        news = _news(slots["__globals__"], versions, space.globals, space.seen)
+        space.came.update({name: value for name, value in news.items() if name in versions and is_comparable(value)})
+        slots["__globals__"] = news
     set_state(function, (attributes, slots))
 
 
@@ -221,6 +239,8 @@ def _news(values: dict[str, Any], versions: Versions, here: Mapping[str, Any], s
     for name, value in values.items():
         version = versions.get(name, 0)
         if version > seen.get(name, 0) or name not in here:
+            if name in here:
+                updates["last"] = object()
             news[name] = value
             seen[name] = version
     return news

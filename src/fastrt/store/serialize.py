@@ -57,7 +57,6 @@ _ARRAY_HEADS = [struct.Struct(f"<BBH{ndim}Q") for ndim in range(65)]
 _reading = threading.local()
 # A global that pickled code names: the dict, the name and the value that was sent.
 Watched = tuple[dict[str, Any], str, Any]
-_WATCHED_TEXT_MAX = 1 << 16  # a watched value stays alive
 _job: Callable[[], str] = str  # of this process, where it has a session
 
 
@@ -285,8 +284,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if origin is None:
             origin = self._origins[id(function.__globals__)] = namespaces.Origin(function.__globals__, base, _job())
         versions = origin.versions(values, _digest)
-        if self._watched is not None and origin.owned:
-            self._watched += [(function.__globals__, name, value) for name, value in values.items() if _watch(value)]
+        if self._watched is not None and origin.received:
+            self._watched.append((namespaces.updates, "last", namespaces.updates["last"]))
+        elif self._watched is not None and origin.owned:
+            comparable = namespaces.is_comparable
+            self._watched += [(function.__globals__, name, it) for name, it in values.items() if comparable(it)]
         return make, (code, origin, *rest), (set_state, state, versions), None, None, namespaces.set_function
 
     def _reduce_class(self, cls: type) -> Any:
@@ -297,13 +299,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         make, arguments, state, _, _, set_state = made
         versions = namespaces.class_versions(cls, state[0], _digest)
         return make, arguments, (set_state, state, versions), None, None, namespaces.set_class
-
-
-def _watch(value: Any) -> bool:
-    """Whether a global is code, or plain data: a value that changes by assignment only, and that may be kept."""
-    if isinstance(value, (str, bytes)):
-        return len(value) <= _WATCHED_TEXT_MAX
-    return scalar.is_plain(value, 0) or namespaces.is_code(value)
 
 
 def _digest(value: Any) -> object:

@@ -1,7 +1,8 @@
 """Errors that nothing has read, printed once: of a task, a call or a constructor whose reference went unread.
 
 A process prints those whose last reference it has dropped itself. What a worker prints goes to the drivers as all of
-its output does; the daemon, which never unpickles a value, passes bytes on to the drivers (`forward`, `print_one`).
+its output does; the daemon and its uplink, which never unpickle a value, pass bytes on to the drivers (`forward`,
+`print_one`).
 Not printed is what the program has asked for (cancelled tasks, calls of an actor that it has killed) and what is lost
 together with a node or session.
 
@@ -113,7 +114,7 @@ def _text_of(kind: int, data: bytes) -> str | None:
         return None
     try:
         error = deserialize(kind, data, ())
-        if issubclass(type(error), _EXPECTED) or type(error) is ActorDiedError and error.on_purpose:
+        if issubclass(type(error), _EXPECTED) or (type(error) is ActorDiedError and error.on_purpose):
             return None
         return str(error) if hasattr(error, "traceback_text") else f"{type(error).__name__}: {error}"
     except Exception as exc:  # the error's own class is missing here, or raises
@@ -131,6 +132,11 @@ def _to_stderr(text: str) -> None:
 _printer = Printer()
 _reporting = False  # a thread of this process prints
 _reports = threading.Lock()
+
+
+def start() -> None:
+    """Print from now on what this process frees unread: it is a driver, a worker or an actor."""
+    unread_list.on_unread(_start_thread)
 
 
 def report() -> None:
@@ -175,7 +181,11 @@ def forward(post: Callable[..., object]) -> None:
 
 def print_one(message: dict[str, Any]) -> None:
     """Print an error that the daemon has passed on."""
-    _printer.add(message["objref"], message["kind"], base64.b64decode(message["data"]))
+    try:
+        objref, kind, data = int(message["objref"]), int(message["kind"]), base64.b64decode(message["data"])
+    except (KeyError, TypeError, ValueError):  # of another version
+        return
+    _printer.add(objref, kind, data)
     if _printer.left_s():
         _start_thread()
 
@@ -214,4 +224,3 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
-unread_list.on_unread(_start_thread)

@@ -168,7 +168,7 @@ class ActorClass:
         """Ship the class to this process's current session."""
         store = store_client.require()
         bound = self._bound
-        if bound is None or bound[0] is not store or bound[2] is not None and bound[2].changed() is not None:
+        if bound is None or bound[0] is not store or (bound[2] is not None and bound[2].changed() is not None):
             bound = self._bound = (store, *functions.export(store, self.cls.__name__, self.cls))
             store.users.add(self)
         return bound[:2]

@@ -339,7 +339,7 @@ def dead_actor(store: Store, ref: ObjectRef, name: str = "") -> ActorDiedError:
     info = actors.info(store.client, actor)
     error = ActorDiedError(f"actor {name or class_name(store, actor)} is dead: {info['reason']}")
     error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
-    unread.mark(store.client, ref)
+    unread.mark(store.client, [ref])
     return error
 
 

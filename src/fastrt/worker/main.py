@@ -16,6 +16,7 @@ from typing import Any
 from fastrt._core import special as core_special
 from fastrt._core import stop
 from fastrt._core import tasks as core
+from fastrt._core import unread as core_unread
 from fastrt._core.run import Runner
 from fastrt.errors import FastrtError, ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
 from fastrt.store import unread
@@ -113,7 +114,11 @@ class Worker:
         if kind != _SCALARS:
             args, kwargs = arguments.unpack(self._store, kind, args, refs, core.info(self._client, task)["deps"])
         elif refs:
-            args = tuple([self._store.load(arg) if isinstance(arg, ObjectRef) else arg for arg in args])
+            try:
+                args = tuple([self._store.load(arg) if isinstance(arg, ObjectRef) else arg for arg in args])
+            except BaseException:
+                core_unread.mark(self._client, refs)  # one error stands for those of all arguments
+                raise
         return args, kwargs
 
     def policy_of(self, task: int) -> Policy:

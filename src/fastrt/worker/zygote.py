@@ -176,7 +176,7 @@ def _flush() -> None:
 
 def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> None:
     """In the forked child: join the session and run tasks, or an actor."""
-    from fastrt.store import advice, attach, client, namespaces
+    from fastrt.store import advice, attach, client, namespaces, unread
     from fastrt.worker.actor import ActorWorker
     from fastrt.worker.main import Worker
 
@@ -207,6 +207,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     store.socket_path = session["socket"]
     client.set_store(store)
     namespaces.share()
+    unread.start()
     advice.configure(session["advice"])
     if session["call_sites"]:
         from fastrt.tasks import sites

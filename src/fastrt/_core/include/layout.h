@@ -267,9 +267,6 @@ enum {
     FRT_ENTRY_READ = 32    /* an error that was read; of an actor's object: its calls have said why it is dead */
 };
 
-/* Set a flag of an entry that others may be changing. */
-static inline void frt_flag(uint8_t *flags, uint8_t flag) { __atomic_fetch_or(flags, flag, __ATOMIC_SEQ_CST); }
-
 /* A stream: what a generator has produced and nobody has read. It is the value of an object of its own, in the entry;
  * readers have references to that object, and the generator's task names it as the last of its refs.
  *
@@ -510,8 +507,7 @@ static inline uint64_t *frt_waits(const frt_ctx *x, uint32_t i) { return frt_sta
  * copied once, held against this process's own geometry, and then used. Whoever reads without a lock or a hold may
  * see another tenant's numbers: to him a wrong one only means that what he looked for is gone. */
 
-/* Something impossible stands under a lock or in a record of ours: nobody goes on. Every later call of every client
- * raises ArenaCorrupt. */
+/* Something impossible stands under a lock or in a record: from here on each call of a client raises ArenaCorrupt. */
 static inline int frt_broken(const frt_ctx *x, const char *why) {
     uint32_t ready = FRT_SEG_READY;
     if (a32_load_acq(&x->sb->state) == FRT_SEG_READY) {
