@@ -4,6 +4,7 @@ import copy
 import pickle
 import sys
 import threading
+from dataclasses import dataclass
 
 import pytest
 
@@ -22,6 +23,17 @@ class Custom(Exception):
 
 class Slotted(ValueError):
     __slots__ = ("line",)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+    detail: str = ""
+
+
+class Guarded(Exception):
+    def __setattr__(self, name, value):
+        raise TypeError(f"{name} stays as it is")
 
 
 class Unpicklable(Exception):
@@ -109,6 +121,20 @@ def test_task_error_crosses_pickle_and_copy_unchanged():
         assert (other.task_name, other.pid, other.traceback_text) == ("parse", 812, error.traceback_text)
         assert repr(other.cause) == "ValueError('bad')"
         assert str(other) == str(error)
+
+
+@pytest.mark.parametrize("cause", [Frozen(7, "text"), Frozen(code=7), Guarded("text")])
+def test_exception_that_refuses_attributes_arrives_as_itself(cause):
+    inner = raised(cause)
+    outer = raised(Frozen(8))
+    object.__setattr__(outer, "__cause__", inner)
+    for exc in (inner, outer):
+        error = pickle.loads(pickle.dumps(wrapped(exc)))
+        assert isinstance(error, type(exc))
+        assert isinstance(error, TaskError)
+        assert (type(error.cause), vars(error.cause), error.args) == (type(exc), vars(exc), exc.args)
+        assert (error.task_name, error.pid) == ("parse", 812)
+    assert type(error.__cause__) is type(cause)
 
 
 @pytest.mark.parametrize("cause", [Unpicklable("text"), Custom(3, detail="text")])

@@ -99,9 +99,11 @@ class ActorDiedError(FastrtError):
 
     Attributes:
         attempts: how often the call had begun.
+        on_purpose: whether the program has ended the actor itself.
     """
 
     attempts: int = 0
+    on_purpose: bool = False
 
 
 class ActorNotFoundError(NotFoundError, ValueError):
@@ -337,17 +339,20 @@ def _make_dual(cause: Exception, task_name: str, pid: int, traceback_text: str) 
             # errno, filename, name, value, slots: fields that C keeps outside of __dict__.
             if hasattr(type(member), "__set__") and not name.startswith("__") and not isinstance(member, property):
                 try:
-                    setattr(error, name, getattr(cause, name))
+                    assign(error, **{name: getattr(cause, name)})
                 except (AttributeError, TypeError):
                     continue  # unset in the cause, or read-only
     error.__dict__.update(cause.__dict__)
-    error.__cause__, error.__context__ = cause.__cause__, cause.__context__
-    error.__suppress_context__ = cause.__suppress_context__
-    error.task_name = task_name
-    error.pid = pid
-    error.traceback_text = traceback_text
-    error.cause = cause
+    assign(error, __cause__=cause.__cause__, __context__=cause.__context__)
+    assign(error, __suppress_context__=cause.__suppress_context__)  # setting a cause sets it, too
+    assign(error, task_name=task_name, pid=pid, traceback_text=traceback_text, cause=cause)
     return error
+
+
+def assign(exc: BaseException, **fields: Any) -> None:
+    """Set attributes of an exception, also of a class that refuses it, as a frozen dataclass does."""
+    for name, value in fields.items():
+        object.__setattr__(exc, name, value)
 
 
 def _blank(kind: type, args: tuple[Any, ...]) -> Any:
@@ -446,9 +451,9 @@ def _unpickle(links: list[_Link], task_name: str, pid: int, traceback_text: str)
         chain.append(exc if isinstance(exc, BaseException) else None)
     for exc, (_, cause, context, suppress) in zip(chain, links, strict=True):
         if exc is not None:
-            exc.__cause__ = None if cause is None else chain[cause]
-            exc.__context__ = None if context is None else chain[context]
-            exc.__suppress_context__ = suppress
+            assign(exc, __cause__=None if cause is None else chain[cause])
+            assign(exc, __context__=None if context is None else chain[context])
+            assign(exc, __suppress_context__=suppress)
     return _make(chain[0] if chain else None, task_name, pid, traceback_text)
 
 

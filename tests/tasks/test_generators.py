@@ -65,6 +65,10 @@ class Counter:
         for k in range(n):
             yield k * 10
 
+    def fails(self):
+        yield from range(2)
+        raise ValueError("after two")
+
     def called(self):
         return self.calls
 
@@ -288,6 +292,28 @@ def test_dynamic_gives_a_list_with_the_error_as_its_last():
     assert get(refs[:-1]) == [0, 1]
     with pytest.raises(ValueError, match="no 2"):
         get(refs[-1])
+
+
+def test_generator_with_a_number_of_results_that_fails_keeps_the_items_before_the_error(tmp_path):
+    def second_time(path):
+        yield 0
+        if not os.path.exists(path):
+            open(path, "w").close()
+            raise ValueError("the first time")
+        yield 1
+
+    refs = count.options(num_returns=4).remote(4, fail_at=2)
+    assert get(refs[:2]) == [0, 1]
+    for ref in refs[2:]:
+        with pytest.raises(ValueError, match="no 2"):
+            get(ref)
+    counter = Counter.remote()
+    refs = counter.fails.options(num_returns=3).remote()
+    assert get(refs[:2]) == [0, 1]
+    with pytest.raises(ValueError, match="after two"):
+        get(refs[2])
+    again = fastrt.remote(second_time).options(num_returns=2, retry_exceptions=True)
+    assert get(again.remote(f"{tmp_path}/was")) == [0, 1]
 
 
 def test_numbers_of_results_take_what_a_generator_yields():

@@ -11,6 +11,7 @@ from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Pin, Ref, Writer, ref_use, ref_wrap
 from fastrt._core.layout cimport *
 from fastrt._core.objects cimport *
+from fastrt._core.unread_list cimport unread_read
 
 cdef enum:
     MANY = 64
@@ -56,6 +57,8 @@ def pin_many(Client client, list refs, uint64_t bytes_max, uint64_t total_max):
         if data == NULL:
             check(FRT_CORRUPT)
         entry.used = x.sb.clock
+        if entry.flags & FRT_ENTRY_ERROR:
+            unread_read(x, ref.index)
         pin.data, pin.nbytes = data, nbytes
         total_max -= nbytes
         found[len(found) - 1] = (entry.kind, (entry.flags & FRT_ENTRY_ERROR) != 0, pin)

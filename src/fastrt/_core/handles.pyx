@@ -23,6 +23,7 @@ from fastrt._core.links cimport task_is_mine, task_result
 from fastrt._core.objects cimport *
 from fastrt._core.scalar cimport KIND_SCALARS_END, scalar_read, scalar_size, scalar_write
 from fastrt._core.trace cimport *
+from fastrt._core.unread_list cimport unread_notify, unread_read, unread_waits
 from fastrt._core.wait cimport spin_sealed, wait_any, wait_sealed
 
 cdef extern from "Python.h":
@@ -56,6 +57,8 @@ cdef class Ref:
     def __dealloc__(self):
         if self.client is not None and self.client.usable():
             object_release(&self.client.x, self.index, False)
+            if unread_waits():
+                unread_notify()
 
     def __hash__(self):
         return <Py_ssize_t>(self.objref ^ (self.objref >> 17))
@@ -358,6 +361,8 @@ def read(Client client, Ref ref, bint raw=False):
     if data == NULL:
         check(FRT_CORRUPT)
     error = (entry.flags & FRT_ENTRY_ERROR) != 0
+    if error:
+        unread_read(&client.x, ref.index)
     kind = entry.kind
     if kind < KIND_SCALARS_END and not raw:
         return kind, error, scalar_read(kind, data, nbytes)
@@ -543,7 +548,7 @@ cdef Writer _writer(Client client, uint32_t i, int task, uint64_t nbytes, uint32
         check(rc)
     client.x.entries[i].kind = kind
     if error:
-        client.x.entries[i].flags |= FRT_ENTRY_ERROR
+        a8_or_sc(&client.x.entries[i].flags, FRT_ENTRY_ERROR)  # another process may mark it as read at any time
     w.client, w.index, w.task, w.nbytes = client, i, task, nbytes
     w.traced = 0
     if nbytes >= FRT_TRACE_BYTES_MIN:

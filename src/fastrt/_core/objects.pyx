@@ -16,6 +16,7 @@ from fastrt._core.links cimport links_count, links_names, links_sealed, links_ta
 from fastrt._core.mailbox cimport mailbox_release
 from fastrt._core.pool cimport pool_keep_object, pool_take_object
 from fastrt._core.segment cimport spill_remove
+from fastrt._core.unread_list cimport unread_keep
 
 
 cdef int object_new(frt_ctx *x) noexcept nogil:
@@ -111,7 +112,8 @@ cdef int object_empty(frt_ctx *x, uint32_t i) noexcept nogil:
         rc = _let_go(x, i, NULL)
     if rc == FRT_OK and entry.offset:
         rc = arena_free(x, i + 1, &entry.offset)
-    entry.bytes, entry.nrefs, entry.kind, entry.flags = 0, 0, 0, 0
+    entry.bytes, entry.nrefs, entry.kind = 0, 0, 0
+    a8_store_rlx(&entry.flags, a8_load_rlx(&entry.flags) & FRT_ENTRY_READ)
     return rc
 
 
@@ -270,6 +272,8 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
         i = condemned - 1
         entry = x.entries + i
         condemned = a32_load_rlx(&entry.task)
+        if entry.flags & (FRT_ENTRY_ERROR | FRT_ENTRY_ACTOR):
+            unread_keep(x, i)
         if entry.nrefs and _let_go(x, i, &condemned) != FRT_OK:
             return  # a stuck lock; the entry stays FREEING(me), recovery finds it
         if entry.flags & FRT_ENTRY_STREAM and _let_go_items(x, i, &condemned) != FRT_OK:

@@ -14,7 +14,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from fastrt.errors import FastrtError
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from fastrt._core.arena cimport arena_alloc, arena_block_bytes, arena_free
@@ -30,13 +30,6 @@ cdef extern from "<string.h>" nogil:
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
-
-cdef extern from * nogil:
-    """
-    /* At once: the entry is somebody else's by now if a reader has pinned and dropped it, and may be changing. */
-    static inline void frt_flag(uint8_t *flags, uint8_t flag) { __atomic_fetch_or(flags, flag, __ATOMIC_SEQ_CST); }
-    """
-    void frt_flag(uint8_t *, uint8_t) noexcept
 
 cdef enum:
     SIGNALS_NS = 50000000  # a signal that came before the sleep does not end it: look this often
@@ -129,7 +122,7 @@ def begin(Client client, uint32_t i, uint64_t objref):
             or frt_any(frt_pins(x, i), x.words):
         give_up(client, i)
         return None
-    frt_flag(&x.entries[i].flags, FRT_ENTRY_FILE)
+    a8_or_sc(&x.entries[i].flags, FRT_ENTRY_FILE)
     return _bytes(client, i, True)
 
 

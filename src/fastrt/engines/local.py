@@ -33,6 +33,7 @@ from fastrt.errors import (
     TaskCancelledError,
     TaskError,
     UnsupportedError,
+    assign,
     format_user_traceback,
 )
 from fastrt.store import engine as engines
@@ -83,7 +84,7 @@ class Stored:
         if not self.error:
             return value
         if self._cause is not None:
-            value.__cause__ = self._cause
+            assign(value, __cause__=self._cause)
         try:
             raise value
         finally:
@@ -354,7 +355,14 @@ class LocalEngine:
             ValueError: they are not as many as they should be.
         """
         if inspect.isgenerator(value) and len(refs) != 1:
-            value = list(value)
+            items: list[Any] = []
+            try:
+                items += value
+            except Exception:
+                for ref, item in zip(refs, items, strict=False):  # the error takes the places of the others
+                    ref.stored = Stored(item)
+                raise
+            value = items
         if len(refs) == 1:
             refs[0].stored = Stored(value)
         elif refs:
@@ -372,7 +380,7 @@ class LocalEngine:
         if name and type(exc) not in _AS_THEY_ARE:
             cause = exc
             if exc.__traceback__ is not None:
-                exc.__traceback__ = exc.__traceback__.tb_next  # begins in user code
+                exc = exc.with_traceback(exc.__traceback__.tb_next)  # begins in user code
             exc = TaskError.wrap(exc, task_name=name, traceback_text=format_user_traceback(exc))
         stored = Stored(exc, True, cause)
         for ref in refs:

@@ -5,12 +5,13 @@ All it decides by lies in the arena, so a daemon that takes over goes on where t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from fastrt._core import actors, clients
+from fastrt._core import actors, clients, handles, unread
 from fastrt._core import tasks as core
-from fastrt.errors import ActorDiedError
+from fastrt.errors import ActorDiedError, StaleReferenceError
 from fastrt.store.client import Store
 from fastrt.tasks.handle import class_name
 
@@ -110,13 +111,18 @@ class Actors:
         self._end(actor, how)
 
     def _end(self, actor: int, reason: str) -> None:
-        reason = actors.info(self._client, actor)["reason"] or reason
+        info = actors.info(self._client, actor)
+        reason = info["reason"] or reason
+        if actors.has_calls(self._client, actor):
+            with contextlib.suppress(StaleReferenceError):  # its calls say why
+                unread.mark(self._client, [handles.acquire(self._client, *info["object"])])
         words = f"actor {class_name(self._store, actor)} is dead: {reason}"
         self._failed.pop(actor, None)
         self._how.pop(actor, None)
         for task in actors.end(self._client, actor, reason):
             error = ActorDiedError(words)
             error.attempts = core.info(self._client, task)["attempts"]  # one that ran, and was to run again
+            error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
             self._store.put_error(task, error)
             core.finish(self._client, task)
         self._tell_end()

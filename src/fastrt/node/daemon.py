@@ -31,6 +31,7 @@ from fastrt.node.logs import Forwarding, LogPipe, Printed
 from fastrt.node.memory import KillCounters
 from fastrt.node.pool import Pool, kill_group
 from fastrt.node.spiller import Spiller
+from fastrt.store import unread
 from fastrt.store.attach import Link, answers, listen
 from fastrt.store.client import Store
 
@@ -171,6 +172,7 @@ class Daemon:
     def leave(self) -> None:
         """End the workers, and pass on what they have printed. The session stays, for another daemon."""
         self._pool.kill()
+        unread.forward(self._post)
         for pipes in [*self._pipes.values(), self._unclaimed]:
             for pipe in pipes:
                 pipe.drain()
@@ -254,6 +256,8 @@ class Daemon:
             self._spiller.make_room(_whole(message.get("bytes")))
         elif op == "restore":
             self._spiller.restore(_whole(message.get("index")), _whole(message.get("objref")))
+        elif op == "unread":
+            self._post(op="unread", objref=message.get("objref"), kind=message.get("kind"), data=message.get("data"))
         elif op == "actor":
             self._tend_actors()
         elif op == "group_ready":
@@ -317,6 +321,7 @@ class Daemon:
 
     def _bury_dead(self) -> None:
         """Recover the slots of dead processes; a worker's once the zygote has said how it ended, if it does."""
+        unread.forward(self._post)
         now = time.monotonic()
         for member in [m for m in self._members.values() if m.gone_at]:
             reported = member.kind not in _FORKED or member.pid in self._statuses
@@ -433,8 +438,11 @@ class Daemon:
             self._forwarding.forward(printed, self._admission.uplink)
 
     def _log(self, text: str, is_error: bool, is_update: bool = False) -> None:
+        self._post(op="log", text=text, error=is_error, update=is_update)
+
+    def _post(self, **message: Any) -> None:
         for link in self._readers():
-            link.post(op="log", text=text, error=is_error, update=is_update)
+            link.post(**message)
 
     def _log_from_elsewhere(self, message: dict[str, Any]) -> None:
         """Show the drivers what a task has printed on another node; what they cannot take now is left out."""
@@ -478,6 +486,7 @@ class Daemon:
 
     def _tend(self) -> None:
         """Keep memory ready ahead of need, and let workers go that were only needed while others waited."""
+        unread.forward(self._post)
         for member in self._members.values():
             if member.link is not None:
                 member.link.flush()

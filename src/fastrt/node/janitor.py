@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from fastrt._core import stop
+from fastrt._core import actors, stop
 from fastrt._core import tasks as core
 from fastrt._core.functions import function_name
 from fastrt._core.recovery import recover
@@ -17,6 +17,7 @@ from fastrt.errors import (
     TaskTimeoutError,
     WorkerCrashedError,
 )
+from fastrt.store import unread
 from fastrt.store.client import Store
 from fastrt.tasks.cancel import interrupt
 
@@ -36,6 +37,7 @@ class Janitor:
             how: it ended, for `WorkerCrashedError`; see `explain`.
         """
         result = recover(self._store.client, client)
+        unread.discard()  # errors that the dead process held: no process is left that they are for
         for task in result["ending"]:
             self._end(task, pid, how)
         for other in set(result["running"]):
@@ -56,6 +58,7 @@ class Janitor:
         elif info["actor"] is not None and not core.cancelled(store.client, task):
             error = ActorDiedError(f"actor {name} died while it ran this call: its process {pid} {how}")
             error.attempts = info["attempts"]
+            error.on_purpose = actors.info(store.client, info["actor"])["ended"] == actors.KILLED
         elif not info["function"][0]:  # a stand-in, of which another process was to make an object of another node
             error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
         elif core.cancelled(store.client, task) or info["attempts"] == 0:

@@ -41,7 +41,7 @@ from fastrt.rpc.auth import reachable
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.streams import Access
 from fastrt.scheduler.membership import JOIN, refused_report
-from fastrt.store import attach
+from fastrt.store import attach, unread
 from fastrt.store.client import Store
 
 _SET = message_set("node")
@@ -364,6 +364,8 @@ class Uplink:
         while True:
             for exchange in self._exchanges:
                 exchange.guests.tend()
+            if self._store.tell is not None:
+                unread.forward(self._store.tell)
             excess = self._look()
             if excess:
                 self._lend_claimed(excess)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil  # not where it is used: imported at exit, it would make Python forget that Ctrl-C ended the program
 import sys
@@ -18,7 +19,7 @@ from fastrt._core.segment import Segment
 from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.runtime.processes import Processes
-from fastrt.store import advice, attach
+from fastrt.store import advice, attach, unread
 from fastrt.store.attach import Link
 from fastrt.store.client import Store
 from fastrt.tasks import sites
@@ -52,6 +53,7 @@ class Runtime:
         self._store: Store | None
         self._store, self._link = self._join(self._logs if config.log_to_driver else "")
         advice.configure(config.advice)
+        unread.start()
         if config.record_call_sites:
             sites.start(self._store)
         self.session: str = self._store.client.segment.session
@@ -108,7 +110,9 @@ class Runtime:
                 message = self._link.receive()
             except EOFError:
                 return
-            if message is not None and message.get("op") == "log":
+            if message is not None and message.get("op") == "unread":
+                unread.print_one(message)
+            elif message is not None and message.get("op") == "log":
                 stream = sys.stderr if message["error"] else sys.stdout
                 try:
                     self._show(stream, message["text"], message.get("update") is True)
@@ -135,11 +139,15 @@ class Runtime:
             return
         self._leaving = True
         segment = store.client.segment
+        if os.getpid() == self._pid:
+            with contextlib.suppress(FastrtError):  # the session is broken
+                unread.report_all(store.client)
         store.close()
         if os.getpid() != self._pid:
             return  # a forked child leaves only for itself
         self._link.send(op="bye")
         self._end(segment)
+        unread.end()
 
     def _end(self, segment: Segment) -> None:
         """The daemon has been told: leave no thread and no process of this object's."""

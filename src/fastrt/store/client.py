@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastrt._core import arena, fsck, handles, spill
+from fastrt._core import arena, fsck, handles, spill, unread, unread_list
 from fastrt._core import tasks as core_tasks
 from fastrt._core.clients import Client, ForkedHandle
 from fastrt.errors import (
@@ -29,6 +29,7 @@ from fastrt.errors import (
 from fastrt.store import advice, mixed
 from fastrt.store import engine as engines
 from fastrt.store import ref as ref_module
+from fastrt.store import serialize as serializer
 from fastrt.store.ref import ObjectRef, kind_of
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, owned, serialize
 
@@ -149,7 +150,10 @@ class Store:
             SerializationError: the error cannot be pickled.
         """
         parts = serialize(error)
-        for k in range(core_tasks.info(self.client, task)["returns"]):
+        returns = core_tasks.info(self.client, task)["returns"]
+        if not returns:
+            unread_list.keep(parts.kind, parts.to_bytes())
+        for k in range(returns):
             try:
                 self.put_result(task, k, parts, error=True)
             except ObjectStoreFullError:
@@ -202,9 +206,7 @@ class Store:
 
     # ---- get ----
 
-    def get(
-        self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None
-    ) -> Any:
+    def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None) -> Any:
         """Return the value of a reference or of each of a list.
 
         Raises:
@@ -227,8 +229,12 @@ class Store:
         others = [k for k, value in enumerate(values) if value is _MISSING]
         # An error ends the wait early: it may stand behind values that are not there yet.
         others.sort(key=lambda k: not handles.is_ready(self.client, listed[k]))
-        for k in others:
-            values[k] = self.load(listed[k], copy)
+        try:
+            for k in others:
+                values[k] = self.load(listed[k], copy)
+        except BaseException:
+            unread.mark(self.client, listed)  # one error stands for all of them
+            raise
         return values
 
     def read(self, ref: ObjectRef, raw: bool = False) -> tuple[int, bool, Any]:
@@ -455,9 +461,7 @@ def put(value: object) -> ObjectRef:
         return require().put(value)
 
 
-def get(
-    refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None
-) -> Any:
+def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None) -> Any:
     """Wait for a value, or for a list of values.
 
     Args:
@@ -559,7 +563,13 @@ def _restore(session: str, objref: int, index: int) -> ObjectRef:
     return ref
 
 
+def _job() -> str:
+    store = _store
+    return "" if store is None else f"{store.client.segment.session}/{store.client.job:x}"
+
+
 os.register_at_fork(after_in_child=_forget_lock_after_fork)
+serializer.install(_job)
 ref_module.install_hooks(
     restore=_restore,
     get=get,

@@ -26,7 +26,8 @@ import pickle
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -35,6 +36,7 @@ from fastrt._core import scalar
 from fastrt._core.handles import Pin
 from fastrt._core.private import map_private
 from fastrt.errors import SerializationError
+from fastrt.store import namespaces
 from fastrt.store.ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -57,6 +59,15 @@ _SPAN = struct.Struct("<QQ")
 _ARRAY_HEADS = [struct.Struct(f"<BBH{ndim}Q") for ndim in range(65)]
 
 _reading = threading.local()
+# A global that pickled code names: the dict, the name and the value that was sent.
+Watched = tuple[dict[str, Any], str, Any]
+_job: Callable[[], str] = str  # of this process, where it has a session
+
+
+def install(job: Callable[[], str]) -> None:
+    """Set the function that names this process's job in all of the cluster."""
+    global _job
+    _job = job
 
 
 class Serialized:
@@ -104,6 +115,24 @@ def serialize(value: Any) -> Serialized:
         data = pickle.dumps(value, 5)
         return Serialized(PICKLE, len(data), [(0, data)], [])
     return _serialize_any(value)
+
+
+def serialize_code(name: str, code: Any) -> tuple[Serialized, list[Watched]]:
+    """Serialize a function or class under its name.
+
+    Args:
+        name: for messages; the value is the pair (name, code).
+        code: what cloudpickle can take.
+    Returns:
+        The parts, and the globals of this process whose next assignment makes what was sent out of date.
+    Raises:
+        SerializationError: it names something that cannot be pickled; the message has the path to it.
+    """
+    watched: list[Watched] = []
+    try:
+        return _serialize_any((name, code), watched), watched
+    except SerializationError as exc:
+        raise SerializationError(_explain(code, exc.__cause__ or exc, name)) from exc.__cause__
 
 
 def deserialize(kind: int, data: Any, refs: Sequence[ObjectRef], copy: bool | None = None) -> Any:
@@ -218,17 +247,29 @@ def owned(value: Any) -> Any:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """cloudpickle with references by number and with strided arrays and tensors out of band."""
 
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], refs: list[ObjectRef]) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffers: list[pickle.PickleBuffer],
+        refs: list[ObjectRef],
+        watched: list[Watched] | None = None,
+    ) -> None:
         # No method of its own as the callback: a pickler that knows itself is garbage that only the cycle collector
         # finds, and with its memo all that it has pickled.
         super().__init__(file, protocol=5, buffer_callback=functools.partial(_keep_buffer, buffers))
         self._refs = refs
+        self._watched = watched
+        self._origins: dict[int, namespaces.Origin] = {}  # by the dict of globals
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is ObjectRef:
             self._refs.append(obj)
             return contained_ref, (len(self._refs) - 1,)
+        if kind is types.FunctionType:
+            return self._reduce_function(obj)
+        if issubclass(kind, type):
+            return self._reduce_class(obj)
         module = kind.__module__
         if type(module) is not str:  # a class may call itself anything
             return super().reducer_override(obj)
@@ -240,6 +281,56 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if module.startswith("jaxlib") and kind.__name__ == "ArrayImpl":
             return _rebuild_jax, (sys.modules["numpy"].asarray(obj),)
         return super().reducer_override(obj)
+
+    def _reduce_function(self, function: Any) -> Any:
+        """Reduce a function as cloudpickle does, with the globals of its module in place of a dict of its own."""
+        made = super().reducer_override(function)
+        if type(made) is not tuple:  # by its name
+            return made
+        make, (code, base, *rest), state, _, _, set_state = made
+        values = state[1]["__globals__"]
+        origin = self._origins.get(id(function.__globals__))
+        if origin is None:
+            origin = self._origins[id(function.__globals__)] = namespaces.Origin(function.__globals__, base, _job())
+        versions = origin.versions(values, _digest)
+        if self._watched is not None and origin.received:
+            self._watched.append((namespaces.updates, "last", namespaces.updates["last"]))
+        elif self._watched is not None and origin.owned:
+            comparable = namespaces.is_comparable
+            self._watched += [(function.__globals__, name, it) for name, it in values.items() if comparable(it)]
+        return make, (code, origin, *rest), (set_state, state, versions), None, None, namespaces.set_function
+
+    def _reduce_class(self, cls: type) -> Any:
+        """Reduce a class as cloudpickle does, with numbers that say which attributes a receiver takes over."""
+        made = super().reducer_override(cls)
+        if type(made) is not tuple or len(made) < 6:  # by its name
+            return made
+        make, arguments, state, _, _, set_state = made
+        versions = namespaces.class_versions(cls, state[0], _digest)
+        return make, arguments, (set_state, state, versions), None, None, namespaces.set_class
+
+
+def _digest(value: Any) -> object:
+    """Stand for the content of a value; None where it cannot be pickled."""
+    file = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    refs: list[ObjectRef] = []
+    try:
+        _PlainPickler(file, buffers, refs).dump(value)
+    except Exception:  # whatever the value's own methods raise; it is raised again where the value is pickled
+        return None
+    content = namespaces.digest_of([file.getbuffer(), *(buffer.raw() for buffer in buffers)])
+    return content, tuple(ref.objref for ref in refs)
+
+
+class _PlainPickler(_Pickler):
+    """The same without numbers: for values that are compared, and not sent."""
+
+    def _reduce_function(self, function: Any) -> Any:
+        return cloudpickle.Pickler.reducer_override(self, function)
+
+    def _reduce_class(self, cls: type) -> Any:
+        return cloudpickle.Pickler.reducer_override(self, cls)
 
 
 def _keep_buffer(buffers: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
@@ -253,12 +344,12 @@ def _keep_buffer(buffers: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer
     return False
 
 
-def _serialize_any(value: object) -> Serialized:
+def _serialize_any(value: object, watched: list[Watched] | None = None) -> Serialized:
     buffers: list[pickle.PickleBuffer] = []
     refs: list[ObjectRef] = []
     file = io.BytesIO()
     try:
-        _Pickler(file, buffers, refs).dump(value)
+        _Pickler(file, buffers, refs, watched).dump(value)
     except MemoryError:
         raise
     except Exception as exc:  # whatever the value's own methods raise
@@ -309,7 +400,7 @@ def _map_private(data: Any, nbytes: int) -> memoryview | None:
     return None if mapped is None else memoryview(mapped)
 
 
-def _explain(value: object, exc: BaseException) -> str:
+def _explain(value: object, exc: BaseException, root: str = "value") -> str:
     """Name the innermost part of a container that cannot be pickled: users must know what to remove."""
     path, part = "", value
     for _ in range(20):
@@ -321,7 +412,7 @@ def _explain(value: object, exc: BaseException) -> str:
             break
         step, part = inner
         path += step
-    where = f" at value{path}" if path else ""
+    where = f" at {root}{path}" if path else ""
     return (
         f"cannot pickle {type(part).__name__!r} object{where}: {exc}; pass plain data, and open files, locks and "
         "connections inside the task"
@@ -334,21 +425,45 @@ def _first_unpicklable(value: Any) -> tuple[str, Any] | None:
         items = [(f"[{key!r}]", item) for key, item in value.items()]
     elif isinstance(value, (list, tuple, set, frozenset)):
         items = [(f"[{k}]", item) for k, item in enumerate(value)]
-    elif hasattr(value, "__closure__") and value.__closure__:
-        items = []
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=False):
-            with contextlib.suppress(ValueError):  # the cell is still empty
-                items.append((f".<closure {name}>", cell.cell_contents))
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
+    elif isinstance(value, types.FunctionType):
+        items = _parts_of_function(value)
+    elif isinstance(value, types.MethodType):
+        items = [(".__self__", value.__self__), (".__func__", value.__func__)]
+    elif isinstance(value, functools.partial):
+        items = [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+    elif isinstance(value, (staticmethod, classmethod)):
+        items = [("", value.__func__)]
+    elif isinstance(value, property):
+        items = [("", part) for part in (value.fget, value.fset, value.fdel) if part is not None]
+    elif isinstance(value, type):
+        items = [(f".{name}", item) for name, item in vars(value).items() if name not in _OF_A_CLASS]
+    elif hasattr(value, "__dict__"):
         items = [(f".{name}", item) for name, item in vars(value).items()]
     else:
         return None
     for step, item in items[:1000]:
         try:
-            _Pickler(io.BytesIO(), [], []).dump(item)
+            _PlainPickler(io.BytesIO(), [], []).dump(item)
         except Exception:  # whatever a user's __reduce__ raises: this is the part we look for
             return step, item
     return None
+
+
+_OF_A_CLASS = ("__dict__", "__weakref__")  # what cloudpickle leaves out
+
+
+def _parts_of_function(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """List what a function captures: closure, defaults, and the globals that its code names."""
+    items: list[tuple[str, Any]] = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        with contextlib.suppress(ValueError):  # the cell is still empty
+            items.append((f".<closure {name}>", cell.cell_contents))
+    items += [(f".<default {k}>", item) for k, item in enumerate(function.__defaults__ or ())]
+    items += [(f".<default {name}>", item) for name, item in (function.__kwdefaults__ or {}).items()]
+    reduced = cloudpickle.Pickler(io.BytesIO()).reducer_override(function)
+    if type(reduced) is tuple:
+        items += [(f".<global {name}>", item) for name, item in reduced[2][1]["__globals__"].items()]
+    return items + [(f".{name}", item) for name, item in vars(function).items()]
 
 
 def contained_ref(position: int) -> ObjectRef:

@@ -11,10 +11,12 @@ import inspect
 from typing import Any
 
 from fastrt._core import actors
+from fastrt._core import functions as functions_core
 from fastrt._core.clients import ForkedHandle
 from fastrt.errors import ActorNotFoundError, ConfigError, NameTakenError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
+from fastrt.store import namespaces
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
@@ -60,7 +62,8 @@ class ActorClass:
         self._options[environment.OPTION] = environment.environment_of(self._options[environment.OPTION])
         self._demand = demand_of_actor(self._options)
         self._constructor = constructor_of(cls)
-        self._bound: tuple[Store, ObjectRef] | None = None  # the session and the class's object in it
+        # The session, the class's object in it, and what says that this object is out of date.
+        self._bound: tuple[Store, ObjectRef, functions_core.Watched | None] | None = None
         functools.update_wrapper(self, cls, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -165,10 +168,10 @@ class ActorClass:
         """Ship the class to this process's current session."""
         store = store_client.require()
         bound = self._bound
-        if bound is None or bound[0] is not store:
-            bound = self._bound = (store, functions.export(store, self.cls.__name__, self.cls))
+        if bound is None or bound[0] is not store or (bound[2] is not None and bound[2].changed() is not None):
+            bound = self._bound = (store, *functions.export(store, self.cls.__name__, self.cls))
             store.users.add(self)
-        return bound
+        return bound[:2]
 
     def forget(self) -> None:
         """Let go of the session that has ended, or its segment would stay mapped."""
@@ -237,3 +240,6 @@ def _empty() -> ActorClass:
 
 def _fill(actor_class: ActorClass, state: tuple[type, dict[str, Any]]) -> None:
     actor_class.__init__(state[0], **state[1])  # type: ignore[misc]  # deferred on purpose, see __reduce__
+
+
+namespaces.by_identity(ActorClass)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fastrt._core import unread
 from fastrt.store import advice
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -79,7 +80,12 @@ def unpack(store: Store, kind: int, data: bytes, refs: Sequence[ObjectRef], ndep
     else:
         args, kwargs = deserialize(kind, data, refs[ndeps:])
         deps = refs[:ndeps]
-    values = [store.load(ref) for ref in deps[: ndeps if kind != IN_OBJECT else ndeps - 1]]
+    deps = deps[: ndeps if kind != IN_OBJECT else ndeps - 1]
+    try:
+        values = [store.load(ref) for ref in deps]
+    except BaseException:
+        unread.mark(store.client, deps)  # one error stands for those of all arguments
+        raise
     args = tuple(values[arg.number] if type(arg) is Dependency else arg for arg in args)
     kwargs = {name: values[arg.number] if type(arg) is Dependency else arg for name, arg in kwargs.items()}
     return args, kwargs

@@ -15,27 +15,28 @@ from fastrt.errors import FunctionNotFoundError, SerializationError
 from fastrt.store import advice
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.store.serialize import serialize
+from fastrt.store.serialize import serialize_code
 
 # A closure above this size is sent with every new worker: most likely an array that should be put instead.
 WARN_BYTES = 10 << 20
 
 
-def export(store: Store, name: str, function: Callable[..., Any]) -> ObjectRef:
+def export(store: Store, name: str, function: Callable[..., Any]) -> tuple[ObjectRef, functions.Watched | None]:
     """Store a function unless this node has it already.
 
     Args:
         name: for people: error messages and listings.
         function: any callable that cloudpickle can take.
     Returns:
-        The reference that tasks name their function by.
+        The reference that tasks name their function by, and what says that it is out of date: an assignment to one
+        of the globals that travelled with it. None: it names none that are watched.
     Raises:
         SerializationError: it captures something that cannot be pickled.
     """
     import hashlib  # here: it loads OpenSSL, which most processes never need
 
     try:
-        parts = serialize((name, function))
+        parts, watched = serialize_code(name, function)
     except SerializationError as exc:
         raise SerializationError(f"function {name!r} cannot be sent to workers: {exc}") from exc
     if parts.nbytes > WARN_BYTES:
@@ -48,7 +49,7 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> ObjectRef:
     found: ObjectRef | None = functions.find_function(store.client, digest)
     if found is None:
         found = functions.add_function(store.client, digest, store.put_serialized(parts), name)
-    return found
+    return found, functions.Watched(watched) if watched else None
 
 
 class FunctionCache:

@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastrt._core import actors, calls, generators, handles
+from fastrt._core import actors, calls, generators, handles, unread
 from fastrt._core import special as special_core
 from fastrt._core import tasks as core
 from fastrt._core.clients import ForkedHandle, table
@@ -336,8 +336,11 @@ def dead_actor(store: Store, ref: ObjectRef, name: str = "") -> ActorDiedError:
         name: of its class; default: as it is known here.
     """
     actor = actors.index_of(store.client, ref)
-    name = name or class_name(store, actor)
-    return ActorDiedError(f"actor {name} is dead: {actors.info(store.client, actor)['reason']}")
+    info = actors.info(store.client, actor)
+    error = ActorDiedError(f"actor {name or class_name(store, actor)} is dead: {info['reason']}")
+    error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
+    unread.mark(store.client, [ref])
+    return error
 
 
 def retries_of(value: Any) -> int:

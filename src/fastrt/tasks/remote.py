@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any, overload
 
 from fastrt._core import demands, generators
+from fastrt._core import functions as functions_core
 from fastrt._core import special as special_core
 from fastrt._core import tasks as core
 from fastrt._core.clients import ForkedHandle
 from fastrt.errors import ObjectStoreFullError
+from fastrt.store import advice, namespaces
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.client import Store
@@ -25,6 +27,9 @@ from fastrt.tasks.special import Special
 
 _RETURNS_MAX = 10_000
 _RETRIES_MAX = 250  # attempts are counted in one byte of the task's record
+_SENT_AGAIN_MAX = 1000  # each stays in the store, and takes 40 times as long as a call
+# A session, the function's object in it, and what says that this object is out of date.
+Bound = tuple[Store, ObjectRef, functions_core.Watched | None]
 
 
 class RemoteFunction:
@@ -57,7 +62,8 @@ class RemoteFunction:
             raise TypeError(f"name is {name!r}; it must be text")
         self._name = name or _name_of(function)
         self._arity = _positional_arity(function)
-        self._bound: tuple[Store, ObjectRef] | None = None  # the session and the function's object in it
+        self._bound: Bound | None = None
+        self._times_sent_again = 0
         functools.update_wrapper(self, function, updated=())  # its attributes might be called like ours
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +117,9 @@ class RemoteFunction:
             if heir is not self:
                 return heir.remote(*args, **kwargs)
             bound = self._bind()
-        store, function_ref = bound
+        store, function_ref, watched = bound
+        if watched is not None and watched.changed() is not None:
+            function_ref = self._send_again(watched)
         if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
             inspect.signature(self._function).bind(*args, **kwargs)
         try:
@@ -155,15 +163,29 @@ class RemoteFunction:
         changed = {name: value for name, value in settings.items() if name not in default or value != default[name]}
         return engine.submit(self, settings, changed, args, kwargs)
 
-    def _bind(self) -> tuple[Store, ObjectRef]:
+    def _bind(self) -> Bound:
         """Ship the function to this process's current session."""
         store = store_client.require()
         bound = self._bound
         if bound is None or bound[0] is not store:
-            bound = self._bound = (store, functions.export(store, self._name, self._function))
+            bound = self._bound = (store, *functions.export(store, self._name, self._function))
             store.users.add(self)
             environment.bind(self)
         return bound
+
+    def _send_again(self, watched: functions_core.Watched) -> ObjectRef:
+        """Ship the function once more, because a global that it names was assigned."""
+        name, self._bound = watched.changed(), None
+        store, function_ref, watching = self._bind()
+        self._times_sent_again += 1
+        if watching is not None and self._times_sent_again >= _SENT_AGAIN_MAX:
+            self._bound = (store, function_ref, None)
+            advice.give(
+                f"sent again {self._name}",
+                f"remote function {self._name!r} was sent {_SENT_AGAIN_MAX} times because the global {name!r} that it "
+                "names was assigned between calls; later assignments are not sent; pass the value as an argument",
+            )
+        return function_ref
 
     def _heir(self) -> RemoteFunction:
         """This function as it is submitted here: it inherits the environment that this process is in."""
@@ -221,7 +243,9 @@ class DemandingFunction(RemoteFunction):
             if heir is not self:
                 return heir.remote(*args, **kwargs)
             bound = self._bind()
-        store, function_ref = bound
+        store, function_ref, watched = bound
+        if watched is not None and watched.changed() is not None:
+            function_ref = self._send_again(watched)
         if kwargs or not self._arity[0] <= len(args) <= self._arity[1]:
             inspect.signature(self._function).bind(*args, **kwargs)
         try:
@@ -236,10 +260,10 @@ class DemandingFunction(RemoteFunction):
         refs = self._hand_in(demands, store, function_ref, args, kwargs, self._demand_ref)
         return refs if self._num_returns else None
 
-    def _bind(self) -> tuple[Store, ObjectRef]:
-        store, function_ref = super()._bind()
-        self._demand_ref = None if self._demand is None else export(store, self._demand)
-        return store, function_ref
+    def _bind(self) -> Bound:
+        bound = super()._bind()
+        self._demand_ref = None if self._demand is None else export(bound[0], self._demand)
+        return bound
 
     def forget(self) -> None:
         """Let go of the session that has ended, or its segment would stay mapped."""
@@ -272,10 +296,10 @@ class SpecialFunction(DemandingFunction):
             return ObjectRefGenerator(stream, refs)
         return refs if self._num_returns else None
 
-    def _bind(self) -> tuple[Store, ObjectRef]:
-        store, function_ref = super()._bind()
-        self._policy_ref = special.export(store, self._special.policy)
-        return store, function_ref
+    def _bind(self) -> Bound:
+        bound = super()._bind()
+        self._policy_ref = special.export(bound[0], self._special.policy)
+        return bound
 
     def forget(self) -> None:
         """Let go of the session that has ended, or its segment would stay mapped."""
@@ -398,3 +422,6 @@ def _fill(remote_function: RemoteFunction, settings: dict[str, Any]) -> None:
     elif isinstance(remote_function, DemandingFunction):
         settings["given"] = {name: settings.pop(name) for name in DEMAND_OPTIONS if name in settings}
     remote_function.__init__(**settings)  # type: ignore[misc]  # deferred on purpose, see __reduce__
+
+
+namespaces.by_identity(RemoteFunction)

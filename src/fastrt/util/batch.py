@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from fastrt._core import handles
+from fastrt._core import handles, unread
 from fastrt.errors import FastrtError, GetTimeoutError, TaskCancelledError, TaskError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -68,6 +68,7 @@ class Batch:
         """Cancel the calls that nobody has begun with; return those that run."""
         running = []
         try:
+            unread.mark(self._store.client, self._refs())  # an error that ends the iteration stands for the others
             for ref in self._refs():
                 if not handles.is_ready(self._store.client, ref) and not withdraw(self._store, ref):
                     running.append(ref)

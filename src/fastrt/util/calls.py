@@ -19,7 +19,7 @@ from typing import Any
 
 from fastrt._core import pending
 from fastrt._core import tasks as core
-from fastrt.errors import TaskCancelledError, TaskError, format_user_traceback
+from fastrt.errors import TaskCancelledError, TaskError, assign, format_user_traceback
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -185,7 +185,7 @@ def as_raised(exc: BaseException) -> BaseException:
     if not isinstance(exc, TaskError) or exc.cause is None:
         return exc
     cause = exc.cause
-    cause.__cause__ = TaskError(exc.task_name, exc.pid, exc.traceback_text)
+    assign(cause, __cause__=TaskError(exc.task_name, exc.pid, exc.traceback_text))
     return cause
 
 

@@ -35,9 +35,10 @@ class Executor(concurrent.futures.Executor):
     """Runs calls in the workers of the session, which it starts if there is none.
 
     Calls are pickled by cloudpickle, so lambdas, closures and functions of `__main__` will do; a function that
-    depends on nothing but globals is sent once, with these as they are then. A call whose worker dies runs again, in
-    the end it has `WorkerCrashedError`, and the executor goes on. An exception arrives as it was raised, with the
-    remote traceback (a `TaskError`) as its cause. Inside a task, wait by `result` or `exception`.
+    depends on nothing but globals is sent once, and again when the program assigns one of them. In each worker the
+    initializer and the functions of one module share their globals. A call whose worker dies runs again, in the end
+    it has `WorkerCrashedError`, and the executor goes on. An exception arrives as it was raised, with the remote
+    traceback (a `TaskError`) as its cause. Inside a task, wait by `result` or `exception`.
 
     Args:
         max_workers: how many calls may run at once; default: as many as the cluster has CPUs.

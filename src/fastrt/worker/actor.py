@@ -177,7 +177,9 @@ class ActorWorker(Worker):
             return
         actors.end_for_good(self._client, self.actor, actors.EXITED, LEFT)
         self.exiting = True
-        self._store.put_error(task, ActorDiedError(f"actor {self.plan.name} is dead: {LEFT}"))
+        left = ActorDiedError(f"actor {self.plan.name} is dead: {LEFT}")
+        left.on_purpose = True
+        self._store.put_error(task, left)
         core.finish(self._client, task)
         if self._alone:
             raise exc

@@ -18,6 +18,7 @@ from typing import Any
 
 from fastrt._core import tasks as core
 from fastrt.errors import ConfigError
+from fastrt.store import namespaces
 from fastrt.store.client import Store
 from fastrt.tasks import environment as environments
 from fastrt.tasks.environment import Environment
@@ -97,6 +98,7 @@ class Room:
         self._outside: Surroundings | None = None
         self._before: Environment | None = None  # of one that changes nothing
         self._elsewhere: list[str] = []  # sys.path outside
+        self._globals_outside: object = None
         self.functions = FunctionCache(store)
 
     def enter(self) -> None:
@@ -116,6 +118,7 @@ class Room:
             for inner in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
                 del sys.modules[inner]
         sys.modules.update(self._modules)
+        self._globals_outside = namespaces.enter(self._environment)  # what these name may be modules of its folders
         try:
             apply(self._environment)
         except BaseException:
@@ -128,6 +131,7 @@ class Room:
             environments.set_current(self._before)
             return
         assert self._outside is not None
+        namespaces.enter(self._globals_outside)
         new = [(name, module) for name, module in sys.modules.items() if self._others.get(name) is not module]
         self._modules = {name: module for name, module in new if self._is_own(name, module)}
         for name in self._modules:

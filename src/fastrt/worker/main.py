@@ -16,8 +16,10 @@ from typing import Any
 from fastrt._core import special as core_special
 from fastrt._core import stop
 from fastrt._core import tasks as core
+from fastrt._core import unread as core_unread
 from fastrt._core.run import Runner
 from fastrt.errors import FastrtError, ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
+from fastrt.store import unread
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
@@ -118,7 +120,11 @@ class Worker:
         if kind != _SCALARS:
             args, kwargs = arguments.unpack(self._store, kind, args, refs, core.info(self._client, task)["deps"])
         elif refs:
-            args = tuple([self._store.load(arg) if isinstance(arg, ObjectRef) else arg for arg in args])
+            try:
+                args = tuple([self._store.load(arg) if isinstance(arg, ObjectRef) else arg for arg in args])
+            except BaseException:
+                core_unread.mark(self._client, refs)  # one error stands for those of all arguments
+                raise
         return args, kwargs
 
     def policy_of(self, task: int) -> Policy:
@@ -164,7 +170,7 @@ class Worker:
             return
         count = core.info(self._client, task)["returns"]
         if count and inspect.isgenerator(value):
-            value = self._drain(value, count)
+            value = self._drain(task, value, count)
         if count == 1:
             self._store.put_result(task, 0, serialize(value))
         elif count:
@@ -175,11 +181,22 @@ class Worker:
                 self._store.put_result(task, k, serialize(item))
         core.finish(self._client, task)
 
-    def _drain(self, generator: Any, count: int) -> Any:
-        """What a generator yields, where a number of results was announced."""
+    def _drain(self, task: int, generator: Any, count: int) -> Any:
+        """Collect what a generator yields, where a number of results was announced.
+
+        Where it raises and does not run again, its items are results: the error takes the places of the others.
+        """
+        items: list[Any] = []
         self._runner.interruptible = True  # user code again
         try:
-            items = tuple(generator)
+            items += generator
+        except Exception as exc:
+            self._runner.interruptible = False
+            again = self.may_retry(task, exc) and not self.retries_here
+            if not again and not core.cancelled(self._client, task):
+                for k, item in enumerate(items[:count]):
+                    self._store.put_result(task, k, serialize(item))
+            raise
         finally:
             self._runner.interruptible = False
         if count > 1:
@@ -202,6 +219,7 @@ class Worker:
             text = f"{type(exc).__name__}, which cannot be reported: {type(why).__name__}"
             self._store.put_error(task, TaskError(self.name_of(task), os.getpid(), text))
         core.finish(self._client, task)
+        unread.report()
 
     # ---- waiting inside a task ----
 

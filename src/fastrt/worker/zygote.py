@@ -194,7 +194,7 @@ def _flush() -> None:
 
 def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> None:
     """In the forked child: join the session and run tasks, or an actor."""
-    from fastrt.store import advice, attach, client
+    from fastrt.store import advice, attach, client, namespaces, unread
     from fastrt.worker.actor import ActorWorker
     from fastrt.worker.main import Worker
     from fastrt.worker.native_threads import NativeThreads
@@ -226,6 +226,8 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     store = client.Store(core_client, session["spin_s"], rejoin, daemon.send)
     store.socket_path = session["socket"]
     client.set_store(store)
+    namespaces.share()
+    unread.start()
     advice.configure(session["advice"])
     if session["call_sites"]:
         from fastrt.tasks import sites

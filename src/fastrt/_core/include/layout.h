@@ -263,7 +263,8 @@ enum {
     FRT_ENTRY_ERROR = 2,   /* get raises the value */
     FRT_ENTRY_FILE = 4,    /* there may be a file of its bytes */
     FRT_ENTRY_ACTOR = 8,   /* an actor ends with it */
-    FRT_ENTRY_STREAM = 16  /* its value is a frt_stream */
+    FRT_ENTRY_STREAM = 16, /* its value is a frt_stream */
+    FRT_ENTRY_READ = 32    /* an error that was read; of an actor's object: its calls have said why it is dead */
 };
 
 /* A stream: what a generator has produced and nobody has read. It is the value of an object of its own, in the entry;
@@ -506,8 +507,7 @@ static inline uint64_t *frt_waits(const frt_ctx *x, uint32_t i) { return frt_sta
  * copied once, held against this process's own geometry, and then used. Whoever reads without a lock or a hold may
  * see another tenant's numbers: to him a wrong one only means that what he looked for is gone. */
 
-/* Something impossible stands under a lock or in a record of ours: nobody goes on. Every later call of every client
- * raises ArenaCorrupt. */
+/* Something impossible stands under a lock or in a record: from here on each call of a client raises ArenaCorrupt. */
 static inline int frt_broken(const frt_ctx *x, const char *why) {
     uint32_t ready = FRT_SEG_READY;
     if (a32_load_acq(&x->sb->state) == FRT_SEG_READY) {

@@ -1,0 +1,246 @@
+"""Globals and class attributes that travel with code sent by value, and which of them a receiver takes over.
+
+A function or class of `__main__` travels with the globals that it names. A worker keeps one dict of globals for each
+module of a job, as the process that sent it has one: what one function assigns there the others see. The sender numbers
+the values that it has sent under each name. A worker takes a value over if it has none of that name, or an older one;
+so what its own code has assigned stays until the sender assigns something else.
+
+Only the process that a module belongs to numbers its values. What a worker sends on has the numbers with which it came;
+what the worker has assigned itself has none, and fills gaps only. A process that gets a class of its own back changes
+nothing in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+import threading
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Versions = dict[str, int]  # by name; what is not in it fills gaps only
+_Digest = Callable[[Any], object]  # stands for a value's content; None where there is nothing that could
+
+_SPACES_MAX = 64  # modules of jobs whose globals a worker keeps
+_TEXT_MAX = 256  # longer texts are compared by their digest
+_KEPT_TEXT_MAX = 1 << 16
+_SCALARS = frozenset([int, float, complex, bool, str, bytes, type(None)])
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_next_number = itertools.count(1)
+_by_identity: tuple[type, ...] = (type, types.FunctionType)
+_lock = threading.Lock()
+
+
+def by_identity(*kinds: type) -> None:
+    """Let objects of these classes count as unchanged as long as a name has the same one."""
+    global _by_identity
+    _by_identity += kinds
+
+
+def is_code(value: Any) -> bool:
+    """Whether a value is a function, a class, or of a kind named to `by_identity`."""
+    return issubclass(type(value), _by_identity)  # isinstance would ask the value, which may say anything
+
+
+def is_comparable(value: Any) -> bool:
+    """Whether a value changes by assignment only, and is small enough to be kept for a comparison: code, plain data."""
+    kind = type(value)
+    return (kind in _SCALARS and (kind not in (str, bytes) or len(value) <= _KEPT_TEXT_MAX)) or is_code(value)
+
+
+# ---- the side that sends ----
+
+
+class Sent:
+    """The values that this process has sent under names of one module or class."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, tuple[object, int]] = {}
+
+    def versions(self, values: Mapping[str, Any], digest: _Digest) -> Versions:
+        """Number values: a name's number goes up when its value is another one than that sent before."""
+        return {name: self._version(name, _token(name, value, digest)) for name, value in values.items()}
+
+    def _version(self, name: str, token: object) -> int:
+        with _lock:
+            before, version = self._sent.get(name, (None, 0))
+            if not version or before is None or before != token:
+                version += 1
+                self._sent[name] = (token, version)
+            return version
+
+
+def _token(name: str, value: Any, digest: _Digest) -> object:
+    """What two values that need not be told apart have in common; None for one that always counts as another."""
+    kind = type(value)
+    if kind in _SCALARS and (kind not in (str, bytes) or len(value) <= _TEXT_MAX):
+        return kind, repr(value)
+    if kind is types.FunctionType:
+        return kind, number_of(value), number_of(value.__code__)
+    if kind is types.ModuleType or is_code(value):
+        return kind, number_of(value)
+    if kind is staticmethod or kind is classmethod:
+        return kind, _token(name, value.__func__, digest)
+    if kind is property:
+        return kind, *(_token(name, part, digest) for part in (value.fget, value.fset, value.fdel))
+    if name.startswith("__") and name.endswith("__"):
+        return kind  # what Python itself keeps of a class: annotations, fields
+    return digest(value)
+
+
+def number_of(thing: Any) -> object:
+    """A number that no other object of this process had or will have; None where the object cannot have one."""
+    try:
+        found = _numbers.get(thing)
+        return _numbers.setdefault(thing, next(_next_number)) if found is None else found
+    except TypeError:  # no weak references to it, or no hash
+        return None
+
+
+def digest_of(parts: Iterable[Any]) -> bytes:
+    """Digest the buffers that a value is pickled into."""
+    made = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        made.update(part)
+    return made.digest()
+
+
+_modules: dict[str, Sent] = {}
+_classes: weakref.WeakKeyDictionary[type, Sent] = weakref.WeakKeyDictionary()  # those that were made here
+
+
+class Origin:
+    """Where the globals of a function come from, in one pickle. It is pickled as the dict that the receiver uses.
+
+    Attributes:
+        owned: whether they are those of a module of this process.
+        received: whether this process, a worker, got them from another one.
+    """
+
+    def __init__(self, namespace: dict[str, Any], base: dict[str, Any], job: str) -> None:
+        name = namespace.get("__name__")
+        space = _spaces_by_id.get(id(namespace))
+        self.owned = False
+        self.received = space is not None
+        self._space = space
+        self._base = base
+        self._key: tuple[str, str] | None = None
+        if space is not None:
+            self._key = space.key
+        elif isinstance(name, str) and getattr(sys.modules.get(name), "__dict__", None) is namespace:
+            self.owned = not _sharing
+            self._key = job, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return globals_of, (self._key, self._base)
+
+    def versions(self, values: Mapping[str, Any], digest: _Digest) -> Versions:
+        """Number the globals that a function names."""
+        if self._space is not None:
+            came, seen = self._space.came, self._space.seen
+            return {name: seen[name] for name, value in values.items() if name in came and came[name] is value}
+        if not self.owned or self._key is None:
+            return {}
+        return _modules.setdefault(self._key[1], Sent()).versions(values, digest)
+
+
+def class_versions(cls: type, values: Mapping[str, Any], digest: _Digest) -> Versions:
+    """Number the attributes of a class that is sent by value."""
+    if cls in _received:
+        return {}
+    return _classes.setdefault(cls, Sent()).versions(values, digest)
+
+
+# ---- the side that receives ----
+
+
+class _Space:
+    """The globals of one module of a job in this worker."""
+
+    def __init__(self, key: tuple[str, str], base: dict[str, Any]) -> None:
+        self.key = key
+        self.globals = base
+        self.seen: Versions = {}
+        self.came: dict[str, Any] = {}  # code and small values, to tell what this worker has assigned since
+
+
+_sharing = False
+updates: dict[str, object] = {"last": None}  # what is there is another object after each update of a value
+_room: object = None
+_spaces: OrderedDict[tuple[object, tuple[str, str]], _Space] = OrderedDict()
+_spaces_by_id: dict[int, _Space] = {}  # by the dict of globals, which the space keeps alive
+_received: weakref.WeakKeyDictionary[type, Versions] = weakref.WeakKeyDictionary()
+
+
+def share() -> None:
+    """Keep one dict of globals for each module of a job from now on: this process is a worker."""
+    global _sharing
+    _sharing = True
+
+
+def enter(room: object) -> object:
+    """Use the dicts of another environment from now on, whose modules are others; returns the one used before."""
+    global _room
+    before, _room = _room, room
+    return before
+
+
+def globals_of(key: tuple[str, str] | None, base: dict[str, Any]) -> dict[str, Any]:
+    """Return the dict of globals for functions of a module, given as (job, name).
+
+    Args:
+        key: None for functions of a dict that belongs to no module; they get a dict of their own.
+        base: what a new dict begins with.
+    """
+    if key is None or not _sharing:
+        return base
+    with _lock:
+        space = _spaces.get((_room, key))
+        if space is None:
+            space = _spaces[_room, key] = _Space(key, base)
+            _spaces_by_id[id(base)] = space
+            while len(_spaces) > _SPACES_MAX:
+                del _spaces_by_id[id(_spaces.popitem(last=False)[1].globals)]
+        _spaces.move_to_end((_room, key))
+        return space.globals
+
+
+def set_function(function: Any, state: tuple[Callable[..., Any], tuple[Any, dict[str, Any]], Versions]) -> None:
+    """Give a function that was just made its state, and its module the globals that are news here."""
+    set_state, (attributes, slots), versions = state
+    space = _spaces_by_id.get(id(function.__globals__))
+    if space is not None:
+        news = _news(slots["__globals__"], versions, space.globals, space.seen)
+        space.came.update({name: value for name, value in news.items() if name in versions and is_comparable(value)})
+        slots["__globals__"] = news
+    set_state(function, (attributes, slots))
+
+
+def set_class(cls: type, state: tuple[Callable[..., Any], tuple[dict[str, Any], Any], Versions]) -> None:
+    """Give a class the attributes that are news here: all where it was just made, none where it comes from here."""
+    set_state, (attributes, slots), versions = state
+    if cls in _classes:
+        return
+    seen = _received.get(cls)
+    if seen is None:
+        _received[cls] = versions
+    else:
+        attributes = _news(attributes, versions, vars(cls), seen)
+    set_state(cls, (attributes, slots))
+
+
+def _news(values: dict[str, Any], versions: Versions, here: Mapping[str, Any], seen: Versions) -> dict[str, Any]:
+    """Pick the values that are missing here or newer than what came before, and note their numbers."""
+    news = {}
+    for name, value in values.items():
+        version = versions.get(name, 0)
+        if version > seen.get(name, 0) or name not in here:
+            if name in here:
+                updates["last"] = object()
+            news[name] = value
+            seen[name] = version
+    return news

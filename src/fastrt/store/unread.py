@@ -1,0 +1,226 @@
+"""Errors that nothing has read, printed once: of a task, a call or a constructor whose reference went unread.
+
+A process prints those whose last reference it has dropped itself. What a worker prints goes to the drivers as all of
+its output does; the daemon and its uplink, which never unpickle a value, pass bytes on to the drivers (`forward`,
+`print_one`).
+Not printed is what the program has asked for (cancelled tasks, calls of an actor that it has killed) and what is lost
+together with a node or session.
+
+A process prints at most PRINTED_MAX errors in WINDOW_S seconds, and says afterwards how many there were beyond.
+"""
+
+from __future__ import annotations
+
+import _thread
+import base64
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from fastrt._core import unread, unread_list
+from fastrt._core.clients import Client
+from fastrt.errors import (
+    ActorDiedError,
+    ForkedRuntimeError,
+    NotInitializedError,
+    ObjectLostError,
+    StaleReferenceError,
+    TaskCancelledError,
+)
+from fastrt.store.serialize import deserialize
+
+PRINTED_MAX, WINDOW_S = 10, 5.0
+_EXPECTED = (TaskCancelledError, ObjectLostError, StaleReferenceError, NotInitializedError, ForkedRuntimeError)
+_FORWARDED_BYTES_MAX = 64 << 10  # of one message to a driver
+_SCALAR_KINDS_END = 16
+_SIBLINGS = 64
+
+
+class Printer:
+    """Writes errors to stderr, and no more of them than the limit allows.
+
+    Args:
+        write: writes a text; default: to what `sys.stderr` is at that moment.
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self, write: Callable[[str], object] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write = write or _to_stderr
+        self._clock = clock
+        self._began = -WINDOW_S
+        self._printed = self._beyond = 0
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_SIBLINGS)
+        self._lock = threading.Lock()
+
+    def add(self, objref: int, kind: int, data: bytes) -> None:
+        """Print one error as the store has it, unless it is one that the program expects."""
+        content = hash(data)
+        sibling = any(before == content and abs(number - objref) == 1 for number, before in self._recent)
+        self._recent.append((objref, content))
+        if sibling:
+            return  # another result of the same task: their numbers follow each other
+        text = _text_of(kind, data)
+        if text is not None:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Print the text of an error, or count it where there were too many."""
+        with self._lock:
+            now = self._clock()
+            if now - self._began >= WINDOW_S:
+                self._end_window()
+                self._began, self._printed = now, 0
+            if self._printed >= PRINTED_MAX:
+                self._beyond += 1
+                return
+            self._printed += 1
+            self._write(f"fastrt: an error was never read: {text.rstrip()}\n")
+
+    def drop(self, count: int) -> None:
+        """Count errors that were not kept."""
+        with self._lock:
+            self._beyond += count
+
+    def left_s(self) -> float:
+        """Seconds until errors beyond the limit can be counted to the user; 0: there are none."""
+        with self._lock:
+            return max(0.001, self._began + WINDOW_S - self._clock()) if self._beyond else 0.0
+
+    def end(self) -> None:
+        """Say how many errors there were beyond the limit."""
+        with self._lock:
+            self._end_window()
+
+    def _end_window(self) -> None:
+        if self._beyond:
+            self._write(
+                f"fastrt: {self._beyond} more errors were never read; at most {PRINTED_MAX} are printed in "
+                f"{WINDOW_S:g} s\n"
+            )
+        self._beyond = 0
+
+
+def _text_of(kind: int, data: bytes) -> str | None:
+    """Put an error into words; None for one that the program expects."""
+    if kind == unread_list.ACTOR:
+        return f"an actor could not be made: {data.decode('utf-8', 'replace')}"
+    if kind < _SCALAR_KINDS_END:
+        return None
+    try:
+        error = deserialize(kind, data, ())
+        if issubclass(type(error), _EXPECTED) or (type(error) is ActorDiedError and error.on_purpose):
+            return None
+        return str(error) if hasattr(error, "traceback_text") else f"{type(error).__name__}: {error}"
+    except Exception as exc:  # the error's own class is missing here, or raises
+        return f"it cannot be shown here: {type(exc).__name__}: {exc}"
+
+
+def _to_stderr(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except Exception:  # closed, or something strange: there is no other place to say it
+        return
+
+
+_printer = Printer()
+_reporting = False  # a thread of this process prints
+_reports = threading.Lock()
+
+
+def start() -> None:
+    """Print from now on what this process frees unread: it is a driver, a worker or an actor."""
+    unread_list.on_unread(_start_thread)
+
+
+def report() -> None:
+    """Print the errors that this process has freed unread."""
+    if not unread_list.waits():
+        return
+    with _reports:
+        errors, dropped = unread_list.take()
+        for objref, kind, data in errors:
+            _printer.add(objref, kind, data)
+        if dropped:
+            _printer.drop(dropped)
+    if _printer.left_s():
+        _start_thread()
+
+
+def report_all(client: Client) -> None:
+    """Print also the errors that this process still holds: it is about to leave the session."""
+    unread.keep_held(client)
+    report()
+    end()
+
+
+def end() -> None:
+    """Say how many errors there were beyond the limit: the process leaves the session."""
+    _printer.end()
+
+
+def discard() -> None:
+    """Forget errors that a process which died has left: it cannot read them, and others did not ask for them."""
+    unread_list.take()
+
+
+def forward(post: Callable[..., object]) -> None:
+    """Pass errors that were freed here unread on to drivers, as messages that `print_one` takes."""
+    if not unread_list.waits():
+        return
+    for objref, kind, data in unread_list.take()[0]:
+        if len(data) <= _FORWARDED_BYTES_MAX:
+            post(op="unread", objref=objref, kind=kind, data=base64.b64encode(data).decode())
+
+
+def print_one(message: dict[str, Any]) -> None:
+    """Print an error that the daemon has passed on."""
+    try:
+        objref, kind, data = int(message["objref"]), int(message["kind"]), base64.b64decode(message["data"])
+    except (KeyError, TypeError, ValueError):  # of another version
+        return
+    _printer.add(objref, kind, data)
+    if _printer.left_s():
+        _start_thread()
+
+
+def _start_thread() -> None:
+    """Have a thread print: a reference goes wherever the interpreter lets it, also where nothing may be written."""
+    global _reporting
+    if not _reporting:
+        _reporting = True
+        try:
+            _thread.start_new_thread(_run, ())  # threading.Thread takes locks that this thread may have
+        except RuntimeError:  # the interpreter is ending, or there are too many threads: later, or at the end
+            _reporting = False
+
+
+def _run() -> None:
+    global _reporting
+    while True:
+        report()
+        left = _printer.left_s()
+        if left:
+            time.sleep(left)
+            _printer.end()
+            continue
+        _reporting = False
+        if not unread_list.waits():
+            return
+        _reporting = True
+
+
+def _forget_after_fork() -> None:
+    """A child has what the parent will print."""
+    global _printer, _reporting, _reports
+    _printer, _reporting, _reports = Printer(), False, threading.Lock()
+    unread_list.take()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
