@@ -51,6 +51,8 @@ class Config:
         lineage_bytes: what a node of a cluster may keep in order to make objects again that a lost node had made.
         runtime_dir: where sockets, tokens and logs of sessions live; refused if another user could change it.
         spill_dir: where values go that do not fit into memory; on a disk, not on a memory file system.
+        store_patience_s: seconds that a value waits for room in a full store while all processes of the node wait, too;
+            as long as one of them works, or memory becomes free, it waits on.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
         log_to_driver: whether what workers print is repeated at the driver.
         trace: whether processes record what they do from the start, for `fastrt timeline`.
@@ -68,6 +70,7 @@ class Config:
     lineage_bytes: int
     runtime_dir: Path
     spill_dir: Path
+    store_patience_s: float
     spin_us: int
     log_to_driver: bool
     trace: bool
@@ -324,6 +327,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
     "runtime_dir": _Setting(_path(60, "or the sockets below it get too long a name"), default_runtime_dir),
     "spill_dir": _Setting(_path(200, "or it does not fit into the segment"), default_spill_dir),
+    "store_patience_s": _Setting(_seconds, lambda: 10.0),
     "spin_us": _Setting(_integer(0, 100_000), lambda: 100),
     "log_to_driver": _Setting(_flag, lambda: True),
     "trace": _Setting(_flag, lambda: False),

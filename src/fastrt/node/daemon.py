@@ -118,7 +118,7 @@ class Daemon:
         self._pipes: dict[int, list[LogPipe]] = {}
         self._muted: list[LogPipe] = []  # not read while a driver is far behind
         if pool.zygote_is_new:
-            own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6}
+            own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6, "patience_s": config.store_patience_s}
             pool.configure({**session, **own, "call_sites": config.record_call_sites, "advice": config.advice})
         if adopt is not None:
             self._take_over()

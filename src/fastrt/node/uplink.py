@@ -466,7 +466,8 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
-            (whether to say that it serves only once the head has answered), lineage_bytes, token_file, tls, insecure.
+            (whether to say that it serves only once the head has answered), lineage_bytes, patience_s (of the store),
+            token_file, tls, insecure.
     """
     settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:
@@ -475,7 +476,8 @@ def main(argument: str) -> None:
         daemon = attach.Lasting(settings["socket"], link)
 
         async def run() -> None:
-            await Uplink(Store(client, 0.0, tell=daemon.send), settings, access, daemon).run()
+            store = Store(client, 0.0, tell=daemon.send, patience_s=settings["patience_s"])
+            await Uplink(store, settings, access, daemon).run()
 
         asyncio.run(run())
         client.close()
