@@ -350,12 +350,13 @@ def outlook(Client client):
     """Which memory others may free, and which clients run code.
 
     Returns:
-        (others, awake): bytes that another client, or a task that has not ended, keeps in use; the indices of drivers,
-        workers and actors that do not sleep in the arena, without this client, and of tools that run tasks elsewhere.
+        (others, awake, mark): bytes that another client, or a task that has not ended, keeps in use; the indices of
+        drivers, workers and actors that do not sleep in the arena, without this client, and of tools that run tasks
+        elsewhere; a number that changes when any block of memory gets another object.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i, c
-    cdef uint64_t room, word, others = 0
+    cdef uint64_t room, word, others = 0, mark = 0
     cdef bint unfinished = False
     cdef set awake = set()
     client.ensure()
@@ -373,9 +374,11 @@ def outlook(Client client):
             awake.add(c)
     for i in range(frt_objects(x)):
         room = arena_block_bytes(x, x.entries[i].offset) if x.entries[i].offset else 0
-        if room and _is_others(x, i, unfinished):
-            others += room
-    return others, awake
+        if room:
+            mark += (x.entries[i].objref + 1) * <uint64_t>0x9E3779B97F4A7C15
+            if _is_others(x, i, unfinished):
+                others += room
+    return others, awake, mark
 
 
 def size(Client client, uint32_t i):

@@ -192,7 +192,7 @@ class Store:
 
     def _wait_for_room(self, wanted: int, make: Callable[[], _T], patient: bool, seen: int) -> _T:
         waiting = room.RoomWait(self, wanted, self.serves)
-        about = why = ""
+        about, why = ("", ""), ""
         while True:
             freed = self._spilled(wanted, seen)
             seen = spill.rounds(self.client)
@@ -202,16 +202,17 @@ class Store:
                 if exc.explained:
                     raise
                 if not freed and (why or not patient):
-                    raise room.explain(exc, about or room.story(self, wanted), why) from None
+                    raise room.explain(exc, about if why else room.story(self, wanted), why, waiting.may_pass) from None
             if self.check_wait is not None:
                 self.check_wait()
             if freed:
+                waiting.stir()
                 why = ""
-            else:
-                about = room.story(self, wanted)  # from before the attempt: room may come between it and the message
-                why = waiting.look()
-                if not why:
-                    waiting.nap()
+                continue
+            why = waiting.look()
+            about = room.story(self, wanted)  # from before the last attempt: room may come between it and the message
+            if not why:
+                waiting.nap()
 
     def _spilled(self, wanted: int, seen: int) -> bool:
         """Ask the daemon for room; whether a round of spilling that ended after `seen` freed anything."""
@@ -307,7 +308,7 @@ class Store:
         """
         wanted = handles.describe(self.client, ref)["bytes"]
         waiting = room.RoomWait(self, wanted, self.serves)
-        about = why = ""
+        why = ""
         patience_s, asked_at = _RESTORE_LOOK_S, time.monotonic()
         while True:
             seen = spill.rounds(self.client)
@@ -320,11 +321,15 @@ class Store:
                 self.check_wait()
             if spill.rounds(self.client) != seen:
                 asked_at, patience_s = time.monotonic(), _RESTORE_LOOK_S
-                about, why = room.story(self, wanted), "" if spill.last_round(self.client)[0] else waiting.look()
+                if spill.last_round(self.client)[0]:
+                    waiting.stir()
+                else:
+                    why = waiting.look()
             elif time.monotonic() - asked_at > _SPILL_PATIENCE_S:
-                about, why = room.story(self, wanted), "the node daemon does not answer"
+                why = "the node daemon does not answer"
             if why:
-                raise room.explain(ObjectStoreFullError("a spilled value cannot be restored"), about, why)
+                error = ObjectStoreFullError("a spilled value cannot be restored")
+                raise room.explain(error, room.story(self, wanted), why, waiting.may_pass)
 
     # ---- wait ----
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from fastrt.store.client import Store
 
 LIMIT_S = 600.0
-_STAGGER = 0.01  # of the patience, between two clients
+_STAGGER_S = 0.25  # between the limits of two clients
+_STAGGERED = 16
 _ALONE_LOOKS = 3  # at the first of them, a round of spilling may have begun before the last change
 _THREADS_S = 2.0  # for another thread of this process to free what only this process uses
 _WARN_S = 5.0  # until the first warning; twice as long until each further one
@@ -47,8 +48,10 @@ class RoomWait:
         self._wanted = wanted
         self._serves = serves
         self._began = self._changed = self._stirred = self._shared = time.monotonic()
-        self._used = -1
+        self._patience_s = store.patience_s + _STAGGER_S * (store.client.index % _STAGGERED)
+        self._mark = -1
         self._alone = 0  # looks in a row that found that nothing else could free enough
+        self.may_pass = False  # whether the wait was given up only because others wait, too
         self._awake: dict[int, int] = {}  # at how many looks in a row
         self._warn_s = _WARN_S
 
@@ -62,6 +65,10 @@ class RoomWait:
         """How long to sleep before the next attempt."""
         return min(_PAUSE_S, 0.001 + self.waited_s / 8)
 
+    def stir(self) -> None:
+        """A round of spilling has freed something."""
+        self._changed, self._alone = time.monotonic(), 0
+
     def nap(self) -> None:
         """Sleep until the next attempt."""
         spill.nap(self._store.client, self.pause_s)
@@ -69,10 +76,10 @@ class RoomWait:
     def look(self) -> str:
         """Say why there will be no room, after one more attempt; empty as long as there may be."""
         client, now = self._store.client, time.monotonic()
-        others, awake = spill.outlook(client)
+        others, awake, mark = spill.outlook(client)
         used, committed, _ = arena.room(client)
-        if used != self._used:
-            self._used, self._changed = used, now
+        if mark != self._mark:
+            self._mark, self._changed = mark, now
         awake.discard(client.index)
         self._awake = {index: self._awake.get(index, 0) + 1 for index in awake}
         if any(looks >= _AWAKE_LOOKS for looks in self._awake.values()):
@@ -83,7 +90,8 @@ class RoomWait:
             self._alone += 1
             if self._alone >= _ALONE_LOOKS and (not _has_threads() or now - self._shared > _THREADS_S):
                 return "this process itself uses the rest, and waits"
-        if now - max(self._changed, self._stirred) > self._store.patience_s * (1 + _STAGGER * client.index):
+        self.may_pass = True
+        if now - max(self._changed, self._stirred) > self._patience_s:
             return f"after {self.waited_s:.0f} s, in which all processes of this node waited and none freed memory"
         if now - self._changed > LIMIT_S:
             return f"after {self.waited_s:.0f} s; no memory was freed in the last {LIMIT_S:.0f} s"
@@ -96,12 +104,12 @@ class RoomWait:
         self._warn_s *= 2
         sys.stderr.write(
             f"fastrt: the object store is full, and a value has waited for room for {self.waited_s:.0f} s: "
-            f"{story(self._store, self._wanted)}\n"
+            f"{''.join(story(self._store, self._wanted))}\n"
         )
 
 
-def story(store: Store, wanted: int) -> str:
-    """Say what is wanted, what is free and which processes use the rest."""
+def story(store: Store, wanted: int) -> tuple[str, str]:
+    """Say what is wanted and what is free; and which processes use the rest."""
     client = store.client
     usage = fsck.usage(client)
     free = usage["bytes_max"] - usage["bytes_used"]
@@ -110,23 +118,25 @@ def story(store: Store, wanted: int) -> str:
     trouble = spill.last_round(client)[1]
     return (
         f"{mib(wanted) if wanted else 'a little room'} wanted, {mib(free)} free of {mib(usage['bytes_max'])}"
-        + (", in pieces that are too small" if wanted and free >= wanted else "")
-        + (f"; held by {held}" if held else "")
-        + (f"; spilling failed: {trouble}" if trouble else "")
+        + (" in pieces that are too small" if wanted and free >= wanted else ""),
+        (f"; held by {held}" if held else "") + (f"; spilling failed: {trouble}" if trouble else ""),
     )
 
 
-def explain(exc: ObjectStoreFullError, about: str, why: str = "") -> ObjectStoreFullError:
+def explain(
+    exc: ObjectStoreFullError, about: tuple[str, str], why: str = "", may_pass: bool = False
+) -> ObjectStoreFullError:
     """Make the error for a user of one of the core's.
 
     Args:
         exc: what the core raised.
         about: the `story`, from before the attempt that failed.
         why: as `RoomWait.look` says it.
+        may_pass: as the error has it.
     """
-    text = f"{exc}{': ' + why if why else ''} ({about}). Drop references and views, or raise object_store_memory."
-    error = type(exc)(text)
-    error.explained = True
+    text = f"{about[0]} ({exc}{': ' + why if why else ''}){about[1]}"
+    error = type(exc)(f"{text}. Drop references and views, or raise object_store_memory.")
+    error.explained, error.may_pass = True, may_pass
     return error
 
 
