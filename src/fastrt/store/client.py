@@ -41,8 +41,8 @@ _SPILL_PATIENCE_S = 60.0  # for one round: a disk that is slower than that count
 _RESTORE_LOOK_S = 0.02  # until the first look whether the daemon has found room for a spilled value
 _T = TypeVar("_T")
 # What a result becomes when the store has no room to say what went wrong: small enough to lie in the table itself.
-_NO_ROOM_PICKLE = b"cfastrt.errors\nObjectStoreFullError\n(Vno room for an error\ntR."
-_NO_ROOM = Serialized(PICKLE, len(_NO_ROOM_PICKLE), [(0, _NO_ROOM_PICKLE)], [])
+NO_ROOM_PICKLE = b"cfastrt.errors\nObjectStoreFullError\n(Vno room for an error\ntR."
+NO_ROOM = Serialized(PICKLE, len(NO_ROOM_PICKLE), [(0, NO_ROOM_PICKLE)], [])
 
 
 class Store:
@@ -121,13 +121,20 @@ class Store:
         ref: ObjectRef = writer.seal(parts.refs)
         return ref
 
-    def create(self, nbytes: int, kind: int, nrefs: int, error: bool = False) -> Writer:
+    def put_or_error(self, value: object) -> ObjectRef:
+        """Store a value, or an error in its place where no room for it can be had."""
+        try:
+            return self.put_serialized(serialize(value))
+        except ObjectStoreFullError:
+            return self.put_serialized(NO_ROOM, error=True)
+
+    def create(self, nbytes: int, kind: int, nrefs: int, error: bool = False, patient: bool = True) -> Writer:
         """Memory for a value of `nbytes` bytes that contains `nrefs` references, as `handles.create` gives it.
 
         Raises:
             ObjectStoreFullError: no room can be had, see `with_room`.
         """
-        return self.with_room(nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error))
+        return self.with_room(nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error), patient)
 
     def result(
         self, task: int, index: int, nbytes: int, kind: int, nrefs: int, error: bool = False, patient: bool = True
@@ -166,7 +173,7 @@ class Store:
             try:
                 self.put_result(task, k, parts, True, patient)
             except ObjectStoreFullError:
-                self.put_result(task, k, _NO_ROOM, True, False)
+                self.put_result(task, k, NO_ROOM, True, False)
 
     def with_room(self, wanted: int, make: Callable[[], _T], patient: bool = True) -> _T:
         """Call `make`; when there is no room, wait for some and call it again.
@@ -174,7 +181,7 @@ class Store:
         Args:
             wanted: bytes that it needs, 0 for "a little".
             make: what raises ObjectStoreFullError when there is no room.
-            patient: wait also where spilling frees nothing now.
+            patient: False: raise the core's error at once.
         Returns:
             What `make` returns.
         Raises:
@@ -184,13 +191,13 @@ class Store:
         try:
             return make()
         except ObjectStoreFullError as exc:
-            if exc.explained:
+            if exc.explained or not patient:
                 raise
             if self.tell is None or not exc.may_pass or wanted > arena.room(self.client)[2]:
                 raise room.explain(exc, room.story(self, wanted)) from None
-        return self._wait_for_room(wanted, make, patient, seen)
+        return self._wait_for_room(wanted, make, seen)
 
-    def _wait_for_room(self, wanted: int, make: Callable[[], _T], patient: bool, seen: int) -> _T:
+    def _wait_for_room(self, wanted: int, make: Callable[[], _T], seen: int) -> _T:
         waiting = room.RoomWait(self, wanted, self.serves)
         about, why = ("", ""), ""
         while True:
@@ -201,8 +208,8 @@ class Store:
             except ObjectStoreFullError as exc:
                 if exc.explained:
                     raise
-                if not freed and (why or not patient):
-                    raise room.explain(exc, about if why else room.story(self, wanted), why, waiting.may_pass) from None
+                if why and not freed:
+                    raise room.explain(exc, about, why, waiting.may_pass) from None
             if self.check_wait is not None:
                 self.check_wait()
             if freed:

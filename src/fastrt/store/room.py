@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LIMIT_S = 600.0
 _STAGGER_S = 0.25  # between the limits of two clients
 _STAGGERED = 16
+_SERVES = 6  # so much longer waits a process for which work goes on elsewhere
 _ALONE_LOOKS = 3  # at the first of them, a round of spilling may have begun before the last change
 _THREADS_S = 2.0  # for another thread of this process to free what only this process uses
 _WARN_S = 5.0  # until the first warning; twice as long until each further one
@@ -48,7 +49,7 @@ class RoomWait:
         self._wanted = wanted
         self._serves = serves
         self._began = self._changed = self._stirred = self._shared = time.monotonic()
-        self._patience_s = store.patience_s + _STAGGER_S * (store.client.index % _STAGGERED)
+        self._patience_s = store.patience_s * (_SERVES if serves else 1) + _STAGGER_S * (store.client.index % _STAGGERED)
         self._mark = -1
         self._alone = 0  # looks in a row that found that nothing else could free enough
         self.may_pass = False  # whether the wait was given up only because others wait, too
