@@ -282,7 +282,8 @@ def runtime_dir() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def rt(runtime_dir: Path) -> Iterator[fastrt.Runtime]:
     """A session of two workers that the tests of a module share; `test_leaves_the_arena_clean` looks after it."""
-    with fastrt.init(2, "256MiB", runtime_dir=runtime_dir, spill_dir=runtime_dir.parent / "spill") as runtime:
+    folders = {"runtime_dir": runtime_dir, "spill_dir": runtime_dir.parent / "spill"}
+    with fastrt.init(2, "256MiB", store_patience_s=0.2, **folders) as runtime:
         yield runtime
 
 

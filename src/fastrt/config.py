@@ -51,6 +51,8 @@ class Config:
         lineage_bytes: what a node of a cluster may keep in order to make objects again that a lost node had made.
         runtime_dir: where sockets, tokens and logs of sessions live; refused if another user could change it.
         spill_dir: where values go that do not fit into memory; on a disk, not on a memory file system.
+        store_patience_s: seconds that a value waits for room in a full store while all processes of the node wait, too;
+            as long as one of them works, or memory becomes free, it waits on.
         spin_us: microseconds that a wait spins before it sleeps; 0 never spins.
         library_threads: threads that BLAS, OpenMP and torch use in a worker; 0: as many as the task has CPUs. A
             variable OMP_NUM_THREADS of the program's own wins.
@@ -70,6 +72,7 @@ class Config:
     lineage_bytes: int
     runtime_dir: Path
     spill_dir: Path
+    store_patience_s: float
     spin_us: int
     library_threads: int
     log_to_driver: bool
@@ -327,6 +330,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
     "runtime_dir": _Setting(_path(60, "or the sockets below it get too long a name"), default_runtime_dir),
     "spill_dir": _Setting(_path(200, "or it does not fit into the segment"), default_spill_dir),
+    "store_patience_s": _Setting(_seconds, lambda: 10.0),
     "spin_us": _Setting(_integer(0, 100_000), lambda: 100),
     "library_threads": _Setting(_integer(0, 1 << 16), lambda: 0),
     "log_to_driver": _Setting(_flag, lambda: True),

@@ -125,9 +125,12 @@ class ObjectStoreFullError(FastrtError, MemoryError):
 
     Attributes:
         explained: whether the message says who holds what.
+        may_pass: whether the same call may succeed later: there is no room for the moment. False where the object is
+            larger than the whole store, or a table is full.
     """
 
     explained: bool = False
+    may_pass: bool = False
 
 
 class StaleReferenceError(FastrtError):

@@ -6,7 +6,7 @@ holds the GIL passes what came back through `check`. The codes and their classes
 """
 from fastrt.errors import ERROR_CODES, FastrtError
 
-from fastrt._core.layout cimport FRT_INTERRUPTED
+from fastrt._core.layout cimport FRT_FULL, FRT_INTERRUPTED
 
 _ADVICE = {
     -1: "the object store is full",
@@ -29,7 +29,10 @@ cdef int check(int code) except -1:
     if code == FRT_INTERRUPTED:
         # A signal handler that returned without raising: the caller goes on waiting.
         return 0
-    raise ERROR_CODES.get(code, FastrtError)(_ADVICE.get(code, f"core error {code}"))
+    error = ERROR_CODES.get(code, FastrtError)(_ADVICE.get(code, f"core error {code}"))
+    if code == FRT_FULL:
+        error.may_pass = True
+    raise error
 
 
 def raise_code(int code):

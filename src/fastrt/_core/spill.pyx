@@ -23,7 +23,7 @@ from fastrt._core.errors cimport check
 from fastrt._core.handles cimport Ref, ref_use
 from fastrt._core.layout cimport *
 from fastrt._core.objects cimport object_maybe_delete, object_tell
-from fastrt._core.wait cimport wait_news, wait_resident
+from fastrt._core.wait cimport wait_nap, wait_news, wait_resident
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
@@ -310,6 +310,68 @@ def wait_round(Client client, uint32_t seen, double timeout_s):
             rc = wait_news(x, &x.sb.spill_rounds, seen, deadline)
         PyErr_CheckSignals()
     return a32_load_sc(&x.sb.spill_rounds) != seen
+
+
+def nap(Client client, double timeout_s):
+    """Sleep for that long, whatever other clients do; to them this client is asleep."""
+    cdef frt_ctx *x = &client.x
+    cdef int64_t deadline = _deadline(timeout_s)
+    cdef int rc = FRT_OK
+    while rc != FRT_TIMEOUT:
+        client.ensure()
+        with nogil:
+            rc = wait_nap(x, a32_load_sc(&x.clients[x.me].wake), deadline)
+        PyErr_CheckSignals()
+
+
+cdef bint _is_others(frt_ctx *x, uint32_t i, bint unfinished) noexcept:
+    """Whether any other client could free the block of entry i, by letting go of it or by sealing it."""
+    cdef uint64_t word = a64_load_acq(frt_state(x, i))
+    cdef int state = frt_word_state(word)
+    cdef uint32_t w, task = a32_load_rlx(&x.entries[i].task)
+    for w in range(x.words):
+        if (a64_load_rlx(frt_refs(x, i) + w) | a64_load_rlx(frt_pins(x, i) + w)) & ~(x.me_bit if w == x.me_word else 0):
+            return True
+    if state == FRT_OBJ_PENDING:  # half written
+        return not 0 < task <= frt_tasks(x) or frt_word_client(a64_load_acq(x.task_words + task - 1)) != x.me
+    if state != FRT_OBJ_SEALED:
+        return frt_word_client(word) != x.me
+    return unfinished and a32_load_rlx(&x.entries[i].counted) != 0
+
+
+def outlook(Client client):
+    """Which memory others may free, and which clients run code.
+
+    Returns:
+        (others, awake, mark): bytes that another client, or a task that has not ended, keeps in use; the indices of
+        drivers, workers and actors that do not sleep in the arena, without this client, and of tools that run tasks
+        elsewhere; a number that changes when any block of memory gets another object.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i, c
+    cdef uint64_t room, word, others = 0, mark = 0
+    cdef bint unfinished = False
+    cdef set awake = set()
+    client.ensure()
+    for i in range(frt_tasks(x)):
+        word = a64_load_acq(x.task_words + i)
+        if frt_word_state(word) <= FRT_TASK_RESERVED:
+            continue
+        unfinished = True
+        c = frt_word_client(word)
+        if frt_word_state(word) >= FRT_TASK_CLAIMED and c < x.clients_max and x.clients[c].kind == FRT_KIND_TOOL:
+            awake.add(c)
+    for c in range(x.clients_max):
+        if c != x.me and frt_word_state(x.clients[c].word) == FRT_CLIENT_LIVE and not a32_load_sc(
+                &x.clients[c].sleepers) and x.clients[c].kind in (FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_ACTOR):
+            awake.add(c)
+    for i in range(frt_objects(x)):
+        room = arena_block_bytes(x, x.entries[i].offset) if x.entries[i].offset else 0
+        if room:
+            mark += (x.entries[i].objref + 1) * <uint64_t>0x9E3779B97F4A7C15
+            if _is_others(x, i, unfinished):
+                others += room
+    return others, awake, mark
 
 
 def size(Client client, uint32_t i):

@@ -122,9 +122,9 @@ class Daemon:
         self._left_out = 0  # lines from other nodes, while a driver was far behind
         self._told_readers: tuple[Link, bool] | None = None
         if pool.zygote_is_new:
-            own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6, "advice": config.advice}
+            own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6, "patience_s": config.store_patience_s}
             own |= {"call_sites": config.record_call_sites, "library_threads": config.library_threads}
-            pool.configure({**session, **own})
+            pool.configure({**session, **own, "advice": config.advice})
         if adopt is not None:
             self._take_over()
 

@@ -8,17 +8,20 @@ for objects here (`references`).
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fastrt._core import actors, calls, demands, functions, generators, handles, special
+from fastrt._core import actors, arena, calls, demands, functions, generators, handles, special, spill
 from fastrt._core import tasks as core
-from fastrt.errors import FastrtError, TaskCancelledError, WorkerCrashedError
+from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, WorkerCrashedError
 from fastrt.node.arrivals import Arrivals, Arriving
 from fastrt.node.away import Away, Line
+from fastrt.node.budget import ArgumentBudget
 from fastrt.node.flows import Flows, Watch
 from fastrt.node.guests import Guest, Guests
 from fastrt.node.ledger import Borrowed, Ledger
@@ -27,10 +30,12 @@ from fastrt.node.mailboxes import Mailboxes
 from fastrt.node.outgoing import Outgoing
 from fastrt.node.readiness import Readiness
 from fastrt.node.references import PeerError, References
+from fastrt.node.restoring import Restoring
 from fastrt.node.streams import Streams
-from fastrt.node.values import Native, Values
+from fastrt.node.values import BYTES_MIN, Native, Values
 from fastrt.rpc.descriptors import message_set
 from fastrt.scheduler.membership import refused_report
+from fastrt.store import room
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
@@ -39,11 +44,15 @@ from fastrt.tasks.demand import Demand, export
 from fastrt.tasks.special import RETRIES_FOREVER, carried, retries_left
 
 _SET = message_set("node")
-_Frame, _Value, _Ref, _Task, _Function, _Release, _Cancel = (
-    _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Function", "Release", "Cancel")
+_Frame, _Value, _Ref, _Task, _Call, _Function, _Release, _Cancel = (
+    _SET.message(f"fastrt.node.{name}")
+    for name in ("Frame", "Value", "Ref", "Task", "Call", "Function", "Release", "Cancel")
 )
 _HOPS_TOLD_MAX = 255  # what a task's record can hold
 _SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
+_SHORT_BYTES_MIN = 16 << 10  # values from here on are offered while the other node is short of room, or much waits here
+_BACKLOG_BYTES = 4 << 20
+_SPARE_BYTES = 1 << 20  # of a store that has room for a frame beside its values
 
 
 class Exchange:
@@ -55,6 +64,7 @@ class Exchange:
         workers, queued: its load, as last heard.
         room: how many of this node's tasks it would have at once, as last heard.
         told_room: whether it was told last that there is room here.
+        is_short: whether the other node's store is short of room, as last heard.
         ledger: who owes what to whom.
         values: large ones, by the native stream; None: there is none.
         out: what is to be sent.
@@ -66,6 +76,7 @@ class Exchange:
         lineage: makes again what a lost node has made; None: nothing is.
         mailboxes: of actors on other nodes; None: this stream has its own.
         watch: looks after generators; None: this stream has its own.
+        budget: bounds the arguments that are fetched ahead; None: this stream has its own.
     """
 
     RESULTS_MAX = 10_000  # of a task or call
@@ -78,9 +89,11 @@ class Exchange:
         lineage: Lineage | None = None,
         mailboxes: Mailboxes | None = None,
         watch: Watch | None = None,
+        budget: ArgumentBudget | None = None,
     ) -> None:
         self.node = ""
         self.name = ""
+        self.is_short = False
         self.workers = self.queued = self.room = self.told_room = 0
         self.ledger = Ledger()
         self.out = Outgoing(_Frame, _Value)
@@ -90,6 +103,9 @@ class Exchange:
         self._lineage = lineage or Lineage(store, readiness, 0)
         self.references = References(store, self._send_object, _Ref)
         self._arrivals = Arrivals(self)
+        self._restoring = Restoring(store, readiness.loop)
+        self.budget = budget or ArgumentBudget(store.client)
+        self.budget.join(self, self._admit_soon)
         self.values = None if native is None else Values(native, self._arrivals.landed)
         self._told: set[bytes] = set()  # functions that the other node has
         self._digests: dict[int, bytes] = {}
@@ -242,6 +258,7 @@ class Exchange:
             self.out.add("ended", number)  # nobody will ever ask for more
             return
         self.ledger.borrow(number, Borrowed(made, len(made), guest, is_call))
+        self.budget.expect(self, number, [one.objref for one in message.ref if not one.yours])
         if stream is not None:
             self.flows.run(message, stream, made[0], partial(self._send_result, number, 0))
             return
@@ -279,7 +296,7 @@ class Exchange:
         if borrowed is None:
             return
         if borrowed.guest is not None and self.guests.fell(borrowed.guest, number, ref):
-            self.ledger.settle(number)
+            self._settle(number)
             return
         self.send_value(ref, partial(self._result_sent, number), task=number, result=k)
 
@@ -289,8 +306,12 @@ class Exchange:
             return
         borrowed.left -= 1
         if borrowed.left == 0:
-            self.ledger.settle(number)
+            self._settle(number)
             self.out.add("ended", number)
+
+    def _settle(self, number: int) -> None:
+        self.ledger.settle(number)
+        self.budget.ended(self, number)
 
     def _on_cancel(self, message: Any) -> None:
         borrowed = self.ledger.owed(message.task)
@@ -316,35 +337,56 @@ class Exchange:
 
     def send_value(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
         """Send a value, which is `where` to the other node; `then` is called once it needs nothing here any more."""
+        nbytes = spill.size(self._client, ref.index)
+        least = _SHORT_BYTES_MIN if self.is_short or self.out.nbytes > _BACKLOG_BYTES else BYTES_MIN
+        if nbytes >= least and self.values is not None and self.values.is_known:
+            about = handles.describe(self._client, ref)
+            contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
+            number = self.values.offer(ref, then, where)
+            self.out.add(
+                "value",
+                _Value(
+                    kind=about["kind"], error=about["error"], size=nbytes, contains=contains, native=number, **where
+                ),
+            )
+        else:
+            self._send_pieces(ref, then, where)
+
+    def _send_pieces(self, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> None:
+        if self.closed:
+            return
+        if spill.is_spilled(self._client, ref) and self._store.tell is not None:
+            self._restoring.add(ref, partial(self._send_now, then, where))
+        else:
+            self._send_now(then, where, ref, None)
+
+    def _send_now(
+        self, then: Callable[[], None], where: dict[str, int], ref: ObjectRef, error: FastrtError | None
+    ) -> None:
+        if self.closed:
+            return
         try:
-            if self.values is not None and self._offer_value(self.values, ref, then, where):
-                return
-            kind, error, data = self._store.read(ref)
-        except FastrtError as exc:  # lost here: whoever asked gets that as the value
-            kind, error, data = PICKLE, True, serialize(exc).to_bytes()
+            if error is not None:
+                raise error
+            kind, is_error, data = self._store.read(ref)
+        except FastrtError as exc:  # the other node gets that as the value
+            kind, is_error, data = PICKLE, True, serialize(exc).to_bytes()
         if kind < _SCALAR_KINDS_END:
             data = pickle.dumps(data, 5)
-            first = _Value(error=error, size=len(data), **where)
+            first = _Value(error=is_error, size=len(data), **where)
         else:
             contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
-            first = _Value(kind=kind, error=error, size=len(data), contains=contains, **where)
+            first = _Value(kind=kind, error=is_error, size=len(data), contains=contains, **where)
         self.out.add_value(first, memoryview(data).cast("B"), then)
-
-    def _offer_value(self, values: Values, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> bool:
-        """Have a large value taken by the native stream; False when it is to be sent otherwise."""
-        kind, error, pin = self._store.read(ref, raw=True)
-        number = values.offer(ref, len(pin), then, where)
-        if number:
-            contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
-            first = _Value(kind=kind, error=error, size=len(pin), contains=contains, native=number, **where)
-            self.out.add("value", first)
-        return number != 0
 
     def _on_value(self, message: Any) -> None:
         if message.at:
             self._arrivals.on_piece(message)
             return
         contains = [self.references.resolve(one) for one in message.contains]
+        if message.native and message.data:
+            self._arrivals.resume(message)
+            return
         if message.item:
             if not (self.flows if message.task else self.streams).on_item(message, contains):
                 self._refuse(message)
@@ -358,16 +400,17 @@ class Exchange:
             self.flows.end(message.task)
         if message.kind == 0 and not message.error and len(message.data) == message.size:
             value = pickle.loads(message.data)  # the stream has shown the session's token
-            if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
-                self._sealed(message)
-                return
+            with contextlib.suppress(ObjectStoreFullError):  # below, it waits for room
+                if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
+                    self._sealed(message)
+                    return
         self._arrivals.drop(task, message.result)
         self.receive(message, contains, task, None)
 
     def receive(
         self, message: Any, contains: list[ObjectRef], task: int, finish: Callable[[ObjectRef], None] | None
     ) -> None:
-        """Have a value written, of which this is all or the first piece.
+        """Have a value written, of which this is all or the first piece, or the offer.
 
         Args:
             message: says what it is.
@@ -376,16 +419,15 @@ class Exchange:
             finish: called with the value once it is whole; None: it is a result.
         Raises:
             PeerError: the pieces make no sense.
-            ObjectStoreFullError: there is no room, also after spilling.
         """
-        kind = message.kind or PICKLE
-        about = (message.size, kind, len(contains), message.error)
-        writer = self._store.create(*about) if finish else self._store.result(task, message.result, *about)
-        if writer is None:
-            self._refuse(message)
-            return
-        place, then = (message.result, partial(self._arrived, message, task)) if finish is None else (-1, finish)
-        self._arrivals.begin(message, Arriving(writer, kind, contains, message.size, task, place, then))
+        make: Callable[..., Any] = self._store.create
+        place, then = -1, finish
+        if then is None:
+            make, place = partial(self._store.result, task, message.result), message.result
+            then = partial(self._arrived, message, task)
+        kind, objref = message.kind or PICKLE, 0 if message.item else message.objref
+        about = (make, kind, message.error, contains, message.size, task, place, objref)
+        self._arrivals.begin(message, Arriving(*about, then))
 
     def _refuse(self, message: Any) -> None:
         """Nobody wants this value."""
@@ -394,9 +436,9 @@ class Exchange:
 
     def _on_answer(self, number: int, again: bool) -> None:
         """The other node has taken a value of ours, or wants it in pieces."""
-        offer = self.values.answered(number, again) if self.values is not None else None
+        offer = self.values.answered(number) if self.values is not None else None
         if offer is not None and again:
-            self.send_value(offer.ref, offer.then, **offer.where)
+            self._send_pieces(offer.ref, offer.then, {**offer.where, "native": number})
         elif offer is not None:
             offer.then()
 
@@ -450,7 +492,6 @@ class Exchange:
 
         Raises:
             PeerError: it makes no sense.
-            ObjectStoreFullError: there is no room for what came, even after spilling.
         """
         if frame.HasField("hello"):
             why = refused_report(frame.hello)
@@ -459,7 +500,7 @@ class Exchange:
             self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
             if self.values is not None:
                 self.values.connect(frame.hello.native)
-        self.queued, self.room = frame.queued, frame.room
+        self.queued, self.room, self.is_short = frame.queued, frame.room, frame.short
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
             (frame.function, self._on_function),
             (frame.actor, self.guests.on_actor),
@@ -484,7 +525,63 @@ class Exchange:
         )
         for messages, handle in steps:
             for message in messages:
-                handle(message)
+                try:
+                    handle(message)
+                except ObjectStoreFullError as exc:
+                    self._reject(message, exc)
+
+    def _reject(self, message: Any, error: ObjectStoreFullError) -> None:
+        """There is no room for what a message of the other node's asks for.
+
+        Raises:
+            ObjectStoreFullError: it is neither a task nor a call.
+        """
+        if not isinstance(message, (_Task, _Call)):
+            raise error
+        data = serialize(error).to_bytes()
+        for k in range(message.results):
+            first = _Value(task=message.task, result=k, kind=PICKLE, error=True, size=len(data))
+            self.out.add_value(first, memoryview(data), lambda: None)
+        self.out.add("ended", message.task)
+
+    async def room_for(self, frame: Any) -> None:
+        """Wait until there is room for the values in a frame; the sender waits meanwhile.
+
+        It ends without room where none can be had.
+        """
+        wanted = sum(value.size for value in frame.value if not value.at and not value.native)
+        if not wanted:
+            return
+        wanted += _SPARE_BYTES
+        waiting: room.RoomWait | None = None
+        asked: int | None = None
+        while not self.closed and self._store.tell is not None:
+            used, _, most = arena.room(self._client)
+            if most - used >= wanted or wanted > most:
+                return
+            waiting = waiting or room.RoomWait(self._store, wanted, serves=True)
+            if asked is None or spill.rounds(self._client) != asked:
+                if asked is None or spill.last_round(self._client)[0]:
+                    waiting.stir()
+                elif waiting.look():
+                    return
+                asked = spill.rounds(self._client)
+                self._store.tell(op="spill", bytes=wanted)
+            await asyncio.sleep(waiting.pause_s)
+
+    @property
+    def wants_offers(self) -> bool:
+        """Whether the other node should offer small values, too: this node is short of room."""
+        return self._arrivals.is_short
+
+    def _admit_soon(self) -> None:
+        """The budget for arguments has room again."""
+        if not self.closed:
+            self.readiness.loop.call_soon(self._admit)
+
+    def _admit(self) -> None:
+        if not self.closed:
+            self._arrivals.tend()
 
     def _on_reads(self, message: Any) -> None:
         (self.flows if message.task else self.streams).on_reads(message)
@@ -504,16 +601,24 @@ class Exchange:
                 self.end(standin.task, TaskCancelledError("nobody holds this object any more"))
             self.out.add("release", _Release(objref=objref, named=standin.named))
 
-    def close(self, why: str) -> None:
-        """The stream has ended: what was lent runs again, what ran for the other node ends, what it had is lost."""
+    def close(self, why: str, is_lost: bool = True) -> None:
+        """End the stream: what was lent runs again, what ran for the other node ends, what it had is lost.
+
+        Args:
+            why: it has ended.
+            is_lost: whether the other node may be lost; False: this node ends the stream.
+        """
         if self.closed:
             return
         self.closed = True
         self.out.close()
+        self.budget.leave(self)
+        self._restoring.close()
         if self.values is not None:
             self.values.close()
         self._arrivals.clear()
-        lost = f"node {self.name or 'that had it'} was lost: {why}"
+        what = "was lost" if is_lost else "is out of reach"
+        lost = f"node {self.name or 'that had it'} {what}: {why}"
         self.away.close(self._take_back, lost)
         self.guests.close()
         self.flows.close()

@@ -272,18 +272,13 @@ class Inflow:
             nap.producers.append((self.producer, self.seen))
 
     def add_scalar(self, value: Any) -> None:
-        """Add a value.
-
-        Raises:
-            ObjectStoreFullError: there is no room, also after spilling.
-        """
-        store = self.exchange.store
+        """Add a value, or an error in its place where no room for it can be had."""
         try:
             if self.producer.add(value):
                 return
         except ObjectStoreFullError:
             pass  # the store knows whom to ask for room
-        self.producer.add_ref(store.put_serialized(serialize(value)))
+        self.producer.add_ref(self.exchange.store.put_or_error(value))
 
 
 class Flows:
@@ -321,7 +316,6 @@ class Flows:
 
         Raises:
             PeerError: it makes no sense.
-            ObjectStoreFullError: there is no room for it, also after spilling.
         """
         flow = self._in.get(message.task)
         if flow is None:

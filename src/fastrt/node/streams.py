@@ -175,7 +175,6 @@ class Streams:
 
         Raises:
             PeerError: it makes no sense.
-            ObjectStoreFullError: there is no room for it, also after spilling.
         """
         mirror = self._mirrors.get(message.objref)
         if mirror is None:
@@ -185,7 +184,7 @@ class Streams:
             mirror.items.put(message.item, partial(mirror.add, ref))
 
         if message.kind == 0 and not message.error and len(message.data) == message.size:
-            put(self._exchange.store.put(pickle.loads(message.data)))  # the stream has shown the session's token
+            put(self._exchange.store.put_or_error(pickle.loads(message.data)))  # the stream has shown the session's token
         else:
             self._exchange.receive(message, contains, -message.objref, put)
         return True

@@ -24,6 +24,7 @@ from fastrt._core import tasks as core
 from fastrt._core.clients import KIND_WORKER, table
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.node.budget import ArgumentBudget
 from fastrt.node.exchange import Exchange
 from fastrt.node.finder import Finder
 from fastrt.node.flows import Watch
@@ -97,6 +98,7 @@ class Uplink:
         self._reasons = Reasons(access.identity)
         self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
         self._flows = Watch(self._client, asyncio.get_running_loop())
+        self._budget = ArgumentBudget(self._client)
         self._orders = Orders(
             self._client,
             daemon,
@@ -235,30 +237,31 @@ class Uplink:
                 await channel.close()
 
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
-        shared = (self._readiness, self._native, self._lineage, self._mailboxes, self._flows)
+        shared = (self._readiness, self._native, self._lineage, self._mailboxes, self._flows, self._budget)
         exchange = Exchange(self._store, *shared)
         exchange.on_output = self._pass_output_to_drivers
         exchange.references.tell_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
         self._exchanges.add(exchange)
         writing = asyncio.create_task(self._write(exchange, write))
-        why = "the stream to it was closed"
+        why, is_lost = "the stream to it was closed", True
         try:
             async for frame in frames:
                 if not exchange.node and not frame.HasField("hello"):
                     raise PeerError("its first frame does not say which node it is")
+                await exchange.room_for(frame)
                 exchange.on_frame(frame)
                 self._on_frame(exchange)
         except grpc.aio.AioRpcError as exc:
             why = f"{exc.code().name}: {exc.details()}"
         except FastrtError as exc:
-            why = str(exc)
+            why, is_lost = str(exc), False
             sys.stderr.write(f"fastrt: the stream to node {exchange.name} is closed: {exc}\n")
         finally:
             self._exchanges.discard(exchange)
             peer = self._peers.get(exchange.node)
             if peer is not None and peer.exchange is exchange:
                 peer.exchange = None
-            exchange.close(why)
+            exchange.close(why, is_lost)
             self._orders.lost(exchange.node)
             writing.cancel()
             self._news.set()
@@ -267,6 +270,7 @@ class Uplink:
         frame = exchange.first_frame(self._report)
         while frame is not None:
             frame.queued, frame.room = core.queued(self._client), self._room_for(exchange)
+            frame.short = exchange.wants_offers
             await write(frame)
             frame = await exchange.out.next_frame()
 
@@ -509,7 +513,8 @@ def main(argument: str) -> None:
 
     Args:
         argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
-            (whether to say that it serves only once the head has answered), lineage_bytes, token_file, tls, insecure.
+            (whether to say that it serves only once the head has answered), lineage_bytes, patience_s (of the store),
+            token_file, tls, insecure.
     """
     settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:
@@ -518,7 +523,9 @@ def main(argument: str) -> None:
         daemon = attach.Lasting(settings["socket"], link)
 
         async def run() -> None:
-            await Uplink(Store(client, 0.0, tell=daemon.send), settings, access, daemon).run()
+            store = Store(client, 0.0, tell=daemon.send, patience_s=settings["patience_s"])
+            store.serves = True
+            await Uplink(store, settings, access, daemon).run()
 
         asyncio.run(run())
         client.close()

@@ -1,8 +1,9 @@
 """Large values between two nodes, by the native stream of `transfer`, beside the exchange that names them.
 
-Whoever sends a value says its size, kind and contents on the exchange, and a number instead of bytes; the other node
-takes it by that number from the sender's native stream, straight into the memory of the result that it becomes, and
-says `taken`. Where the stream cannot be had, it says `again`, and the bytes come in pieces as without one.
+The sender of a value says its size, kind and contents on the exchange, and a number instead of bytes. Once the other
+node has room for it (`arrivals`), it takes the value by that number from the sender's native stream, straight into the
+memory of the result that it becomes, and says `taken`. Where the stream cannot be reached, it says `again`, and the
+bytes come in pieces as without one.
 
 Invariants: an offer lasts until it is answered or the exchange ends; nothing is written into a result's memory once
 `cancel` has returned, as it may be somebody else's then; all but the bytes themselves is done on the loop's thread.
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from fastrt._core import trace
 from fastrt._core.handles import Writer
 from fastrt.errors import NotFoundError
+from fastrt.node.outgoing import PIECE_BYTES
 from fastrt.rpc.streams import Access
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -27,8 +29,9 @@ from fastrt.transfer.pull import Puller
 from fastrt.transfer.source import Source
 from fastrt.transfer.table import Receipt, Sealed, Table, TransferError
 
-# Smaller values go with the tasks that need them: what is to be gained is less than another message costs.
-BYTES_MIN = 1 << 20
+# Smaller values go with the tasks that need them, in one piece. One in several pieces would take memory here before its
+# last piece has come, and might wait behind others for which there is no room.
+BYTES_MIN = PIECE_BYTES + 1
 _OBJREF_MOST = (1 << 64) - 1
 _SILENCE_S = 5.0  # an exchange whose network is cut ends after ten
 
@@ -140,6 +143,10 @@ class _Offer(NamedTuple):
 class Values:
     """The large values of one exchange, both ways.
 
+    Attributes:
+        is_known: whether the other node has a native stream, too, and so knows offers.
+        is_reachable: whether values can be taken from there; where they cannot, their pieces are asked for.
+
     Args:
         native: this node's native stream.
         landed: called on the loop's thread with the number of each value that has come, and None; or with an error.
@@ -155,37 +162,32 @@ class Values:
         self._puller = Puller(self._arrivals, access.identity, None, access.insecure, _SILENCE_S)
         self._traced: dict[int, int] = {}  # records of what is on its way
         self._address = ""
-        self._usable = False
+        self.is_known = self.is_reachable = False
 
     def connect(self, address: str) -> None:
         """The other node has said where its native stream is; empty: nowhere."""
         self._address = address
-        self._usable = bool(address)
+        self.is_known = self.is_reachable = bool(address)
 
     # ---- what goes out ----
 
-    def offer(self, ref: ObjectRef, nbytes: int, then: Callable[[], None], where: dict[str, int]) -> int:
-        """Offer a value: its number, or 0 when it is to be sent otherwise.
+    def offer(self, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> int:
+        """Offer a value and return its number.
 
         Args:
             ref: the value.
-            nbytes: its size.
             then: called when it has been taken.
             where: what it is to the other node, for another attempt.
         """
-        if not self._usable or nbytes < BYTES_MIN:
-            return 0
         number = self._offers.offer(ref)
         self._open[number] = _Offer(ref, then, where)
         return number
 
-    def answered(self, number: int, again: bool) -> _Offer | None:
-        """An offer was taken, or must go `again` in another way, as all after it; None when there is no such offer."""
+    def answered(self, number: int) -> _Offer | None:
+        """An offer was taken, or its pieces are asked for; None when there is no such offer."""
         offer = self._open.pop(number, None)
         if offer is not None:
             self._offers.drop(number)
-        if again:
-            self._usable = False
         return offer
 
     # ---- what comes in ----
@@ -220,6 +222,7 @@ class Values:
 
         def tell() -> None:
             trace.end(self._offers.store.client, self._traced.pop(number, 0))
+            self.is_reachable = self.is_reachable and error is None
             if self._arrivals._coming.pop(number, None) is not None:
                 self._landed(number, error)
 

@@ -40,7 +40,8 @@ from fastrt.observe.chrome import micros
 from fastrt.rpc.channel import bearer, open_channel
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.identity import Identity, new_token
-from fastrt.store.client import Store, mib
+from fastrt.store.client import Store
+from fastrt.store.room import mib
 from fastrt.store.serialize import serialize
 from fastrt.transfer.push import CHUNK_BYTES, Pusher
 from fastrt.transfer.service import MEASURE, ObjStoreServer

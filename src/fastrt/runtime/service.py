@@ -193,6 +193,7 @@ class Node:
             settings |= {"socket": self._runtime.socket_path, "head": self.head, "name": self._name}
             # A node that starts waits for the head; one uplink after another must not keep us from replacing the head.
             settings |= {"lineage_bytes": options.config.lineage_bytes}
+            settings |= {"patience_s": options.config.store_patience_s}
             settings |= {"workers": options.config.num_workers, "join_first": name not in self._children}
         elif name == "store":
             scheduler = self.addresses.get("scheduler", options.scheduler)

@@ -79,7 +79,7 @@ class Runtime:
         name = os.path.basename(sys.argv[0] or "python")
         client, link = attach.join(self.socket_path, "driver", name, logs=logs)
         client.adopt_job(client.job)
-        store = Store(client, self._config.spin_us / 1e6, self._rejoin, self._tell)
+        store = Store(client, self._config.spin_us / 1e6, self._rejoin, self._tell, self._config.store_patience_s)
         store.socket_path = self.socket_path
         return store, link
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastrt._core import arena, fsck, handles, spill, unread, unread_list
+from fastrt._core import arena, handles, spill, unread, unread_list
 from fastrt._core import tasks as core_tasks
 from fastrt._core.clients import Client, ForkedHandle
 from fastrt.errors import (
@@ -26,7 +27,7 @@ from fastrt.errors import (
     StaleReferenceError,
     for_users,
 )
-from fastrt.store import advice, mixed
+from fastrt.store import advice, mixed, room
 from fastrt.store import engine as engines
 from fastrt.store import ref as ref_module
 from fastrt.store import serialize as serializer
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 
 _MISSING = object()
 _SPILL_PATIENCE_S = 60.0  # for one round: a disk that is slower than that counts as full
-_RESTORE_TRIES = 30  # of a second each
+_RESTORE_LOOK_S = 0.02  # until the first look whether the daemon has found room for a spilled value
 _T = TypeVar("_T")
 # What a result becomes when the store has no room to say what went wrong: small enough to lie in the table itself.
-_NO_ROOM_PICKLE = b"cfastrt.errors\nObjectStoreFullError\n(Vno room for an error\ntR."
-_NO_ROOM = Serialized(PICKLE, len(_NO_ROOM_PICKLE), [(0, _NO_ROOM_PICKLE)], [])
+NO_ROOM_PICKLE = b"cfastrt.errors\nObjectStoreFullError\n(Vno room for an error\ntR."
+NO_ROOM = Serialized(PICKLE, len(NO_ROOM_PICKLE), [(0, NO_ROOM_PICKLE)], [])
 
 
 class Store:
@@ -53,6 +54,7 @@ class Store:
         spin_s: how long a wait spins before it sleeps, in seconds.
         rejoin: makes the store of a child that this process forks.
         tell: sends a message to the daemon, which spills and restores; without it a full store stays full.
+        patience_s: how long to wait for room while all processes of the node wait, in seconds.
     """
 
     def __init__(
@@ -61,15 +63,19 @@ class Store:
         spin_s: float,
         rejoin: Callable[[], Store] | None = None,
         tell: Callable[..., object] | None = None,
+        patience_s: float = 10.0,
     ) -> None:
         self.client = client
         self.spin_s = spin_s
         self.rejoin = rejoin
         self.tell = tell
+        self.patience_s = patience_s
         self.socket_path = ""  # of the daemon, where whoever joined there has said it
         # A worker sets these: what to do around a sleep inside a task, and instead of one when workers run out.
         self.on_block: Callable[[bool], None] | None = None
         self.help_with: Callable[[ObjectRef], bool] | None = None
+        self.check_wait: Callable[[], None] | None = None  # raises where a wait for room is not wanted any more
+        self.serves = False  # it holds memory for other nodes, as `room.RoomWait` has it
         self._lone_gets = advice.LoneGets()
         # The index of the task that runs on this thread, the name of a task, and the actor that this process is.
         self.task_here: Callable[[], int | None] = _nothing
@@ -116,29 +122,42 @@ class Store:
         ref: ObjectRef = writer.seal(parts.refs)
         return ref
 
-    def create(self, nbytes: int, kind: int, nrefs: int, error: bool = False) -> Writer:
+    def put_or_error(self, value: object) -> ObjectRef:
+        """Store a value, or an error in its place where no room for it can be had."""
+        try:
+            return self.put_serialized(serialize(value))
+        except ObjectStoreFullError:
+            return self.put_serialized(NO_ROOM, error=True)
+
+    def create(self, nbytes: int, kind: int, nrefs: int, error: bool = False, patient: bool = True) -> Writer:
         """Memory for a value of `nbytes` bytes that contains `nrefs` references, as `handles.create` gives it.
 
         Raises:
-            ObjectStoreFullError: there is no room, also after spilling.
+            ObjectStoreFullError: no room can be had, see `with_room`.
         """
-        return self.with_room(nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error))
+        return self.with_room(nbytes, lambda: handles.create(self.client, nbytes, kind, nrefs, error), patient)
 
-    def result(self, task: int, index: int, nbytes: int, kind: int, nrefs: int, error: bool = False) -> Writer | None:
+    def result(
+        self, task: int, index: int, nbytes: int, kind: int, nrefs: int, error: bool = False, patient: bool = True
+    ) -> Writer | None:
         """Memory for result `index` of a task that this process runs or ends; None when it is sealed already.
 
         Raises:
-            ObjectStoreFullError: there is no room, also after spilling.
+            ObjectStoreFullError: no room can be had, see `with_room`.
         """
-        return self.with_room(nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error))
+        return self.with_room(
+            nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error), patient
+        )
 
-    def put_result(self, task: int, index: int, parts: Serialized, error: bool = False) -> None:
+    def put_result(
+        self, task: int, index: int, parts: Serialized, error: bool = False, patient: bool = True
+    ) -> None:
         """Seal result `index` of a task that this process runs or ends; nothing if it is sealed already.
 
         Raises:
             ObjectStoreFullError: there is no room.
         """
-        writer = self.result(task, index, parts.nbytes, parts.kind, len(parts.refs), error)
+        writer = self.result(task, index, parts.nbytes, parts.kind, len(parts.refs), error, patient)
         if writer is not None:
             parts.write(writer)
             writer.seal(parts.refs)
@@ -150,59 +169,69 @@ class Store:
             SerializationError: the error cannot be pickled.
         """
         parts = serialize(error)
+        patient = not self.serves and not isinstance(error, ObjectStoreFullError)  # that one has waited
         returns = core_tasks.info(self.client, task)["returns"]
         if not returns:
             unread_list.keep(parts.kind, parts.to_bytes())
         for k in range(returns):
             try:
-                self.put_result(task, k, parts, error=True)
+                self.put_result(task, k, parts, True, patient)
             except ObjectStoreFullError:
-                self.put_result(task, k, _NO_ROOM, error=True)
+                self.put_result(task, k, NO_ROOM, True, False)
 
-    def with_room(self, wanted: int, make: Callable[[], _T]) -> _T:
-        """Call `make`, again after the daemon has spilled values to files as long as that frees anything.
+    def with_room(self, wanted: int, make: Callable[[], _T], patient: bool = True) -> _T:
+        """Call `make`; when there is no room, wait for some and call it again.
 
         Args:
             wanted: bytes that it needs, 0 for "a little".
             make: what raises ObjectStoreFullError when there is no room.
+            patient: False: raise the core's error at once.
         Returns:
             What `make` returns.
         Raises:
-            ObjectStoreFullError: nothing more can be spilled; the message says who holds what.
+            ObjectStoreFullError: it is larger than the store, or no room can be had; the message says who holds what.
         """
+        seen = spill.rounds(self.client)
+        try:
+            return make()
+        except ObjectStoreFullError as exc:
+            if exc.explained or not patient:
+                raise
+            if self.tell is None or not exc.may_pass or wanted > arena.room(self.client)[2]:
+                raise room.explain(exc, room.story(self, wanted)) from None
+        return self._wait_for_room(wanted, make, seen)
+
+    def _wait_for_room(self, wanted: int, make: Callable[[], _T], seen: int) -> _T:
+        waiting = room.RoomWait(self, wanted, self.serves)
+        about, why = ("", ""), ""
         while True:
+            freed = self._spilled(wanted, seen)
             seen = spill.rounds(self.client)
             try:
                 return make()
             except ObjectStoreFullError as exc:
-                if exc.explained or self.tell is None or not self._spilled(wanted, seen):
-                    raise self.full(mib(wanted) if wanted else "a little room", exc) from None
+                if exc.explained:
+                    raise
+                if why and not freed:
+                    raise room.explain(exc, about, why, waiting.may_pass) from None
+            if self.check_wait is not None:
+                self.check_wait()
+            if freed:
+                waiting.stir()
+                why = ""
+                continue
+            why = waiting.look()
+            about = room.story(self, wanted)  # from before the last attempt: room may come between it and the message
+            if not why:
+                waiting.nap()
 
     def _spilled(self, wanted: int, seen: int) -> bool:
         """Ask the daemon for room; whether a round of spilling that ended after `seen` freed anything."""
-        if self.tell is None or wanted > arena.room(self.client)[2] or self.tell(op="spill", bytes=wanted) is False:
+        if self.tell is None or self.tell(op="spill", bytes=wanted) is False:
             return False
         if not spill.wait_round(self.client, seen, _SPILL_PATIENCE_S):
             return False
-        freed, _ = spill.last_round(self.client)
-        return freed > 0
-
-    def full(self, wanted: str, exc: ObjectStoreFullError) -> ObjectStoreFullError:
-        """Say who holds what: the error to raise when what is `wanted` did not fit."""
-        if exc.explained:
-            return exc
-        usage = fsck.usage(self.client)
-        free = usage["bytes_max"] - usage["bytes_used"]
-        holders = sorted(fsck.holders(self.client), key=lambda row: -row["bytes"])[:3]
-        who = ", ".join(f"pid {row['pid']} ({mib(row['bytes'])})" for row in holders if row["bytes"])
-        error = ObjectStoreFullError(
-            f"{wanted} wanted, {mib(free)} free of {mib(usage['bytes_max'])} ({exc})"
-            + (f"; held by {who}" if who else "")
-            + (f"; spilling failed: {trouble}" if (trouble := spill.last_round(self.client)[1]) else "")
-            + ". Drop references and views, or raise object_store_memory."
-        )
-        error.explained = True
-        return error
+        return spill.last_round(self.client)[0] > 0
 
     # ---- get ----
 
@@ -285,20 +314,35 @@ class Store:
         )
 
     def _restore(self, ref: ObjectRef) -> None:
-        """Have the daemon bring a spilled value back, and wait for it.
+        """Have the daemon bring a spilled value back, and wait for it, if need be until there is room.
 
         Raises:
-            ObjectStoreFullError: there is no room for it.
+            ObjectStoreFullError: no room for it can be had.
         """
-        for _ in range(_RESTORE_TRIES):
+        wanted = handles.describe(self.client, ref)["bytes"]
+        waiting = room.RoomWait(self, wanted, self.serves)
+        why = ""
+        patience_s, asked_at = _RESTORE_LOOK_S, time.monotonic()
+        while True:
             seen = spill.rounds(self.client)
             if self.tell is not None:
                 self.tell(op="restore", index=ref.index, objref=ref.objref)
-            if spill.wait_restored(self.client, ref, 1.0):
+            if spill.wait_restored(self.client, ref, patience_s):
                 return
-            if spill.rounds(self.client) != seen and not spill.last_round(self.client)[0]:
-                break  # the daemon tried to make room for it and could not
-        raise self.full("room to restore a spilled value", ObjectStoreFullError("what is in memory is in use"))
+            patience_s = min(1.0, 2 * patience_s)
+            if self.check_wait is not None:
+                self.check_wait()
+            if spill.rounds(self.client) != seen:
+                asked_at, patience_s = time.monotonic(), _RESTORE_LOOK_S
+                if spill.last_round(self.client)[0]:
+                    waiting.stir()
+                else:
+                    why = waiting.look()
+            elif time.monotonic() - asked_at > _SPILL_PATIENCE_S:
+                why = "the node daemon does not answer"
+            if why:
+                error = ObjectStoreFullError("a spilled value cannot be restored")
+                raise room.explain(error, room.story(self, wanted), why, waiting.may_pass)
 
     # ---- wait ----
 
@@ -359,11 +403,6 @@ class Store:
 
 def _nothing() -> None:
     """No task runs in a driver."""
-
-
-def mib(n: int) -> str:
-    """Write a number of bytes for people."""
-    return f"{n / (1 << 20):.1f} MiB" if n >= 1 << 17 else f"{n} bytes"
 
 
 # ---- the one store of this process ----

@@ -267,6 +267,8 @@ class _Connection:
         nbytes = self._bundle(parts) if len(self._asked) > 1 else 0
         while nbytes < _BATCH_BYTES and len(parts) < _BATCH_PARTS:
             while self._asked and len(self._active) < ACTIVE_MAX and len(parts) < _BATCH_PARTS:
+                if (self._active or parts) and not self._table.is_at_hand(self._asked[0].objref):
+                    break  # what is pinned here may be what there is no room for
                 self._start(parts)
             if not self._active or len(parts) >= _BATCH_PARTS:
                 break

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from fastrt._core import bulk, handles
+from fastrt._core import bulk, handles, spill
 from fastrt._core.handles import Pin, Writer
 from fastrt.errors import FastrtError, NotFoundError, ObjectLostError
 from fastrt.store.client import Store
@@ -266,6 +266,11 @@ class Table:
         kind, is_error, pin = self.store.read(ref, raw=True)
         contained = handles.contained(self.store.client, ref)
         return Sealed(kind, is_error, pin, [self.name_of(one) for one in contained] if contained else [])
+
+    def is_at_hand(self, objref: int) -> bool:
+        """Whether `read` does not have to wait until an object is restored from a file."""
+        ref = self.find(objref)
+        return ref is None or not spill.is_spilled(self.store.client, ref)
 
     def read_many(self, objrefs: list[int], bytes_max: int, total_max: int) -> list[tuple[int, bool, Pin] | None]:
         """Pin the bytes of small objects at once, as `bulk.pin_many` does; None: it must be asked for by `read`."""

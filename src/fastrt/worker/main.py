@@ -34,6 +34,7 @@ from fastrt.worker.native_threads import NativeThreads
 _SCALARS = 1  # the kind of arguments that the core reads by itself
 _IDLE_S = 1.0
 _PLAIN = Policy()
+_ARGUMENT_TRIES = 20  # each ends after the store's patience, when no process of the node gets on
 _HELP_DEPTH_MAX = 32  # about eight frames each of the thousand that Python allows
 
 
@@ -82,6 +83,7 @@ class Worker:
         self._sleepers_lock = threading.Lock()
         store.on_block = self._on_block
         store.help_with = self._help_with
+        store.check_wait = self._check_wait
         store.task_here, store.task_name = self.task_here, self.name_of
         for output in outputs:
             output.source = self.source_here
@@ -115,6 +117,17 @@ class Worker:
         return self.rooms.around(special.wrap(self, task, function)), *self._arguments(task)
 
     def _arguments(self, task: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Load a task's arguments. Several workers may each hold some of theirs and wait for room for the others."""
+        for _ in range(_ARGUMENT_TRIES):
+            try:
+                return self._load_arguments(task)
+            except ObjectStoreFullError as exc:
+                if not exc.may_pass:
+                    raise
+            # What was loaded is free for other workers now.
+        return self._load_arguments(task)
+
+    def _load_arguments(self, task: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         kind, args, refs = core.arguments(self._client, task)
         kwargs: dict[str, Any] = {}
         if kind != _SCALARS:
@@ -239,6 +252,12 @@ class Worker:
                 self._say("blocked" if blocked else "unblocked")
         if thread == self._thread and self._runner.stack:
             core.set_blocked(self._client, self._runner.stack[-1], blocked)
+
+    def _check_wait(self) -> None:
+        """Leave a wait for room if the task that waits was cancelled."""
+        task = self._store.task_here()
+        if task is not None and core.cancelled(self._client, task):
+            raise TaskCancelledError(f"the task was cancelled while it waited for room in process {os.getpid()}")
 
     def _help_with(self, ref: ObjectRef) -> bool:
         """Instead of sleeping while no further worker can be started: run what `ref` waits for, here and now.

@@ -1,0 +1,106 @@
+"""How many bytes of arguments are fetched for tasks of other nodes before these tasks have run.
+
+A node may be sent many tasks at once, so that its workers need not wait for the next one. Their arguments come ahead of
+them only within this budget: what is fetched too early would push out of memory what runs now. One task at a time, the
+head, gets all of its arguments whatever they take, or it could never run. The next one becomes the head when that task
+has ended, or has not for a while: it may wait for another one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+
+from fastrt._core import arena
+from fastrt._core.clients import Client
+
+_SHARE = 0.5  # of the store
+STALL_S = 0.5  # after which a head that has its arguments gives its place to another task
+
+
+class ArgumentBudget:
+    """The budget of one node, for the streams to all other nodes.
+
+    Args:
+        client: this process's attachment.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._bytes_max = int(arena.room(client)[2] * _SHARE)
+        self._streams: dict[object, _Stream] = {}
+        self._nbytes = 0
+
+    def join(self, stream: object, freed: Callable[[], None]) -> None:
+        """Add a stream to another node; `freed` is called when more may be fetched."""
+        self._streams[stream] = _Stream(freed)
+
+    def leave(self, stream: object) -> None:
+        """The stream has ended."""
+        gone = self._streams.pop(stream, None)
+        if gone is not None:
+            self._free(sum(gone.fetched.values()))
+
+    def expect(self, stream: object, task: int, objrefs: Collection[int]) -> None:
+        """A task has come that names objects of the other node."""
+        if objrefs:
+            its = self._streams[stream]
+            its.tasks[task] = objrefs
+            its.naming.update(objrefs)
+
+    def ended(self, stream: object, task: int) -> None:
+        """A task has ended: what only its arguments took is free."""
+        its = self._streams.get(stream)
+        objrefs = its.tasks.pop(task, ()) if its is not None else ()
+        if its is None or not objrefs:
+            return
+        its.naming.subtract(objrefs)
+        freed = 0
+        for objref in set(objrefs):
+            if its.naming[objref] <= 0:
+                del its.naming[objref]
+                freed += its.fetched.pop(objref, 0)
+        self._free(freed)
+
+    def first(self, stream: object, offered: Collection[int]) -> Collection[int]:
+        """The arguments of the head; nothing while it has all of those that are `offered`."""
+        its = self._streams[stream]
+        objrefs = its.tasks.get(its.head)
+        if objrefs is not None:
+            if any(objref in offered for objref in objrefs):
+                return objrefs
+            if time.monotonic() - its.head_since < STALL_S:
+                return ()
+        for task, objrefs in its.tasks.items():
+            if any(objref in offered for objref in objrefs):
+                its.head, its.head_since = task, time.monotonic()
+                return objrefs
+        return ()
+
+    def admits(self, stream: object, objref: int, nbytes: int) -> bool:
+        """Whether an object may be fetched now: within the budget, or no argument."""
+        return self._nbytes + nbytes <= self._bytes_max or objref not in self._streams[stream].naming
+
+    def fetch(self, stream: object, objref: int, nbytes: int) -> None:
+        """An object is fetched."""
+        its = self._streams[stream]
+        if objref in its.naming and objref not in its.fetched:
+            its.fetched[objref] = nbytes
+            self._nbytes += nbytes
+
+    def _free(self, nbytes: int) -> None:
+        if nbytes:
+            self._nbytes -= nbytes
+            for stream in list(self._streams.values()):
+                stream.freed()
+
+
+class _Stream:
+    """The tasks of one stream in the order in which they came, and what was fetched for them."""
+
+    def __init__(self, freed: Callable[[], None]) -> None:
+        self.freed = freed
+        self.tasks: dict[int, Collection[int]] = {}
+        self.naming: Counter[int] = Counter()
+        self.fetched: dict[int, int] = {}
+        self.head, self.head_since = 0, 0.0  # tasks count from 1

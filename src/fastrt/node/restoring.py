@@ -1,0 +1,81 @@
+"""Spilled values that are needed in memory, one after the other, without holding up an event loop.
+
+One at a time: where memory is short, a value that comes back pushes another one out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from fastrt._core import spill
+from fastrt.errors import FastrtError, ObjectStoreFullError
+from fastrt.store import room
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+
+Then = Callable[[ObjectRef, FastrtError | None], None]
+
+
+class Restoring:
+    """The values that one stream waits for.
+
+    Args:
+        store: this process's attachment.
+        loop: where they are waited for.
+    """
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._client = store.client
+        self._loop = loop
+        self._wanted: deque[tuple[ObjectRef, Then]] = deque()
+        self._wait: room.RoomWait | None = None  # of the first one
+        self._rounds = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, ref: ObjectRef, then: Then) -> None:
+        """Have `then(ref, None)` called once the value is in memory, or `then(ref, error)` if it cannot come back."""
+        self._wanted.append((ref, then))
+        if len(self._wanted) == 1:
+            self._look()
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._wanted.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        while self._wanted:
+            ref, then = self._wanted[0]
+            error: FastrtError | None = None
+            if spill.is_spilled(self._client, ref):
+                error = self._ask(ref)
+                if error is None:
+                    assert self._wait is not None
+                    self._timer = self._loop.call_later(self._wait.pause_s, self._look)
+                    return
+            self._wanted.popleft()
+            self._wait = None
+            then(ref, error)
+
+    def _ask(self, ref: ObjectRef) -> FastrtError | None:
+        """Have the daemon restore a value; the error when there is no room for it and none can be had."""
+        nbytes = spill.size(self._client, ref.index)
+        rounds = spill.rounds(self._client)
+        if self._wait is None:
+            self._wait = room.RoomWait(self._store, nbytes, serves=True)
+        elif rounds != self._rounds:
+            if spill.last_round(self._client)[0]:
+                self._wait.stir()
+            else:
+                why = self._wait.look()
+                if why:
+                    full = ObjectStoreFullError("a spilled value cannot be restored")
+                    return room.explain(full, room.story(self._store, nbytes), why, True)
+        self._rounds = rounds
+        if self._store.tell is not None:
+            self._store.tell(op="restore", index=ref.index, objref=ref.objref)
+        return None

@@ -1,0 +1,152 @@
+"""Waiting for room in the store: what is said meanwhile, and when the wait is hopeless.
+
+A value that does not fit now may fit later: another process drops a view, a value that is being written becomes one
+that can be spilled, a task ends. So whoever needs room asks the daemon to spill, tries again, and sleeps in between.
+A wait ends in an error in three cases:
+
+- All that is in use is used by the waiting process itself, which sleeps. Nothing else could free it.
+- Every driver, worker and actor of the node sleeps in a get or wait, or waits for room, too, and no memory has changed
+  hands for the store's `patience_s`: a deadlock. The clients' limits differ a little, so that one task fails and lets
+  the others go on.
+- No memory has changed hands for `LIMIT_S`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from fastrt._core import arena, fsck, spill
+
+if TYPE_CHECKING:
+    from fastrt.errors import ObjectStoreFullError
+    from fastrt.store.client import Store
+
+LIMIT_S = 600.0
+_STAGGER_S = 0.25  # between the limits of two clients
+_STAGGERED = 16
+_SERVES = 6  # so much longer waits a process for which work goes on elsewhere
+_ALONE_LOOKS = 3  # at the first of them, a round of spilling may have begun before the last change
+_THREADS_S = 2.0  # for another thread of this process to free what only this process uses
+_WARN_S = 5.0  # until the first warning; twice as long until each further one
+_PAUSE_S = 0.1  # the longest sleep between two attempts
+_AWAKE_LOOKS = 3  # a client that sleeps is awake for a moment twenty times a second
+
+
+class RoomWait:
+    """One wait for room.
+
+    Args:
+        store: of the process that waits.
+        wanted: bytes.
+        serves: the process holds memory for other nodes, which may let go of it at any time.
+    """
+
+    def __init__(self, store: Store, wanted: int, serves: bool = False) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._serves = serves
+        self._began = self._changed = self._stirred = self._shared = time.monotonic()
+        self._patience_s = store.patience_s * (_SERVES if serves else 1) + _STAGGER_S * (store.client.index % _STAGGERED)
+        self._mark = -1
+        self._alone = 0  # looks in a row that found that nothing else could free enough
+        self.may_pass = False  # whether the wait was given up only because others wait, too
+        self._awake: dict[int, int] = {}  # at how many looks in a row
+        self._warn_s = _WARN_S
+
+    @property
+    def waited_s(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self._began
+
+    @property
+    def pause_s(self) -> float:
+        """How long to sleep before the next attempt."""
+        return min(_PAUSE_S, 0.001 + self.waited_s / 8)
+
+    def stir(self) -> None:
+        """A round of spilling has freed something."""
+        self._changed, self._alone = time.monotonic(), 0
+
+    def nap(self) -> None:
+        """Sleep until the next attempt."""
+        spill.nap(self._store.client, self.pause_s)
+
+    def look(self) -> str:
+        """Say why there will be no room, after one more attempt; empty as long as there may be."""
+        client, now = self._store.client, time.monotonic()
+        others, awake, mark = spill.outlook(client)
+        used, committed, _ = arena.room(client)
+        if mark != self._mark:
+            self._mark, self._changed = mark, now
+        awake.discard(client.index)
+        self._awake = {index: self._awake.get(index, 0) + 1 for index in awake}
+        if any(looks >= _AWAKE_LOOKS for looks in self._awake.values()):
+            self._stirred = now
+        if self._serves or committed - used + others >= self._wanted:
+            self._shared, self._alone = now, 0
+        else:
+            self._alone += 1
+            if self._alone >= _ALONE_LOOKS and (not _has_threads() or now - self._shared > _THREADS_S):
+                return "this process itself uses the rest, and waits"
+        self.may_pass = True
+        if now - max(self._changed, self._stirred) > self._patience_s:
+            return f"after {self.waited_s:.0f} s, in which all processes of this node waited and none freed memory"
+        if now - self._changed > LIMIT_S:
+            return f"after {self.waited_s:.0f} s; no memory was freed in the last {LIMIT_S:.0f} s"
+        self._warn()
+        return ""
+
+    def _warn(self) -> None:
+        if self.waited_s < self._warn_s:
+            return
+        self._warn_s *= 2
+        sys.stderr.write(
+            f"fastrt: the object store is full, and a value has waited for room for {self.waited_s:.0f} s: "
+            f"{''.join(story(self._store, self._wanted))}\n"
+        )
+
+
+def story(store: Store, wanted: int) -> tuple[str, str]:
+    """Say what is wanted and what is free; and which processes use the rest."""
+    client = store.client
+    usage = fsck.usage(client)
+    free = usage["bytes_max"] - usage["bytes_used"]
+    holders = sorted(fsck.holders(client), key=lambda row: -row["bytes"])[:3]
+    held = ", ".join(f"pid {row['pid']} ({mib(row['bytes'])})" for row in holders if row["bytes"])
+    trouble = spill.last_round(client)[1]
+    return (
+        f"{mib(wanted) if wanted else 'a little room'} wanted, {mib(free)} free of {mib(usage['bytes_max'])}"
+        + (" in pieces that are too small" if wanted and free >= wanted else ""),
+        (f"; held by {held}" if held else "") + (f"; spilling failed: {trouble}" if trouble else ""),
+    )
+
+
+def explain(
+    exc: ObjectStoreFullError, about: tuple[str, str], why: str = "", may_pass: bool = False
+) -> ObjectStoreFullError:
+    """Make the error for a user of one of the core's.
+
+    Args:
+        exc: what the core raised.
+        about: the `story`, from before the attempt that failed.
+        why: as `RoomWait.look` says it.
+        may_pass: as the error has it.
+    """
+    text = f"{about[0]} ({exc}{': ' + why if why else ''}){about[1]}"
+    error = type(exc)(f"{text}. Drop references and views, or raise object_store_memory.")
+    error.explained, error.may_pass = True, may_pass
+    return error
+
+
+def mib(n: int) -> str:
+    """Write a number of bytes for people."""
+    return f"{n / (1 << 20):.1f} MiB" if n >= 1 << 17 else f"{n} bytes"
+
+
+def _has_threads() -> bool:
+    """Whether the program runs threads beside the current one."""
+    here = threading.current_thread()
+    return any(thread is not here and not thread.name.startswith("fastrt") for thread in threading.enumerate())

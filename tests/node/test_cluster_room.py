@@ -1,0 +1,115 @@
+"""Stores that are too small for what two nodes send each other: values wait for room, and no node counts as lost."""
+
+import threading
+
+import numpy as np
+import pytest
+from cluster import RunningNode
+
+import fastrt
+from fastrt._core import fsck
+from fastrt.store import attach
+from fastrt.store import client as store_client
+
+MIB = 1 << 20
+STORE = 32 * MIB
+
+
+@pytest.fixture(scope="module")
+def nodes(runtime_dir):
+    """Two nodes with stores of 32 MiB: a head without workers, and one with two of them."""
+    store = ("--object-store-memory", str(STORE))
+    head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "0", "--name", "one", *store)
+    other = RunningNode(runtime_dir, "--address", head.head, "--num-workers", "2", "--name", "two", *store)
+    yield head, other
+    client, link = attach.join(other.note.socket_path, "tool", "test")
+    found = fsck.fsck(client)
+    client.close()
+    link.close()
+    assert found == []
+    for node in (other, head):
+        out, err = node.stop()
+        assert node.process.returncode == 0, out + err
+        assert "is closed" not in err, err
+        assert "Traceback" not in err, err
+
+
+@pytest.fixture(scope="module")
+def rt(runtime_dir, nodes):
+    with fastrt.init(address=nodes[0].head, runtime_dir=runtime_dir) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def small(rt, nodes):
+    """The cluster; the driver's store is sound afterwards."""
+    yield
+    assert fsck.fsck(store_client.require().client) == []
+
+
+def array(nbytes, value):
+    return np.full(nbytes, value, np.uint8)
+
+
+@fastrt.remote
+def total(*arrays):
+    return sum(int(one[-1]) for one in arrays)
+
+
+@fastrt.remote
+def make(nbytes, value):
+    return array(nbytes, value)
+
+
+@fastrt.remote
+def put_some(count, nbytes, value):
+    return [fastrt.put(array(nbytes, value + k)) for k in range(count)]
+
+
+def test_arguments_of_many_tasks_that_do_not_fit_together_all_arrive(small):
+    tasks = [total.remote(*[fastrt.put(array(3 * MIB // 2, 8 * i + k)) for k in range(8)]) for i in range(8)]
+    assert fastrt.get(tasks, timeout=60) == [sum(range(8 * i, 8 * i + 8)) for i in range(8)]
+
+
+def test_arguments_below_the_size_of_an_offer_that_do_not_fit_together_all_arrive(small):
+    tasks = [total.remote(*[fastrt.put(array(MIB // 2, 16 * i + k)) for k in range(16)]) for i in range(12)]
+    assert fastrt.get(tasks, timeout=60) == [sum(range(16 * i, 16 * i + 16)) % 256**2 for i in range(12)]
+
+
+def test_results_that_do_not_fit_together_all_arrive(small):
+    refs = [make.remote(12 * MIB, i) for i in range(8)]
+    for i, ref in enumerate(refs):
+        assert fastrt.get(ref, timeout=60)[-1] == i
+
+
+def test_objects_that_tasks_have_put_are_not_lost_for_want_of_room(small):
+    listed = [put_some.remote(4, 2 * MIB, 4 * i) for i in range(8)]
+    for i, refs in enumerate(listed):
+        for k, ref in enumerate(fastrt.get(refs, timeout=60)):
+            assert fastrt.get(ref, timeout=60)[-1] == 4 * i + k
+
+
+def test_items_of_a_generator_that_do_not_fit_together_all_arrive(small):
+    @fastrt.remote(num_returns="streaming")
+    def items(count):
+        for k in range(count):
+            yield array(3 * MIB, k)
+
+    for k, ref in enumerate(items.remote(24)):
+        assert fastrt.get(ref, timeout=60)[-1] == k
+
+
+def test_result_waits_for_the_view_that_the_driver_holds(small):
+    views = [fastrt.get(make.remote(9 * MIB, 1), timeout=60) for _ in range(3)]
+    ref = make.remote(9 * MIB, 2)
+    assert fastrt.get(make.remote(8, 3), timeout=60)[0] == 3  # while the large one waits
+    threading.Event().wait(0.3)
+    assert fastrt.wait([ref], timeout=0)[0] == []
+    assert all(view[-1] == 1 for view in views)
+    views.clear()
+    assert fastrt.get(ref, timeout=60)[-1] == 2
+
+
+def test_result_larger_than_the_store_is_an_error_at_once(small):
+    with pytest.raises(fastrt.ObjectStoreFullError, match=r"40\.0 MiB wanted.*larger than the whole store"):
+        fastrt.get(make.remote(40 * MIB, 0), timeout=60)
