@@ -18,7 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from fastrt._core import arena, spill, tasks
-from fastrt._core.clients import KIND_ACTOR, KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKER, Client, admit, table
+from fastrt._core.clients import (
+    KIND_ACTOR,
+    KIND_DAEMON,
+    KIND_DRIVER,
+    KIND_TOOL,
+    KIND_WORKER,
+    Client,
+    admit,
+    rename,
+    table,
+)
 from fastrt._core.segment import Segment, start_time, sweep
 from fastrt.config import RUNTIME_FOLDER, SHM_DIR, Config
 from fastrt.errors import FastrtError, LockStuck
@@ -36,6 +46,7 @@ from fastrt.store.client import Store
 
 _KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL, "actor": KIND_ACTOR}
 _FORKED = ("worker", "actor")
+_GUESTS = ("driver", "tool")  # processes that may leave and join again
 _TICK_S = 0.5  # how often the daemon looks whether the arena should grow and workers should leave
 _HURRY_S = 0.005  # while a death waits for the zygote's word
 _AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
@@ -231,6 +242,8 @@ class Daemon:
             self._rejoin(link, pid, message)
         elif op == "bye" and pid in self._members:
             self._members[pid].left = True
+        elif op == "leave":
+            self._leave(link, pid)
         elif op == "end":
             self._ended = True
         elif op == "blocked":
@@ -300,9 +313,27 @@ class Daemon:
         if pid not in self._members:
             link.send(error=f"process {pid} has no client slot in this session")
             return
-        self._members[pid].link = link
-        self._members[pid].logs = self._config.log_to_driver and message.get("logs") is True
+        member = self._members[pid]
+        if message.get("kind") in _GUESTS and member.kind in _GUESTS:
+            member.kind = message["kind"]
+            rename(self._segment, member.index, _KINDS[member.kind], str(message.get("name", "")))
+            self._had_driver |= member.kind == "driver"
+            member.left = False
+        member.link = link
+        member.logs = self._config.log_to_driver and message.get("logs") is True
         link.send(segment=self._segment.name)
+
+    def _leave(self, link: Link, pid: int) -> None:
+        """End what a driver has begun. Its process keeps its slot, for views that it still has and to come back."""
+        member = self._members.get(pid)
+        if member is not None and member.kind in _GUESTS:
+            try:
+                self._janitor.end_job(member.index, pid)
+            except LockStuck as exc:
+                link.send(error=str(exc))
+                return
+            member.left, member.logs, member.link = True, False, None
+        link.send(left=True)
 
     def _on_death(self, pid: int) -> None:
         member = self._members[pid]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastrt._core import arena, fsck, handles, spill
+from fastrt._core import arena, fsck, handles, recovery, spill
 from fastrt._core import tasks as core_tasks
 from fastrt._core.clients import Client, ForkedHandle
 from fastrt.errors import (
@@ -77,12 +77,22 @@ class Store:
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
         self.watcher: Any = None  # the thread that waits for many, see `store.watch`
 
-    def close(self) -> None:
-        """Leave the session. Whoever is among `users` is told to let go of it, by a call of `forget()`."""
+    def close(self, keep_slot: bool = False) -> None:
+        """Leave the session, after a call of `forget()` of all `users`.
+
+        Args:
+            keep_slot: give all references back, but keep the client slot: views stay valid, and this process may join
+                the session again; see `attach.leave`.
+        """
         for user in list(self.users):
             user.forget()
         if self.client.forked:
             self.client.abandon()
+        elif keep_slot:
+            try:
+                recovery.leave(self.client)
+            except FastrtError:  # the session has ended, and its references with it
+                self.client.close()
         else:
             self.client.close()
 
@@ -202,9 +212,7 @@ class Store:
 
     # ---- get ----
 
-    def get(
-        self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None
-    ) -> Any:
+    def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None) -> Any:
         """Return the value of a reference or of each of a list.
 
         Raises:
@@ -455,9 +463,7 @@ def put(value: object) -> ObjectRef:
         return require().put(value)
 
 
-def get(
-    refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None
-) -> Any:
+def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None) -> Any:
     """Wait for a value, or for a list of values.
 
     Args:
