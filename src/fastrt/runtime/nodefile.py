@@ -43,6 +43,11 @@ class NodeFile:
     start_time: int
 
     @property
+    def session(self) -> str:
+        """The name of its session."""
+        return Path(self.socket_path).parent.name
+
+    @property
     def is_alive(self) -> bool:
         """Whether the process that wrote it still runs."""
         try:
