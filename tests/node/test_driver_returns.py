@@ -17,6 +17,7 @@ from fastrt.cli.look import joined
 from fastrt.errors import FastrtError, NotInitializedError, StaleReferenceError
 from fastrt.store import attach
 from fastrt.store import client as store_client
+from fastrt.tasks import names
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +217,27 @@ def test_a_forked_child_shuts_down_and_comes_back_too(join):
         assert pipe.read() == "9"
     os.waitpid(pid, 0)
     assert fastrt.get(ref) == 5
+
+
+def test_functions_of_programs_that_ended_leave_the_store(join, wait_until):
+    join()
+    before = usage()
+    for k in range(8):
+        join_again(join)
+        closure = np.full(1 << 18, k)  # 2 MiB
+        assert fastrt.get(fastrt.remote(lambda closure=closure: int(closure[0])).remote(), timeout=20) == k
+        del closure
+    join_again(join)
+    wait_until(lambda: usage()["bytes_used"] < before["bytes_used"] + (1 << 20), "the functions to go")
+
+
+def join_again(join):
+    fastrt.shutdown()
+    join()
+
+
+def test_the_namespace_of_a_program_does_not_outlive_it(runtime, runtime_dir):
+    for given in ("a", "b", None):
+        with fastrt.init(address=runtime.head, runtime_dir=runtime_dir, namespace=given):
+            assert fastrt.get_runtime_context().namespace == (given or "")
+            assert fastrt.get(fastrt.remote(names.here).remote(), timeout=20) == (given or "")

@@ -115,23 +115,29 @@ def admit(Segment segment, int pid, int kind, str name=""):
     raise AttachError(f"all {x.clients_max} client slots of {segment.name} are taken; raise clients_max")
 
 
-def rename(Segment segment, uint32_t index, int kind, str name):
-    """Change what a slot's process is, when it left and joins again.
+def readmit(Segment segment, uint32_t index, int kind, str name):
+    """Give a process its slot once more, when it left and joins again: a new generation, and so a new job.
 
     Args:
         segment: the mapped segment.
         index: the slot.
         kind, name: as for `admit`.
+    Returns:
+        The generation.
     """
     cdef frt_ctx x
     cdef bytes text = name.encode()[:63]
+    cdef size_t j
     segment.describe(&x)
     if index >= x.clients_max:
         raise ValueError(f"slot {index} is not in the table of {x.clients_max}")
     cdef frt_client *slot = x.clients + index
+    cdef uint32_t gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
     slot.kind = kind
     for j in range(sizeof(slot.name)):
-        slot.name[j] = text[j] if j < len(text) else 0
+        slot.name[j] = text[j] if j < <size_t>len(text) else 0
+    a64_store_sc(&slot.word, frt_word(FRT_CLIENT_LIVE, 0, gen))
+    return gen
 
 
 def slots(Segment segment):

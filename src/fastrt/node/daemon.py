@@ -7,6 +7,7 @@ is gone it ends every worker and removes all that the session had.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastrt._core import arena, spill, tasks
+from fastrt._core import arena, functions, spill, tasks
 from fastrt._core.clients import (
     KIND_ACTOR,
     KIND_DAEMON,
@@ -26,7 +27,7 @@ from fastrt._core.clients import (
     KIND_WORKER,
     Client,
     admit,
-    rename,
+    readmit,
     table,
 )
 from fastrt._core.segment import Segment, start_time, sweep
@@ -52,6 +53,7 @@ _HURRY_S = 0.005  # while a death waits for the zygote's word
 _AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
 _SURPLUS_PATIENCE_S = 2.0
+_SWEEP_S = 1.0  # how often functions that nothing uses any more are dropped
 _BACKLOG_BYTES = 1 << 20  # of output that a driver has not read yet
 _LAST_WORDS_S = 1.0
 _COMEBACK_S = 2.0  # in which drivers connect to a new daemon; what workers print waits for them
@@ -111,7 +113,7 @@ class Daemon:
         self._advisor = Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
         self._actors = Actors(Store(self._client, 0.0), self._fork, self._admission.may_start, self._want_refresh)
         self._actors_wanted = self._refresh_wanted = False
-        self._refreshed_at = 0.0
+        self._refreshed_at = self._swept_at = 0.0
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
         self._had_driver = self._starter_left = False
@@ -314,14 +316,16 @@ class Daemon:
             link.send(error=f"process {pid} has no client slot in this session")
             return
         member = self._members[pid]
+        about = {}
         if message.get("kind") in _GUESTS and member.kind in _GUESTS:
             member.kind = message["kind"]
-            rename(self._segment, member.index, _KINDS[member.kind], str(message.get("name", "")))
             self._had_driver |= member.kind == "driver"
             member.left = False
+            gen = readmit(self._segment, member.index, _KINDS[member.kind], str(message.get("name", "")))
+            about = {"index": member.index, "gen": gen}
         member.link = link
         member.logs = self._config.log_to_driver and message.get("logs") is True
-        link.send(segment=self._segment.name)
+        link.send(segment=self._segment.name, **about)
 
     def _leave(self, link: Link, pid: int) -> None:
         """End what a driver has begun. Its process keeps its slot, for views that it still has and to come back."""
@@ -476,6 +480,10 @@ class Daemon:
             self._admission.refresh()
         if self._advisor is not None:
             self._advisor.look(now)
+        if now - self._swept_at > _SWEEP_S:
+            self._swept_at = now
+            with contextlib.suppress(LockStuck):
+                functions.sweep(self._client)
         spill.tick(self._client)
         self._oom_kills.look(time.monotonic())
         used, committed, most = arena.room(self._client)

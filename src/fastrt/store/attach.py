@@ -136,8 +136,6 @@ class _Former:
     """A client slot that this process has in a session that it left."""
 
     pid: int  # a forked child has no part in it
-    index: int
-    gen: int
     client: weakref.ref[Client]  # alive while views are
 
 
@@ -167,7 +165,7 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: bool = 
     del _former[path]
     before = former.client()
     segment = Segment.attach(answer["segment"]) if before is None else before.segment
-    return Client(segment, former.index, former.gen, before), link
+    return Client(segment, answer["index"], answer["gen"], before), link
 
 
 def leave(path: str, client: Client, timeout_s: float = 10.0) -> None:
@@ -183,7 +181,7 @@ def leave(path: str, client: Client, timeout_s: float = 10.0) -> None:
     Raises:
         AttachError: no daemon answers in time.
     """
-    _former[path] = _Former(os.getpid(), client.index, client.gen, weakref.ref(client))
+    _former[path] = _Former(os.getpid(), weakref.ref(client))
     until = time.monotonic() + timeout_s
     while True:
         try:
