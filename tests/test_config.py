@@ -20,9 +20,11 @@ def bare_environment(monkeypatch):
 
 @pytest.fixture
 def cgroup(tmp_path, monkeypatch):
-    """An empty cgroup hierarchy with the process in /a/b; a function that writes a control file into it."""
+    """Empty cgroup hierarchies of both versions, in which the process is below the root; a function that writes a
+    control file into them."""
     monkeypatch.setattr(config, "_CGROUP_DIR", tmp_path)
-    monkeypatch.setattr(config, "_cgroup_dirs", lambda: [tmp_path / "a/b", tmp_path / "a", tmp_path])
+    monkeypatch.setattr(config, "_OWN_CGROUPS", tmp_path / "self")
+    (tmp_path / "self").write_text("5:memory:/slurm/job_7\n3:cpu,cpuacct:/slurm/job_7\n1:name=systemd:/x\n0::/a/b\n")
 
     def write(name, text):
         path = tmp_path / name
@@ -134,12 +136,68 @@ def test_more_workers_than_client_slots_is_refused():
         Config.load(num_workers=8, clients_max=9)
 
 
-def test_runtime_dir_follows_xdg_then_the_temporary_folder(monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/5")
-    assert Config.load().runtime_dir == Path("/run/user/5/fastrt")
+@pytest.fixture
+def folder():
+    """A folder with a short name."""
+    with tempfile.TemporaryDirectory(prefix="f") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    """Set TMPDIR, which Python reads once in a process."""
+
+    def temporary(path):
+        monkeypatch.setenv("TMPDIR", str(path))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+
+    return temporary
+
+
+def test_runtime_dir_follows_xdg_then_the_temporary_folder(monkeypatch, folder, temporary):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    assert Config.load().runtime_dir == folder / "fastrt"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/tmp")
-    assert Config.load().runtime_dir == Path(f"/tmp/fastrt-{os.getuid()}")
+    temporary(folder)
+    assert Config.load().runtime_dir == folder / f"fastrt-{os.getuid()}"
+
+
+@pytest.mark.parametrize("what", ["is gone", "is relative", "is a file", "is long", "may not be written to"])
+def test_runtime_dir_passes_over_a_stale_xdg_folder(monkeypatch, folder, temporary, what):
+    temporary(folder)
+    xdg = folder / "xdg" / ("x" * 60 if what == "is long" else "0")
+    xdg.parent.mkdir()
+    if what == "is a file":
+        xdg.touch()
+    elif what != "is gone":
+        xdg.mkdir()
+    if os.geteuid() != 0:
+        xdg.chmod(0o500) if what == "may not be written to" else None
+    elif what == "may not be written to":
+        os.chown(xdg, 40001, -1)  # root may write anywhere, but does not in a folder of another user
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "relative" if what == "is relative" else str(xdg))
+    assert Config.load().runtime_dir == folder / f"fastrt-{os.getuid()}"
+
+
+def test_long_or_missing_tmpdir_gives_a_short_runtime_dir_under_tmp(monkeypatch, tmp_path, folder, temporary):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    for path in (long, folder / "missing"):
+        temporary(path)
+        found = Config.load().runtime_dir
+        assert found.parent == Path("/tmp")
+        assert len(os.fsencode(found)) <= 60
+
+
+def test_long_or_missing_tmpdir_gives_a_spill_dir_under_var_tmp(monkeypatch, tmp_path, folder):
+    long = tmp_path / ("x" * 180)
+    long.mkdir()
+    for path in (long, folder / "missing"):
+        monkeypatch.setenv("TMPDIR", str(path))
+        assert Config.load().spill_dir.parent == Path("/var/tmp")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    assert Config.load().spill_dir.parent == folder
 
 
 def test_cpus_are_the_affinity_without_a_quota(cgroup, monkeypatch):
@@ -156,6 +214,15 @@ def test_cpus_are_the_affinity_without_a_quota(cgroup, monkeypatch):
         ({"a/b/cpu.max": "1000 100000"}, 1),
         ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 6),
+        (
+            {
+                "cpu,cpuacct/cpu.cfs_quota_us": "-1",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000",
+                "cpu,cpuacct/slurm/job_7/cpu.cfs_quota_us": "250000",
+                "cpu,cpuacct/slurm/job_7/cpu.cfs_period_us": "100000",
+            },
+            3,
+        ),
     ],
 )
 def test_cpus_follow_the_tightest_quota(cgroup, monkeypatch, files, cpus):
@@ -199,6 +266,16 @@ def test_version_1_cgroup_without_limit_is_no_limit(cgroup, monkeypatch):
     assert config.default_store_bytes() == 3 * GIB
 
 
+@pytest.mark.parametrize("where", ["memory", "memory/slurm", "memory/slurm/job_7"])
+def test_store_honours_a_version_1_limit_of_any_cgroup_above_the_process(cgroup, monkeypatch, where):
+    machine(monkeypatch, 100 * GIB, 100 * GIB)
+    for folder in ("memory", "memory/slurm", "memory/slurm/job_7", "memory/slurm/job_8"):
+        cgroup(f"{folder}/memory.limit_in_bytes", "9223372036854771712")
+    cgroup("memory/slurm/job_8/memory.limit_in_bytes", str(1 * GIB))
+    cgroup(f"{where}/memory.limit_in_bytes", str(4 * GIB))
+    assert config.default_store_bytes() == 2 * GIB
+
+
 def test_full_shm_says_how_to_enlarge_it(cgroup, monkeypatch):
     machine(monkeypatch, 10 * GIB, 1 << 20)
     with pytest.raises(ConfigError, match="shm-size"):
@@ -206,7 +283,7 @@ def test_full_shm_says_how_to_enlarge_it(cgroup, monkeypatch):
 
 
 def test_own_cgroup_and_all_above_it_are_looked_at():
-    folders = config._cgroup_dirs()
+    folders = config._cgroup_dirs("")
     assert not folders or folders[-1] == Path("/sys/fs/cgroup")
 
 

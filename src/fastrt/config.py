@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from fastrt.errors import ConfigError
-from fastrt.folders import default_folder
+from fastrt.folders import RANDOM_BYTES, default_folder, takes_entries
 from fastrt.foreign_text import read_json
 
 RUNTIME_FOLDER = "the runtime folder (FASTRT_RUNTIME_DIR)"  # for messages about it
 SPILL_FOLDER = "the spill folder (FASTRT_SPILL_DIR)"
 SHM_DIR = Path("/dev/shm")  # where POSIX segments live on Linux; shm_open(3) has no other place
 _CGROUP_DIR = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+# A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
+_RUNTIME_BYTES_MAX = 60
+_SPILL_BYTES_MAX = 200
 _STORE_BYTES_MIN = 16 << 20
 _CLIENTS_MOST = 256  # each client has a bit of its own in every object's entry: 32 bytes of them
 _CLIENTS_BESIDE = 2  # the driver and the node daemon need slots beside the workers
@@ -218,31 +222,45 @@ def default_store_bytes() -> int:
 
 
 def default_runtime_dir() -> Path:
-    """Say where sessions live: $XDG_RUNTIME_DIR/fastrt, or fastrt-<uid> in the temporary folder.
+    """Say where sessions live: $XDG_RUNTIME_DIR/fastrt, else fastrt-<uid> in the temporary folder, else in /tmp.
+
+    A folder is passed over where nothing can be made in it (after `su`, in cron and batch jobs `$XDG_RUNTIME_DIR` may
+    be another user's, or gone), or where the name is too long for the sockets below it.
 
     Returns:
         The path. It ends in another name where another user has taken this one: see `fastrt.folders.default_folder`.
     """
     xdg = os.environ.get("XDG_RUNTIME_DIR")
-    if xdg and not _belongs_to_another(xdg):  # after `sudo` it may still be that of the user before
+    if xdg and _fits(xdg, "fastrt", _RUNTIME_BYTES_MAX) and _is_mine(xdg):
         return Path(xdg, "fastrt")
     import tempfile  # here: with all that it imports it takes longer than the rest of this module
 
-    return default_folder(tempfile.gettempdir(), f"fastrt-{os.getuid()}")
+    name = f"fastrt-{os.getuid()}"
+    temporary = tempfile.gettempdir()
+    return default_folder(temporary if _fits(temporary, name, _RUNTIME_BYTES_MAX) else "/tmp", name)
 
 
 def default_spill_dir() -> Path:
-    """Say where spilled values go: fastrt-spill-<uid> in the folder for temporary files that are kept on a disk.
+    """Say where spilled values go: fastrt-spill-<uid> in $TMPDIR, else in /var/tmp, which is kept on a disk.
+
+    `$TMPDIR` is passed over where nothing can be made in it, or its name is too long.
 
     Returns:
         The path. It ends in another name where another user has taken this one: see `fastrt.folders.default_folder`.
     """
-    return default_folder(os.environ.get("TMPDIR") or "/var/tmp", f"fastrt-spill-{os.getuid()}")
+    name = f"fastrt-spill-{os.getuid()}"
+    temporary = os.environ.get("TMPDIR", "")
+    return default_folder(temporary if _fits(temporary, name, _SPILL_BYTES_MAX) else "/var/tmp", name)
 
 
-def _belongs_to_another(folder: str) -> bool:
+def _fits(parent: str, name: str, bytes_max: int) -> bool:
+    """Whether a folder can be made in another one, and its path stays short enough."""
+    return takes_entries(parent) and len(os.fsencode(Path(parent, name))) + RANDOM_BYTES <= bytes_max
+
+
+def _is_mine(folder: str) -> bool:
     try:
-        return os.stat(folder).st_uid != os.geteuid()
+        return os.stat(folder).st_uid == os.geteuid()
     except OSError:
         return False
 
@@ -327,9 +345,10 @@ _SETTINGS: Mapping[str, _Setting] = {
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
     "resources": _Setting(read_resources, dict),
     "lineage_bytes": _Setting(_size_from(0), lambda: 64 << 20),
-    # A Unix socket's name has 107 bytes; what a session adds below the folder takes at most 47 of them.
-    "runtime_dir": _Setting(_path(60, "or the sockets below it get too long a name"), default_runtime_dir),
-    "spill_dir": _Setting(_path(200, "or it does not fit into the segment"), default_spill_dir),
+    "runtime_dir": _Setting(
+        _path(_RUNTIME_BYTES_MAX, "or the sockets below it get too long a name"), default_runtime_dir
+    ),
+    "spill_dir": _Setting(_path(_SPILL_BYTES_MAX, "or it does not fit into the segment"), default_spill_dir),
     "store_patience_s": _Setting(_seconds, lambda: 10.0),
     "spin_us": _Setting(_integer(0, 100_000), lambda: 100),
     "library_threads": _Setting(_integer(0, 1 << 16), lambda: 0),
@@ -349,16 +368,22 @@ def _meminfo_bytes(field: str) -> int:
     raise ConfigError(f"/proc/meminfo has no {field}; set object_store_memory")
 
 
-def _cgroup_dirs() -> list[Path]:
-    """List the folders of this process's cgroup (version 2) up to the root: any of them may hold the tightest limit."""
+def _cgroup_dirs(controller: str) -> list[Path]:
+    """List the folders of this process's cgroup up to the root: any of them may hold the tightest limit.
+
+    Args:
+        controller: of version 1, such as "memory"; "" for version 2. A hierarchy of version 1 may have several.
+    """
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _OWN_CGROUPS.read_text().splitlines()
     except OSError:
         return []
-    for line in lines:
-        if line.startswith("0::"):
-            own = _CGROUP_DIR / line[3:].lstrip("/")
-            return [own, *[p for p in own.parents if p == _CGROUP_DIR or _CGROUP_DIR in p.parents]]
+    for line in lines:  # number:controllers:path
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controller in controllers.split(","):
+            root = _CGROUP_DIR / controllers
+            own = root / path.lstrip("/")
+            return [own, *[p for p in own.parents if p == root or root in p.parents]]
     return []
 
 
@@ -375,19 +400,21 @@ def _read_all(*paths: Path) -> list[str]:
 
 def _cgroup_cpus() -> int | None:
     quotas = []
-    for text in _read_all(*[folder / "cpu.max" for folder in _cgroup_dirs()]):
+    for text in _read_all(*[folder / "cpu.max" for folder in _cgroup_dirs("")]):
         quota, _, period = text.partition(" ")
         if quota.isdigit():
             quotas.append(-(-int(quota) // int(period or 100_000)))
-    version1 = _read_all(_CGROUP_DIR / "cpu/cpu.cfs_quota_us", _CGROUP_DIR / "cpu/cpu.cfs_period_us")
-    if len(version1) == 2 and int(version1[0]) > 0:
-        quotas.append(-(-int(version1[0]) // int(version1[1])))
+    for folder in [*_cgroup_dirs("cpu"), _CGROUP_DIR / "cpu"]:
+        version1 = _read_all(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
+        if len(version1) == 2 and int(version1[0]) > 0:
+            quotas.append(-(-int(version1[0]) // int(version1[1])))
     return min(quotas, default=None)
 
 
 def _cgroup_memory_bytes() -> int | None:
     texts = _read_all(
-        *[folder / "memory.max" for folder in _cgroup_dirs()], _CGROUP_DIR / "memory/memory.limit_in_bytes"
+        *[folder / "memory.max" for folder in _cgroup_dirs("")],
+        *[folder / "memory.limit_in_bytes" for folder in [*_cgroup_dirs("memory"), _CGROUP_DIR / "memory"]],
     )
     # Version 1 writes "no limit" as a number near 2^63.
     return min((int(text) for text in texts if text.isdigit() and int(text) < 1 << 60), default=None)

@@ -20,6 +20,7 @@ from fastrt.errors import FastrtError
 _OTHERS = 0o077
 _LINKS_MAX = 40  # as the kernel's own limit
 _TEXT_BYTES_MAX = 1 << 20
+RANDOM_BYTES = 17  # a dash and 16 hex digits, see `default_folder`
 
 
 class UnsafeFolderError(FastrtError):
@@ -57,6 +58,12 @@ def has_private_folder(path: str | os.PathLike[str], purpose: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def takes_entries(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder is there, named by an absolute path, and this process may make entries in it."""
+    may = os.W_OK | os.X_OK
+    return os.path.isabs(folder) and os.path.isdir(folder) and os.access(folder, may, effective_ids=True)
 
 
 def default_folder(parent: str | os.PathLike[str], name: str) -> Path:

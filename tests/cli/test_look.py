@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,27 @@ def test_list_and_memory_show_a_session_and_timeline_records_one_that_does_not(f
         assert (timeline[0], "--seconds" in timeline[1]) == (1, True)
         with pytest.raises(fastrt.FastrtError, match="does not record"):
             fastrt.timeline()
+
+
+def test_a_dead_session_is_named_and_the_others_are_shown(folder, tmp_path):
+    with fastrt.init(num_workers=1, object_store_memory=64 << 20):
+        dead = os.path.join(folder, "0" * 32)
+        os.mkdir(dead, 0o700)
+        with socket.socket(socket.AF_UNIX) as listener:  # its file is left, as after SIGKILL
+            listener.bind(os.path.join(dead, "node.sock"))
+        lists, memory, timeline, named = run(
+            ["list", "workers"],
+            ["memory"],
+            ["timeline", "--seconds", "0.1", str(tmp_path / "out.json")],
+            ["memory", "--session", "0000"],
+        )
+    shutil.rmtree(dead)
+    for code, output in (lists, memory, timeline):
+        assert code == 0, output
+        assert "session 00000000 is left out: its node daemon was killed" in output
+    assert re.search(rf"{os.getpid()} +driver", lists[1])
+    assert re.search(rf"{os.getpid()} +driver", memory[1])
+    assert (named[0], "no session whose name begins with '0000' is running" in named[1]) == (1, True)
 
 
 @pytest.mark.long  # three nodes' worth of processes

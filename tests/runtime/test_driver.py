@@ -217,6 +217,22 @@ def test_runtime_folder_that_others_may_enter_or_that_is_a_link_is_refused(start
         shutil.rmtree(folder)
 
 
+def test_session_starts_where_xdg_runtime_dir_is_gone_and_tmpdir_is_long(program, tmp_path):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    nowhere = {"XDG_RUNTIME_DIR": str(tmp_path / "gone"), "TMPDIR": str(long)}
+    out, err = program(
+        """
+        import fastrt
+        with fastrt.init(1, "32MiB") as rt:
+            print(rt.socket_path, fastrt.get(fastrt.remote(lambda: 5).remote()))
+        """,
+        FASTRT_RUNTIME_DIR="", FASTRT_SPILL_DIR="", **nowhere,
+    ).finish()  # fmt: skip
+    assert out.startswith(f"/tmp/fastrt-{os.getuid()}"), err
+    assert out.endswith(" 5\n")
+
+
 def test_segment_and_folder_of_a_crashed_session_are_swept_by_the_next(program, start, runtime_dir):
     driver = program(
         """

@@ -12,9 +12,13 @@ cdef class Client:
     cdef readonly uint64_t epoch
 
     cdef int forks
+    cdef bint left
+    cdef Client former
+    cdef object __weakref__
 
     cdef int ensure(self) except -1
     cdef bint usable(self) noexcept
+    cdef bint may_let_go(self) noexcept
     cdef uint32_t *_private_counts(self) except NULL
 
 cdef uint64_t client_new_objref(frt_ctx *x) noexcept nogil

@@ -115,6 +115,31 @@ def admit(Segment segment, int pid, int kind, str name=""):
     raise AttachError(f"all {x.clients_max} client slots of {segment.name} are taken; raise clients_max")
 
 
+def readmit(Segment segment, uint32_t index, int kind, str name):
+    """Give a process its slot once more, when it left and joins again: a new generation, and so a new job.
+
+    Args:
+        segment: the mapped segment.
+        index: the slot.
+        kind, name: as for `admit`.
+    Returns:
+        The generation.
+    """
+    cdef frt_ctx x
+    cdef bytes text = name.encode()[:63]
+    cdef size_t j
+    segment.describe(&x)
+    if index >= x.clients_max:
+        raise ValueError(f"slot {index} is not in the table of {x.clients_max}")
+    cdef frt_client *slot = x.clients + index
+    cdef uint32_t gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
+    slot.kind = kind
+    for j in range(sizeof(slot.name)):
+        slot.name[j] = text[j] if j < <size_t>len(text) else 0
+    a64_store_sc(&slot.word, frt_word(FRT_CLIENT_LIVE, 0, gen))
+    return gen
+
+
 def slots(Segment segment):
     """How many clients can be attached at once."""
     cdef frt_ctx x
@@ -148,11 +173,12 @@ cdef class Client:
     Args:
         segment: the mapped segment.
         index, gen: the slot.
+        former: this process's attachment through the same slot before, which has left; its pins go on to count.
     Raises:
         AttachError: the slot is not this process's.
     """
 
-    def __cinit__(self, Segment segment, uint32_t index, uint32_t gen):
+    def __cinit__(self, Segment segment, uint32_t index, uint32_t gen, Client former=None):
         global _epochs
         segment.describe(&self.x)
         self.x.refs_held = NULL
@@ -168,7 +194,8 @@ cdef class Client:
         self.x.me, self.x.gen = index, gen
         self.x.me_word, self.x.me_bit = index >> 6, <uint64_t>1 << (index & 63)
         self.x.refs_held = self._private_counts()
-        self.x.pins_held = self._private_counts()
+        self.former = former
+        self.x.pins_held = self._private_counts() if former is None else former.x.pins_held
         frt_trace_point(&self.x, FRT_TRACE_PROCESS, self.pid, slot.kind, 0)
         _epochs += 1
         self.epoch = _epochs
@@ -186,7 +213,7 @@ cdef class Client:
         guard_remove(&self.x)
         if self.x.refs_held != NULL:
             munmap(self.x.refs_held, <size_t>self.x.objects_max * 4)
-        if self.x.pins_held != NULL:
+        if self.x.pins_held != NULL and self.former is None:
             munmap(self.x.pins_held, <size_t>self.x.objects_max * 4)
 
     cdef int ensure(self) except -1:
@@ -207,6 +234,10 @@ cdef class Client:
         if self.usable():
             pool_flush(&self.x)
         self.closed = True
+
+    cdef bint may_let_go(self) noexcept:
+        """Whether pins and unsealed values are given back: also after `recovery.leave`, which keeps the slot."""
+        return (not self.closed or self.left) and self.forks == _forks
 
     cdef bint usable(self) noexcept:
         """Whether the segment may be touched through this handle (destructors must not raise)."""

@@ -10,6 +10,7 @@ from libc.string cimport memset
 
 from fastrt._core.arena cimport arena_block_bytes, arena_owner
 from fastrt._core.clients cimport Client
+from fastrt._core.functions cimport functions_counts
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_names
 from fastrt._core.ranked cimport ranked_key
@@ -82,7 +83,7 @@ cdef void _recount(frt_ctx *x, uint32_t *counted) noexcept:
             frt_task_body(x, i, &body)
             _count(x, counted, body.refs, body.nrefs)
     for i in range(frt_functions(x)):
-        if x.functions[i].objref:
+        if functions_counts(x.functions + i):
             n = x.functions[i].index
             if n < x.objects_max:
                 counted[n] += 1
@@ -382,7 +383,7 @@ def usage(Client client):
     """Counts for people and tests.
 
     Returns:
-        A dict: objects, tasks and actors in use, functions (their objects, which stay, are among the objects), records
+        A dict: objects, tasks and actors in use, functions (their objects are among the objects), records
         of both tables that clients have in reserve, payload bytes used (whole pages), committed and at most, tasks
         queued.
     """
@@ -396,7 +397,7 @@ def usage(Client client):
     cdef int state
     client.ensure()
     for i in range(frt_functions(x)):
-        functions += a64_load_acq(&x.functions[i].objref) != 0
+        functions += functions_counts(x.functions + i)
     for i in range(frt_actors(x)):
         actors += frt_word_state(x.actors[i].word) != FRT_ACTOR_EMPTY
     for i in range(frt_objects(x)):

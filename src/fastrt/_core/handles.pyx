@@ -4,7 +4,8 @@
 Ref     one reference of this process; the entry lives at least as long.
 Pin     the bytes of a sealed value, exported read-only; they stay in place while any view of them lives.
 Writer  the memory of a value that is not sealed yet; dropped unsealed, nothing is left behind.
-All belong to the client that made them; after `close` or in a forked child they let go without a trace. None can
+All belong to the client that made them; after `close` or in a forked child they let go without a trace, after
+`leave` only views and unsealed values still have something to give back. None can
 be part of a cycle, and the garbage collector must not clear them: what they let go of at their end would be gone.
 """
 cimport cython
@@ -21,6 +22,7 @@ from fastrt._core.errors cimport check
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport task_is_mine, task_result
 from fastrt._core.objects cimport *
+from fastrt._core.pool cimport pool_flush
 from fastrt._core.scalar cimport KIND_SCALARS_END, scalar_read, scalar_size, scalar_write
 from fastrt._core.trace cimport *
 from fastrt._core.unread_list cimport unread_notify, unread_read, unread_waits
@@ -145,6 +147,12 @@ def acquire(Client client, uint64_t objref, uint32_t index):
     if object_acquire(&client.x, index, objref, False) != FRT_OK:
         raise StaleReferenceError(f"object {objref:#x} is gone: the last reference to it was dropped")
     return ref_wrap(client, index)
+
+
+cdef void _flush_if_left(Client client) noexcept:
+    """Return the record that was just freed, when no later call of this client will use it."""
+    if client.left:
+        pool_flush(&client.x)
 
 
 def is_ready(Client client, Ref ref):
@@ -310,8 +318,9 @@ cdef class Pin:
     """A sealed value's bytes, read-only; exported through the buffer protocol. The view owns the pin."""
 
     def __dealloc__(self):
-        if self.client is not None and self.client.usable():
+        if self.client is not None and self.client.may_let_go():
             object_release(&self.client.x, self.index, True)
+            _flush_if_left(self.client)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, <void *>self.data, self.nbytes, 1, flags)
@@ -469,8 +478,9 @@ cdef class Writer:
     """
 
     def __dealloc__(self):
-        if self.client is not None and not self.done and self.task < 0 and self.client.usable():
+        if self.client is not None and not self.done and self.task < 0 and self.client.may_let_go():
             object_discard(&self.client.x, self.index)
+            _flush_if_left(self.client)
 
     cdef int _check_open(self) except -1:
         if self.client is None:

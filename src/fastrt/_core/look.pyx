@@ -9,6 +9,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.arena cimport arena_block_bytes
 from fastrt._core.clients cimport Client
+from fastrt._core.functions cimport functions_counts
 from fastrt._core.handles cimport Ref, ref_use
 from fastrt._core.layout cimport *
 from fastrt._core.records cimport task_is_cancelled, task_priority
@@ -146,7 +147,7 @@ def functions(Client client):
     rows = []
     for k in range(frt_functions(x)):
         f = x.functions + k
-        if a64_load_acq(&f.objref):
+        if functions_counts(f):
             rows.append((f.objref, f.index, f.name[:strnlen(f.name, 64)].decode("utf-8", "replace")))
     return rows
 

@@ -1,6 +1,8 @@
 # cython: language_level=3
 """After a death: give back what the dead client held. Any client may do it; the daemon normally does.
 
+And when a client leaves: it gives its references back itself (`leave`), and the daemon ends its tasks (`end_job`).
+
 Every step is idempotent and the slot is freed last, so a recoverer may itself be killed: the next one sees the
 slot DYING and starts again. Only the pidfd tells that a process is gone; a lock found orphaned never does.
 The scans touch one dense word array each (32 bytes an object for up to 64 clients). They keep the GIL: threads of
@@ -15,8 +17,8 @@ from fastrt._core.errors cimport check
 from fastrt._core.functions cimport functions_touch
 from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_hold, links_names, links_touch, links_unwait, links_wait, task_result
-from fastrt._core.objects cimport object_empty, object_free, object_maybe_delete, object_tell
-from fastrt._core.pool cimport pool_return, pool_touch
+from fastrt._core.objects cimport object_empty, object_free, object_maybe_delete, object_release, object_tell
+from fastrt._core.pool cimport pool_flush, pool_return, pool_touch
 from fastrt._core.queue cimport queue_push, queue_touch
 from fastrt._core.records cimport (
     task_done, task_is_cancelled, task_let_go, task_mark_cancelled, task_results_sealed)
@@ -154,8 +156,8 @@ cdef bint _take_waiting(frt_ctx *x, uint32_t t, uint64_t *word) noexcept nogil:
     return False
 
 
-cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running):
-    """What the dead client had of the task table, and with `job` also the tasks of its job."""
+cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, bint dead):
+    """End the tasks of a job, if one is given; with `dead` also what client v, which is dead, had of the task table."""
     cdef uint32_t t, gen
     cdef uint64_t word
     cdef int state, rc, pid
@@ -181,11 +183,11 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running):
                     word = word if pid else a64_load_acq(x.task_words + t)
             if pid == 0:
                 continue
-            if pid > 0 and frt_word_client(word) != v:
+            if pid > 0 and (not dead or frt_word_client(word) != v):
                 if start_time(pid) == x.clients[frt_word_client(word)].starttime:
                     running.append(pid)
                 continue
-        if frt_word_client(word) == v:
+        if dead and frt_word_client(word) == v:
             rc = check(_task_of_dead(x, t, word))
             if rc == 1:
                 ending.append(t)
@@ -244,6 +246,46 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
     return rc
 
 
+def leave(Client client):
+    """Leave as `Client.close` does, and give all references back; the slot stays this process's.
+
+    So views that are still alive keep their values in place, and the process may attach through the slot again.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i
+    client.ensure()
+    client.closed = client.left = True
+    for i in range(frt_objects(x)):
+        if x.refs_held[i]:
+            x.refs_held[i] = 1
+            object_release(x, i, False)
+    pool_flush(x)
+    client_wake(x, x.me)  # threads that wait look again, and raise
+
+
+cdef uint64_t _job_of(frt_ctx *x, uint32_t v) noexcept nogil:
+    """The job that driver v's tasks belong to; see `Client.job`."""
+    return (<uint64_t>frt_word_gen(x.clients[v].word) << 16) | (v + 1)
+
+
+def end_job(Client client, uint32_t v):
+    """End the tasks of a driver that leaves, and lives.
+
+    Args:
+        client: the attachment of who ends them.
+        v: the driver's slot.
+    Returns:
+        As `recover`.
+    Raises:
+        LockStuck: a live process has held a lock for 5 s; call again.
+    """
+    client.ensure()
+    if v >= client.x.clients_max:
+        raise ValueError(f"there is no client {v}")
+    running = []
+    return {"ending": _scan_tasks(&client.x, v, _job_of(&client.x, v), running, False), "running": running}
+
+
 def recover(Client client, uint32_t v):
     """Give back all that a dead client held, and free its slot.
 
@@ -280,9 +322,9 @@ def recover(Client client, uint32_t v):
         check(_repair_locks(x))
         _intents(x, v)
         if slot.kind == <uint32_t>FRT_KIND_DRIVER:
-            job = (<uint64_t>frt_word_gen(slot.word) << 16) | (v + 1)
+            job = _job_of(x, v)
         running = []
-        ending = _scan_tasks(x, v, job, running)
+        ending = _scan_tasks(x, v, job, running, True)
         check(_scan_objects(x, v))
         actors_of_dead(x, v)
         a32_add_sc(&x.sb.death_epoch, 1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastrt.cli.look import bytes_in_words, joined, sockets
+from fastrt.cli.look import bytes_in_words, joined, look_at
 
 if TYPE_CHECKING:
     from fastrt.runtime.nodefile import NodeFile
@@ -57,11 +57,10 @@ def list_(
         wanted["state"] = state
     if name is not None:
         wanted["class" if what == "actors" else "what" if what == "objects" else "name"] = name
-    rows: list[dict[str, Any]] = []
-    found = sockets(session)
     heads: set[str] = set()  # of clusters that have been asked: one node speaks for all
-    for path in found:
-        more = _rows(path, what, wanted, limit, None if this_node else heads)
+    found = look_at(session, lambda path: _rows(path, what, wanted, limit, None if this_node else heads))
+    rows: list[dict[str, Any]] = []
+    for path, more in found.items():
         rows += [{"session": path.parent.name[:8], **row} for row in more] if len(found) > 1 else more
     rows = rows[:limit] if limit else rows
     if as_json:
@@ -83,9 +82,10 @@ def _rows(
         if node is not None and heads is not None:
             if node.head in heads:
                 return []
+            rows = _of_the_cluster(node, what, wanted, limit)
             heads.add(node.head)
-            return _of_the_cluster(node, what, wanted, limit)
-        with joined(path) as store:
+            return rows
+        with joined(path, "fastrt list") as store:
             return select(listing.LISTS[what](store), wanted, limit)
     except ValueError as exc:
         raise click.ClickException(str(exc)) from exc
@@ -93,15 +93,12 @@ def _rows(
 
 def _of_the_cluster(node: NodeFile, what: str, wanted: dict[str, Any], limit: int) -> list[dict[str, Any]]:
     """As a driver of the node: only drivers can run tasks, which is how other nodes are asked."""
-    from fastrt.errors import FastrtError
     from fastrt.runtime.driver import init, shutdown
     from fastrt.runtime.look import rows_of
 
     try:
         init(address=node.head, log_to_driver=False)
         return [row for row in rows_of(what, limit=limit, all_nodes=True, timeout=5.0, **wanted) if not _is_me(row)]
-    except FastrtError as exc:
-        raise click.ClickException(f"node {node.name}: {exc}") from exc
     finally:
         shutdown()
 

@@ -1,11 +1,11 @@
-"""What `fastrt list`, `fastrt memory` and `fastrt timeline` share: which session is meant, and joining it as a tool."""
+"""Shared by the commands that look into sessions: which sessions are meant, and joining one as a tool."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _JOIN_S = 3.0
 _STORE_BYTES_ANY = 64 << 20
+_T = TypeVar("_T")
 
 
 def runtime_folder() -> Path:
@@ -35,45 +36,81 @@ def runtime_folder() -> Path:
 
 
 def sockets(session: str | None) -> list[Path]:
-    """The daemons' sockets of this user's sessions on this machine.
+    """Find the daemons' sockets of this user's sessions on this machine, and name dead sessions on standard error.
 
     Args:
         session: how the session's name must begin; None: any.
+    Returns:
+        At least one; a daemon listens at each.
     Raises:
         click.ClickException: there is none, or another user could have made it.
     """
+    from fastrt.store.attach import answers
+
     folder = runtime_folder()
     found = [path for path in sorted(folder.glob("*/node.sock")) if path.parent.name.startswith(session or "")]
-    if not found:
+    alive = [path for path in found if answers(str(path))]
+    for path in found:
+        if path not in alive and path.exists():
+            leave_out(path, "its node daemon was killed; the next session that starts removes it")
+    if not alive:
         named = f" whose name begins with {session!r}" if session else ""
         raise click.ClickException(f"no session{named} is running here (looked in {folder})")
+    return alive
+
+
+def leave_out(socket_path: Path, why: str) -> None:
+    """Say on standard error why a session is not shown."""
+    click.echo(f"fastrt: session {socket_path.parent.name[:8]} is left out: {why}", err=True)
+
+
+def look_at(session: str | None, look: Callable[[Path], _T]) -> dict[Path, _T]:
+    """Look at each session, and name those that cannot be looked at on standard error.
+
+    Args:
+        session: as for `sockets`.
+        look: gets the path of the daemon's socket; a `FastrtError` leaves the session out.
+    Returns:
+        What it returned, by path; at least one.
+    Raises:
+        click.ClickException: there is no session, or all are left out.
+    """
+    from fastrt.errors import FastrtError
+
+    found: dict[Path, _T] = {}
+    for path in sockets(session):
+        try:
+            found[path] = look(path)
+        except FastrtError as exc:
+            leave_out(path, str(exc))
+    if not found:
+        raise click.ClickException("no session answered")
     return found
 
 
 @contextmanager
-def joined(socket_path: Path) -> Iterator[Store]:
-    """A session, joined as a tool for the length of a `with` statement.
+def joined(socket_path: Path, command: str) -> Iterator[Store]:
+    """Join a session as a tool for the length of a `with` statement.
 
+    Args:
+        socket_path: of its node daemon.
+        command: the name that other tools show for this process.
     Raises:
-        click.ClickException: nobody answers there, or the session ends meanwhile.
+        AttachError: no daemon answers there.
     """
-    from fastrt.errors import FastrtError
+    from fastrt.errors import AttachError
     from fastrt.store import attach
     from fastrt.store.client import Store
 
+    client, link = attach.join(str(socket_path), "tool", command, _JOIN_S)
+    store = Store(client, 0.0)
+    store.socket_path = str(socket_path)
     try:
-        client, link = attach.join(str(socket_path), "tool", "fastrt list", _JOIN_S)
-    except FastrtError as exc:
-        raise click.ClickException(f"session {socket_path.parent.name[:8]}: {exc}") from exc
-    try:
-        store = Store(client, 0.0)
-        store.socket_path = str(socket_path)
         yield store
-    except FastrtError as exc:
-        raise click.ClickException(f"session {socket_path.parent.name[:8]}: {exc}") from exc
     finally:
-        client.close()
-        link.send(op="bye")
+        store.close(keep_slot=True)
+        with suppress(AttachError):  # the session has ended
+            attach.leave(str(socket_path), client, _JOIN_S)
         link.close()
 
 

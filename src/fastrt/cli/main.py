@@ -23,7 +23,7 @@ _COMMANDS = {
     "status": ("fastrt.cli.status:status", "Show the sessions that run on this machine."),
     "token": ("fastrt.cli.token:token", "Show a cluster's token, or issue certificates."),
     "timeline": ("fastrt.cli.timeline:timeline", "Write what happened when, for https://ui.perfetto.dev."),
-    "stop": ("fastrt.cli.start:stop", "End this user's nodes on this machine."),
+    "stop": ("fastrt.cli.stop:stop", "End this user's nodes on this machine."),
 }
 
 

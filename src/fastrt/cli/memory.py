@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fastrt.cli.look import bytes_in_words, joined, sockets
+from fastrt.cli.look import bytes_in_words, joined, look_at
 
 if TYPE_CHECKING:
     from fastrt.observe.memory import Group, Summary
@@ -35,14 +36,15 @@ def memory(session: str | None, growth_s: float | None, limit: int, as_json: boo
     from fastrt.observe import listing
     from fastrt.observe.memory import summary
 
-    found = {}
-    for path in sockets(session):
-        with joined(path) as store:
+    def look(path: Path) -> Summary:
+        with joined(path, "fastrt memory") as store:
             before = None
             if growth_s is not None:
                 before = listing.objects(store)
                 time.sleep(growth_s)
-            found[path.parent.name] = summary(store, before)
+            return summary(store, before)
+
+    found = {path.parent.name: one for path, one in look_at(session, look).items()}
     if as_json:
         click.echo(json.dumps({name: one.to_json() for name, one in found.items()}, indent=2))
         return

@@ -1,4 +1,4 @@
-"""`fastrt start` and `fastrt stop`: a node of a cluster, in the foreground or detached."""
+"""`fastrt start`: runs a node of a cluster, in the foreground or detached."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_PORT = 6465
 _DETACH_S = 30.0
-_END_S = 15.0
-_STEP_S = 0.05
 _LOG = "node.log"
 _DETACHED = "FASTRT_DETACHED_FD"  # where a detached child writes that it is up
 _port = click.IntRange(0, 65535)
@@ -115,28 +112,6 @@ def _check(context: click.Context, given: dict[str, Any]) -> None:
                 raise click.UsageError(f"--{name.replace('_', '-')} is for the coordinator: give --coordinator-port.")
     elif given["durability"] == "power" and given["state_dir"] is None:
         raise click.UsageError("--durability power keeps state in a directory: give --state-dir.")
-
-
-@click.command(short_help="End this user's nodes on this machine.")
-def stop() -> None:
-    """End all nodes of this user's on this machine that `fastrt start` runs.
-
-    \f
-    Raises:
-        click.ClickException: one does not end in time.
-    """
-    from fastrt.runtime.nodefile import nodes_here
-
-    nodes = nodes_here(runtime_folder())
-    for node in sorted(nodes, key=lambda node: node.is_head):  # the head last
-        node.terminate()
-    until = time.monotonic() + _END_S
-    while any(node.is_alive for node in nodes):
-        if time.monotonic() > until:
-            alive = ", ".join(str(node.pid) for node in nodes if node.is_alive)
-            raise click.ClickException(f"after {_END_S:.0f} s these processes still run: {alive}")
-        time.sleep(_STEP_S)
-    click.echo(f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} ended" if nodes else "no node runs here")
 
 
 def _options(given: dict[str, Any]) -> NodeOptions:

@@ -9,9 +9,7 @@ from typing import Any
 
 import click
 
-from fastrt.cli.look import runtime_folder
-
-_JOIN_S = 3.0
+from fastrt.cli.look import joined, runtime_folder
 
 
 @click.command(short_help="Show the sessions that run on this machine.")
@@ -53,35 +51,28 @@ def look(socket_path: Path) -> dict[str, Any]:
     from fastrt._core import fsck, spill
     from fastrt._core.clients import table
     from fastrt.errors import FastrtError
-    from fastrt.store import attach
 
     found: dict[str, Any] = {"session": socket_path.parent.name, "socket": str(socket_path)}
     try:
-        client, link = attach.join(str(socket_path), "tool", "fastrt status", _JOIN_S)
-    except FastrtError as exc:
+        with joined(socket_path, "fastrt status") as store:
+            client = store.client
+            held = {row["client"]: row["bytes"] for row in fsck.holders(client)}
+            rows = [row for row in table(client.segment) if row["client"] != client.index]
+            processes = [
+                {
+                    "pid": row["pid"],
+                    "kind": _kind(row["kind"]),
+                    "name": row["name"],
+                    "doing": _doing(row),
+                    "tasks_done": row["tasks_done"],
+                    "bytes_held": held.get(row["client"], 0),
+                }
+                for row in rows
+            ]
+            spilled = {"spill_dir": spill.directory(client), "spill_error": spill.last_round(client)[1]}
+            return {**found, "processes": processes, **fsck.usage(client), **spill.totals(client), **spilled}
+    except FastrtError as exc:  # also when the session ended while we looked
         return {**found, "error": str(exc)}
-    try:
-        held = {row["client"]: row["bytes"] for row in fsck.holders(client)}
-        rows = [row for row in table(client.segment) if row["client"] != client.index]
-        processes = [
-            {
-                "pid": row["pid"],
-                "kind": _kind(row["kind"]),
-                "name": row["name"],
-                "doing": _doing(row),
-                "tasks_done": row["tasks_done"],
-                "bytes_held": held.get(row["client"], 0),
-            }
-            for row in rows
-        ]
-        spilled = {"spill_dir": spill.directory(client), "spill_error": spill.last_round(client)[1]}
-        return {**found, "processes": processes, **fsck.usage(client), **spill.totals(client), **spilled}
-    except FastrtError as exc:  # the session ended while we looked
-        return {**found, "error": str(exc)}
-    finally:
-        client.close()
-        link.send(op="bye")
-        link.close()
 
 
 def _kind(number: int) -> str:

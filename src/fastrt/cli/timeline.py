@@ -30,7 +30,7 @@ def timeline(out: Path, seconds: float | None, session: str | None) -> None:
     if len(found) > 1:
         names = ", ".join(path.parent.name[:8] for path in found)
         raise click.ClickException(f"several sessions run here ({names}): say which by --session")
-    with joined(found[0]) as store:
+    with joined(found[0], "fastrt timeline") as store:
         if seconds is not None:
             recording = drawn.record(store, seconds)
         elif trace.enabled(store.client):

@@ -7,6 +7,7 @@ is gone it ends every worker and removes all that the session had.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -17,8 +18,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastrt._core import arena, spill, tasks
-from fastrt._core.clients import KIND_ACTOR, KIND_DAEMON, KIND_DRIVER, KIND_TOOL, KIND_WORKER, Client, admit, table
+from fastrt._core import arena, functions, spill, tasks
+from fastrt._core.clients import (
+    KIND_ACTOR,
+    KIND_DAEMON,
+    KIND_DRIVER,
+    KIND_TOOL,
+    KIND_WORKER,
+    Client,
+    admit,
+    readmit,
+    table,
+)
 from fastrt._core.segment import Segment, start_time, sweep
 from fastrt.config import RUNTIME_FOLDER, SHM_DIR, Config
 from fastrt.errors import FastrtError, LockStuck
@@ -37,11 +48,13 @@ from fastrt.store.client import Store
 
 _KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL, "actor": KIND_ACTOR}
 _FORKED = ("worker", "actor")
+_GUESTS = ("driver", "tool")  # processes that may leave and join again
 _TICK_S = 0.5  # how often the daemon looks whether the arena should grow and workers should leave
 _HURRY_S = 0.005  # while a death waits for the zygote's word
 _AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
 _SURPLUS_PATIENCE_S = 2.0
+_SWEEP_S = 1.0  # how often functions that nothing uses any more are dropped
 _BACKLOG_BYTES = 1 << 20  # of output that a driver has not read yet
 _LAST_WORDS_S = 1.0
 _COMEBACK_S = 2.0  # in which drivers connect to a new daemon; what workers print waits for them
@@ -101,7 +114,7 @@ class Daemon:
         self._advisor = Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
         self._actors = Actors(Store(self._client, 0.0), self._fork, self._admission.may_start, self._want_refresh)
         self._actors_wanted = self._refresh_wanted = False
-        self._refreshed_at = 0.0
+        self._refreshed_at = self._swept_at = 0.0
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
         self._had_driver = self._starter_left = False
@@ -237,6 +250,8 @@ class Daemon:
             self._rejoin(link, pid, message)
         elif op == "bye" and pid in self._members:
             self._members[pid].left = True
+        elif op == "leave":
+            self._leave(link, pid)
         elif op == "end":
             self._ended = True
         elif op == "blocked":
@@ -310,9 +325,29 @@ class Daemon:
         if pid not in self._members:
             link.send(error=f"process {pid} has no client slot in this session")
             return
-        self._members[pid].link = link
-        self._members[pid].logs = str(message.get("logs", "")) if self._config.log_to_driver else ""
-        link.send(segment=self._segment.name)
+        member = self._members[pid]
+        about = {}
+        if message.get("kind") in _GUESTS and member.kind in _GUESTS:
+            member.kind = message["kind"]
+            self._had_driver |= member.kind == "driver"
+            member.left = False
+            gen = readmit(self._segment, member.index, _KINDS[member.kind], str(message.get("name", "")))
+            about = {"index": member.index, "gen": gen}
+        member.link = link
+        member.logs = str(message.get("logs", "")) if self._config.log_to_driver else ""
+        link.send(segment=self._segment.name, **about)
+
+    def _leave(self, link: Link, pid: int) -> None:
+        """End what a driver has begun. Its process keeps its slot, for views that it still has and to come back."""
+        member = self._members.get(pid)
+        if member is not None and member.kind in _GUESTS:
+            try:
+                self._janitor.end_job(member.index, pid)
+            except LockStuck as exc:
+                link.send(error=str(exc))
+                return
+            member.left, member.logs, member.link = True, "", None
+        link.send(left=True)
 
     def _on_death(self, pid: int) -> None:
         member = self._members[pid]
@@ -501,6 +536,10 @@ class Daemon:
             self._admission.refresh()
         if self._advisor is not None:
             self._advisor.look(now)
+        if now - self._swept_at > _SWEEP_S:
+            self._swept_at = now
+            with contextlib.suppress(LockStuck):
+                functions.sweep(self._client)
         spill.tick(self._client)
         self._oom_kills.look(time.monotonic())
         used, committed, most = arena.room(self._client)

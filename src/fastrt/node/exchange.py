@@ -107,7 +107,7 @@ class Exchange:
         self.budget = budget or ArgumentBudget(store.client)
         self.budget.join(self, self._admit_soon)
         self.values = None if native is None else Values(native, self._arrivals.landed)
-        self._told: set[bytes] = set()  # functions that the other node has
+        self._told: dict[bytes, ObjectRef] = {}  # functions that the other node has sent, which it may name again
         self._digests: dict[int, bytes] = {}
         self.closed = False
         self._own = Mailboxes(self._client, readiness.loop), Watch(self._client, readiness.loop)  # idle, if others do
@@ -219,11 +219,16 @@ class Exchange:
 
     def _on_function(self, message: Any) -> None:
         contains = [self.references.resolve(one) for one in message.contains]
-        if functions.find_function(self._client, message.digest) is None:
+        found = functions.find_function(self._client, message.digest)
+        if found is None:
             writer = self._store.create(len(message.value), message.kind, len(contains))
             writer.copy(0, message.value)
-            functions.add_function(self._client, message.digest, writer.seal(contains), message.name)
-        self._told.add(message.digest)
+            found = functions.add_function(self._client, message.digest, writer.seal(contains), message.name, False)
+        self._told[message.digest] = found
+
+    def told(self, digest: bytes) -> ObjectRef | None:
+        """A function that the other node has sent."""
+        return self._told.get(digest)
 
     def _on_task(self, message: Any) -> None:
         refs = [self.references.resolve(one) for one in message.ref]
@@ -231,7 +236,7 @@ class Exchange:
             raise PeerError(f"node {self.name} sends a task of priority {message.priority}")
         if message.results > self.RESULTS_MAX or message.dependencies > len(refs) or self.ledger.owed(message.task):
             raise PeerError(f"node {self.name} sends a task with impossible counts, or twice the same")
-        function = functions.find_function(self._client, message.function) if message.function in self._told else None
+        function = self.told(message.function)
         if function is None:
             raise PeerError(f"node {self.name} sends a task with a function that it has not sent")
         flags, policy, stream = self.special(message)

@@ -10,7 +10,7 @@ import pickle
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import actors, functions, special
+from fastrt._core import actors, special
 from fastrt._core import tasks as core
 from fastrt._core.calls import CallOfDead
 from fastrt.errors import ActorDiedError, FastrtError, ObjectStoreFullError
@@ -59,7 +59,7 @@ class Guests:
         """
         references = self._exchange.references
         init = references.resolve(message.init) if message.HasField("init") else None
-        function = functions.find_function(self._client, message.function) if message.function else None
+        function = self._exchange.told(message.function)
         if (function is None) != message.bare or message.hosted in self._guests:
             raise PeerError(f"node {self._exchange.name} sends an actor without its class, or twice the same")
         plan: ActorPlan = pickle.loads(message.plan)  # the stream has shown the session's token

@@ -8,7 +8,7 @@ import signal
 from fastrt._core import actors, stop
 from fastrt._core import tasks as core
 from fastrt._core.functions import function_name
-from fastrt._core.recovery import recover
+from fastrt._core.recovery import end_job, recover
 from fastrt.errors import (
     ActorDiedError,
     FastrtError,
@@ -36,11 +36,23 @@ class Janitor:
             pid: its process id.
             how: it ended, for `WorkerCrashedError`; see `explain`.
         """
-        result = recover(self._store.client, client)
+        found = recover(self._store.client, client)
         unread.discard()  # errors that the dead process held: no process is left that they are for
-        for task in result["ending"]:
+        self._end_all(found, pid, how)
+
+    def end_job(self, client: int, pid: int) -> None:
+        """End the tasks of a driver that leaves the session, and whose process goes on.
+
+        Args:
+            client: its slot.
+            pid: its process id.
+        """
+        self._end_all(end_job(self._store.client, client), pid, "has left")
+
+    def _end_all(self, found: dict[str, list[int]], pid: int, how: str) -> None:
+        for task in found["ending"]:
             self._end(task, pid, how)
-        for other in set(result["running"]):
+        for other in set(found["running"]):
             # A dead driver's task: nobody wants its result, so its worker is not worth waiting for. One that only
             # lent it to another node is told to ask for its end there.
             interrupt(self._store, other, True)

@@ -103,7 +103,8 @@ def init(
 def shutdown() -> None:
     """End the session: queued tasks are dropped, running ones killed, the store removed.
 
-    Views of values that are still in use stay readable. Does nothing when no session runs, or inside a task.
+    The node of a cluster goes on; only this program's tasks, actors and references end. Views of values that are still
+    in use stay readable. `init` may follow at once. Does nothing when no session runs, or inside a task.
     """
     global _runtime
     with _lock:

@@ -43,6 +43,11 @@ class NodeFile:
     start_time: int
 
     @property
+    def session(self) -> str:
+        """The name of its session."""
+        return Path(self.socket_path).parent.name
+
+    @property
     def is_alive(self) -> bool:
         """Whether the process that wrote it still runs."""
         try:
@@ -100,7 +105,9 @@ def find_node(runtime_dir: Path, address: str) -> NodeFile:
     if not fitting:
         known = f"; the clusters here have their heads at {', '.join(sorted({n.head for n in nodes}))}" if nodes else ""
         start = "fastrt start --head" if address == "auto" else f"fastrt start --address {address}"
-        raise AttachError(f"no node of {address!r} runs on this machine{known}. Run `{start}` here first")
+        raise AttachError(
+            f"no node of {address!r} runs on this machine{known} (looked in {runtime_dir}). Run `{start}` here first"
+        )
     if len(heads) > 1:
         raise AttachError(
             f"nodes of several clusters run here, with heads at {', '.join(heads)}: say which by address="

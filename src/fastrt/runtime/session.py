@@ -17,7 +17,7 @@ from typing import Any
 from fastrt._core import arena
 from fastrt._core.segment import Segment
 from fastrt.config import Config
-from fastrt.errors import FastrtError
+from fastrt.errors import AttachError, FastrtError
 from fastrt.runtime.processes import Processes
 from fastrt.store import advice, attach, unread
 from fastrt.store.attach import Link
@@ -133,24 +133,21 @@ class Runtime:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Leave; the daemon ends the workers and removes the session when no other driver is left."""
+        """Leave. A forked child leaves only for itself."""
         store, self._store = self._store, None  # or this object would keep the segment mapped
         if store is None:
             return
         self._leaving = True
-        segment = store.client.segment
-        if os.getpid() == self._pid:
+        is_own = os.getpid() == self._pid
+        if is_own:
             with contextlib.suppress(FastrtError):  # the session is broken
                 unread.report_all(store.client)
-        store.close()
-        if os.getpid() != self._pid:
-            return  # a forked child leaves only for itself
-        self._link.send(op="bye")
-        self._end(segment)
-        unread.end()
+        self._leave(store)
+        if is_own:
+            unread.end()
 
-    def _end(self, segment: Segment) -> None:
-        """The daemon has been told: leave no thread and no process of this object's."""
+    def _leave(self, store: Store) -> None:
+        """Close the store, and leave no thread and no process of this object's."""
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -201,7 +198,13 @@ class Embedded(Runtime):
         self._deaths = [at for at in self._deaths if now - at < _DEATHS_WITHIN_S] + [now]
         return by_signal and len(self._deaths) <= _DEATHS_MAX
 
-    def _end(self, segment: Segment) -> None:
+    def _leave(self, store: Store) -> None:
+        """Leave; the daemon ends the workers and removes the session when no other driver is left."""
+        segment = store.client.segment
+        store.close()
+        if os.getpid() != self._pid:
+            return
+        self._link.send(op="bye")
         self._listener.join(_SHUTDOWN_S)
         self._processes.end()
         self._link.close()
@@ -231,12 +234,23 @@ class Attached(Runtime):
             return True
         return False
 
-    def _end(self, segment: Segment) -> None:
-        if self._config.log_to_driver and self._has_other_nodes():
+    def _leave(self, store: Store) -> None:
+        """Leave; the daemon ends this driver's tasks. The session goes on, and this process may join it again."""
+        if os.getpid() == self._pid and self._config.log_to_driver and self._has_other_nodes():
             self._listener.join(_LAST_WORDS_S)
-        self._link.hang_up()
-        self._listener.join(_SHUTDOWN_S)
-        self._link.close()
+        has_joined = not store.client.forked  # a child that never called fastrt has not
+        store.close(keep_slot=True)
+        if has_joined and not self._died:
+            try:
+                attach.leave(self.socket_path, store.client)
+            except AttachError as exc:
+                if os.path.exists(self.socket_path):  # else the node has ended
+                    sys.stderr.write(f"fastrt: tasks of this program go on until its process ends: {exc}\n")
+        if os.getpid() == self._pid:
+            self._link.hang_up()
+            self._listener.join(_SHUTDOWN_S)
+        if has_joined:
+            self._link.close()
 
     def _has_other_nodes(self) -> bool:
         try:

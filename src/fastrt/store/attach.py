@@ -8,6 +8,7 @@ word that it blocks, orders to leave.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import select
@@ -15,6 +16,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -129,6 +131,17 @@ class Link:
             raise EOFError(str(error)) from None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Former:
+    """A client slot that this process has in a session that it left."""
+
+    pid: int  # a forked child has no part in it
+    client: weakref.ref[Client]  # alive while views are
+
+
+_former: dict[str, _Former] = {}  # by the daemon's socket
+
+
 def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: str = "") -> tuple[Client, Link]:
     """Join the session whose daemon listens at `path`.
 
@@ -144,9 +157,41 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: str = "
     Raises:
         AttachError: no daemon of this user listens there, or it refuses; the message says why.
     """
-    link, answer = _ask(path, timeout_s, op="join", kind=kind, name=name, logs=logs)
-    client = Client(Segment.attach(answer["segment"]), answer["index"], answer["gen"])
-    return client, link
+    former = _former.get(path)
+    if former is None or former.pid != os.getpid():
+        link, answer = _ask(path, timeout_s, op="join", kind=kind, name=name, logs=logs)
+        client = Client(Segment.attach(answer["segment"]), answer["index"], answer["gen"])
+        return client, link
+    link, answer = _ask(path, timeout_s, op="rejoin", kind=kind, name=name, logs=logs)
+    del _former[path]
+    before = former.client()
+    segment = Segment.attach(answer["segment"]) if before is None else before.segment
+    return Client(segment, answer["index"], answer["gen"], before), link
+
+
+def leave(path: str, client: Client, timeout_s: float = 10.0) -> None:
+    """Leave a session for now; `join` uses the same client slot again.
+
+    The daemon ends the tasks of a driver that leaves. The slot is this process's as long as it lives, because views of
+    values may be alive that it has pinned.
+
+    Args:
+        path: of the daemon's socket.
+        client: the attachment, which `recovery.leave` has closed.
+        timeout_s: how long to wait for the daemon's answer, and for the next daemon if that one has died.
+    Raises:
+        AttachError: no daemon answers in time.
+    """
+    _former[path] = _Former(os.getpid(), weakref.ref(client))
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            _ask(path, max(_COMEBACK_STEP_S, until - time.monotonic()), op="leave")[0].close()
+            return
+        except AttachError:
+            if time.monotonic() >= until or not os.path.exists(os.path.dirname(path)):
+                raise
+        time.sleep(_COMEBACK_STEP_S)
 
 
 def rejoin(path: str, timeout_s: float = 30.0, logs: str = "") -> Link:

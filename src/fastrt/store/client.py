@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastrt._core import arena, handles, spill, unread, unread_list
+from fastrt._core import arena, handles, recovery, spill, unread, unread_list
 from fastrt._core import tasks as core_tasks
 from fastrt._core.clients import Client, ForkedHandle
 from fastrt.errors import (
@@ -84,12 +84,22 @@ class Store:
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
         self.watcher: Any = None  # the thread that waits for many, see `store.watch`
 
-    def close(self) -> None:
-        """Leave the session. Whoever is among `users` is told to let go of it, by a call of `forget()`."""
+    def close(self, keep_slot: bool = False) -> None:
+        """Leave the session, after a call of `forget()` of all `users`.
+
+        Args:
+            keep_slot: give all references back, but keep the client slot: views stay valid, and this process may join
+                the session again; see `attach.leave`.
+        """
         for user in list(self.users):
             user.forget()
         if self.client.forked:
             self.client.abandon()
+        elif keep_slot:
+            try:
+                recovery.leave(self.client)
+            except FastrtError:  # the session has ended, and its references with it
+                self.client.close()
         else:
             self.client.close()
 

@@ -1,5 +1,7 @@
 """Functions in the object store: shipped once per node, found by the hash of their content.
 
+One stays while a process can submit tasks of it, or a task or an actor of it is there; then the node daemon sweeps it.
+
 The stored value is the pair (name, function). Functions of importable modules are pickled by reference and
 imported where they run; those of `__main__`, closures and lambdas travel by value (cloudpickle).
 """
@@ -48,7 +50,7 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> tuple[Objec
     digest = hashlib.blake2b(parts.to_bytes(), digest_size=16).digest()
     found: ObjectRef | None = functions.find_function(store.client, digest)
     if found is None:
-        found = functions.add_function(store.client, digest, store.put_serialized(parts), name)
+        found = functions.add_function(store.client, digest, store.put_serialized(parts), name, False)
     return found, functions.Watched(watched) if watched else None
 
 
@@ -62,6 +64,8 @@ class FunctionCache:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.loaded: dict[int, tuple[str, Callable[..., Any]]] = {}
+        self._places: dict[int, int] = {}  # the index of each one's object
+        self._looks_at = 0  # how many are loaded when those that were swept are dropped
 
     def get(self, task: int) -> tuple[str, Callable[..., Any]]:
         """Return (name, function) for a task that this process has claimed.
@@ -77,8 +81,18 @@ class FunctionCache:
                 found = self._store.load(ref)
             except (Exception, SystemExit) as exc:  # its module's own code runs here, and may raise anything
                 raise FunctionNotFoundError(f"this worker cannot load the task's function: {exc}") from exc
-            self.loaded[objref] = found
+            if len(self.loaded) >= self._looks_at:
+                self.drop_swept()
+            self.loaded[objref], self._places[objref] = found, index
         return found
+
+    def drop_swept(self) -> None:
+        """Drop the functions that no task can name any more: they may have pinned their values."""
+        client = self._store.client
+        for objref in [one for one, index in self._places.items() if not functions.is_stored(client, one, index)]:
+            del self._places[objref]
+            self.loaded.pop(objref, None)
+        self._looks_at = 2 * len(self.loaded)
 
     def name(self, task: int) -> str:
         """Return the name of a task's function, also of one that cannot be loaded."""

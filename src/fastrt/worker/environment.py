@@ -203,6 +203,11 @@ class Rooms:
         self._here = task, room
         return room.functions
 
+    def drop_swept(self) -> None:
+        """Drop the functions of all rooms that no task can name any more."""
+        for room in self._rooms.values():
+            room.functions.drop_swept()
+
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """What to call instead of a function, in the environment that was entered for it."""
         return function if self._here is None else lambda *args, **kwargs: Inside(function(*args, **kwargs))

@@ -102,6 +102,8 @@ class Worker:
                 self.leaving = True
                 self.clock.flush()
                 return
+            self.functions.drop_swept()  # there was no task for a while
+            self.rooms.drop_swept()
 
     def leave(self) -> None:
         """Take no more tasks; those that this process has begun go on to their end."""

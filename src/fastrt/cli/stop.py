@@ -1,0 +1,86 @@
+"""`fastrt stop`: ends nodes of clusters that `fastrt start` runs on this machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from fastrt.cli.look import runtime_folder
+
+if TYPE_CHECKING:
+    from fastrt.runtime.nodefile import NodeFile
+
+_END_S = 15.0
+_STEP_S = 0.05
+_SESSION_MIN = 4  # characters of a session's name: fewer may fit by chance
+
+
+@click.command(short_help="End this user's nodes on this machine.")
+@click.argument("which", required=False, metavar="[ADDRESS|NAME]")
+@click.option("--all", "every", is_flag=True, help="End the nodes of all clusters, without a question.")
+def stop(which: str | None, every: bool) -> None:
+    """End this user's nodes on this machine that `fastrt start` runs.
+
+    ADDRESS is that of a cluster's head, and ends all nodes of the cluster that run here. NAME is that of a node, or how
+    the name of its session begins (see fastrt status), and ends one node. Without either, the nodes of the only cluster
+    end; where nodes of several clusters run, the command asks, or without a terminal ends none.
+
+    \f
+    Raises:
+        click.ClickException: it is not clear which nodes are meant, or one does not end in time.
+    """
+    from fastrt.runtime.nodefile import nodes_here
+
+    if which is not None and every:
+        raise click.UsageError("Give either --all, or the address or name of what is to end.")
+    nodes = nodes_here(runtime_folder())
+    if which is not None:
+        nodes = _named(nodes, which)
+    if not every and len({node.head for node in nodes}) > 1:
+        _ask(nodes, which)
+    _end(nodes)
+    click.echo(f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} ended" if nodes else "no node runs here")
+
+
+def _named(nodes: list[NodeFile], which: str) -> list[NodeFile]:
+    """Choose the nodes that an address or a name means."""
+    for found in (
+        [node for node in nodes if node.head == which],
+        [node for node in nodes if which in (node.name, node.address)],
+        [node for node in nodes if len(which) >= _SESSION_MIN and node.session.startswith(which)],
+    ):
+        if found:
+            return found
+    there = f"; these run:\n{_listed(nodes)}" if nodes else ""
+    raise click.ClickException(f"no node or cluster {which!r} runs here{there}")
+
+
+def _ask(nodes: list[NodeFile], which: str | None) -> None:
+    """Have a person say whether nodes of several clusters are to end."""
+    what = "Nodes" if which is None else f"Nodes named {which!r}"
+    click.echo(f"{what} of several clusters run here:\n{_listed(nodes)}", err=True)
+    if not sys.stdin.isatty():
+        raise click.ClickException("no node was ended: give the address of a cluster, the name of a session, or --all")
+    click.confirm("End all of them?", abort=True, err=True)
+
+
+def _listed(nodes: list[NodeFile]) -> str:
+    lines = [
+        f"  cluster {node.head}: node {node.name}, session {node.session[:8]}{', the head' if node.is_head else ''}"
+        for node in sorted(nodes, key=lambda node: (node.head, not node.is_head))
+    ]
+    return "\n".join(lines)
+
+
+def _end(nodes: list[NodeFile]) -> None:
+    for node in sorted(nodes, key=lambda node: node.is_head):  # the head last
+        node.terminate()
+    until = time.monotonic() + _END_S
+    while any(node.is_alive for node in nodes):
+        if time.monotonic() > until:
+            alive = ", ".join(str(node.pid) for node in nodes if node.is_alive)
+            raise click.ClickException(f"after {_END_S:.0f} s these processes still run: {alive}")
+        time.sleep(_STEP_S)
