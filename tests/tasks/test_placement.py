@@ -197,6 +197,23 @@ def test_task_and_actor_know_their_group_and_what_they_start_is_outside_of_it(rt
     wait_until(lambda: has(**ALL), "what was reserved")
 
 
+@fastrt.remote
+def waits_for_children(depth):
+    """Tasks of a whole CPU, each of which waits for the one that it starts in the same group."""
+    return 1 + fastrt.get(waits_for_children.remote(depth - 1)) if depth else 0
+
+
+@pytest.mark.parametrize("bundle", [0, -1])
+def test_task_that_waits_for_its_child_in_the_same_bundle_lends_it_the_bundles_cpu(rt, wait_until, bundle):
+    group = fastrt.placement_group([{"CPU": 1, "license": 1}])
+    assert group.wait(30)
+    inside = InGroup(group, bundle, placement_group_capture_child_tasks=True)
+    parent = waits_for_children.options(scheduling_strategy=inside, resources={"license": 1})
+    assert get(parent.remote(2)) == 2
+    fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "what was reserved")
+
+
 def test_group_that_captures_has_what_its_tasks_start_and_what_these_start(rt, wait_until):
     group = fastrt.placement_group([{"CPU": 1, "license": 1}])
     assert group.wait(30)

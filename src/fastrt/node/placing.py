@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fastrt.config import RESOURCE_PARTS
-from fastrt.tasks.demand import CPU, PACK, SPREAD, Demand, given_by, group_of, in_words
+from fastrt.tasks.demand import CPU, INSIDE, PACK, SPREAD, Demand, given_by, group_of, in_words
 
 Task = tuple[int, int]  # a record's index, and the task's id; of an actor: -1 - its index, and its generation
 _PATIENCE = 256
@@ -26,6 +26,7 @@ _ORDER_S = 3.0  # in which the uplink lends what it was told to
 _GRACE_S = 1.0  # before anybody is told that a task cannot run: its node may just be joining
 _RECENT_S = 0.5  # tasks that have ended within this time show how quickly a node works;
 _AHEAD = 25  # one of so many is what it works off while the next order is on its way
+_CPU_INSIDE = CPU + INSIDE  # how the names of a placement group's CPUs begin
 # Where a task is, as `moved` is told.
 GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
 ORDERED = 5  # told to the uplink
@@ -466,14 +467,17 @@ class Placing:
                 del self.total[name]
 
     def _count(self, entry: _Entry, sign: int) -> None:
-        """What a task takes here: one that sleeps in a get gives its CPUs to others meanwhile."""
+        """Add a task's amounts to what is in use here (sign=1), or take them off (-1).
+
+        A task that sleeps in a get lends its CPUs to others meanwhile: the node's, or those of its placement group.
+        """
         if entry.place not in (HERE, BLOCKED):
             return
         cpu = 0
         for name, parts in entry.demand.amounts:
             if name == CPU:
                 cpu = parts
-            if name != CPU or entry.place == HERE:
+            if entry.place == HERE or not (name == CPU or name.startswith(_CPU_INSIDE)):
                 self.used[name] = self.used.get(name, 0) + sign * parts
         if entry.place == HERE:
             self.relief += sign * (RESOURCE_PARTS * entry.workers - cpu)
