@@ -197,6 +197,47 @@ def test_task_and_actor_know_their_group_and_what_they_start_is_outside_of_it(rt
     wait_until(lambda: has(**ALL), "what was reserved")
 
 
+def assigned():
+    return fastrt.get_runtime_context().get_assigned_resources()
+
+
+@fastrt.remote
+class Assigned:
+    def __init__(self):
+        self.first = assigned()
+
+    def now(self):
+        return self.first, assigned()
+
+
+@pytest.mark.parametrize("bundle", [0, -1])
+def test_assigned_resources_in_a_group_are_named_as_they_were_asked_for(rt, wait_until, bundle):
+    group = fastrt.placement_group([{"CPU": 1, "license": 2}])
+    assert group.wait(30)
+    inside = {"scheduling_strategy": InGroup(group, bundle), "resources": {"license": 0.5}}
+    assert get(fastrt.remote(assigned).options(**inside).remote()) == {"CPU": 1.0, "license": 0.5}
+    assert get(fastrt.remote(assigned).options(**inside, num_cpus=0).remote()) == {"license": 0.5}
+    actor = Assigned.options(**inside).remote()
+    assert get(actor.now.remote()) == ({"license": 0.5},) * 2
+    del actor
+    fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "what was reserved")
+
+
+def test_assigned_resources_of_an_actor_are_what_it_holds_while_it_lives(rt, wait_until):
+    assert assigned() == {}
+    assert get(fastrt.remote(assigned).remote()) == {"CPU": 1.0}
+    for options, expected in [
+        ({}, {}),
+        ({"num_cpus": 1}, {"CPU": 1.0}),
+        ({"num_cpus": 0.5, "resources": {"license": 1}}, {"CPU": 0.5, "license": 1.0}),
+    ]:
+        actor = Assigned.options(**options).remote()
+        assert get(actor.now.remote()) == (expected,) * 2
+        del actor
+    wait_until(lambda: has(**ALL), "what they held")
+
+
 @fastrt.remote
 def waits_for_children(depth):
     """Tasks of a whole CPU, each of which waits for the one that it starts in the same group."""

@@ -211,6 +211,16 @@ def group_of(demand: Demand) -> str:
     return next((name.split(INSIDE)[1].split("/")[0] for name, _ in demand.amounts if INSIDE in name), "")
 
 
+def by_name(amounts: Amounts) -> dict[str, float]:
+    """Amounts under the names that the program gave them, wherever they come from: the node or a placement group."""
+    found: dict[str, float] = {}
+    for name, parts in amounts:
+        plain, inside, group = name.partition(INSIDE)
+        if "/" not in group and not (inside and plain == _A_BUNDLE):  # what is of one bundle is of its group, too
+            found[plain] = parts / RESOURCE_PARTS
+    return found
+
+
 def in_words(amounts: Mapping[str, int]) -> str:
     """Amounts for people: "CPU 2, gpu 0.5"."""
     shown = ((name, parts / RESOURCE_PARTS) for name, parts in sorted(amounts.items()) if INSIDE not in name)
