@@ -103,6 +103,7 @@ def test_sleeper_in_a_placement_group_lends_its_share_of_the_bundles_cpus():
     here = Here(cpu=4)
     here.submit(Demand((("CPU", 2 * ONE), ("gpu", ONE)), bundle="g/0/1/PACK"))
     here.placing.put((1, 1), "me", 0.0)  # a bundle is placed together with the others of its group
+    here.placing.open((1, 1))
     inside = Demand(within((("CPU", 2 * ONE), ("gpu", ONE)), "g", 0))
     for wanted in (inside, inside, Demand(within((("CPU", ONE),), "g", -1))):
         here.submit(wanted)

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import threading
 
+import psutil
 import pytest
 
 import fastrt
 from fastrt import PlacementGroupSchedulingStrategy as InGroup
-from fastrt.errors import ActorDiedError, AttachError, InfeasibleTaskError, NameTakenError, NotFoundError
+from fastrt.errors import ActorDiedError, InfeasibleTaskError, NameTakenError, NotFoundError, ObjectStoreFullError
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +34,7 @@ def get(refs):
 
 
 def has(**amounts):
-    try:
-        return fastrt.available_resources() == amounts
-    except AttachError:  # a daemon that was killed
-        return False
+    return fastrt.available_resources() == amounts
 
 
 ALL = {"CPU": 2.0, "license": 2.0}
@@ -156,6 +155,118 @@ def test_killed_daemon_loses_no_reservation(rt, wait_until):
     get(pid.options(scheduling_strategy=InGroup(group, 0), num_cpus=0, resources={"license": 1.5}).remote())
     fastrt.remove_placement_group(group)
     del held
+    wait_until(lambda: has(**ALL), "everything to be free")
+
+
+def has_died(rt):
+    """Kill the node daemon; another one takes its place soon."""
+    rt._deaths.clear()  # or it counts as one that dies too often
+    rt._processes.daemon.kill()
+
+
+def test_calls_that_need_the_daemon_wait_for_the_one_that_takes_its_place(rt, wait_until):
+    for ask in (
+        lambda: fastrt.nodes()[0]["Resources"],
+        fastrt.available_resources,
+        fastrt.cluster_resources,
+    ):
+        has_died(rt)
+        assert ask() == ALL
+    has_died(rt)
+    group = fastrt.placement_group([{"CPU": 2, "license": 1}])
+    assert group.wait(30)
+    has_died(rt)
+    assert fastrt.placement_group_table(group)["state"] == "CREATED"
+    has_died(rt)
+    fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "everything to be free")
+
+
+def test_ready_of_groups_outlives_the_daemon(rt, wait_until):
+    first, second = (fastrt.placement_group([{"license": 1.5}]) for _ in range(2))
+    early, late = first.ready(), second.ready()
+    has_died(rt)
+    assert get(early) is True
+    assert fastrt.wait([late], timeout=0)[0] == []
+    has_died(rt)
+    fastrt.remove_placement_group(first)
+    assert get(late) is True
+    assert second.wait(30)
+    fastrt.remove_placement_group(second)
+    wait_until(lambda: has(**ALL), "everything to be free")
+
+
+@pytest.mark.parametrize("reserved", [True, False])
+def test_group_that_is_removed_while_the_daemon_is_replaced_leaves_nothing_reserved(rt, wait_until, reserved):
+    """A new daemon learns of groups that wait later than of those that have something."""
+    other = fastrt.placement_group([{"license": 1}])
+    assert other.wait(30)
+    group = fastrt.placement_group([{"CPU": 1, "license": 1 if reserved else 2}])
+    assert group.wait(30 if reserved else 0) == reserved
+    has_died(rt)
+    fastrt.remove_placement_group(group)
+    fastrt.remove_placement_group(other)
+    wait_until(lambda: has(**ALL), "everything to be free")
+    assert fastrt.placement_group_table() == {}
+
+
+@fastrt.remote
+def until(path):
+    open(path + "-begun", "w").close()
+    while not os.path.exists(path):
+        threading.Event().wait(0.002)
+
+
+def test_group_is_ready_once_the_tasks_that_run_on_its_cpus_have_ended(rt, tmp_path, wait_until):
+    running = [until.remote(str(tmp_path / str(k))) for k in range(2)]
+    wait_until(lambda: len(list(tmp_path.glob("*-begun"))) == 2, "both to run")
+    groups = [fastrt.placement_group([{"CPU": 1}]), fastrt.placement_group([{"license": 1}, {"CPU": 1}])]
+    inside = pid.options(scheduling_strategy=InGroup(groups[0])).remote()
+    groups.append(fastrt.placement_group([{"license": 1}]))
+    assert groups[2].wait(30), "it does not take a CPU"
+    assert not groups[1].wait(0.2)
+    assert not groups[0].wait(0)
+    assert fastrt.placement_group_table(groups[0])["state"] == "PENDING"
+    (tmp_path / "0").touch()
+    assert groups[0].wait(30)
+    get(inside)
+    assert not groups[1].wait(0.2)
+    (tmp_path / "1").touch()
+    assert groups[1].wait(30)
+    get(running)
+    for group in groups:
+        fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "everything to be free")
+
+
+def test_many_groups_that_wait_cost_no_more_each_than_a_few(rt, wait_until):
+    """By the time that the daemon works: 400 groups, all made and asked for, within a few times what 100 take."""
+    daemon = psutil.Process(rt._processes.daemon.pid)
+
+    def seconds(count):
+        before = sum(daemon.cpu_times()[:2])
+        groups = [fastrt.placement_group([{"license": 2}]) for _ in range(count)]
+        refs = [group.ready() for group in groups]
+        assert fastrt.wait(refs, num_returns=1, timeout=60)[0]
+        for group in groups:
+            fastrt.remove_placement_group(group)
+        wait_until(lambda: has(**ALL), "everything to be free", 60)
+        return sum(daemon.cpu_times()[:2]) - before
+
+    few, many = seconds(100), seconds(400)
+    assert many < 10 * few + 0.1
+
+
+def test_full_table_of_actors_and_bundles_is_named(rt, wait_until):
+    groups = []
+    with pytest.raises(ObjectStoreFullError, match=r"placement groups.*1024"):
+        while True:
+            groups.append(fastrt.placement_group([{"license": 2}] * 500, strategy="SPREAD"))
+    with pytest.raises(ObjectStoreFullError, match=r"actors.*1024"):
+        actors = [Licensed.remote() for _ in range(100)]
+    assert len(groups) == 2
+    for group in groups:
+        fastrt.remove_placement_group(group)
     wait_until(lambda: has(**ALL), "everything to be free")
 
 

@@ -66,7 +66,8 @@ class Demand(NamedTuple):
         strategy: empty, `spread` or `pack`.
         node: the id or name of the only node that will do; empty: any.
         soft: whether others will do when that one cannot.
-        bundle: of what is reserved for a placement group: which part of which group it is; see `tasks.placement`.
+        bundle: of what is reserved for a placement group: which part of which group it is; see `tasks.placement`. Of a
+            task: the group that it waits for, and that is all.
     """
 
     amounts: Amounts
@@ -194,6 +195,11 @@ def within(amounts: Amounts, group: str, index: int) -> Amounts:
     if index >= 0:
         found += [(f"{name}{INSIDE}{group}/{index}", parts) for name, parts in wanted]
     return tuple(sorted(found))
+
+
+def bundle_name(group: str, index: int) -> str:
+    """The resource that a node has exactly while that bundle of a placement group can be used there."""
+    return f"{_A_BUNDLE}{INSIDE}{group}/{index}"
 
 
 def given_by(demand: Demand) -> Amounts:
