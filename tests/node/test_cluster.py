@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -234,7 +235,7 @@ def test_a_task_is_cancelled_from_a_node_that_did_not_submit_it(rt, nodes, tmp_p
 
     @fastrt.remote(max_retries=0)
     def stuck(begun):
-        open(begun, "w").write(str(os.getpid()))
+        Path(begun).write_text(str(os.getpid()))
         while True:
             try:
                 threading.Event().wait(30)
@@ -280,7 +281,7 @@ def test_waiting_task_and_generator_are_cancelled_from_a_node_that_did_not_submi
     fastrt.get(cancel_there.remote([generator], False), timeout=10)
     wait_until((tmp_path / "closed").exists, "the generator's end")
     with pytest.raises(fastrt.TaskCancelledError):
-        fastrt.get([item for item in generator], timeout=10)
+        fastrt.get(list(generator), timeout=10)
 
 
 def test_a_lent_task_keeps_its_policy_and_ends_with_its_children(rt, tmp_path, wait_until):

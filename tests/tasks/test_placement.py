@@ -1,5 +1,6 @@
 """Placement groups on one node."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -165,18 +166,13 @@ def has_died(rt):
 
 
 def test_calls_that_need_the_daemon_wait_for_the_one_that_takes_its_place(rt, wait_until):
-    for ask in (
-        lambda: fastrt.nodes()[0]["Resources"],
-        fastrt.available_resources,
-        fastrt.cluster_resources,
-    ):
-        has_died(rt)
-        assert ask() == ALL
     has_died(rt)
+    assert fastrt.available_resources() == ALL
     group = fastrt.placement_group([{"CPU": 2, "license": 1}])
     assert group.wait(30)
     has_died(rt)
     assert fastrt.placement_group_table(group)["state"] == "CREATED"
+    assert fastrt.nodes()[0]["Available"] == {"CPU": 0.0, "license": 1.0}
     has_died(rt)
     fastrt.remove_placement_group(group)
     wait_until(lambda: has(**ALL), "everything to be free")
@@ -254,17 +250,22 @@ def test_many_groups_that_wait_cost_no_more_each_than_a_few(rt, wait_until):
         return sum(daemon.cpu_times()[:2]) - before
 
     few, many = seconds(100), seconds(400)
-    assert many < 10 * few + 0.1
+    assert many < 10 * few + 0.5
 
 
 def test_full_table_of_actors_and_bundles_is_named(rt, wait_until):
-    groups = []
+    groups = [fastrt.placement_group([{"license": 2}] * 500) for _ in range(2)]
     with pytest.raises(ObjectStoreFullError, match=r"placement groups.*1024"):
-        while True:
-            groups.append(fastrt.placement_group([{"license": 2}] * 500, strategy="SPREAD"))
+        fastrt.placement_group([{"license": 2}] * 500)
+
+    def takes_the_rest():
+        with contextlib.suppress(ObjectStoreFullError):
+            groups.append(fastrt.placement_group([{"license": 2}] * 24))
+        return len(groups) == 3
+
+    wait_until(takes_the_rest, "the room that the one which failed had")
     with pytest.raises(ObjectStoreFullError, match=r"actors.*1024"):
-        actors = [Licensed.remote() for _ in range(100)]
-    assert len(groups) == 2
+        Licensed.remote()
     for group in groups:
         fastrt.remove_placement_group(group)
     wait_until(lambda: has(**ALL), "everything to be free")

@@ -23,7 +23,6 @@ from fastrt.node.groups import Groups
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing, Task, View
 from fastrt.store.attach import Link
 from fastrt.store.client import Store
-from fastrt.store.ref import ObjectRef
 from fastrt.tasks.demand import CPU, Demand, group_of, parts_of
 from fastrt.tasks.handle import kill_in
 
@@ -130,17 +129,21 @@ class Admission:
             actors.end_for_good(self._client, -1 - task[0], actors.KILLED, "there was no room for it")
 
     def remove_group(self, name: str) -> None:
-        """Give back what is reserved for a placement group.
+        """Give back what is reserved for a placement group."""
+        known = self.groups.tasks_of(name)
+        for task in self._bundles_of(name) if known is None else known:
+            if self._place_of_actor(task) != GONE:
+                kill_in(self._store, -1 - task[0], "its placement group was removed")
+        self._start_actors()
 
-        By the bundles' records: a daemon that has just taken over does not know every group yet.
-        """
+    def _bundles_of(self, name: str) -> list[Task]:
+        """The bundles of a placement group by their records: a new daemon does not know every group yet."""
+        found = []
         for actor, gen in actors.demanding(self._client):
             info = actors.info(self._client, actor)
-            if info["bare"] and info["gen"] == gen and not info["ended"] and info["state"] != actors.DEAD:
-                bundle = self._demand_of_actor(info).bundle
-                if bundle.split("/")[0] == name:
-                    kill_in(self._store, actor, "its placement group was removed")
-        self._start_actors()
+            if info["bare"] and info["gen"] == gen and self._demand_of_actor(info).bundle.split("/")[0] == name:
+                found.append((-1 - actor, gen))
+        return found
 
     def end_actors_of(self, name: str) -> None:
         """End the actors here that have something of a placement group, a bundle of which is gone."""
@@ -233,7 +236,8 @@ class Admission:
             placing.moved(task, _PLACES[state], now)
         if self._ended:
             ended, self._ended = self._ended, set()
-            self._drop_gone([task for task in placing.waiting() if -1 - task[0] in ended], now)
+            waiting = placing.waiting_actors
+            self._drop_gone([(-1 - actor, waiting[actor]) for actor in ended if actor in waiting], now)
         for task in demands.take_held(self._client):
             demand = self._demand(task)
             if demand is not None and demand.bundle:
@@ -311,6 +315,8 @@ class Admission:
     def on_actor_ended(self, actor: int) -> None:
         """An actor or a bundle has ended: the next `refresh` forgets it if it waited."""
         self._ended.add(actor)
+        if self._uplink is not None:  # its node may be another
+            self._uplink.post(op="actor_ended")
 
     def _open_bundles(self) -> bool:
         """Let tasks use bundles whose CPUs are free of the tasks that ran when they were placed; whether there is one.

@@ -54,7 +54,8 @@ class Groups:
         self._gone: dict[str, str] = placing.gone_groups  # by name: why it never can be; empty: it was removed
         self._waiting: dict[str, None] = {}  # groups with a bundle that has no place, the oldest first
         self._rooms: dict[str, dict[str, int]] = {}
-        self._seen = -1  # of what has changed, as these rooms and shapes know it
+        self._grown = -1  # growth of what is free, as those that wait know it
+        self._seen = -1  # changes of it, as these rooms and shapes know it
         self._no_room: dict[_Shape, bool] = {}  # shapes without room now, and whether there could ever be
 
     def add(self, task: Task, demand: Demand, placed: bool = False) -> None:
@@ -72,7 +73,8 @@ class Groups:
         orders: list[Order] = []
         stirred, self._placing.stirred_groups = self._placing.stirred_groups, set()
         names = [name for name in stirred if name not in self._waiting and name in self._groups]
-        for name in [*self._waiting, *names] if self._seen != self._placing.changes else stirred:
+        grown, self._grown = self._grown != self._placing.growth, self._placing.growth
+        for name in [*self._waiting, *names] if grown else stirred:
             group = self._groups.get(name)
             if group is not None:
                 orders += self._look(name, group, now)
@@ -173,6 +175,11 @@ class Groups:
     def why_gone(self, name: str) -> str | None:
         """Why a group that was made here never can be; empty: it was removed; None: it is not known to be gone."""
         return self._gone.get(name)
+
+    def tasks_of(self, name: str) -> list[Task] | None:
+        """The records of a group's bundles; None when this node does not know all of them."""
+        group = self._groups.get(name)
+        return None if group is None or len(group.tasks) < group.count else list(group.tasks.values())
 
     def shortage(self, name: str) -> str:
         """What the bundles of a group want that never can be had, and what there is."""

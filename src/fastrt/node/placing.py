@@ -128,7 +128,7 @@ class Placing:
         node, name, total: as given; `name` is set once it is known.
         used: parts in use here.
         stirred_groups: placement groups of which a bundle has changed its place; whoever looks at them takes them out.
-        changes: differs whenever something may be free that was not before.
+        changes, growth: counts of how often what is free has changed, and how often there may have become more of it.
         waiting_actors: generations by index of the actors and bundles that wait.
         unopened: bundles placed here that tasks cannot use yet, with what they reserve; see `open`.
         held: bytes of large objects, by number and by the other node that has them, too.
@@ -153,7 +153,7 @@ class Placing:
         self.pending_groups: set[str] = set()
         self.gone_groups: dict[str, str] = {}
         self.stirred_groups: set[str] = set()
-        self.changes = 0
+        self.changes = self.growth = 0
         self.waiting_actors: dict[int, int] = {}
         self.unopened: dict[Task, Demand] = {}
         self.held: dict[int, dict[str, int]] = {}
@@ -251,6 +251,7 @@ class Placing:
         """The other nodes, as they are now."""
         self.views = {view.node: view for view in views}
         self.changes += 1
+        self.growth += 1
         for entry in self._placed.values():
             if entry.place in (ORDERED, ELSEWHERE):
                 self._stir(entry.demand)
@@ -457,6 +458,7 @@ class Placing:
         if node == self.node:
             self._enter(entry, HERE)
             return Order(entry.task, "admit", entry.demand)
+        self.changes += 1
         entry.place, entry.node, entry.since = ORDERED, node, now
         self._placed[entry.task] = entry
         self._wait_no_more(entry.task)
@@ -468,6 +470,7 @@ class Placing:
         return Order(entry.task, "lend", entry.demand, node)
 
     def _enter(self, entry: _Entry, place: int) -> None:
+        self.changes += 1
         entry.place, entry.node = place, self.node
         self._placed[entry.task] = entry
         self._spread_to[self.node] += entry.demand.strategy == SPREAD
@@ -479,6 +482,8 @@ class Placing:
 
     def _leave(self, entry: _Entry, place: int) -> None:
         if entry.place != WAITING:
+            self.changes += 1
+            self.growth += 1
             self._spread_to[entry.node] -= entry.demand.strategy == SPREAD
         if entry.place in (ORDERED, ELSEWHERE):
             mine = self._elsewhere[entry.node].mine
@@ -489,7 +494,6 @@ class Placing:
                 self._give(entry.demand, -1)
             self._count(entry, -1)
         entry.place = place
-        self.changes += 1
         self._placed.pop(entry.task, None)
         self._stir(entry.demand)
 
@@ -503,7 +507,6 @@ class Placing:
 
     def _give(self, demand: Demand, sign: int) -> None:
         """Add a bundle's reserved amounts to this node's totals (sign=1) or remove them (-1)."""
-        self.changes += 1
         if demand.bundle and sign < 0:
             self._gone_groups.add(demand.bundle.split("/")[0])
         for name, parts in given_by(demand):
