@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,6 +220,68 @@ def test_a_lent_task_is_cancelled_there_as_it_would_be_here(rt, nodes, tmp_path,
     wait_until(ended.exists, "the child, which was not cancelled, to end by itself")
     assert not told.exists()
     assert nodes[0].child("fastrt.node.uplink") == uplink
+
+
+@fastrt.remote(num_cpus=0)
+def cancel_there(refs, force):
+    """Cancel on the node where this runs what another node has submitted."""
+    fastrt.cancel(refs[0], force=force)
+    return attached_session()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_task_is_cancelled_from_a_node_that_did_not_submit_it(rt, nodes, tmp_path, wait_until, force):
+    told = tmp_path / "told"
+
+    @fastrt.remote(max_retries=0)
+    def stuck(begun):
+        Path(begun).write_text(str(os.getpid()))
+        while True:
+            try:
+                threading.Event().wait(30)
+            except KeyboardInterrupt:
+                open(told, "w").close()
+                raise
+
+    begun = tmp_path / "begun"
+    running = stuck.remote(str(begun))
+    wait_until(begun.exists, "the task's start")
+    assert fastrt.get(cancel_there.remote([running], force), timeout=10) in nodes[1].note.socket_path
+    with pytest.raises(fastrt.TaskCancelledError):
+        fastrt.get(running, timeout=10)
+    if force:
+        wait_until(lambda: not os.path.exists(f"/proc/{begun.read_text()}"), "the worker's end")
+    else:
+        wait_until(told.exists, "the interrupt there")
+
+
+def test_waiting_task_and_generator_are_cancelled_from_a_node_that_did_not_submit_them(rt, tmp_path, wait_until):
+    @fastrt.remote
+    def gate(path):
+        while not os.path.exists(path):
+            threading.Event().wait(0.005)
+
+    @fastrt.remote(num_returns="streaming")
+    def endless(path):
+        try:
+            while True:
+                yield 1
+                threading.Event().wait(0.005)
+        finally:
+            open(path, "w").close()
+
+    closed = gate.remote(str(tmp_path / "gate"))
+    waiting = add.remote(closed, 1)
+    fastrt.get(cancel_there.remote([waiting], False), timeout=10)
+    with pytest.raises(fastrt.TaskCancelledError):
+        fastrt.get(waiting, timeout=10)
+    (tmp_path / "gate").touch()
+    generator = endless.remote(str(tmp_path / "closed"))
+    assert fastrt.get(next(generator), timeout=10) == 1
+    fastrt.get(cancel_there.remote([generator], False), timeout=10)
+    wait_until((tmp_path / "closed").exists, "the generator's end")
+    with pytest.raises(fastrt.TaskCancelledError):
+        fastrt.get(list(generator), timeout=10)
 
 
 def test_a_lent_task_keeps_its_policy_and_ends_with_its_children(rt, tmp_path, wait_until):

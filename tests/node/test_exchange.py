@@ -11,7 +11,7 @@ from fastrt._core import tasks as core
 from fastrt._core.clients import Client
 from fastrt._core.fsck import fsck, usage
 from fastrt._core.segment import Segment
-from fastrt.errors import FastrtError, ObjectLostError
+from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError
 from fastrt.node.exchange import Exchange
 from fastrt.node.peers import Peer, nearest
 from fastrt.node.readiness import Readiness
@@ -37,9 +37,13 @@ class Side:
         self.exchange = Exchange(self.store, self.readiness)
         self.function = functions.add_function(self.client, b"f" * 16, self.store.put(b"code" * 10), "f")
 
+    def submit(self, *args):
+        """Submit a task; its result."""
+        return core.submit_scalars(self.client, self.function, args, 1, 0, 0)
+
     def lend(self, *args):
         """Submit a task and lend it; its result."""
-        ref = core.submit_scalars(self.client, self.function, args, 1, 0, 0)
+        ref = self.submit(*args)
         self.exchange.lend(core.next_task(self.client, 0.0, 0.0))
         return ref
 
@@ -207,7 +211,7 @@ async def test_a_lost_stream_gives_everything_back():
         ({"task": [{"task": 1, "results": 1, "dependencies": 5}]}, "impossible counts"),
         ({"task": [{"task": 1, "results": 1, "ref": [{"objref": 77, "yours": True}]}]}, "which it does not hold"),
         ({"value": [{"objref": 5, "at": 100, "data": b"x"}], "release": [{"objref": 9, "named": 3}]}, None),
-        ({"ended": [12], "cancel": [{"task": 13}]}, None),
+        ({"ended": [12], "cancel": [{"task": 13}, {"objref": 14}]}, None),
         ({"reads": [{"task": 4, "taken": 1}], "value": [{"task": 4, "item": 1}]}, None),
     ],
 )
@@ -249,6 +253,42 @@ def test_cancelled_tasks_are_ended_over_there_as_it_was_asked_for_each(terms):
             assert core.next_task(there.client, 0.0, 0.0) == core.NO_TASK
             here.exchange.on_frame(await there.frames(lambda frame: len(frame.ended) == 3))
             assert (here.store.get(refs[1]), here.exchange.ledger.lent) == (5, 0)
+
+    run()
+
+
+@pytest.mark.parametrize("terms", [(False, False), (True, False), (False, True)])
+def test_task_of_the_other_node_that_is_cancelled_here_ends_there(terms):
+    """A reference that another node has named: who made it is asked to cancel it, once for each way of cancelling."""
+
+    @in_loop
+    async def run():
+        async with pair() as (here, there):
+            waits_for = here.submit()
+            gate = core.next_task(here.client, 0.0, 0.0)
+            wanted, spared = here.submit(waits_for), here.submit(waits_for)
+            here.lend(here.store.put([wanted, spared]))
+            there.exchange.on_frame(await here.frames(lambda frame: frame.task and frame.value))
+            lent = core.next_task(there.client, 0.0, 0.0)
+            _, (stand_in,), _ = core.arguments(there.client, lent)
+            found, other = there.store.get(stand_in, timeout=0)
+            assert core.cancel(there.client, found, *terms)[0] == "running"
+            there.exchange.pass_cancels()
+            there.exchange.pass_cancels()
+            frame = await there.frames(lambda frame: frame.cancel)
+            assert [(one.objref, one.force, one.alone) for one in frame.cancel] == [(wanted.objref, *terms)]
+            assert not handles.is_ready(there.client, found), "its own node has the last word"
+            here.exchange.on_frame(frame)
+            with pytest.raises(TaskCancelledError):
+                here.store.get(wanted, timeout=0)
+            there.exchange.on_frame(await here.frames(lambda frame: frame.value))
+            with pytest.raises(TaskCancelledError):
+                there.store.get(found, timeout=0)
+            assert not handles.is_ready(there.client, other)
+            assert core.finish_scalar(there.client, lent, None)
+            assert core.finish_scalar(here.client, gate, None)
+            assert core.finish_scalar(here.client, core.next_task(here.client, 0.0, 0.0), None)
+            del stand_in, found, other
 
     run()
 

@@ -6,7 +6,7 @@ import pytest
 
 from fastrt.config import RESOURCE_PARTS as ONE
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, WAITING, Placing, View
-from fastrt.tasks.demand import Demand, demand_of
+from fastrt.tasks.demand import Demand, demand_of, within
 
 
 def demand(cpu=1.0, strategy="", node="", soft=False, **amounts):
@@ -97,6 +97,24 @@ def test_sleeper_lends_its_cpus_and_nothing_else():
     assert here.decide() == [(2, "admit", "")]
     here.moved(1, HERE)
     assert here.placing.used == {"CPU": 4 * ONE, "gpu": ONE}
+
+
+def test_sleeper_in_a_placement_group_lends_its_share_of_the_bundles_cpus():
+    here = Here(cpu=4)
+    here.submit(Demand((("CPU", 2 * ONE), ("gpu", ONE)), bundle="g/0/1/PACK"))
+    here.placing.put((1, 1), "me", 0.0)  # a bundle is placed together with the others of its group
+    here.placing.open((1, 1))
+    inside = Demand(within((("CPU", 2 * ONE), ("gpu", ONE)), "g", 0))
+    for wanted in (inside, inside, Demand(within((("CPU", ONE),), "g", -1))):
+        here.submit(wanted)
+    assert here.decide() == [(2, "admit", "")]
+    here.moved(2, BLOCKED)
+    assert here.decide() == [(4, "admit", "")], "the gpu is not lent"
+    here.moved(2, GONE)
+    here.moved(4, GONE)
+    assert here.decide() == [(3, "admit", "")]
+    here.moved(3, GONE)
+    assert not any(parts for name, parts in here.placing.used.items() if "@" in name)
 
 
 def test_workers_follow_what_the_tasks_take():

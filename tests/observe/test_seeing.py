@@ -162,6 +162,28 @@ def test_line_of_a_task_inside_a_task_is_written_down_by_its_worker(rt, fifo, wa
     wait_until(lambda: fastrt.wait([child], timeout=0)[0], "the end of the child")
 
 
+@fastrt.remote(num_cpus=0.1)
+def items(*numbers):
+    yield from numbers
+
+
+def test_line_is_written_down_whatever_options_a_call_has(rt):
+    adder = Adder.options(num_cpus=0.1, max_restarts=1).remote()
+    made = [
+        adder.add.remote(1, 2),
+        adder.add.options(timeout=30).remote(1, 2),
+        adder.add.options(num_returns=2, retry_exceptions=True).remote((1,), (2,))[1],
+        leaf.options(num_cpus=0.1, priority=3, timeout=30).remote(1),
+        items.remote(1, 2).completed(),
+        items.options(num_returns=2).remote(1, 2)[0],
+    ]
+    assert len(fastrt.wait(made, num_returns=len(made), timeout=30)[0]) == len(made)
+    first = test_line_is_written_down_whatever_options_a_call_has.__code__.co_firstlineno + 3
+    sites = [row["site"] for ref in made for row in fastrt.list_objects(object_id=ref.hex())]
+    assert [site.split(" in ")[0] for site in sites] == [f"{__file__}:{first + k}" for k in range(len(made))]
+    del made, adder
+
+
 def test_timeline_shows_tasks_calls_waits_and_values_in_chromes_format(rt, tmp_path, fifo, wait_until):
     path, release = fifo
     running = held_up.options(name="still on").remote(str(path))

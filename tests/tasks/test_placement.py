@@ -1,13 +1,16 @@
 """Placement groups on one node."""
 
+import contextlib
 import os
 import signal
+import threading
 
+import psutil
 import pytest
 
 import fastrt
 from fastrt import PlacementGroupSchedulingStrategy as InGroup
-from fastrt.errors import ActorDiedError, AttachError, InfeasibleTaskError, NameTakenError, NotFoundError
+from fastrt.errors import ActorDiedError, InfeasibleTaskError, NameTakenError, NotFoundError, ObjectStoreFullError
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +35,7 @@ def get(refs):
 
 
 def has(**amounts):
-    try:
-        return fastrt.available_resources() == amounts
-    except AttachError:  # a daemon that was killed
-        return False
+    return fastrt.available_resources() == amounts
 
 
 ALL = {"CPU": 2.0, "license": 2.0}
@@ -159,6 +159,118 @@ def test_killed_daemon_loses_no_reservation(rt, wait_until):
     wait_until(lambda: has(**ALL), "everything to be free")
 
 
+def has_died(rt):
+    """Kill the node daemon; another one takes its place soon."""
+    rt._deaths.clear()  # or it counts as one that dies too often
+    rt._processes.daemon.kill()
+
+
+def test_calls_that_need_the_daemon_wait_for_the_one_that_takes_its_place(rt, wait_until):
+    has_died(rt)
+    assert fastrt.available_resources() == ALL
+    group = fastrt.placement_group([{"CPU": 2, "license": 1}])
+    assert group.wait(30)
+    has_died(rt)
+    assert fastrt.placement_group_table(group)["state"] == "CREATED"
+    assert fastrt.nodes()[0]["Available"] == {"CPU": 0.0, "license": 1.0}
+    has_died(rt)
+    fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "everything to be free")
+
+
+def test_ready_of_groups_outlives_the_daemon(rt, wait_until):
+    first, second = (fastrt.placement_group([{"license": 1.5}]) for _ in range(2))
+    early, late = first.ready(), second.ready()
+    has_died(rt)
+    assert get(early) is True
+    assert fastrt.wait([late], timeout=0)[0] == []
+    has_died(rt)
+    fastrt.remove_placement_group(first)
+    assert get(late) is True
+    assert second.wait(30)
+    fastrt.remove_placement_group(second)
+    wait_until(lambda: has(**ALL), "everything to be free")
+
+
+@pytest.mark.parametrize("reserved", [True, False])
+def test_group_that_is_removed_while_the_daemon_is_replaced_leaves_nothing_reserved(rt, wait_until, reserved):
+    """A new daemon learns of groups that wait later than of those that have something."""
+    other = fastrt.placement_group([{"license": 1}])
+    assert other.wait(30)
+    group = fastrt.placement_group([{"CPU": 1, "license": 1 if reserved else 2}])
+    assert group.wait(30 if reserved else 0) == reserved
+    has_died(rt)
+    fastrt.remove_placement_group(group)
+    fastrt.remove_placement_group(other)
+    wait_until(lambda: has(**ALL), "everything to be free")
+    assert fastrt.placement_group_table() == {}
+
+
+@fastrt.remote
+def until(path):
+    open(path + "-begun", "w").close()
+    while not os.path.exists(path):
+        threading.Event().wait(0.002)
+
+
+def test_group_is_ready_once_the_tasks_that_run_on_its_cpus_have_ended(rt, tmp_path, wait_until):
+    running = [until.remote(str(tmp_path / str(k))) for k in range(2)]
+    wait_until(lambda: len(list(tmp_path.glob("*-begun"))) == 2, "both to run")
+    groups = [fastrt.placement_group([{"CPU": 1}]), fastrt.placement_group([{"license": 1}, {"CPU": 1}])]
+    inside = pid.options(scheduling_strategy=InGroup(groups[0])).remote()
+    groups.append(fastrt.placement_group([{"license": 1}]))
+    assert groups[2].wait(30), "it does not take a CPU"
+    assert not groups[1].wait(0.2)
+    assert not groups[0].wait(0)
+    assert fastrt.placement_group_table(groups[0])["state"] == "PENDING"
+    (tmp_path / "0").touch()
+    assert groups[0].wait(30)
+    get(inside)
+    assert not groups[1].wait(0.2)
+    (tmp_path / "1").touch()
+    assert groups[1].wait(30)
+    get(running)
+    for group in groups:
+        fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "everything to be free")
+
+
+def test_many_groups_that_wait_cost_no_more_each_than_a_few(rt, wait_until):
+    """By the time that the daemon works: 400 groups, all made and asked for, within a few times what 100 take."""
+    daemon = psutil.Process(rt._processes.daemon.pid)
+
+    def seconds(count):
+        before = sum(daemon.cpu_times()[:2])
+        groups = [fastrt.placement_group([{"license": 2}]) for _ in range(count)]
+        refs = [group.ready() for group in groups]
+        assert fastrt.wait(refs, num_returns=1, timeout=60)[0]
+        for group in groups:
+            fastrt.remove_placement_group(group)
+        wait_until(lambda: has(**ALL), "everything to be free", 60)
+        return sum(daemon.cpu_times()[:2]) - before
+
+    few, many = seconds(100), seconds(400)
+    assert many < 10 * few + 0.5
+
+
+def test_full_table_of_actors_and_bundles_is_named(rt, wait_until):
+    groups = [fastrt.placement_group([{"license": 2}] * 500) for _ in range(2)]
+    with pytest.raises(ObjectStoreFullError, match=r"placement groups.*1024"):
+        fastrt.placement_group([{"license": 2}] * 500)
+
+    def takes_the_rest():
+        with contextlib.suppress(ObjectStoreFullError):
+            groups.append(fastrt.placement_group([{"license": 2}] * 24))
+        return len(groups) == 3
+
+    wait_until(takes_the_rest, "the room that the one which failed had")
+    with pytest.raises(ObjectStoreFullError, match=r"actors.*1024"):
+        Licensed.remote()
+    for group in groups:
+        fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "everything to be free")
+
+
 def here():
     group = fastrt.util.get_current_placement_group()
     return None if group is None else group.id
@@ -193,6 +305,64 @@ def test_task_and_actor_know_their_group_and_what_they_start_is_outside_of_it(rt
     actor = Where.options(scheduling_strategy=inside).remote()
     assert get([actor.here.remote(), actor.of_task.remote()]) == [group.id, None]
     del actor
+    fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "what was reserved")
+
+
+def assigned():
+    return fastrt.get_runtime_context().get_assigned_resources()
+
+
+@fastrt.remote
+class Assigned:
+    def __init__(self):
+        self.first = assigned()
+
+    def now(self):
+        return self.first, assigned()
+
+
+@pytest.mark.parametrize("bundle", [0, -1])
+def test_assigned_resources_in_a_group_are_named_as_they_were_asked_for(rt, wait_until, bundle):
+    group = fastrt.placement_group([{"CPU": 1, "license": 2}])
+    assert group.wait(30)
+    inside = {"scheduling_strategy": InGroup(group, bundle), "resources": {"license": 0.5}}
+    assert get(fastrt.remote(assigned).options(**inside).remote()) == {"CPU": 1.0, "license": 0.5}
+    assert get(fastrt.remote(assigned).options(**inside, num_cpus=0).remote()) == {"license": 0.5}
+    actor = Assigned.options(**inside).remote()
+    assert get(actor.now.remote()) == ({"license": 0.5},) * 2
+    del actor
+    fastrt.remove_placement_group(group)
+    wait_until(lambda: has(**ALL), "what was reserved")
+
+
+def test_assigned_resources_of_an_actor_are_what_it_holds_while_it_lives(rt, wait_until):
+    assert assigned() == {}
+    assert get(fastrt.remote(assigned).remote()) == {"CPU": 1.0}
+    for options, expected in [
+        ({}, {}),
+        ({"num_cpus": 1}, {"CPU": 1.0}),
+        ({"num_cpus": 0.5, "resources": {"license": 1}}, {"CPU": 0.5, "license": 1.0}),
+    ]:
+        actor = Assigned.options(**options).remote()
+        assert get(actor.now.remote()) == (expected,) * 2
+        del actor
+    wait_until(lambda: has(**ALL), "what they held")
+
+
+@fastrt.remote
+def waits_for_children(depth):
+    """Tasks of a whole CPU, each of which waits for the one that it starts in the same group."""
+    return 1 + fastrt.get(waits_for_children.remote(depth - 1)) if depth else 0
+
+
+@pytest.mark.parametrize("bundle", [0, -1])
+def test_task_that_waits_for_its_child_in_the_same_bundle_lends_it_the_bundles_cpu(rt, wait_until, bundle):
+    group = fastrt.placement_group([{"CPU": 1, "license": 1}])
+    assert group.wait(30)
+    inside = InGroup(group, bundle, placement_group_capture_child_tasks=True)
+    parent = waits_for_children.options(scheduling_strategy=inside, resources={"license": 1})
+    assert get(parent.remote(2)) == 2
     fastrt.remove_placement_group(group)
     wait_until(lambda: has(**ALL), "what was reserved")
 

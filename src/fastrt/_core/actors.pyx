@@ -12,6 +12,8 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset, strncmp
 
+from fastrt.errors import ObjectStoreFullError
+
 from fastrt._core.calls cimport actor_of
 from fastrt._core.clients cimport Client
 from fastrt._core.errors cimport check
@@ -154,7 +156,9 @@ cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t
     if taken:
         return None
     if actor == NULL:
-        check(FRT_TABLE_FULL)
+        raise ObjectStoreFullError(
+            f"the node's table of actors and bundles of placement groups is full: it has {FRT_ACTORS} places, and an "
+            "actor that has ended keeps its own while a handle is left; drop handles, or remove placement groups")
     return <uint32_t>(actor - x.actors)
 
 
@@ -404,8 +408,25 @@ def demanding(Client client):
     return found
 
 
-def attention(Client client):
-    """The actors for which there is something to do: a list of (index, state); see `node.actors`."""
+def states(Client client, list actors):
+    """The states of actors, given (index, generation) of each; EMPTY for one whose record is another's by now."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t a, gen
+    cdef uint64_t word
+    cdef list found = []
+    client.ensure()
+    for a, gen in actors:
+        word = a64_load_acq(&x.actors[a].word) if a < frt_actors(x) else 0
+        found.append(frt_word_state(word) if word and frt_word_gen(word) == gen else EMPTY)
+    return found
+
+
+def attention(Client client, dict waiting=None):
+    """The actors for which there is something to do: a list of (index, state); see `node.actors`.
+
+    Args:
+        waiting: generations by index of those that may not start yet: they are left out as long as they are to start.
+    """
     cdef frt_ctx *x = &client.x
     cdef frt_actor *actor
     cdef uint32_t a
@@ -415,6 +436,9 @@ def attention(Client client):
     for a in range(frt_actors(x)):
         actor = x.actors + a
         state = frt_word_state(a64_load_sc(&actor.word))
+        if state == FRT_ACTOR_WANTED and waiting is not None and not a32_load_sc(&actor.ended) and \
+                waiting.get(a) == frt_word_gen(a64_load_sc(&actor.word)):
+            continue
         if state == FRT_ACTOR_WANTED or state == FRT_ACTOR_DOWN or \
                 state == FRT_ACTOR_DEAD and not a32_load_sc(&actor.swept) or \
                 state == FRT_ACTOR_LIVE and actor.flags & FRT_ACTOR_BARE and (

@@ -20,7 +20,7 @@ from fastrt._core.queue cimport queue_length, queue_pop, queue_push
 from fastrt._core.ranked cimport ranked_mark
 from fastrt._core.records cimport *
 from fastrt._core.scalar cimport args_read, args_write, scalar_size, scalar_write
-from fastrt._core.wait cimport wait_task
+from fastrt._core.wait cimport wait_nap, wait_task
 from fastrt.errors import FastrtError
 
 cdef extern from "Python.h":
@@ -438,6 +438,40 @@ def queued(Client client):
     """How many tasks are ready and not yet taken."""
     client.ensure()
     return queue_length(&client.x)
+
+
+def wait_load(Client client, uint32_t seen, double timeout_s, double look_s):
+    """Sleep until the load of this node differs from `seen`: whether tasks are queued, and how many workers are idle.
+
+    A push tells nobody but idle workers, so this looks now and then, without the GIL: 2 us each time.
+
+    Args:
+        timeout_s: how long to sleep at most.
+        look_s: how long between two looks.
+    Returns:
+        The load as it is now.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef int64_t deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
+    cdef int64_t look = <int64_t>(look_s * 1e9)
+    cdef uint32_t now
+    cdef int rc = FRT_OK
+    client.ensure()
+    with nogil:
+        now = _load(x)
+        while now == seen and rc == FRT_OK:
+            rc = wait_nap(x, a32_load_sc(&x.clients[x.me].wake), deadline, look)
+            now = _load(x)
+    client.ensure()
+    return now
+
+
+cdef uint32_t _load(frt_ctx *x) noexcept nogil:
+    cdef uint32_t i, idle = 0
+    for i in range(x.clients_max):
+        idle += frt_word_state(x.clients[i].word) != FRT_CLIENT_FREE and x.clients[i].kind == FRT_KIND_WORKER and \
+            a32_load_rlx(&x.clients[i].task) == 0
+    return 2 * idle + (queue_length(x) > 0)
 
 
 def cancelled(Client client, uint32_t t):

@@ -26,7 +26,8 @@ class Actors:
         store: the daemon's attachment.
         fork: orders a process for the actor with that index.
         may_start: whether what an actor demands is there for it, here and now; told whether it starts again.
-        ended: tells whoever keeps count that an actor has ended.
+        ended: called with the index of each actor that has ended.
+        waiting: generations by index of the actors that may not start yet; `may_start` has said so of each.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class Actors:
         store: Store,
         fork: Callable[[int], None],
         may_start: Callable[[int, dict[str, Any], bool], bool],
-        ended: Callable[[], None],
+        ended: Callable[[int], None],
+        waiting: dict[int, int],
     ) -> None:
         self._store = store
         self._client = store.client
-        self._fork, self._may_start, self._tell_end = fork, may_start, ended
+        self._fork, self._may_start, self._tell_end, self._waiting = fork, may_start, ended, waiting
         self._processes: dict[int, int] = {}  # by actor: the pid of the process ordered for it; 0 until it is known
         self._failed: dict[int, int] = {}
         self._how: dict[int, str] = {}  # by actor: how the last of these ended
@@ -69,7 +71,7 @@ class Actors:
 
     def tend(self) -> None:
         """Do what there is to do."""
-        for actor, state in actors.attention(self._client):
+        for actor, state in actors.attention(self._client, self._waiting):
             info = actors.info(self._client, actor)
             if state == actors.WANTED:
                 self._start(actor, info)
@@ -125,4 +127,4 @@ class Actors:
             error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
             self._store.put_error(task, error)
             core.finish(self._client, task)
-        self._tell_end()
+        self._tell_end(actor)

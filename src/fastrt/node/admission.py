@@ -23,7 +23,6 @@ from fastrt.node.groups import Groups
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing, Task, View
 from fastrt.store.attach import Link
 from fastrt.store.client import Store
-from fastrt.store.ref import ObjectRef
 from fastrt.tasks.demand import CPU, Demand, group_of, parts_of
 from fastrt.tasks.handle import kill_in
 
@@ -31,6 +30,12 @@ _NAP_S = 1.0
 _SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled
 _TASKS_A_MESSAGE = 1000
 _KNOWN_S = 2.0  # in which a group that was made is known, also to a daemon that has just taken over
+
+
+_PLACES = {  # of an actor, by its state
+    actors.EMPTY: GONE, actors.DEAD: GONE, actors.STARTING: HERE, actors.LIVE: HERE, actors.AWAY: ELSEWHERE,
+    actors.WANTED: WAITING, actors.DOWN: WAITING,
+}  # fmt: skip
 
 
 class Admission:
@@ -66,8 +71,9 @@ class Admission:
         self.placing = Placing(self._client.segment.session, total, cluster)
         self.groups = Groups(self.placing)
         self._known: dict[int, Demand] = {}  # by the number of the object that says it
-        self._promised: list[tuple[str, int, ObjectRef, float]] = []  # who waits for a group, and since when
-        self._asked: dict[Link, ObjectRef] = {}  # what they were promised, until they have taken it
+        self._promised: dict[Task, tuple[str, float]] = {}  # tasks that wait for a group, and since when
+        self._running: dict[Task, dict[int, int]] = {}  # by bundle: the tasks that ran when it was placed
+        self._ended: set[int] = set()  # actors, since the last look
         self._uplink: Link | None = None
         self._told: Any = None
         self._swept_at = 0.0
@@ -124,10 +130,20 @@ class Admission:
 
     def remove_group(self, name: str) -> None:
         """Give back what is reserved for a placement group."""
-        for task in self.groups.tasks_of(name):
+        known = self.groups.tasks_of(name)
+        for task in self._bundles_of(name) if known is None else known:
             if self._place_of_actor(task) != GONE:
                 kill_in(self._store, -1 - task[0], "its placement group was removed")
         self._start_actors()
+
+    def _bundles_of(self, name: str) -> list[Task]:
+        """The bundles of a placement group by their records: a new daemon does not know every group yet."""
+        found = []
+        for actor, gen in actors.demanding(self._client):
+            info = actors.info(self._client, actor)
+            if info["bare"] and info["gen"] == gen and self._demand_of_actor(info).bundle.split("/")[0] == name:
+                found.append((-1 - actor, gen))
+        return found
 
     def end_actors_of(self, name: str) -> None:
         """End the actors here that have something of a placement group, a bundle of which is gone."""
@@ -171,7 +187,6 @@ class Admission:
     def on_hang_up(self, link: Link) -> None:
         """A connection has ended: perhaps the uplink's."""
         self._finding = {ticket: one for ticket, one in self._finding.items() if one is not link}
-        self._asked.pop(link, None)
         if link is self._uplink:
             self._uplink, self.placing.has_uplink, self._told = None, False, None
             self.placing.held.clear()
@@ -221,20 +236,25 @@ class Admission:
         tasks = [task for task in placed if task[0] >= 0]
         for task, (state, client) in zip(tasks, demands.states(self._client, tasks), strict=True):
             placing.moved(task, self._place_of(state, client), now)
-        for task in placed:
-            if task[0] < 0:
-                placing.moved(task, self._place_of_actor(task), now)
-        self._drop_gone(self.groups.waiting(), now)
+        here = [task for task in placed if task[0] < 0]
+        for task, state in zip(here, actors.states(self._client, [(-1 - a, gen) for a, gen in here]), strict=True):
+            placing.moved(task, _PLACES[state], now)
+        if self._ended:
+            ended, self._ended = self._ended, set()
+            waiting = placing.waiting_actors
+            self._drop_gone([(-1 - actor, waiting[actor]) for actor in ended if actor in waiting], now)
         for task in demands.take_held(self._client):
             demand = self._demand(task)
-            if demand is not None:
+            if demand is not None and demand.bundle:
+                self._promised.setdefault(task, (demand.bundle, now))
+            elif demand is not None:
                 named = demands.named(self._client, *task) if placing.held else ()
                 placing.wait(task, demand, now, named, core.info(self._client, task[0])["priority"])
         if now - self._swept_at > _SWEEP_S:
             self._swept_at = now
             self._sweep(now)
         lend: list[tuple[int, int, str]] = []
-        while not self._carry_out(self.groups.decide(now) + placing.decide(now), lend, now):
+        while not self._carry_out(self.groups.decide(now) + placing.decide(now), lend, now) or self._open_bundles():
             continue
         for name in placing.take_gone_groups():
             self.end_actors_of(name)
@@ -270,29 +290,20 @@ class Admission:
         elif actors.info(self._client, actor)["state"] == actors.AWAY:
             actors.order(self._client, actor, actors.ORDER_KILL)
 
-    def on_group_ready(self, link: Link, name: str) -> None:
-        """Somebody wants to know when everything is reserved for a group."""
-        task, ref = core.promise(self._client)
-        self._promised.append((name, task, ref, time.monotonic()))
-        self._asked[link] = ref
-        link.send(objref=ref.objref, index=handles.describe(self._client, ref)["index"])
-        self._answer_waiting()
-
     def _answer_waiting(self) -> None:
+        """Fulfil the tasks that wait for placement groups of which the outcome is known."""
         now = time.monotonic()
-        for item in list(self._promised):
-            name, task, _, since = item
+        for task, (name, since) in list(self._promised.items()):
             ready, why = self.groups.is_ready(name), self.groups.why_gone(name)
-            if ready is None and why is None and now - since < _KNOWN_S:
-                continue
-            if ready is None:
+            if ready:
+                del self._promised[task]
+                if demands.claim(self._client, *task) and not core.finish_scalar(self._client, task[0], True):
+                    raise AssertionError("a task that waits for a placement group has one result")
+            elif ready is None and (why is not None or now - since > _KNOWN_S):
+                del self._promised[task]
                 never = InfeasibleTaskError(f"placement group {name} has {why}")
                 gone = NotFoundError(f"placement group {name} is not there any more, or was made on another node")
-                self._store.put_error(task, never if why else gone)
-                core.finish(self._client, task)
-            elif not ready or not core.finish_scalar(self._client, task, True):
-                continue
-            self._promised.remove(item)
+                self._refuse(task, never if why else gone)
 
     def _sweep(self, now: float) -> None:
         waiting = self.placing.waiting()
@@ -301,6 +312,48 @@ class Admission:
         for task, (state, _) in zip(waiting, demands.states(self._client, waiting), strict=True):
             if state == demands.GONE:
                 self.placing.moved(task, GONE, now)
+        promised = list(self._promised)
+        for task, (state, _) in zip(promised, demands.states(self._client, promised), strict=True):
+            if state == demands.GONE:
+                del self._promised[task]
+
+    def on_actor_ended(self, actor: int) -> None:
+        """An actor or a bundle has ended: the next `refresh` forgets it if it waited."""
+        self._ended.add(actor)
+        if self._uplink is not None:  # its node may be another
+            self._uplink.post(op="actor_ended")
+
+    def _open_bundles(self) -> bool:
+        """Let tasks use bundles whose CPUs are free of the tasks that ran when they were placed; whether there is one.
+
+        Tasks without demands are not counted among what is in use: nothing but these can be on a bundle's CPUs.
+        """
+        placing = self.placing
+        if not placing.unopened:
+            self._running.clear()
+            return False
+        running = self._running_without_demand()
+        room = placing.total.get(CPU, 0) - placing.used.get(CPU, 0)
+        wanted = [(task, dict(demand.amounts).get(CPU, 0)) for task, demand in placing.unopened.items()]
+        room += sum(cpu for _, cpu in wanted)
+        opened = False
+        for task, cpu in wanted:
+            room -= cpu
+            before = self._running.setdefault(task, running)
+            left = sum(running.get(client) == done for client, done in before.items())
+            if not cpu or left * RESOURCE_PARTS <= max(0, room):
+                placing.open(task)
+                opened = True
+        self._running = {task: before for task, before in self._running.items() if task in placing.unopened}
+        return opened
+
+    def _running_without_demand(self) -> dict[int, int]:
+        """Workers that run a task without a demand, and how many each had ended before it."""
+        tasks = [task for task in self.placing.placed() if task[0] >= 0]
+        admitted = {client for state, client in demands.states(self._client, tasks) if state == demands.RUNNING}
+        rows = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
+        busy = [row for row in rows if row["task"] is not None and not row["blocked"]]
+        return {row["client"]: row["tasks_done"] for row in busy if row["client"] not in admitted}
 
     def _drop_gone(self, waiting: list[Task], now: float) -> None:
         """Forget those of some waiting actors that have ended."""
@@ -318,12 +371,7 @@ class Admission:
         return BLOCKED if state != demands.QUEUED and self._is_blocked(client) else HERE
 
     def _place_of_actor(self, task: Task) -> int:
-        info = actors.info(self._client, -1 - task[0])
-        if info["gen"] != task[1] or info["state"] in (actors.DEAD, actors.EMPTY):
-            return GONE
-        if info["state"] in (actors.STARTING, actors.LIVE):
-            return HERE
-        return ELSEWHERE if info["state"] == actors.AWAY else WAITING
+        return _PLACES[actors.states(self._client, [(-1 - task[0], task[1])])[0]]
 
     def _demand_of_actor(self, info: Mapping[str, Any]) -> Demand:
         """What an actor takes: nothing but a node where somebody works, unless it says so."""

@@ -50,6 +50,7 @@ _KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL, "acto
 _FORKED = ("worker", "actor")
 _GUESTS = ("driver", "tool")  # processes that may leave and join again
 _TICK_S = 0.5  # how often the daemon looks whether the arena should grow and workers should leave
+_OPENING_S = 0.05  # while a placement group waits for tasks that run where it is reserved
 _HURRY_S = 0.005  # while a death waits for the zygote's word
 _AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
@@ -112,7 +113,10 @@ class Daemon:
             self._runs_tasks, self._is_blocked, self._want_actors, lambda text: self._log(text, True),
         )  # fmt: skip
         self._advisor = Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
-        self._actors = Actors(Store(self._client, 0.0), self._fork, self._admission.may_start, self._want_refresh)
+        self._actors = Actors(
+            Store(self._client, 0.0), self._fork, self._admission.may_start, self._on_actor_ended,
+            self._admission.placing.waiting_actors,
+        )  # fmt: skip
         self._actors_wanted = self._refresh_wanted = False
         self._refreshed_at = self._swept_at = 0.0
         self._statuses: dict[int, int] = {}
@@ -216,7 +220,9 @@ class Daemon:
         self._had_driver = self._starter_left = True
 
     def _patience_s(self) -> float:
-        return _HURRY_S if any(member.gone_at for member in self._members.values()) else _TICK_S
+        if any(member.gone_at for member in self._members.values()):
+            return _HURRY_S
+        return _OPENING_S if self._admission.placing.unopened else _TICK_S
 
     # ---- joining and leaving ----
 
@@ -275,14 +281,10 @@ class Daemon:
             self._post(op="unread", objref=message.get("objref"), kind=message.get("kind"), data=message.get("data"))
         elif op == "actor":
             self._tend_actors()
-        elif op == "group_ready":
-            self._tend_actors()  # the group's maker has told of it on another connection
-            self._admission.on_group_ready(link, str(message.get("group")))
         elif op == "groups":
             self._tend_actors()
             link.send(groups=self._admission.groups.rows())
         elif op == "remove_group":
-            self._tend_actors()
             self._admission.remove_group(str(message.get("group")))
             self._tend_actors()
             self._admission.refresh()
@@ -454,7 +456,8 @@ class Daemon:
     def _want_actors(self) -> None:
         self._actors_wanted = True
 
-    def _want_refresh(self) -> None:
+    def _on_actor_ended(self, actor: int) -> None:
+        self._admission.on_actor_ended(actor)
         self._refresh_wanted = True
 
     def _on_log(self, pipe: LogPipe) -> None:
@@ -531,7 +534,7 @@ class Daemon:
             self._muted.clear()
         now = time.monotonic()
         self._tend_output()
-        if now - self._refreshed_at > _TICK_S:
+        if now - self._refreshed_at > (_OPENING_S if self._admission.placing.unopened else _TICK_S):
             self._refreshed_at = now
             self._admission.refresh()
         if self._advisor is not None:

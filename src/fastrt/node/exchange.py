@@ -177,7 +177,12 @@ class Exchange:
         return digest
 
     def pass_cancels(self) -> None:
-        """Somebody has cancelled tasks of this process: end those that are lent, here at once and there as well."""
+        """Tasks of this process were cancelled: end those that are lent, here at once and on the other node.
+
+        A stand-in is cancelled by the other node, whose object it is: what that object becomes is its value.
+        """
+        for objref, force, alone in self.references.newly_cancelled():
+            self.out.add("cancel", _Cancel(objref=objref, force=force, alone=alone))
         for number, lent in self.ledger.open():
             terms = core.cancel_terms(self._client, lent.task)
             if terms is None:
@@ -320,8 +325,8 @@ class Exchange:
 
     def _on_cancel(self, message: Any) -> None:
         borrowed = self.ledger.owed(message.task)
-        if borrowed is not None:  # its results, which say so, are sent as any others
-            ref = borrowed.results[0]
+        ref = self.references.exported_ref(message.objref) if borrowed is None else borrowed.results[0]
+        if ref is not None:  # its value, which says so, is sent as any other
             cancel_in(self._store, ref, message.force and not calls.is_call(self._client, ref), not message.alone)
 
     # ---- values, both ways ----

@@ -55,6 +55,10 @@ class Finder:
             where = found.objref, handles.describe(self._client, found)["index"]
         self._daemon.send(op="found_actor", ticket=ticket, names=names, objref=where[0], index=where[1])
 
+    def kept(self) -> set[int]:
+        """Numbers of the stand-ins that were found, and that the process which asked may not hold yet."""
+        return {ref.objref for _, ref in self._kept}
+
     def tidy(self) -> None:
         """Let go of what has been taken by now."""
         now = time.monotonic()

@@ -13,12 +13,12 @@ it gets is given a little more than it has room for, so that it need not wait fo
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fastrt.config import RESOURCE_PARTS
-from fastrt.tasks.demand import CPU, PACK, SPREAD, Demand, given_by, group_of, in_words
+from fastrt.tasks.demand import CPU, INSIDE, PACK, SPREAD, Demand, given_by, group_of, in_words
 
 Task = tuple[int, int]  # a record's index, and the task's id; of an actor: -1 - its index, and its generation
 _PATIENCE = 256
@@ -26,6 +26,7 @@ _ORDER_S = 3.0  # in which the uplink lends what it was told to
 _GRACE_S = 1.0  # before anybody is told that a task cannot run: its node may just be joining
 _RECENT_S = 0.5  # tasks that have ended within this time show how quickly a node works;
 _AHEAD = 25  # one of so many is what it works off while the next order is on its way
+_CPU_INSIDE = CPU + INSIDE  # how the names of a placement group's CPUs begin
 # Where a task is, as `moved` is told.
 GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
 ORDERED = 5  # told to the uplink
@@ -126,6 +127,10 @@ class Placing:
         gone_groups: those made here whose tasks never can run, with the reason.
         node, name, total: as given; `name` is set once it is known.
         used: parts in use here.
+        stirred_groups: placement groups of which a bundle has changed its place; whoever looks at them takes them out.
+        changes, growth: counts of how often what is free has changed, and how often there may have become more of it.
+        waiting_actors: generations by index of the actors and bundles that wait.
+        unopened: bundles placed here that tasks cannot use yet, with what they reserve; see `open`.
         held: bytes of large objects, by number and by the other node that has them, too.
         relief: by how many parts of a CPU the tasks here take less than one each: they need further workers.
     """
@@ -147,6 +152,10 @@ class Placing:
         self._gone_groups: set[str] = set()
         self.pending_groups: set[str] = set()
         self.gone_groups: dict[str, str] = {}
+        self.stirred_groups: set[str] = set()
+        self.changes = self.growth = 0
+        self.waiting_actors: dict[int, int] = {}
+        self.unopened: dict[Task, Demand] = {}
         self.held: dict[int, dict[str, int]] = {}
         self._spread_to: Counter[str] = Counter()  # tasks and actors that are spread, by where they are
 
@@ -159,6 +168,8 @@ class Placing:
             entry = self._entries[task] = _Entry(task, demand, since=now, priority=priority)
         elif entry.place != WAITING:
             self._leave(entry, WAITING)
+        if task[0] < 0:
+            self.waiting_actors[-1 - task[0]] = task[1]
         entry.since = now
         entry.named = named or entry.named
         if not entry.listed and not demand.bundle:  # bundles are placed together, by `groups`
@@ -176,6 +187,7 @@ class Placing:
     def forget(self, task: Task) -> None:
         """One that waits will never be placed."""
         self._entries.pop(task, None)
+        self._wait_no_more(task)
 
     def node_of(self, task: Task) -> str:
         """The node that one was placed on; empty: none."""
@@ -183,19 +195,32 @@ class Placing:
         return "" if entry is None or entry.place in (WAITING, GONE) else entry.node
 
     def rooms(self, whole: bool = False) -> dict[str, dict[str, int]]:
-        """What is free on each node where somebody works, this one first; with `whole` all that there is."""
-        found = {self.node: {name: parts if whole else self._free(name) for name, parts in self.total.items()}}
+        """Free amounts on each node that has workers, this one first; with `whole` all that the node has.
+
+        The amounts that placement groups have are left out: nothing is reserved from those.
+        """
+        found = {}
+        if self.total.get(CPU):
+            found[self.node] = {n: parts if whole else self._free(n) for n, parts in _plain(self.total)}
         for view in self.views.values() if self.has_uplink else ():
             there = self._elsewhere[view.node]
-            found[view.node] = {n: parts if whole else there.free(view, n) for n, parts in view.total.items()}
-        totals = {self.node: self.total, **{view.node: view.total for view in self.views.values()}}
-        return {node: room for node, room in found.items() if totals[node].get(CPU)}
+            if view.total.get(CPU):
+                found[view.node] = {n: parts if whole else there.free(view, n) for n, parts in _plain(view.total)}
+        return found
 
     def found(self, task: Task, demand: Demand) -> None:
         """A task was admitted here already, by one who has died."""
         if task not in self._entries:
             self._entries[task] = entry = _Entry(task, demand)
             self._enter(entry, HERE)
+            self.open(task)
+
+    def open(self, task: Task) -> None:
+        """Let tasks use a bundle that is placed here: the tasks that ran on its CPUs before have ended."""
+        demand = self.unopened.pop(task, None)
+        if demand is not None:
+            self._give(demand, 1)
+            self._stir(demand)
 
     def moved(self, task: Task, place: int, now: float) -> None:
         """Where a task is that was placed: GONE, WAITING, HERE, BLOCKED (here, asleep in a get) or ELSEWHERE."""
@@ -207,6 +232,7 @@ class Placing:
                 self._elsewhere[entry.node].ended.append(now)
             self._leave(entry, GONE)
             del self._entries[task]
+            self._wait_no_more(task)
         elif entry.place == ORDERED and place == WAITING:
             if now - entry.since > _ORDER_S:
                 self.wait(task, entry.demand, now)
@@ -224,6 +250,11 @@ class Placing:
     def see(self, views: Iterable[View]) -> None:
         """The other nodes, as they are now."""
         self.views = {view.node: view for view in views}
+        self.changes += 1
+        self.growth += 1
+        for entry in self._placed.values():
+            if entry.place in (ORDERED, ELSEWHERE):
+                self._stir(entry.demand)
         for view in self.views.values():
             self._elsewhere.setdefault(view.node, _Elsewhere()).see(view)
         for entry in [entry for entry in self._placed.values() if entry.place == ORDERED]:
@@ -413,7 +444,7 @@ class Placing:
         soon = group and any(now - entry.since < _GRACE_S for entry in waiting)  # perhaps it is not known here yet
         if group in self.gone_groups or (not self.can_grow and not soon):
             for entry in waiting:
-                self._entries.pop(entry.task, None)
+                self.forget(entry.task)
             del self._lines[demand, priority]
             return [Order(entry.task, "refuse", demand) for entry in waiting]
         if not self.can_grow or line.warned or not waiting or now - waiting[0].since < _GRACE_S:
@@ -427,8 +458,11 @@ class Placing:
         if node == self.node:
             self._enter(entry, HERE)
             return Order(entry.task, "admit", entry.demand)
+        self.changes += 1
         entry.place, entry.node, entry.since = ORDERED, node, now
         self._placed[entry.task] = entry
+        self._wait_no_more(entry.task)
+        self._stir(entry.demand)
         self._spread_to[node] += entry.demand.strategy == SPREAD
         mine = self._elsewhere[node].mine
         for name, parts in entry.demand.amounts:
@@ -436,28 +470,43 @@ class Placing:
         return Order(entry.task, "lend", entry.demand, node)
 
     def _enter(self, entry: _Entry, place: int) -> None:
+        self.changes += 1
         entry.place, entry.node = place, self.node
         self._placed[entry.task] = entry
         self._spread_to[self.node] += entry.demand.strategy == SPREAD
         self._count(entry, 1)
-        self._give(entry.demand, 1)
+        self._wait_no_more(entry.task)
+        if entry.demand.bundle:
+            self.unopened[entry.task] = entry.demand
+            self._stir(entry.demand)
 
     def _leave(self, entry: _Entry, place: int) -> None:
         if entry.place != WAITING:
+            self.changes += 1
+            self.growth += 1
             self._spread_to[entry.node] -= entry.demand.strategy == SPREAD
         if entry.place in (ORDERED, ELSEWHERE):
             mine = self._elsewhere[entry.node].mine
             for name, parts in entry.demand.amounts:
                 mine[name] -= parts
         else:
-            if entry.place in (HERE, BLOCKED):
+            if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.task, None) is None:
                 self._give(entry.demand, -1)
             self._count(entry, -1)
         entry.place = place
         self._placed.pop(entry.task, None)
+        self._stir(entry.demand)
+
+    def _stir(self, demand: Demand) -> None:
+        if demand.bundle:
+            self.stirred_groups.add(demand.bundle.split("/")[0])
+
+    def _wait_no_more(self, task: Task) -> None:
+        if self.waiting_actors.get(-1 - task[0]) == task[1]:
+            del self.waiting_actors[-1 - task[0]]
 
     def _give(self, demand: Demand, sign: int) -> None:
-        """What is reserved here for a placement group is what its tasks can have."""
+        """Add a bundle's reserved amounts to this node's totals (sign=1) or remove them (-1)."""
         if demand.bundle and sign < 0:
             self._gone_groups.add(demand.bundle.split("/")[0])
         for name, parts in given_by(demand):
@@ -466,17 +515,25 @@ class Placing:
                 del self.total[name]
 
     def _count(self, entry: _Entry, sign: int) -> None:
-        """What a task takes here: one that sleeps in a get gives its CPUs to others meanwhile."""
+        """Add a task's amounts to what is in use here (sign=1), or take them off (-1).
+
+        A task that sleeps in a get lends its CPUs to others meanwhile: the node's, or those of its placement group.
+        """
         if entry.place not in (HERE, BLOCKED):
             return
         cpu = 0
         for name, parts in entry.demand.amounts:
             if name == CPU:
                 cpu = parts
-            if name != CPU or entry.place == HERE:
+            if entry.place == HERE or not (name == CPU or name.startswith(_CPU_INSIDE)):
                 self.used[name] = self.used.get(name, 0) + sign * parts
         if entry.place == HERE:
             self.relief += sign * (RESOURCE_PARTS * entry.workers - cpu)
+
+
+def _plain(total: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Amounts that are not a placement group's."""
+    return (item for item in total.items() if INSIDE not in item[0])
 
 
 def _rank(item: tuple[tuple[Demand, int], _Line]) -> tuple[int, float]:

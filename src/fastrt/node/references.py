@@ -35,6 +35,7 @@ class StandIn:
     task: int | None
     named: int = 0
     origin: Origin | None = None  # how to make it again
+    cancelled: tuple[bool, bool] | None = None  # on which terms the other node was asked to cancel its task
 
 
 @dataclass
@@ -189,6 +190,14 @@ class References:
     def unfinished(self) -> list[StandIn]:
         """Stand-ins that still wait for their value, when the stream has ended."""
         return [one for one in self._imports.values() if one.task is not None]
+
+    def newly_cancelled(self) -> Iterator[tuple[int, bool, bool]]:
+        """Objects of the other node whose tasks were cancelled here since the last call: (objref, force, alone)."""
+        for objref, one in self._imports.items():
+            terms = None if one.task is None else core.cancel_terms(self._store.client, one.task)
+            if terms is not None and terms != one.cancelled:
+                one.cancelled = terms
+                yield objref, *terms
 
     def clear(self) -> None:
         """Let go of everything: the stream has ended, and callbacks may keep this object for a while."""

@@ -29,6 +29,7 @@ from fastrt.node.exchange import Exchange
 from fastrt.node.finder import Finder
 from fastrt.node.flows import Watch
 from fastrt.node.lineage import Lineage
+from fastrt.node.load import LoadWatch
 from fastrt.node.mailboxes import Mailboxes
 from fastrt.node.orders import Orders
 from fastrt.node.peers import Peer, nearest
@@ -49,9 +50,8 @@ _SET = message_set("node")
 _Report = _SET.message("fastrt.node.Report")
 _Output = _SET.message("fastrt.node.Output")
 _EXCHANGE = "/fastrt.node.Node/Exchange"
-_BUSY_TICK_S = 0.002
-_IDLE_TICK_S = 0.1  # ten looks a second cost about 0.1 % of a processor
-_ALONE_TICK_S = 0.5
+_BUSY_TICK_S = 0.002  # while tasks wait, begin and end
+_CALLING_TICK_S = 0.1  # while a node that should run tasks cannot be reached
 _TIDY_S = 1.0
 _TELL_S = 0.1  # between two reports to the head
 _AGAIN_S = 0.5  # before a node or the head that did not answer is called again
@@ -92,6 +92,9 @@ class Uplink:
         self._news = asyncio.Event()
         self._to_tell = asyncio.Event()
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
+        self._tick = _TIDY_S
+        self._done = 0  # tasks that this node's workers have ended
+        self._load: tuple[int, ...] = ()  # of this node, at the last look
         self._claims = threading.Condition()
         self._claimable = 0
         self._announce: Callable[[], None] | None = None
@@ -99,12 +102,14 @@ class Uplink:
         self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
         self._flows = Watch(self._client, asyncio.get_running_loop())
         self._budget = ArgumentBudget(self._client)
-        self._orders = Orders(
-            self._client,
-            daemon,
-            self._on_orders,
-            {"find_actor": self._on_find, "output": self._on_output, "reads_output": self._on_readers},
-        )
+        others: dict[str, Callable[[dict[str, Any]], None]] = {
+            "find_actor": self._on_find,
+            "actor_ended": lambda message: self._news.set(),
+            "output": self._on_output,
+            "reads_output": self._on_readers,
+        }
+        self._orders = Orders(self._client, daemon, self._on_orders, others)
+        self._load_watch = LoadWatch(self._client, asyncio.get_running_loop(), self._news.set)
         self._finder = Finder(self._client, daemon, self._connected)
 
     async def run(self) -> None:
@@ -143,6 +148,7 @@ class Uplink:
                 self._claims.notify()
             if claimer.ident:
                 claimer.join()
+            self._load_watch.close()
             self._readiness.close()
             self._mailboxes.close()
             self._flows.close()
@@ -285,6 +291,9 @@ class Uplink:
             peer.exchange, peer.target = exchange, 2.0 * max(1, exchange.workers)
         if peer.exchange is exchange:
             peer.adapt()
+        if self._tick > _BUSY_TICK_S and (exchange.ledger.lent or exchange.ledger.borrowed):
+            self._tick = _BUSY_TICK_S
+            self._news.set()
         self._carry_out()
         self._lend_more()
 
@@ -377,7 +386,7 @@ class Uplink:
                 if peer.output:
                     self._send_output(peer)
             now = time.monotonic()
-            if now > tidy_at:
+            if now >= tidy_at:
                 tidy_at = now + _TIDY_S
                 self._report_free()
                 self._carry_out()
@@ -385,20 +394,31 @@ class Uplink:
                 self._on_cancelled()  # of which the canceller should have told, and died
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
-                    exchange.tidy(needed | set(self._lineage.wanted))
-            busy = self._report.queued or any(e.ledger.lent or e.ledger.borrowed for e in self._exchanges)
-            tick = (_BUSY_TICK_S if busy else _IDLE_TICK_S) if self._peers else _ALONE_TICK_S
+                    exchange.tidy(needed | set(self._lineage.wanted) | self._finder.kept())
             self._news.clear()
+            self._tick = self._next_tick()
             try:
-                await asyncio.wait_for(self._news.wait(), tick)
+                await asyncio.wait_for(self._news.wait(), min(self._tick, max(tidy_at - time.monotonic(), 0.0)))
             except asyncio.TimeoutError:
                 continue
+
+    def _next_tick(self) -> float:
+        """How long to sleep before the next look, if nothing comes: longer and longer while tasks just run."""
+        before, self._load = self._load, self._load_now()
+        if self._peers and (self._report.queued or self._load != before):
+            return _BUSY_TICK_S
+        missing = any(p.exchange is None and p.report is not None and p.report.workers for p in self._peers.values())
+        return min(2 * self._tick, _CALLING_TICK_S if missing and not self._workers else _TIDY_S)
+
+    def _load_now(self) -> tuple[int, ...]:
+        return sum(e.ledger.lent for e in self._exchanges), sum(e.ledger.borrowed for e in self._exchanges), self._done
 
     def _look(self) -> int:
         """Bring the report up to date; how many tasks wait too long here."""
         queued = core.queued(self._client)
         workers = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
         idle = sum(row["task"] is None for row in workers)
+        self._done = sum(row["tasks_done"] for row in workers)
         if (queued or self._report.queued or not self._workers) and (idle, queued) != (
             self._report.idle,
             self._report.queued,
@@ -409,7 +429,7 @@ class Uplink:
         if not self._workers:
             self._lend_more()
             return 0
-        excess = self._pressure.excess(time.monotonic(), queued, idle, sum(row["tasks_done"] for row in workers))
+        excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
         for exchange in self._exchanges:
             if self._pressure.room and not exchange.told_room:
                 exchange.out.stir()  # whoever has too much there need not ask

@@ -24,16 +24,16 @@ def nodes() -> list[dict[str, Any]]:
         The semantics of `ray.nodes`.
     """
     other = engines.current()
-    return other.nodes() if other is not None else nodes_at(store_client.require().socket_path)
+    return other.nodes() if other is not None else nodes_at(store_client.require().socket_path, True)
 
 
-def nodes_at(socket_path: str) -> list[dict[str, Any]]:
-    """`nodes`, as the daemon at that socket knows them.
+def nodes_at(socket_path: str, patient: bool = False) -> list[dict[str, Any]]:
+    """`nodes`, as the daemon at that socket knows them; `patient` as for `attach.inquire`.
 
     Raises:
         AttachError: the daemon does not answer.
     """
-    answer = attach.inquire(socket_path, "nodes")
+    answer = attach.inquire(socket_path, "nodes", patient=patient)
     return [_about(row, k == 0) for k, row in enumerate([answer["here"], *answer["others"]])]
 
 

@@ -17,8 +17,6 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from fastrt._core.clients import Client
@@ -30,6 +28,10 @@ from fastrt.foreign_text import ForeignTextError, read_object
 _MESSAGE_BYTES_MAX = 1 << 20
 _COMEBACK_S = 10.0  # how long a dead daemon may take to be replaced
 _COMEBACK_STEP_S = 0.02
+
+
+class DaemonAwayError(AttachError):
+    """No daemon answers at a session's socket: the session has ended, or another daemon is about to take over."""
 
 
 class Link:
@@ -207,33 +209,30 @@ def rejoin(path: str, timeout_s: float = 30.0, logs: str = "") -> Link:
     return _ask(path, timeout_s, op="rejoin", logs=logs)[0]
 
 
-def inquire(path: str, op: str, timeout_s: float = 10.0, **about: Any) -> dict[str, Any]:
+def inquire(path: str, op: str, timeout_s: float = 10.0, patient: bool = False, **about: Any) -> dict[str, Any]:
     """Ask a node's daemon something, without joining its session.
 
     Args:
         path: of the daemon's socket.
         op: what: "nodes", "find_actor".
         timeout_s: how long to wait for the answer.
+        patient: whether to ask the daemon that takes the place of a dead one. A program of the session does; a tool
+            that looks at any session does not, which may have ended.
         **about: what belongs to it.
     Raises:
         AttachError: nobody listens there, or it does not answer.
     """
-    with inquiry(path, op, timeout_s, **about) as answer:
-        return answer
-
-
-@contextmanager
-def inquiry(path: str, op: str, timeout_s: float = 10.0, **about: Any) -> Iterator[dict[str, Any]]:
-    """`inquire`; as long as the context lasts, the daemon keeps what it has made for the answer.
-
-    Raises:
-        AttachError: nobody listens there, or it does not answer.
-    """
-    link, answer = _ask(path, timeout_s, op=op, **about)
-    try:
-        yield answer
-    finally:
-        link.close()
+    until = time.monotonic() + _COMEBACK_S
+    while True:
+        try:
+            link, answer = _ask(path, timeout_s, op=op, **about)
+        except DaemonAwayError:
+            if not patient or time.monotonic() > until or not os.path.isdir(os.path.dirname(path)):
+                raise
+            select.select([], [], [], _COMEBACK_STEP_S)
+        else:
+            link.close()
+            return answer
 
 
 def _ask(path: str, timeout_s: float, **message: Any) -> tuple[Link, dict[str, Any]]:
@@ -243,7 +242,7 @@ def _ask(path: str, timeout_s: float, **message: Any) -> tuple[Link, dict[str, A
         sock.connect(path)
     except OSError as exc:
         sock.close()
-        raise AttachError(f"no node daemon answers at {path}: {exc}; start one with fastrt.init()") from None
+        raise DaemonAwayError(f"no node daemon answers at {path}: {exc}; start one with fastrt.init()") from None
     link = Link(sock)
     uid = link.peer()[1]
     if uid != os.geteuid():
@@ -254,7 +253,7 @@ def _ask(path: str, timeout_s: float, **message: Any) -> tuple[Link, dict[str, A
         answer = link.receive(timeout_s)
     except EOFError as exc:
         link.close()
-        raise AttachError(f"the node daemon at {path} went away while this process joined: {exc}") from None
+        raise DaemonAwayError(f"the node daemon at {path} went away while this process joined: {exc}") from None
     if answer is None or "error" in answer:
         link.close()
         raise AttachError(answer["error"] if answer else f"the daemon at {path} did not answer in {timeout_s} s")

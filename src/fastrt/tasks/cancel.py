@@ -24,10 +24,13 @@ def cancel(ref: ObjectRef | ObjectRefGenerator, *, force: bool = False, recursiv
     A call of an actor is cancelled alike: before it has begun; with a KeyboardInterrupt where the actor runs one call
     at a time; with `asyncio.CancelledError` where it is a coroutine. One that runs in a thread goes on to its end.
 
+    It does not matter which node has submitted the task, and which runs it.
+
     Args:
         ref: a result of the task, or what a generator's call gave. A reference made by `put` has no task and is left
             alone.
-        force: kill the worker process instead of interrupting it.
+        force: kill the worker process instead of interrupting it. A call of an actor that another node has made is
+            cancelled without force.
         recursive: cancel also what a task that runs has submitted, and so on, as far as it has not ended. Of an actor
             that runs several calls at once nobody knows which of them submitted a task: none is its child.
     Raises:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastrt._core import actors, demands
+from fastrt._core import actors, demands, handles
 from fastrt._core import tasks as core
-from fastrt.config import RESOURCE_PARTS
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
 from fastrt.tasks import names
-from fastrt.tasks.demand import ONE_CPU, Demand
+from fastrt.tasks.demand import ONE_CPU, Demand, by_name
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class RuntimeContext:
         actor_name: as it was given; None where it was not.
         restarts: how often the actor's instance was built again.
         attempt: runs of the task before this one.
-        assigned_resources: what the task takes while it runs, by name.
+        assigned_resources: what the task takes while it runs, or the actor while it lives, by the names that it was
+            asked for by, also where a placement group has it.
         namespace: of names of actors; empty: the session's own.
     """
 
@@ -112,16 +113,17 @@ def _facts(store: Store) -> dict[str, Any]:
         about = actors.info(client, actor)
         facts |= {"actor_id": f"{about['object'][0]:016x}", "actor_name": names.split(about["name"])[1] or None}
         facts["restarts"] = about["restarts"]
+        if about["demand"] is not None:
+            facts["assigned_resources"] = _demanded(store, handles.acquire(client, *about["demand"]))
     if task is not None:
         info = core.info(client, task)
         facts |= {"task_id": f"{info['path']:016x}", "attempt": info["attempts"] - 1, "job_id": f"{info['job']:016x}"}
         facts["task_name"] = store.task_name(task)
         if actor is None:
-            facts["assigned_resources"] = _resources(store, task, info)
+            ref = demands.demand_of(client, task, info["id"])
+            facts["assigned_resources"] = by_name(ONE_CPU) if ref is None else _demanded(store, ref)
     return facts
 
 
-def _resources(store: Store, task: int, info: dict[str, Any]) -> dict[str, float]:
-    ref = demands.demand_of(store.client, task, info["id"])
-    amounts = ONE_CPU if ref is None else Demand.from_bytes(store.get(ref)).amounts
-    return {name: parts / RESOURCE_PARTS for name, parts in amounts}
+def _demanded(store: Store, ref: ObjectRef) -> dict[str, float]:
+    return by_name(Demand.from_bytes(store.get(ref)).amounts)

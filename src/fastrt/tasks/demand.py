@@ -66,7 +66,8 @@ class Demand(NamedTuple):
         strategy: empty, `spread` or `pack`.
         node: the id or name of the only node that will do; empty: any.
         soft: whether others will do when that one cannot.
-        bundle: of what is reserved for a placement group: which part of which group it is; see `tasks.placement`.
+        bundle: of what is reserved for a placement group: which part of which group it is; see `tasks.placement`. Of a
+            task: the group that it waits for, and that is all.
     """
 
     amounts: Amounts
@@ -196,6 +197,11 @@ def within(amounts: Amounts, group: str, index: int) -> Amounts:
     return tuple(sorted(found))
 
 
+def bundle_name(group: str, index: int) -> str:
+    """The resource that a node has exactly while that bundle of a placement group can be used there."""
+    return f"{_A_BUNDLE}{INSIDE}{group}/{index}"
+
+
 def given_by(demand: Demand) -> Amounts:
     """What a node has for tasks of a placement group because this bundle of it is reserved there."""
     if not demand.bundle:
@@ -211,10 +217,19 @@ def group_of(demand: Demand) -> str:
     return next((name.split(INSIDE)[1].split("/")[0] for name, _ in demand.amounts if INSIDE in name), "")
 
 
+def by_name(amounts: Amounts) -> dict[str, float]:
+    """Amounts under the names that the program gave them, wherever they come from: the node or a placement group."""
+    found: dict[str, float] = {}
+    for name, parts in amounts:
+        plain, inside, group = name.partition(INSIDE)
+        if "/" not in group and not (inside and plain == _A_BUNDLE):  # what is of one bundle is of its group, too
+            found[plain] = parts / RESOURCE_PARTS
+    return found
+
+
 def cpus_of(demand: Demand) -> float:
     """CPUs that a task with this demand has, of its node or of a placement group's bundle."""
-    group = group_of(demand)
-    return dict(demand.amounts).get(f"{CPU}{INSIDE}{group}" if group else CPU, 0) / RESOURCE_PARTS
+    return by_name(demand.amounts).get(CPU, 0.0)
 
 
 def in_words(amounts: Mapping[str, int]) -> str:

@@ -466,7 +466,7 @@ def find_elsewhere(store: Store, name: str) -> ObjectRef | None:
 def _ask_cluster(store: Store, name: str) -> dict[str, Any]:
     try:
         if store.socket_path:
-            return attach.inquire(store.socket_path, "find_actor", name=name)
+            return attach.inquire(store.socket_path, "find_actor", patient=True, name=name)
     except AttachError:  # its uplink has just died, and does not answer
         pass
     return {"names": [], "objref": 0}

@@ -15,17 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt._core import actors, handles
+from fastrt._core import actors, demands
 from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
-from fastrt.errors import ConfigError, NameTakenError, NotFoundError
+from fastrt.errors import ConfigError, FastrtError, NameTakenError, NotFoundError
 from fastrt.store import attach
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
-from fastrt.tasks import environment
+from fastrt.tasks import environment, functions
 from fastrt.tasks.demand import CPU, GPU, Amounts, Demand, Group, export, in_words, parts_of, within
-from fastrt.tasks.handle import GROUP_NAME, ActorPlan, find_elsewhere
+from fastrt.tasks.handle import GROUP_NAME, ActorPlan, find_elsewhere, kill_in
+from fastrt.tasks.special import RETRIES_FOREVER
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _KNOWN_S = 2.0  # in which every node of the cluster is known
@@ -67,15 +68,13 @@ class PlacementGroup(Group):
         """Return a reference that becomes True when everything is reserved, or an error when it never will be.
 
         Raises:
-            AttachError: the node daemon does not answer.
+            ObjectStoreFullError: there is no room for another task.
             NotFoundError: the node where it was made is lost, and the group with it.
         """
         store = store_client.require()
         if self.session != store.client.segment.session:
             return _there(store, self, _ready)
-        with attach.inquiry(store.socket_path, "group_ready", group=self.id) as answer:
-            ref: ObjectRef = handles.acquire(store.client, answer["objref"], answer["index"])
-        return ref
+        return store.with_room(0, lambda: _await_group(store, self))
 
     def wait(self, timeout: float | None = 30.0) -> bool:
         """Wait until everything is reserved.
@@ -163,17 +162,7 @@ def placement_group(
     if name and find_elsewhere(store, GROUP_NAME + name) is not None:
         raise _taken(name)
     group = PlacementGroup(os.urandom(8).hex(), tuple(dict(bundle) for bundle in bundles), strategy, name, session)
-    refs = []
-    for k, one in enumerate(amounts):
-        demand = export(store, Demand(one, bundle=f"{group.id}/{k}/{len(amounts)}/{strategy}"))
-        called = f"placement group {name or group.id}"
-        plan = ActorPlan(called, session, (), None, None, 0, 1, group=group, demand=demand)
-        ref = store.put_serialized(serialize(plan))
-        named = GROUP_NAME + name if name and k == 0 else ""
-        made = actors.create(store.client, ref, 0, named, -1, lifetime == "detached", demand, True)
-        if made is None:
-            raise _taken(name)
-        refs.append(ref)
+    refs = _record(store, group, amounts, lifetime == "detached")
     if lifetime != "detached":
         for stale in [known for known, (whose, _) in _kept.items() if whose is not store]:
             del _kept[stale]
@@ -202,7 +191,7 @@ def remove_placement_group(group: PlacementGroup) -> None:
         with contextlib.suppress(NotFoundError):  # it went with its node
             store.get(_there(store, group, remove_placement_group))
         return
-    attach.inquire(store.socket_path, "remove_group", group=group.id)
+    attach.inquire(store.socket_path, "remove_group", patient=True, group=group.id)
     _kept.pop(group.id, None)
 
 
@@ -222,7 +211,7 @@ def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]
         with contextlib.suppress(NotFoundError):
             told: dict[str, Any] = store.get(_there(store, group, placement_group_table))
             return told
-    rows = attach.inquire(store.socket_path, "groups")["groups"]
+    rows = attach.inquire(store.socket_path, "groups", patient=True)["groups"]
     found = {row["placement_group_id"]: _row(row) for row in rows}
     if group is None:
         return found
@@ -256,6 +245,31 @@ def get_current_placement_group() -> PlacementGroup | None:
     return None if here is None or here.strategy is None else here.strategy.placement_group
 
 
+def _record(store: Store, group: PlacementGroup, amounts: Sequence[Amounts], detached: bool) -> list[ObjectRef]:
+    """Make the records of a group's bundles, all or none; the objects that they live as long as."""
+    refs: list[ObjectRef] = []
+    made: list[int] = []
+    try:
+        for k, one in enumerate(amounts):
+            demand = export(store, Demand(one, bundle=f"{group.id}/{k}/{len(amounts)}/{group.strategy}"))
+            called = f"placement group {group.name or group.id}"
+            plan = ActorPlan(called, group.session, (), None, None, 0, 1, group=group, demand=demand)
+            refs.append(store.put_serialized(serialize(plan)))
+            named = GROUP_NAME + group.name if group.name and k == 0 else ""
+            actor = actors.create(store.client, refs[k], 0, named, -1, detached, demand, True)
+            if actor is None:
+                raise _taken(group.name)
+            made.append(actor)
+    except FastrtError:
+        for actor in made:
+            kill_in(store, actor, "there was no room for all of its placement group")
+        if store.tell is not None:
+            store.tell(op="actor")
+        refs.clear()  # the traceback keeps this frame
+        raise
+    return refs
+
+
 class _Keeper:
     """Lets go of a session's groups when it ends."""
 
@@ -264,6 +278,21 @@ class _Keeper:
 
 
 _keeper = _Keeper()
+
+
+def _await_group(store: Store, group: PlacementGroup) -> ObjectRef:
+    """Submit the task that the daemon ends when a group made on this node is reserved.
+
+    It waits like any task with a demand, so a daemon that takes over finds it. No worker ever runs it.
+    """
+    function = functions.export(store, "placement_group.ready", _reserved)
+    demand = export(store, Demand((), bundle=group.id))
+    ref: ObjectRef = demands.submit_scalars(store.client, function, (), 1, RETRIES_FOREVER, 0, demand)
+    return ref
+
+
+def _reserved() -> bool:
+    return True
 
 
 def _ready(group: PlacementGroup) -> bool:
@@ -283,7 +312,7 @@ def _there(store: Store, group: PlacementGroup, function: Callable[[PlacementGro
     from fastrt.tasks.remote import make
 
     until = time.monotonic() + _KNOWN_S
-    while group.session not in [row[0] for row in attach.inquire(store.socket_path, "nodes")["others"]]:
+    while group.session not in [row[0] for row in attach.inquire(store.socket_path, "nodes", patient=True)["others"]]:
         if time.monotonic() > until:
             raise NotFoundError(f"placement group {group.id} was made on node {group.session}, which is lost")
         threading.Event().wait(_LOOK_S)

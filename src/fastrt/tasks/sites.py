@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -19,10 +19,11 @@ from fastrt._core import look
 from fastrt.errors import FastrtError
 from fastrt.folders import open_private, private_folder
 from fastrt.store.client import Store
+from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.actor import ActorClass
 from fastrt.tasks.handle import ActorHandle, ActorMethod
-from fastrt.tasks.remote import DemandingFunction, RemoteFunction
+from fastrt.tasks.remote import RemoteFunction
 
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _FOLDER = "sites"
@@ -67,6 +68,8 @@ class Sites:
         for ref in made if isinstance(made, (list, tuple)) else [made]:
             if isinstance(ref, ActorHandle):
                 ref = ref._actor_ref
+            elif isinstance(ref, ObjectRefGenerator):
+                ref = ref.completed()
             if isinstance(ref, ObjectRef) and not ref.owner.forked:
                 look.set_site(ref.owner, ref, number)
 
@@ -96,6 +99,13 @@ def _outside(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def _kinds(cls: type[Any]) -> Iterator[type[Any]]:
+    """A class and all that are derived from it: some kinds of functions and methods submit in their own way."""
+    yield cls
+    for kind in cls.__subclasses__():
+        yield from _kinds(kind)
+
+
 _sites: Sites | None = None
 
 
@@ -109,10 +119,10 @@ def start(store: Store) -> None:
     if _sites is not None:
         _sites.forget()
     _sites = Sites(Path(store.socket_path).parent / _FOLDER)
-    for cls, name in ((Store, "put"), (RemoteFunction, "remote"), (DemandingFunction, "remote"),
-                      (ActorMethod, "remote"), (ActorClass, "remote")):  # fmt: skip
-        if name in cls.__dict__:
-            _sites.wrap(cls, name)
+    _sites.wrap(Store, "put")
+    for cls in (*_kinds(RemoteFunction), *_kinds(ActorMethod), *_kinds(ActorClass)):
+        if "remote" in cls.__dict__:
+            _sites.wrap(cls, "remote")
     store.users.add(_sites)
 
 
