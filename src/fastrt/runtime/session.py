@@ -182,7 +182,7 @@ class Embedded(Runtime):
         return by_signal and len(self._deaths) <= _DEATHS_MAX
 
     def _end(self, segment: Segment) -> None:
-        self._listener.join(_SHUTDOWN_S)
+        self._listener.join(_SHUTDOWN_S + self._config.cleanup_timeout_s)
         self._processes.end()
         self._link.close()
         self._remove(segment)

@@ -74,6 +74,7 @@ class Store:
         self.task_here: Callable[[], int | None] = _nothing
         self.task_name: Callable[[int], str] = str
         self.actor_here: int | None = None
+        self.on_exit: Callable[[str], None] | None = None  # ends this actor, for a reason
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
         self.watcher: Any = None  # the thread that waits for many, see `store.watch`
 
