@@ -92,6 +92,13 @@ class WorkerCrashedError(FastrtError):
     """
 
 
+class OutOfMemoryError(WorkerCrashedError):
+    """The kernel killed the worker process because memory ran out, as often as the task may be retried.
+
+    Give each task less data, run fewer at once (`num_cpus=2`), or raise the limit of the container.
+    """
+
+
 class ActorDiedError(FastrtError):
     """The actor is dead, or its process ended while it ran the call; the message says which actor, how and why.
 

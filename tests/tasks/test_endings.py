@@ -210,3 +210,38 @@ def test_process_that_a_call_has_forked_ends_by_sigterm(tmp_path):
 
     assert get(fastrt.remote(fork_and_terminate).remote()) == -signal.SIGTERM
     assert get(Tidy.remote(tmp_path).do.remote(fork_and_terminate)) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}], ids=["one", "threads"])
+def test_gentle_kill_runs_cleanup_code_and_says_who_asked_for_it(tmp_path, wait_until, options):
+    actor = Tidy.options(max_restarts=-1, **options).remote(tmp_path)
+    running = actor.hold.remote()
+    wait_until((tmp_path / "held").exists, "the call to run")
+    fastrt.kill(actor, force=False)
+    with pytest.raises(ActorDiedError):
+        get(running)
+    wait_until(lambda: {*ALL} <= set(left_in(tmp_path)) or options, "the cleanup code to run")
+    with pytest.raises(ActorDiedError, match=f"killed by fastrt.kill, called by the driver in process {os.getpid()} "):
+        get(actor.ping.remote())
+    wait_until(lambda: {"atexit", "log", "shutdown"} <= set(left_in(tmp_path)), "the cleanup code to run")
+
+
+def test_gentle_kill_that_allows_a_restart_starts_the_actor_again(tmp_path, wait_until):
+    actor = Tidy.options(max_restarts=1).remote(tmp_path)
+    first = get(actor.ping.remote())
+    fastrt.kill(actor, no_restart=False, force=False)
+    wait_until((tmp_path / "shutdown").exists, "the cleanup code to run")
+    wait_until(lambda: fastrt.list_actors()[0]["restarts"] == 1, "the restart")
+    assert get(actor.ping.remote()) != first
+
+
+def test_kill_by_a_task_is_told_with_its_name(tmp_path):
+    @fastrt.remote
+    def murder(actor):
+        fastrt.kill(actor)
+        return os.getpid()
+
+    actor = Tidy.remote(tmp_path)
+    pid = get(murder.options(name="murder").remote(actor))
+    with pytest.raises(ActorDiedError, match=f"called by task 'murder' in process {pid} on"):
+        get(actor.ping.remote())

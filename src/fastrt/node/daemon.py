@@ -229,7 +229,8 @@ class Daemon:
         self._had_driver = self._starter_left = True
 
     def _patience_s(self) -> float:
-        return _HURRY_S if any(member.gone_at for member in self._members.values()) else _TICK_S
+        hurries = any(member.gone_at for member in self._members.values())
+        return _HURRY_S if hurries else min(_TICK_S, self._actors.patience_s())
 
     # ---- joining and leaving ----
 

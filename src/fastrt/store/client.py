@@ -502,7 +502,7 @@ def wait(
     Args:
         refs: a list or tuple of ObjectRefs; one that stands there twice counts twice. Generators may stand among
             them: one is ready when `next` would not have to wait.
-        num_returns: how many to wait for, from 1 to len(refs).
+        num_returns: how many to wait for, from 1 to len(refs); without references nothing is waited for.
         timeout: seconds to wait at most; None waits for ever, 0 only looks.
         fetch_local: accepted for programs written for Ray; a value that is ready is in this node's memory, or comes
             when it is read.
@@ -525,6 +525,8 @@ def wait(
         other = engines.current()
         if other is None:
             refuse_stale(refs)
+    if not refs:
+        return [], []
     if type(num_returns) is not int or not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns is {num_returns!r}; it must be from 1 to the {len(refs)} references given")
     if other is not None:

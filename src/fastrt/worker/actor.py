@@ -25,7 +25,7 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.handle import ActorPlan
 from fastrt.tasks.leaving import ActorLeaves
-from fastrt.tasks.method import bound_method
+from fastrt.tasks.method import MethodPlan, bound_method
 from fastrt.worker import environment, special
 from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, run_exit_functions
@@ -209,11 +209,11 @@ class ActorWorker(Worker):
 
     def prepare_method(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Find a call's method and load its arguments."""
-        return self._methods[core.function_of(self._client, task)[1]], *self._arguments(task)
+        return self._methods[self._method(task).number], *self._arguments(task)
 
     def is_async(self, task: int) -> bool:
         """Whether a call's method is a coroutine function."""
-        return self.plan.methods[core.function_of(self._client, task)[1]].is_async
+        return self._method(task).is_async
 
     def is_generator(self, task: int) -> bool:
         """Whether a call yields its items, one by one or all into one list."""
@@ -246,7 +246,10 @@ class ActorWorker(Worker):
 
     def name_of(self, task: int) -> str:
         """What the call is called in messages."""
-        return f"{self.plan.name}.{self.plan.methods[core.function_of(self._client, task)[1]].name}"
+        return f"{self.plan.name}.{self._method(task).name}"
+
+    def _method(self, task: int) -> MethodPlan:
+        return self.plan.method_of(core.function_of(self._client, task)[1])[0]
 
 
 def is_exit(exc: BaseException) -> TypeGuard[SystemExit]:

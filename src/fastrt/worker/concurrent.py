@@ -40,9 +40,11 @@ def limits_of(worker: ActorWorker) -> dict[str, int]:
 
 
 def _group_of(worker: ActorWorker, cell: int) -> str:
-    number = core.function_of(worker.store.client, (cell & 0xFFFFFFFF) - 1)[1]
+    client, task = worker.store.client, (cell & 0xFFFFFFFF) - 1
     # The record may be another call's by now: then the claim fails, whatever group it waits in.
-    return worker.plan.methods[number].group if number < len(worker.plan.methods) else ""
+    number = core.function_of(client, task)[1]
+    most = len(worker.plan.methods) * (len(worker.plan.groups) + 2)
+    return worker.plan.method_of(number)[1] if number < most else ""
 
 
 class Threads:
