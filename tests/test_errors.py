@@ -1,5 +1,6 @@
 """The hierarchy, the code table, and what a TaskError keeps of its cause on the way to the driver."""
 
+import asyncio
 import copy
 import pickle
 import sys
@@ -229,10 +230,16 @@ def test_variable_asks_for_all_frames(monkeypatch):
         assert ("wrong_place" in errors.format_user_traceback(exc)) == shown
 
 
-def test_cause_that_would_end_the_driver_is_not_inherited():
-    error = wrapped(SystemExit(3))
-    assert type(error) is TaskError
-    assert isinstance(error.cause, SystemExit)
+def test_cause_that_is_no_ordinary_exception_is_inherited():
+    class Stop(BaseException):
+        pass
+
+    for cause in (SystemExit(3), KeyboardInterrupt("now"), Stop("here"), asyncio.CancelledError()):
+        for error in (wrapped(cause), pickle.loads(pickle.dumps(wrapped(cause)))):
+            assert isinstance(error, TaskError)
+            assert isinstance(error, type(cause))
+            assert error.args == cause.args
+    assert wrapped(SystemExit(3)).code == 3
 
 
 def test_cause_that_would_end_a_loop_is_not_inherited():
@@ -241,6 +248,7 @@ def test_cause_that_would_end_a_loop_is_not_inherited():
     assert type(error) is TaskError
     assert error.cause.value == 5
     assert type(wrapped(StopAsyncIteration())) is TaskError
+    assert type(wrapped(GeneratorExit())) is TaskError
 
 
 def test_class_that_refuses_a_subclass_gives_a_plain_task_error():

@@ -65,6 +65,8 @@ class Config:
         record_call_sites: whether each object is marked with the line that made it, for `fastrt memory`.
         advice: whether fastrt warns when a program is slow for a reason that it knows.
         start_timeout_s: seconds until a runtime or worker that does not come up is an error.
+        cleanup_timeout_s: seconds that the cleanup code of an actor has when it ends, before its process is killed;
+            code of tasks that still runs at the end of the session has at most one second of it.
     """
 
     num_workers: int
@@ -84,6 +86,7 @@ class Config:
     record_call_sites: bool
     advice: bool
     start_timeout_s: float
+    cleanup_timeout_s: float
 
     @classmethod
     def load(cls, **overrides: Any) -> Config:
@@ -357,6 +360,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "record_call_sites": _Setting(_flag, lambda: False),
     "advice": _Setting(_flag, lambda: True),
     "start_timeout_s": _Setting(_seconds, lambda: 30.0),
+    "cleanup_timeout_s": _Setting(_seconds, lambda: 5.0),
 }
 
 

@@ -92,6 +92,13 @@ class WorkerCrashedError(FastrtError):
     """
 
 
+class OutOfMemoryError(WorkerCrashedError):
+    """The kernel killed the worker process because memory ran out, as often as the task may be retried.
+
+    Give each task less data, run fewer at once (`num_cpus=2`), or raise the limit of the container.
+    """
+
+
 class ActorDiedError(FastrtError):
     """The actor is dead, or its process ended while it ran the call; the message says which actor, how and why.
 
@@ -267,9 +274,9 @@ class TaskError(FastrtError):
             pid: the worker's process id; default: this process.
             traceback_text: default: the traceback of `exc`, formatted here.
         Returns:
-            An instance of TaskError and of the cause's type; of TaskError alone where the cause is not an
-            `Exception` (a `SystemExit` must not end the driver), is a `StopIteration` (it must not end the
-            driver's loop), or where its class allows no second base.
+            An instance of TaskError and of the cause's type, also of `SystemExit` and `KeyboardInterrupt`; of
+            TaskError alone where the cause is a `StopIteration` or `GeneratorExit` (it must not end the caller's
+            loop or generator), or where its class allows no second base.
         """
         text = format_user_traceback(exc) if traceback_text is None else traceback_text
         cause = exc.cause if isinstance(exc, TaskError) else exc
@@ -326,7 +333,7 @@ def for_users(exc: FastrtError) -> FastrtError:
 def _make(cause: BaseException | None, task_name: str, pid: int, traceback_text: str) -> TaskError:
     """Build the instance of both types, or of TaskError alone where that is impossible or unwise."""
     # A StopIteration would end the caller's loop over `map(get, refs)` as if there were no more values.
-    if isinstance(cause, Exception) and not isinstance(cause, (StopIteration, StopAsyncIteration)):
+    if cause is not None and not isinstance(cause, (StopIteration, StopAsyncIteration, GeneratorExit)):
         try:
             return _make_dual(cause, task_name, pid, traceback_text)
         except Exception:  # user classes may refuse subclassing or construction in any way they like
@@ -334,7 +341,7 @@ def _make(cause: BaseException | None, task_name: str, pid: int, traceback_text:
     return TaskError(task_name, pid, traceback_text, cause)
 
 
-def _make_dual(cause: Exception, task_name: str, pid: int, traceback_text: str) -> TaskError:
+def _make_dual(cause: BaseException, task_name: str, pid: int, traceback_text: str) -> TaskError:
     kind: Any = type(cause)
     error: TaskError = _blank(_dual_class(kind), cause.args)
     for base in type(cause).__mro__:
@@ -370,7 +377,7 @@ def _blank(kind: type, args: tuple[Any, ...]) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _dual_class(kind: type[Exception]) -> type[TaskError]:
+def _dual_class(kind: type[BaseException]) -> type[TaskError]:
     """One class per type of cause; equal types give the same class, so dual errors of one kind compare by type."""
     if issubclass(TaskError, kind):
         return TaskError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastrt.errors import FastrtError
@@ -61,6 +61,11 @@ class FastrtBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
 
     `n_jobs` is the number of batches that run at once; -1: as many as the cluster has CPUs. Arrays arrive
     read-only, as those that joblib maps; one that is changed between two calls of one `Parallel` is sent as it was.
+
+    Args:
+        ray_remote_args: settings of the batches as tasks, as for `fastrt.remote`: `joblib.parallel_config("fastrt",
+            ray_remote_args={"num_cpus": 2})`. The name is that of Ray's backend.
+        **settings: joblib's.
     """
 
     supports_retrieve_callback = True
@@ -71,8 +76,9 @@ class FastrtBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
     _effective_batch_size: int  # joblib's
     _smoothed_batch_duration: float
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, ray_remote_args: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(**settings)
+        self._remote_args = ray_remote_args
         self.parallel: Any = None
         self._executor: Executor | None = None
         self._last: tuple[int, Executor] | None = None  # for the next call with as many jobs
@@ -102,7 +108,7 @@ class FastrtBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         self.parallel = parallel
         if self._last is None or self._last[0] != n_jobs:
-            self._last = (n_jobs, Executor(n_jobs))
+            self._last = (n_jobs, Executor(n_jobs, remote_args=self._remote_args))
         self._executor = self._last[1]
         return n_jobs
 

@@ -10,7 +10,7 @@ import pytest
 import traces
 
 import fastrt
-from fastrt.observe import listing, memory
+from fastrt.observe import listing, listing, memory
 from fastrt.runtime.look import select
 from fastrt.store import client as store_client
 
@@ -73,6 +73,18 @@ def fifo(tmp_path):
     yield path, release
     release()
     os.close(opened[0])
+
+
+@pytest.mark.parametrize("what", ["tasks", "actors", "objects", "workers"])
+def test_list_refuses_a_filter_that_is_no_column_also_where_there_are_no_rows(rt, what):
+    find = getattr(fastrt, f"list_{what}")
+    for wrong in ({"filters": [("state", "=", "RUNNING")]}, {"colour": "red"}):
+        with pytest.raises(ValueError, match=f"there is no column '{next(iter(wrong))}'"):
+            find(**wrong)
+    kept = Adder.remote()
+    for row in find():
+        assert tuple(row) == listing.COLUMNS[what]
+    del kept
 
 
 def test_lists_show_what_runs_what_waits_and_who(rt, fifo, wait_until):

@@ -137,6 +137,10 @@ def test_wait_counts_a_duplicate_twice_and_an_error_as_ready(rt):
     assert fastrt.wait([error], timeout=20) == ([error], [])
 
 
+def test_wait_for_nothing_returns_nothing(rt):
+    assert fastrt.wait([]) == fastrt.wait((), num_returns=3, timeout=0) == ([], [])
+
+
 def test_wait_one_by_one_ends_with_all(rt):
     rest, seen = [echo.remote(i) for i in range(300)], []
     while rest:
@@ -354,7 +358,7 @@ WRONG = {
     "wait list of int": (lambda: fastrt.wait([5]), TypeError, "has a int"),
     "wait int behind": (lambda: fastrt.wait([fastrt.put(1), 5]), TypeError, "has a int"),
     "wait None behind": (lambda: fastrt.wait([fastrt.put(1), None]), TypeError, "has a NoneType"),
-    "wait empty": (lambda: fastrt.wait([]), ValueError, "num_returns is 1"),
+    "wait timeout empty": (lambda: fastrt.wait([], timeout=-0.1), ValueError, "timeout is -0.1"),
     "wait none": (lambda: fastrt.wait([fastrt.put(1)], num_returns=0), ValueError, "num_returns is 0"),
     "wait more": (lambda: fastrt.wait([fastrt.put(1)], num_returns=2), ValueError, "num_returns is 2"),
     "wait negative": (lambda: fastrt.wait([fastrt.put(1)], num_returns=-1), ValueError, "num_returns is -1"),

@@ -180,6 +180,59 @@ def test_concurrency_groups_have_limits_of_their_own():
     assert get(actor.who.remote()) == {"fastrt-calls_0"}
 
 
+@fastrt.remote(concurrency_groups={"io": 2, "slow": 1})
+class Loops:
+    def __init__(self):
+        self.open = threading.Event()
+
+    @fastrt.method(concurrency_group="slow")
+    async def block(self):
+        self.open.wait(SOON_S)
+        return threading.current_thread().name
+
+    @fastrt.method(concurrency_group="io")
+    async def unblock(self):
+        self.open.set()
+        return threading.current_thread().name, fastrt.runtime_context().task_name
+
+    async def name(self):
+        return threading.current_thread().name
+
+    @fastrt.method(concurrency_group="io")
+    async def hang(self):
+        await asyncio.Event().wait()
+
+
+def test_concurrency_groups_of_coroutines_have_event_loops_of_their_own(wait_until):
+    actor = Loops.remote()
+    blocked, name = actor.block.remote(), actor.name.remote()
+    assert get(name) == "MainThread"
+    assert get(actor.unblock.remote()) == ("fastrt-io", "Loops.unblock")
+    assert get(blocked) == "fastrt-slow"
+    hanging = actor.hang.remote()
+    wait_until(lambda: [row for row in fastrt.list_tasks(name="Loops.hang") if row["state"] == "running"], "the call")
+    fastrt.cancel(hanging)
+    with pytest.raises(TaskCancelledError, match="while it ran"):
+        get(hanging)
+
+
+def test_call_runs_in_the_concurrency_group_that_its_options_name():
+    actor = Loops.remote()
+    in_io = actor.name.options(concurrency_group="io")
+    assert get(in_io.remote()) == "fastrt-io"
+    assert get(in_io.options(num_returns=1).remote()) == "fastrt-io"
+    assert get(in_io.options(timeout=SOON_S).remote()) == "fastrt-io"
+    assert get(in_io.options(concurrency_group="slow").remote()) == "fastrt-slow"
+    assert get(actor.unblock.options(concurrency_group="").remote())[0] == "MainThread"
+    with pytest.raises(ValueError, match=r"no concurrency group 'net'; class Loops names \['io', 'slow'\]"):
+        actor.name.options(concurrency_group="net")
+    threads = Grouped.options(max_concurrency=1).remote(1)
+    assert get(threads.load.options(concurrency_group="").remote(0)) == "fastrt-calls_0"
+    with pytest.raises(KeyError, match="lost") as caught:
+        get(threads.fail.options(concurrency_group="io").remote())
+    assert caught.value.task_name == "Grouped.fail"
+
+
 def test_death_of_a_concurrent_actor_fails_all_that_ran():
     actor = Meeting.options(max_restarts=1).remote(2)
     pid = get(actor.plain.remote()) and get(pid_of.remote(actor))

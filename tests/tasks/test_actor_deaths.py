@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -272,3 +273,50 @@ def test_actor_whose_processes_cannot_start_is_given_up():
     assert (info["state"], info["ended"], info["pid"]) == (actors.DEAD, actors.FAILED, None)
     assert not actors.end_for_good(store.client, index, actors.KILLED, "too late")
     assert actors.enter(store.client, index) is False
+
+
+@fastrt.remote(max_restarts=-1)
+class Looping:
+    """Its process ends in its constructor, until there is a file."""
+
+    def __init__(self, folder):
+        with open(f"{folder}/tried", "a") as file:
+            file.write("x")
+        if not os.path.exists(f"{folder}/mended"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hello(self):
+        return "hello"
+
+
+def test_crash_loop_is_slowed_down_and_goes_on_when_the_cause_has_passed(folder, wait_until):
+    actor = Looping.remote(folder)
+    call = actor.hello.remote()
+    wait_until(lambda: runs(folder, "tried") >= 4, "the first restarts")
+    began, before = time.monotonic(), runs(folder, "tried")
+    fastrt.wait([call], timeout=1.0)
+    assert runs(folder, "tried") - before <= 2 + 2 * (time.monotonic() - began)
+    with open(f"{folder}/mended", "w"):
+        pass
+    assert get(call) == "hello"
+
+
+def test_crash_loop_ends_when_nothing_can_call_the_actor_and_its_name_is_free(folder, wait_until):
+    actor = Looping.options(name="looping").remote(folder)
+    wait_until(lambda: runs(folder, "tried") >= 4, "the first restarts")
+    assert fastrt.list_named_actors() == ["looping"]
+    del actor
+    wait_until(lambda: not fastrt.list_actors(), "the end")
+    assert fastrt.list_named_actors() == []
+
+
+def test_call_that_kills_the_process_each_time_is_slowed_down(folder, wait_until):
+    actor = Log.options(max_restarts=-1, max_task_retries=-1).remote(folder)
+    call = actor.die.remote()
+    wait_until(lambda: runs(folder, "died") >= 5, "the first runs")
+    began, before = time.monotonic(), runs(folder, "died")
+    fastrt.wait([call], timeout=1.0)
+    assert runs(folder, "died") - before <= 2 + 2 * (time.monotonic() - began)
+    fastrt.kill(actor)
+    with pytest.raises(ActorDiedError, match="killed"):
+        get(call)

@@ -105,3 +105,17 @@ def test_grid_search_of_scikit_learn_finds_the_same(config):
         alone = GridSearchCV(SVC(), grid, cv=3, refit=False).fit(np.tile(data, (2, 1)), np.tile(labels, 2))
     assert search.best_params_ == alone.best_params_
     assert np.array_equal(search.cv_results_["mean_test_score"], alone.cv_results_["mean_test_score"])
+
+
+def test_remote_args_are_those_of_the_tasks(rt):
+    fastrt.joblib.register()
+
+    def assigned():
+        return fastrt.runtime_context().get_assigned_resources()["CPU"]
+
+    with joblib.parallel_config(backend="fastrt", n_jobs=2, ray_remote_args={"num_cpus": 2}):
+        assert joblib.Parallel()(joblib.delayed(assigned)() for _ in range(4)) == [2.0] * 4
+    with pytest.raises(TypeError, match="colour"), joblib.parallel_config(
+        backend="fastrt", n_jobs=2, ray_remote_args={"colour": 1}
+    ):
+        joblib.Parallel()(joblib.delayed(abs)(-1) for _ in range(4))

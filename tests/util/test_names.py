@@ -12,7 +12,7 @@ from fastrt.util import multiprocessing, pool
 
 NAMES = {
     "fastrt.actor": ["ActorClass", "ActorHandle", "exit_actor"],
-    "fastrt.exceptions": ["GetTimeoutError", "RayActorError", "RayError", "RayTaskError"],
+    "fastrt.exceptions": ["GetTimeoutError", "OutOfMemoryError", "RayActorError", "RayError", "RayTaskError"],
     "fastrt.util": [
         "ActorPool",
         "get_placement_group",
@@ -51,3 +51,10 @@ def test_function_with_its_modules_name_stays_a_function():
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert fastrt.util.placement_group is fastrt.placement_group
+
+
+def test_all_names_of_rays_errors_are_there_and_every_one_can_be_caught():
+    exceptions = importlib.import_module("fastrt.exceptions")
+    for name in (*exceptions.__all__, "OutOfMemoryError", "ActorUnavailableError", "ObjectReconstructionFailedError"):
+        assert issubclass(getattr(exceptions, name), fastrt.FastrtError)
+    assert issubclass(exceptions.OutOfMemoryError, exceptions.WorkerCrashedError)

@@ -90,6 +90,10 @@ def test_limits_and_timeouts(rt):
     with pytest.raises(Empty):
         queue.get_nowait_batch(2)
     assert queue.get_nowait_batch(1) == [1]
+    for item in (1, [1]):
+        with pytest.raises(ValueError):  # also where it need not wait
+            queue.put(item, timeout=-1)
+    queue.put(1)
     for wrong in (
         lambda: queue.get(timeout=-1),
         lambda: queue.put([1], timeout=-1),

@@ -1,5 +1,6 @@
 """The worker's loop against whatever a task does: raise, crash, nest, print, fork, close, and meddle."""
 
+import asyncio
 import contextlib
 import faulthandler
 import gc
@@ -98,8 +99,9 @@ RAISED = {
     "look": (ExitsOnLook, TaskError, "ExitsOnLook"),
     "ours": (OursWithLock, TaskError, "ours"),
     "final": (lambda: Final("f"), TaskError, "Final: f"),
-    "exit": (lambda: SystemExit(3), TaskError, "SystemExit: 3"),
-    "interrupt": (lambda: KeyboardInterrupt(), TaskError, "KeyboardInterrupt"),
+    "exit": (lambda: SystemExit(3), SystemExit, "SystemExit: 3"),
+    "interrupt": (lambda: KeyboardInterrupt(), KeyboardInterrupt, "KeyboardInterrupt"),
+    "cancelled": (lambda: asyncio.CancelledError("c"), asyncio.CancelledError, "CancelledError: c"),
     "generator": (lambda: GeneratorExit(), TaskError, "GeneratorExit"),
     "stop": (lambda: StopIteration(1), TaskError, "StopIteration"),
     "memory": (lambda: MemoryError("m"), MemoryError, "MemoryError: m"),

@@ -31,6 +31,7 @@ EMPTY, WANTED, STARTING, LIVE, DOWN, DEAD, AWAY = (
     FRT_ACTOR_AWAY)
 KILLED, FAILED, EXITED = FRT_END_KILLED, FRT_END_FAILED, FRT_END_EXITED
 ORDER_NONE, ORDER_KILL = FRT_ORDER_NONE, FRT_ORDER_KILL
+ORDER_END = FRT_ORDER_KILL + 1  # the same after cleanup code
 NAME_BYTES_MAX = 63
 
 
@@ -307,7 +308,7 @@ def has_calls(Client client, uint32_t a):
 
 
 def order(Client client, uint32_t a, uint32_t what):
-    """Ask the client that stands for an actor's process for something: ORDER_KILL."""
+    """Ask the client that stands for an actor's process for something: ORDER_KILL or ORDER_END."""
     cdef frt_actor *actor = _at(client, a)
     a32_store_sc(&actor.order, what)
     mailbox_wake(&client.x, actor)
@@ -447,13 +448,25 @@ def attention(Client client, dict waiting=None):
     return found
 
 
+def let_go(Client client, uint32_t a):
+    """Of an actor that is DOWN and has no calls, keep only what handles keep: it ends when the last one goes.
+
+    One whose process ended before it was built has kept its own object until then, for the calls that were made.
+    """
+    cdef frt_actor *actor = _at(client, a)
+    if frt_word_state(a64_load_sc(&actor.word)) == FRT_ACTOR_DOWN and not actor.flags & FRT_ACTOR_DETACHED and \
+            actor.flags & FRT_ACTOR_COUNTED and not _has_calls(&client.x, a):
+        check(_uncount(&client.x, actor))
+
+
 def start_again(Client client, uint32_t a):
-    """Make an actor that is DOWN WANTED; it is counted as a restart. False when its last handle is gone."""
+    """Make an actor that is DOWN WANTED; it is counted as a restart. False when nothing can call it."""
     cdef frt_ctx *x = &client.x
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_sc(&actor.word)
     cdef frt_refslot slot = _object(actor)
     cdef int rc = FRT_OK
+    let_go(client, a)
     if frt_word_state(word) != FRT_ACTOR_DOWN or slot.index >= x.objects_max or \
             object_acquire(x, slot.index, slot.objref, False) != FRT_OK:
         return False

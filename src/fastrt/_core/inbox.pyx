@@ -310,8 +310,10 @@ cdef int _wait(Inbox self, double timeout_s, double spin_s) except -1:
     cdef int64_t started = frt_now_ns()
     cdef int64_t deadline = started + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
     cdef int64_t spin = <int64_t>(min(max(spin_s, 0.0), 1e9) * 1e9)
-    cdef uint32_t seen, released = a32_load_sc(&self.actor.released)
+    cdef uint32_t seen = a32_load_sc(&x.clients[x.me].wake)  # before the spin: a wake-up that comes meanwhile counts
+    cdef uint32_t released = a32_load_sc(&self.actor.released)
     cdef int _k
+    PyErr_CheckSignals()  # one may have come while the last call ended
     if released and deadline > started + LAST_NAP_NS:
         deadline = started + LAST_NAP_NS
     with nogil:
@@ -324,7 +326,6 @@ cdef int _wait(Inbox self, double timeout_s, double spin_s) except -1:
                 continue
             break
         else:
-            seen = a32_load_sc(&x.clients[x.me].wake)
             a32_store_sc(&self.actor.asleep, 1)
             # Whoever makes news stores it and then looks whether we sleep; we do it the other way round.
             if not _news(x, self, True) and a32_load_sc(&self.actor.released) == released:

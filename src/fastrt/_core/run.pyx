@@ -32,7 +32,7 @@ cdef class Runner:
     Attributes:
         stack: tasks under way, the innermost last; more than one where a task waits and others run meanwhile.
         interruptible: whether user code runs at this moment, so that a signal's handler may raise.
-        leaving: set it to have `run` return after the task that it runs.
+        leaving: set it to have `run` and `serve` return after the task that runs.
 
     Args:
         client: whose tasks.
@@ -80,7 +80,7 @@ cdef class Runner:
         """
         cdef int t
         cdef uint32_t count = 0
-        while True:
+        while not self.leaving:
             t = inbox_next(inbox, timeout_s, spin_s)
             if t < 0:
                 return

@@ -181,6 +181,7 @@ cpdef int next_task(Client client, double timeout_s, double spin_s) except -100:
     t = queue_pop(x)  # a busy worker never looks at the clock: 25 ns
     if t >= 0:
         return task_start(x, t)
+    PyErr_CheckSignals()  # one may have come while the last task ended
     now = frt_now_ns()
     deadline = now + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
     spin = <int64_t>(min(max(spin_s, 0.0), 1e9) * 1e9)

@@ -171,35 +171,32 @@ cdef int _spin_for_task(frt_ctx *x, int64_t spin_ns) noexcept nogil:
 
 
 cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept nogil:
-    """Claim a task: its index, now CLAIMED(me); FRT_TIMEOUT, FRT_INTERRUPTED."""
-    cdef uint32_t seen
+    """Claim a task: its index, now CLAIMED(me); FRT_INTERRUPTED; FRT_TIMEOUT, also when something else has woken us:
+    a signal may have come with it, and the caller looks."""
+    cdef uint32_t seen = a32_load_sc(&x.clients[x.me].wake)  # before the spin: a wake-up that comes meanwhile counts
     cdef int rc = FRT_OK
     cdef int t = queue_pop(x)
     if t != FRT_NOT_FOUND:
         return t
-    while True:
-        if spin_ns and a32_load_rlx(&x.sb.spinner) == 0 and a32_cas_sc(&x.sb.spinner, 0, x.me + 1):
-            t = _spin_for_task(x, spin_ns)
-            a32_store_sc(&x.sb.spinner, 0)
-            if t != FRT_NOT_FOUND:
-                # Pushes that saw us spin woke nobody: pass the word on.
-                if queue_length(x):
-                    queue_wake_idle(x)
-                return t
-        seen = a32_load_sc(&x.clients[x.me].wake)
-        a64_or_sc(&x.sb.idle[x.me_word], x.me_bit)
-        t = queue_pop(x)
-        if t == FRT_NOT_FOUND:
-            rc = wait_nap(x, seen, deadline_ns, IDLE_NAP_NS)
-            t = queue_pop(x)
-        a64_and_sc(&x.sb.idle[x.me_word], ~x.me_bit)
+    if spin_ns and a32_load_rlx(&x.sb.spinner) == 0 and a32_cas_sc(&x.sb.spinner, 0, x.me + 1):
+        t = _spin_for_task(x, spin_ns)
+        a32_store_sc(&x.sb.spinner, 0)
         if t != FRT_NOT_FOUND:
+            # Pushes that saw us spin woke nobody: pass the word on.
             if queue_length(x):
                 queue_wake_idle(x)
             return t
-        if rc != FRT_OK:
-            # A push since we looked may have found our bit, and woken us instead of one who stays.
-            if queue_length(x):
-                queue_wake_idle(x)
-            return rc
-        spin_ns = 0  # once per call: an idle worker uses no processor
+    a64_or_sc(&x.sb.idle[x.me_word], x.me_bit)
+    t = queue_pop(x)
+    if t == FRT_NOT_FOUND:
+        rc = wait_nap(x, seen, deadline_ns, IDLE_NAP_NS)
+        t = queue_pop(x)
+    a64_and_sc(&x.sb.idle[x.me_word], ~x.me_bit)
+    if t != FRT_NOT_FOUND:
+        if queue_length(x):
+            queue_wake_idle(x)
+        return t
+    # A push since we looked may have found our bit, and woken us instead of one who stays.
+    if queue_length(x):
+        queue_wake_idle(x)
+    return FRT_TIMEOUT if rc == FRT_OK else rc

@@ -14,6 +14,7 @@ from fastrt.errors import (
     NodeDiedError,
     ObjectLostError,
     ObjectStoreFullError,
+    OutOfMemoryError,
     TaskCancelledError,
     TaskError,
     WorkerCrashedError,
@@ -26,7 +27,7 @@ _CLASSES: tuple[tuple[str, type[FastrtError]], ...] = (
     ("NodeDiedError", NodeDiedError),
     ("RayActorError", ActorDiedError),
     ("WorkerCrashedError", WorkerCrashedError),
-    ("OutOfMemoryError", WorkerCrashedError),
+    ("OutOfMemoryError", OutOfMemoryError),
     ("ObjectStoreFullError", ObjectStoreFullError),
     ("ObjectLostError", ObjectLostError),
 )

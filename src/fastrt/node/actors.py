@@ -6,7 +6,9 @@ All it decides by lies in the arena, so a daemon that takes over goes on where t
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fastrt._core import actors, clients, handles, unread
@@ -17,6 +19,30 @@ from fastrt.tasks.handle import class_name
 
 _SLOTS_KEPT = 4  # of the client table: for workers and drivers that come later
 _STARTS_MAX = 3  # in a row, of processes that end before they have begun
+_QUICK_MAX = 3  # processes in a row that end soon, after each of which the next one starts at once
+_SOON_S = 10.0
+_PAUSE_S, _PAUSE_MAX_S = 0.1, 30.0
+
+
+@dataclass
+class Restarts:
+    """The last restarts of an actor: after processes that end soon and have done nothing, the pauses grow.
+
+    Attributes:
+        began: when its last process was started, by the clock.
+        quick: processes in a row that ended soon.
+        due: when the next one may start; 0: none is to start.
+    """
+
+    began: float
+    quick: int = 0
+    due: float = 0.0
+
+    def fall(self, now: float) -> None:
+        """Its process has ended: choose when the next one may start."""
+        self.quick = self.quick + 1 if now - self.began < _SOON_S else 1
+        pause = _PAUSE_S * 2.0 ** min(self.quick - _QUICK_MAX - 1, 30) if self.quick > _QUICK_MAX else 0.0
+        self.due = now + min(pause, _PAUSE_MAX_S)
 
 
 class Actors:
@@ -44,6 +70,7 @@ class Actors:
         self._processes: dict[int, int] = {}  # by actor: the pid of the process ordered for it; 0 until it is known
         self._failed: dict[int, int] = {}
         self._how: dict[int, str] = {}  # by actor: how the last of these ended
+        self._restarts: dict[int, Restarts] = {}  # by actor
 
     def __contains__(self, pid: int) -> bool:
         return pid in self._processes.values()
@@ -68,6 +95,14 @@ class Actors:
             whose = "the process that passed its calls on," if away else "its process"
             actors.tell_how(self._client, actor, f"{whose} {pid} {how}")
             self._failed.pop(actor, None)  # it had begun
+            rows = clients.table(self._client.segment)
+            if not away and any(row["client"] == client and row["tasks_done"] for row in rows):
+                self._restarts.pop(actor, None)  # a process that has ended calls is no part of a crash loop
+
+    def patience_s(self) -> float:
+        """How long it is until an actor's next process may start; infinite when none waits for that."""
+        due = [one.due for one in self._restarts.values() if one.due]
+        return max(0.0, min(due) - time.monotonic()) if due else float("inf")
 
     def tend(self) -> None:
         """Do what there is to do."""
@@ -93,6 +128,7 @@ class Actors:
                 actors.hold(self._client, actor)
         elif actor not in self._processes and self._may_start(actor, info, again) and self._has_slot():
             self._processes[actor] = 0
+            self._restarts.setdefault(actor, Restarts(0.0)).began = time.monotonic()
             self._fork(actor)
 
     def _has_slot(self) -> bool:
@@ -105,12 +141,27 @@ class Actors:
         """Start an actor whose process has died again, or declare it dead."""
         how = info["how"] or "its process ended"
         most = info["max_restarts"]
-        if not info["ended"] and (most < 0 or info["restarts"] < most) and actors.start_again(self._client, actor):
-            self._start(actor, info, True)
-            return
+        if not info["ended"] and (most < 0 or info["restarts"] < most):
+            if not info["bare"] and self._pauses(actor):
+                return
+            if actors.start_again(self._client, actor):
+                self._start(actor, info, True)
+                return
         if info["restarts"]:
             how += f"; it had been started again {info['restarts']} times (max_restarts={most})"
         self._end(actor, how)
+
+    def _pauses(self, actor: int) -> bool:
+        """Whether an actor whose process has ended is to wait before the next one starts."""
+        restarts = self._restarts.setdefault(actor, Restarts(0.0))
+        now = time.monotonic()
+        if not restarts.due:
+            restarts.fall(now)
+        actors.let_go(self._client, actor)
+        if restarts.due > now and not actors.info(self._client, actor)["released"]:
+            return True
+        restarts.due, restarts.began = 0.0, now
+        return False
 
     def _end(self, actor: int, reason: str) -> None:
         info = actors.info(self._client, actor)
@@ -121,6 +172,7 @@ class Actors:
         words = f"actor {class_name(self._store, actor)} is dead: {reason}"
         self._failed.pop(actor, None)
         self._how.pop(actor, None)
+        self._restarts.pop(actor, None)
         for task in actors.end(self._client, actor, reason):
             error = ActorDiedError(words)
             error.attempts = core.info(self._client, task)["attempts"]  # one that ran, and was to run again

@@ -212,8 +212,10 @@ class Away:
         return line
 
     def _on_mail(self, line: Line, tasks: list[int]) -> None:
-        if actors.take_order(self._client, line.actor) == actors.ORDER_KILL:
-            whose = _Whose(restart=not actors.info(self._client, line.actor)["ended"])
+        order = actors.take_order(self._client, line.actor)
+        if order in (actors.ORDER_KILL, actors.ORDER_END):
+            info = actors.info(self._client, line.actor)
+            whose = _Whose(restart=not info["ended"], gentle=order == actors.ORDER_END, reason=info["reason"])
             whose.MergeFrom(line.whose)
             self._exchange.out.add("kill", whose)  # before calls that were made after it
         for task in tasks:

@@ -12,6 +12,7 @@ import os
 import re
 import selectors
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -60,6 +61,8 @@ _BACKLOG_BYTES = 1 << 20  # of output that a driver has not read yet
 _LAST_WORDS_S = 1.0
 _COMEBACK_S = 2.0  # in which drivers connect to a new daemon; what workers print waits for them
 _STILLBORN_MAX = 5
+_WORKERS_END_S = 1.5  # for tasks that run at the end of the session: a worker ends itself after 1 s
+_LATE_S = 0.5  # an actor's process ends itself when its time is over; the daemon waits a little longer
 
 
 class ZygoteEndedError(Exception):
@@ -122,7 +125,7 @@ class Daemon:
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
         self._had_driver = self._starter_left = False
-        self._ended = False
+        self._ended = self._ending = False
         self._comeback_until = 0.0
         self._surplus_since = 0.0
         self._selector = selectors.DefaultSelector()
@@ -141,6 +144,7 @@ class Daemon:
         if pool.zygote_is_new:
             own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6, "patience_s": config.store_patience_s}
             own |= {"call_sites": config.record_call_sites, "library_threads": config.library_threads}
+            own["cleanup_timeout_s"] = config.cleanup_timeout_s
             pool.configure({**session, **own, "advice": config.advice})
         if adopt is not None:
             self._take_over()
@@ -179,12 +183,39 @@ class Daemon:
         self._selector.register(starter, selectors.EVENT_READ, self._on_starter)
         self._staff()
         while not self._finished():
-            for key, _ in self._selector.select(self._patience_s()):
-                if self._selector.get_map().get(key.fd) is key:  # not closed by one that came before it
-                    key.data(key.fileobj)
-            self._bury_dead()
+            self._serve(self._patience_s())
             self._staff()
             self._tend()
+        self._end_processes()
+
+    def _serve(self, patience_s: float) -> None:
+        """Handle what has come, or comes in a while."""
+        for key, _ in self._selector.select(patience_s):
+            if self._selector.get_map().get(key.fd) is key:  # not closed by one that came before it
+                key.data(key.fileobj)
+        self._bury_dead()
+
+    def _end_processes(self) -> None:
+        """Order workers and actors to end, and wait for a limited time: the cleanup code of users runs there."""
+        self._ending = True
+        started, ordered = time.monotonic(), set[int]()
+        with contextlib.suppress(ZygoteEndedError, KeyboardInterrupt):
+            while True:
+                waited = time.monotonic() - started
+                pids = {*self._pool.actors, *(self._pool.pids if waited < _WORKERS_END_S else ())}
+                if not pids or waited > self._config.cleanup_timeout_s + _LATE_S:
+                    return
+                for pid in pids - ordered:
+                    self._order_end(pid)
+                ordered |= pids
+                self._serve(_HURRY_S)
+                self._tend()
+
+    def _order_end(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGTERM)
+        if pid in self._members:  # its sleep may have begun after the signal came
+            self._client.wake(self._members[pid].index)
 
     def leave(self) -> None:
         """End the workers, and pass on what they have printed. The session stays, for another daemon."""
@@ -222,7 +253,8 @@ class Daemon:
     def _patience_s(self) -> float:
         if any(member.gone_at for member in self._members.values()):
             return _HURRY_S
-        return _OPENING_S if self._admission.placing.unopened else _TICK_S
+        patience_s = _OPENING_S if self._admission.placing.unopened else _TICK_S
+        return min(patience_s, self._actors.patience_s())
 
     # ---- joining and leaving ----
 
@@ -443,7 +475,7 @@ class Daemon:
         self._unclaimed += [LogPipe(out, False, self._on_output), LogPipe(err, True, self._on_output)]
 
     def _tend_actors(self) -> None:
-        if self._pool.counting:  # a dead daemon may have ordered their processes
+        if self._ending or self._pool.counting:  # a dead daemon may have ordered their processes
             return
         self._actors_wanted = True
         while self._actors_wanted or self._refresh_wanted:

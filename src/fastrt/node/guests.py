@@ -129,7 +129,8 @@ class Guests:
         ref = self._exchange.references.exported_ref(whose.objref) if guest is None else guest.ref
         if ref is not None:
             actor = actors.index_of(self._client, ref)
-            kill_in(self._store, actor, "" if whose.restart and guest is None else "it was killed by fastrt.kill")
+            reason = whose.reason or "it was killed by fastrt.kill"
+            kill_in(self._store, actor, reason, not whose.restart or guest is not None, not whose.gentle)
             self._tell()
 
     def on_unhost(self, number: int) -> None:
@@ -149,7 +150,7 @@ class Guests:
         """The other node is lost, and with it those who made these actors: another node may build them again."""
         for guest in self._guests.values():
             try:
-                kill_in(self._store, guest.actor, f"node {self._exchange.name}, which had made it, was lost")
+                kill_in(self._store, guest.actor, f"node {self._exchange.name}, which had made it, was lost", force=False)
             except FastrtError:
                 continue
         self._guests.clear()

@@ -13,10 +13,12 @@ from fastrt.errors import (
     ActorDiedError,
     FastrtError,
     ObjectLostError,
+    OutOfMemoryError,
     TaskCancelledError,
     TaskTimeoutError,
     WorkerCrashedError,
 )
+from fastrt.node.memory import LACK
 from fastrt.store import unread
 from fastrt.store.client import Store
 from fastrt.tasks.cancel import interrupt
@@ -76,7 +78,8 @@ class Janitor:
         elif core.cancelled(store.client, task) or info["attempts"] == 0:
             error = TaskCancelledError(f"task {name!r} was cancelled")
         else:
-            error = WorkerCrashedError(
+            kind = OutOfMemoryError if LACK in how else WorkerCrashedError
+            error = kind(
                 f"task {name!r} was given up after {info['attempts']} attempts: its worker, process {pid}, "
                 f"{how}; raise max_retries if the cause may pass by itself"
             )

@@ -15,6 +15,7 @@ from pathlib import Path
 _LOOK_S = 0.5
 # A victim with gigabytes takes seconds to end after the counter has risen.
 _WINDOW_S = 5.0
+LACK = "for lack of memory"
 _NO_LIMIT = 1 << 60  # version 1 writes "none" as a number near 2^63
 
 
@@ -45,9 +46,9 @@ class KillCounters:
         for path in self._files:
             if _oom_kills(path) > before[path]:
                 if path.name == "vmstat":
-                    return "the kernel killed a process of this machine for lack of memory at that moment"
+                    return f"the kernel killed a process of this machine {LACK} at that moment"
                 return (
-                    "the kernel killed a process of its memory control group for lack of memory at that moment "
+                    f"the kernel killed a process of its memory control group {LACK} at that moment "
                     f"({path.parent}, {_limit(path.parent)})"
                 )
         return ""

@@ -64,7 +64,7 @@ class Names:
         if actor not in self._methods:
             self._methods[actor] = self._methods_of(actor)
         names = self._methods[actor]
-        return names[number] if number < len(names) else f"method {number}"
+        return names[number % len(names)] if names else f"method {number}"
 
     def _methods_of(self, actor: int) -> tuple[str, ...]:
         client = self._store.client
@@ -204,6 +204,22 @@ def workers(store: Store) -> list[Row]:
     return found
 
 
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "tasks": (
+        "task_id", "name", "state", "pid", "actor", "attempt", "max_retries", "waits_for", "results", "cancelled",
+        "priority",
+    ),
+    "actors": (
+        "actor", "class", "name", "namespace", "state", "pid", "restarts", "max_restarts", "detached", "calls",
+        "reason",
+    ),
+    "objects": (
+        "object_id", "state", "bytes", "type", "what", "refs", "pins", "counted", "error", "site", "stored",
+    ),
+    "workers": (
+        "pid", "kind", "name", "state", "running", "tasks_done", "bytes_held", "cpu_s", "rss",
+    ),
+}  # fmt: skip
 LISTS: dict[str, Callable[[Store], list[Row]]] = {
     "tasks": tasks, "actors": actors, "objects": objects, "workers": workers,
 }  # fmt: skip

@@ -215,8 +215,8 @@ def _event(process: _Process, one: Record, end: int, zero: int, names: Names) ->
 def _name(process: _Process, one: Record, names: Names) -> str:
     if not one.actor:
         return names.by_index.get(one.what, "task")
-    if one.what < len(process.methods):
-        return f"{process.name}.{process.methods[one.what]}"
+    if process.methods:
+        return f"{process.name}.{process.methods[one.what % len(process.methods)]}"
     return f"{names.actor(one.actor - 1)}.{names.method(one.actor - 1, one.what)}"
 
 

@@ -86,6 +86,10 @@ def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters
     Raises:
         ValueError: a filter names no column.
     """
+    for name in filters:
+        if name not in listing.COLUMNS[what]:
+            there = ", ".join(listing.COLUMNS[what])
+            raise ValueError(f"there is no column {name!r} to filter by; there are: {there}")
     store = store_client.require()
     others = _others(store) if all_nodes else {}
     if not others:
@@ -103,14 +107,7 @@ def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters
 
 
 def select(rows: list[Row], filters: Mapping[str, Any], limit: int) -> list[Row]:
-    """Those rows whose columns are as `filters` say, at most `limit`; 0: all.
-
-    Raises:
-        ValueError: a filter names no column.
-    """
-    for name in filters:
-        if rows and name not in rows[0]:
-            raise ValueError(f"there is no column {name!r} to filter by; there are: {', '.join(rows[0])}")
+    """Those rows whose columns are as `filters` say, at most `limit`; 0: all."""
     found = [row for row in rows if all(_fits(row[name], wanted) for name, wanted in filters.items())]
     return found[:limit] if limit else found
 

@@ -205,7 +205,7 @@ class Embedded(Runtime):
         if os.getpid() != self._pid:
             return
         self._link.send(op="bye")
-        self._listener.join(_SHUTDOWN_S)
+        self._listener.join(_SHUTDOWN_S + self._config.cleanup_timeout_s)
         self._processes.end()
         self._link.close()
         self._remove(segment)

@@ -81,6 +81,7 @@ class Store:
         self.task_here: Callable[[], int | None] = _nothing
         self.task_name: Callable[[int], str] = str
         self.actor_here: int | None = None
+        self.on_exit: Callable[[str], None] | None = None  # ends this actor, for a reason
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
         self.watcher: Any = None  # the thread that waits for many, see `store.watch`
 
@@ -554,7 +555,7 @@ def wait(
     Args:
         refs: a list or tuple of ObjectRefs; one that stands there twice counts twice. Generators may stand among
             them: one is ready when `next` would not have to wait.
-        num_returns: how many to wait for, from 1 to len(refs).
+        num_returns: how many to wait for, from 1 to len(refs); without references nothing is waited for.
         timeout: seconds to wait at most; None waits for ever, 0 only looks.
         fetch_local: accepted for programs written for Ray; a value that is ready is in this node's memory, or comes
             when it is read.
@@ -577,6 +578,8 @@ def wait(
         other = engines.current()
         if other is None:
             refuse_stale(refs)
+    if not refs:
+        return [], []
     if type(num_returns) is not int or not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns is {num_returns!r}; it must be from 1 to the {len(refs)} references given")
     if other is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastrt._core import actors, calls, generators, handles, unread
@@ -64,6 +64,29 @@ class ActorPlan:
     group: Any = None
     demand: ObjectRef | None = None
 
+    def method_of(self, number: int) -> tuple[MethodPlan, str]:
+        """The method that a call's number names, and the concurrency group that the call runs in.
+
+        Numbers from len(methods) on name the same methods in a group that the caller chose.
+        """
+        chosen, number = divmod(number, len(self.methods))
+        which = self.methods[number]
+        return which, which.group if not chosen else ("", *self.groups)[chosen - 1]
+
+    def in_group(self, which: MethodPlan, group: str) -> MethodPlan:
+        """A method whose calls run in that concurrency group.
+
+        Raises:
+            TypeError, ValueError: there is no such group.
+        """
+        if not isinstance(group, str):
+            raise TypeError(f"concurrency_group is {group!r}; it must be text")
+        if group and group not in self.groups:
+            raise ValueError(f"there is no concurrency group {group!r}; class {self.name} names {sorted(self.groups)}")
+        chosen = 1 + ("", *self.groups).index(group)
+        count = len(self.methods)
+        return replace(which, number=which.number % count + chosen * count, group=group)
+
 
 class ActorMethod:
     """A method of an actor as its handle gives it: call `.remote(...)`."""
@@ -91,13 +114,19 @@ class ActorMethod:
         return ActorMethod, (self._ref, self._whose, self._plan, self._num_returns, self._retries)
 
     def options(
-        self, *, num_returns: int | str | None = None, max_task_retries: int | None = None, **options: Any
+        self,
+        *,
+        num_returns: int | str | None = None,
+        max_task_retries: int | None = None,
+        concurrency_group: str | None = None,
+        **options: Any,
     ) -> ActorMethod:
         """Return the same method with other settings.
 
         Args:
             num_returns: how many results a call has; "streaming" or "dynamic" of generators.
             max_task_retries: how often a call runs again after the actor's process died; -1: any number.
+            concurrency_group: the group that its calls run in, one of the actor's; "": the default group.
             **options: as for `fastrt.method`.
         Raises:
             TypeError, ValueError: a setting is wrong.
@@ -109,7 +138,8 @@ class ActorMethod:
         settings = {**(dict(self._special.given) if self._special is not None else {}), **options}
         settings["num_returns"] = settings.get("num_returns", self._num_returns) if num_returns is None else num_returns
         unlike = special.take(settings, None, method=True)
-        return method_of(self._ref, self._whose, self._plan, settings["num_returns"], retries, unlike)
+        which = self._plan if concurrency_group is None else self._whose.in_group(self._plan, concurrency_group)
+        return method_of(self._ref, self._whose, which, settings["num_returns"], retries, unlike)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method in the actor's process, after all earlier calls by this process.
@@ -352,12 +382,14 @@ def retries_of(value: Any) -> int:
     return 255 if whole("max_task_retries", value, -1, 250) == -1 else int(value)
 
 
-def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
-    """End an actor's process at once; the calls that it has not ended become `ActorDiedError`.
+def kill(actor: ActorHandle, *, no_restart: bool = True, force: bool = True) -> None:
+    """End an actor's process; the calls that it has not ended become `ActorDiedError`.
 
     Args:
         actor: a handle. A dead actor is left alone.
         no_restart: whether it stays dead; False has it started again if it has restarts left.
+        force: whether the process is killed at once. False interrupts the call that runs and lets the actor run its
+            cleanup code, for `cleanup_timeout_s` seconds.
     Raises:
         TypeError: not a handle.
         StaleReferenceError: the handle belongs to a session that has ended.
@@ -368,37 +400,45 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
         raise TypeError(f"kill takes the handle of an actor, not {type(actor).__name__}; tasks are ended by cancel")
     other = engines.current()
     if other is not None:
-        other.kill(actor, no_restart)
+        other.kill(actor, no_restart)  # in its own way
         return
     plan_of(actor)
     store = store_client.require()
     check_session(store, actor._actor_ref)
     index = actors.index_of(store.client, actor._actor_ref)
-    kill_in(store, index, "it was killed by fastrt.kill" if no_restart else "")
+    kill_in(store, index, f"it was killed by fastrt.kill, called by {_caller(store)}", no_restart, force)
 
 
-def kill_in(store: Store, index: int, reason: str) -> None:
+def _caller(store: Store) -> str:
+    """The code that runs here, for messages on any node."""
+    task = store.task_here()
+    what = f"task {store.task_name(task)!r}" if task is not None else "an actor" if store.actor_here is not None else "the driver"
+    return f"{what} in process {os.getpid()} on {os.uname().nodename}"
+
+
+def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, force: bool = True) -> None:
     """`kill`, of the actor with that index.
 
     Args:
-        reason: why it is never started again; empty: it may be.
+        reason: why it ends.
+        no_restart, force: as for `kill`.
     """
-    if reason:
+    if no_restart:
         actors.end_for_good(store.client, index, actors.KILLED, reason)
     info = actors.info(store.client, index)
     if info["bare"] and info["state"] != actors.AWAY:
         return  # the daemon sees it
     if info["state"] == actors.AWAY:
-        actors.order(store.client, index, actors.ORDER_KILL)
+        actors.order(store.client, index, actors.ORDER_KILL if force else actors.ORDER_END)
         return
     if info["pid"] is None:
         if store.tell is not None:
             store.tell(op="actor")
         return
-    _end_process(store, index, info)
+    _end_process(store, index, info, signal.SIGKILL if force else signal.SIGTERM)
 
 
-def _end_process(store: Store, index: int, info: dict[str, Any]) -> None:
+def _end_process(store: Store, index: int, info: dict[str, Any], number: signal.Signals) -> None:
     try:
         pidfd = os.pidfd_open(info["pid"])
     except ProcessLookupError:
@@ -408,7 +448,7 @@ def _end_process(store: Store, index: int, info: dict[str, Any]) -> None:
         known = {row["client"]: row["pid"] for row in table(store.client.segment)}
         now = actors.info(store.client, index)
         if now["state"] != actors.AWAY and now["client"] == info["client"] and known.get(info["client"]) == info["pid"]:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
         pass
     finally:

@@ -11,8 +11,8 @@ from fastrt.store import engine as engines
 LEFT = "it left by fastrt.exit_actor"
 
 
-class ActorLeaves(BaseException):
-    """Raised in an actor's code to end the actor; no `except Exception` is to catch it.
+class ActorLeaves(SystemExit):
+    """Raised in an actor's code to end the actor. Threads and event loops treat it as any SystemExit.
 
     Args:
         error: what whoever made the call gets.
@@ -57,14 +57,15 @@ class OwnMethod:
 
 
 def exit_actor() -> NoReturn:
-    """End the actor in whose method this is called, for good: it is not started again.
+    """End the actor in whose process this is called, for good: it is not started again.
 
-    The call's results are `ActorDiedError`, as are those of calls that have not ended. Functions that were registered
-    with `atexit` run.
+    The call's results are `ActorDiedError`, as are those of calls that have not ended. The actor's cleanup code runs.
+    This may also be called in its constructor, in threads that it has started and in tasks of its event loops; it ends
+    then after the call that it runs alone, or at once if it runs several.
 
     Raises:
         TypeError: this is not an actor's process.
-        ActorLeaves: always, in an actor; a BaseException.
+        ActorLeaves: always, in an actor; a SystemExit.
     Source:
         The semantics of `ray.actor.exit_actor`.
     """
@@ -74,6 +75,8 @@ def exit_actor() -> NoReturn:
     store = store_client.current()
     if store is None or store.actor_here is None:
         raise TypeError("exit_actor ends the actor that calls it, and this is no actor; use fastrt.kill(handle)")
+    if store.on_exit is not None:
+        store.on_exit(LEFT)
     raise ActorLeaves(ActorDiedError(f"the actor is dead: {LEFT}"))
 
 

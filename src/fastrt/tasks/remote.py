@@ -50,7 +50,7 @@ class RemoteFunction:
         if not callable(function):
             raise TypeError(f"remote takes a function, not {type(function).__name__}")
         if inspect.isclass(function):
-            raise TypeError("remote classes (actors) are not supported by this version; use remote functions")
+            raise TypeError(f"{_name_of(function)} is a class: fastrt.remote makes an actor class of it")
         if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
             raise TypeError(f"{_name_of(function)} is a coroutine function; use a plain function, or an actor's method")
         self._function = function

@@ -13,7 +13,7 @@ import os
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import BrokenExecutor
 from typing import Any
 
@@ -23,7 +23,7 @@ from fastrt.errors import TaskCancelledError, TaskError, assign, format_user_tra
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks.remote import RemoteFunction
+from fastrt.tasks.remote import RemoteFunction, remote
 
 _SHIPPED_MAX = 256
 _LOADED_MAX = 32
@@ -60,12 +60,19 @@ class Calls:
         retries: how often a task runs again after its worker died.
         initializer: called once in each worker before the first of these calls, if not None.
         initargs: its arguments.
+        options: further settings of the tasks, as for `fastrt.remote`.
     """
 
     def __init__(
-        self, retries: int, initializer: Callable[..., object] | None = None, initargs: tuple[Any, ...] = ()
+        self,
+        retries: int,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._retries = retries
+        self._options = dict(options or {})
+        self._made: dict[Callable[..., Any], RemoteFunction] = {}  # with these options
         self._setup = None if initializer is None else (os.urandom(16), initializer, initargs)
         self._setup_ref: tuple[Store, ObjectRef] | None = None
 
@@ -122,7 +129,14 @@ class Calls:
         return started
 
     def _shipped(self, fn: Callable[..., Any]) -> RemoteFunction:
-        return _shipped(fn, self._retries)
+        if not self._options:
+            return _shipped(fn, self._retries)
+        made = self._made.get(fn)
+        if made is None:
+            if len(self._made) >= _SHIPPED_MAX:
+                self._made.clear()
+            made = self._made[fn] = remote(**{"max_retries": self._retries, **self._options})(fn)
+        return made
 
     def _kept_setup(self) -> list[ObjectRef]:
         store = store_client.require()

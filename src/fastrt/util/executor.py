@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from fastrt.errors import ForkedRuntimeError, TaskError
@@ -45,6 +45,7 @@ class Executor(concurrent.futures.Executor):
         initializer: called in each worker before the first call there. If it raises, the executor is broken.
         initargs: its arguments, a tuple.
         max_retries: how often a call runs again after its worker died.
+        remote_args: further settings of the calls, as for `fastrt.remote`: {"num_cpus": 2}.
     Raises:
         TypeError, ValueError: an argument is wrong.
     Source:
@@ -58,6 +59,7 @@ class Executor(concurrent.futures.Executor):
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
         max_retries: int = _RETRIES,
+        remote_args: Mapping[str, Any] | None = None,
     ) -> None:
         if max_workers is not None and (isinstance(max_workers, bool) or not isinstance(max_workers, int)):
             raise TypeError(f"max_workers is {max_workers!r}; it must be a whole number or None")
@@ -70,7 +72,7 @@ class Executor(concurrent.futures.Executor):
         self._max_workers = max_workers
         self._limit: int | None = max_workers  # None: the calls need not be counted
         self._limited_in: Store | None = None  # the session that this was found out in
-        self._calls = Calls(max_retries, initializer, tuple(initargs))
+        self._calls = Calls(max_retries, initializer, tuple(initargs), remote_args)
         self._lock = threading.Lock()
         self._queued: dict[TaskFuture, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {}
         self._unfinished: set[TaskFuture] = set()

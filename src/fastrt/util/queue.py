@@ -108,6 +108,8 @@ class Queue:
             ActorDiedError: the queue was shut down.
             SerializationError: the value cannot be pickled.
         """
+        if timeout is not None:
+            _deadline(timeout)
         bound = self._bound or self._bind()
         try:
             code = bound[1].put(item)
@@ -128,6 +130,8 @@ class Queue:
             ActorDiedError: the queue was shut down.
             ObjectLostError: the value was large, and the actor that held it has died.
         """
+        if timeout is not None:
+            _deadline(timeout)
         bound = self._bound or self._bind()
         try:
             found = bound[1].get()

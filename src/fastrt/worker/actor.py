@@ -5,32 +5,35 @@ One at a time and in order, by the compiled frame that tasks run in; or several 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import gc
+import inspect
 import json
 import os
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TypeGuard
 
 from fastrt._core import actors, handles, trace
 from fastrt._core import tasks as core
 from fastrt._core.inbox import Inbox
 from fastrt._core.run import Runner
-from fastrt.errors import ActorDiedError, format_user_traceback
+from fastrt.errors import ActorDiedError, FastrtError, format_user_traceback
 from fastrt.folders import private_folder, replace_private
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.handle import ActorPlan
-from fastrt.tasks.leaving import LEFT, ActorLeaves
-from fastrt.tasks.method import bound_method
+from fastrt.tasks.leaving import ActorLeaves
+from fastrt.tasks.method import MethodPlan, bound_method
 from fastrt.worker import environment, special
 from fastrt.worker.concurrent import Coroutines, Threads
+from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, run_exit_functions
 from fastrt.worker.main import Worker, end_child
 from fastrt.worker.native_threads import NativeThreads
 
 _IDLE_S = 1.0
+_SHUTDOWN_METHODS = ("__fastrt_shutdown__", "__ray_shutdown__")  # of a class: called when its actor ends
 NAMES_FOLDER = "names"  # in the session's: a file for each actor's process
 
 
@@ -41,6 +44,7 @@ class ActorWorker(Worker):
         store: this process's attachment.
         actor: the actor's index.
         told_to_stop: asks the daemon's connection whether there is an order to leave; called when idle.
+        ending: ends this process.
         native_threads: sets the thread counts of native libraries.
         outputs: streams to flush after a call if they say that they have something `pending`.
     """
@@ -50,16 +54,20 @@ class ActorWorker(Worker):
         store: Store,
         actor: int,
         told_to_stop: Callable[[], bool],
+        ending: Ending,
         native_threads: NativeThreads,
         outputs: Sequence[Any] = (),
     ) -> None:
-        super().__init__(store, lambda word: None, told_to_stop, lambda: True, native_threads, outputs)
+        super().__init__(store, lambda word: None, told_to_stop, lambda: True, ending, native_threads, outputs)
         store.on_block = store.help_with = None  # an actor has no place among the workers to give away
         self.retries_here = True
         self.actor = store.actor_here = actor
+        store.on_exit = self.exit
         self.exiting = False
         self._told_to_stop = told_to_stop
-        self._alone = False  # its calls run one at a time
+        self._building = False  # the constructor runs
+        self._coroutines: Coroutines | None = None
+        self._instance: Any = None
         self.plan: ActorPlan
         self._name = ""  # of its class, once that is known
         self._methods: list[Any] = []
@@ -70,17 +78,73 @@ class ActorWorker(Worker):
 
     def run(self) -> None:
         """Build the instance and take calls."""
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        self.take_signals()
         if not actors.enter(self._client, self.actor):
             return  # another process was quicker, or it was ended before it began
         why = self._begin()
         if why:
             actors.end_for_good(self._client, self.actor, actors.FAILED, why)
-            return
-        actors.alive(self._client, self.actor)
-        self._serve()
-        if self.exiting:
-            atexit._run_exitfuncs()  # the process itself ends without them
+        elif not self.exiting:
+            actors.alive(self._client, self.actor)
+            self._serve()
+
+    def clean_up(self) -> None:
+        """Run the cleanup code of the actor: this process is about to end."""
+        loops = self._coroutines
+        steps = [self._shut_down, run_exit_functions, flush_files, self._drop_instance, flush_files]
+        self.ending.clean_up(steps if loops is None else [loops.end, *steps, loops.close])
+
+    def _shut_down(self) -> None:
+        """Call the method that the class has for its actor's end."""
+        for name in _SHUTDOWN_METHODS:
+            method = getattr(type(self._instance), name, None)
+            if method is not None:
+                made = method(self._instance)
+                if inspect.iscoroutine(made) and self._coroutines is not None:
+                    self._coroutines.finish(made)
+                return
+
+    def _drop_instance(self) -> None:
+        """Let `__del__` of the instance run, and of what it has.
+
+        Files have been flushed before: of a file in a cycle, the collector may close the lowest layer first.
+        """
+        self._instance = None
+        self._methods.clear()
+        gc.collect()
+
+    def exit(self, reason: str) -> None:
+        """End this actor for good; any thread may call this.
+
+        Args:
+            reason: why, for the errors of its calls.
+        """
+        actors.end_for_good(self._client, self.actor, actors.EXITED, reason)
+        self._stop_serving()
+
+    def exit_by(self, exc: SystemExit) -> None:
+        """End this actor as a SystemExit in its code asks for it; an exit code that is not 0 counts as a crash."""
+        if isinstance(exc, ActorLeaves):
+            return  # whoever raised it has called `exit`
+        self.ending.code = exit_code(exc)
+        if self.ending.code:
+            self._stop_serving()
+        else:
+            self.exit("it called sys.exit")
+
+    def _stop_serving(self) -> None:
+        self.exiting = self._runner.leaving = True
+        self._client.wake(self._client.index)
+        if self._coroutines is not None:
+            self._coroutines.stop()
+
+    def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
+        self.ending.order()
+        if self._building:
+            self.exiting = True
+            raise ProcessEnds
+        self._stop_serving()
+        super()._on_terminate(signum, frame)
 
     def _begin(self) -> str:
         """Build the instance; why it cannot be."""
@@ -92,9 +156,15 @@ class ActorWorker(Worker):
         except Exception as exc:
             return f"its process could not be prepared: {exc}"
         try:
+            self._building = True
             self._build()
         except BaseException as exc:  # whatever the constructor raises ends the actor, and its calls say why
-            return f"its constructor raised\n{format_user_traceback(exc)}"
+            if not is_exit(exc):
+                return f"its constructor raised\n{format_user_traceback(exc)}"
+            if not isinstance(exc, ProcessEnds):
+                self.exit_by(exc)
+        finally:
+            self._building = False
         return ""
 
     def _load_plan(self) -> None:
@@ -111,7 +181,7 @@ class ActorWorker(Worker):
         args, kwargs = self._store.get(self.plan.init)  # waits, where it comes from another node
         values = [self._store.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args]
         named = {name: self._store.get(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
-        instance = cls(*values, **named)
+        instance = self._instance = cls(*values, **named)
         self._methods += [bound_method(instance, which.name) for which in self.plan.methods]
         if trace.enabled(self._client):
             self._write_names()
@@ -125,7 +195,8 @@ class ActorWorker(Worker):
 
     def _serve(self) -> None:
         if any(which.is_async for which in self.plan.methods):
-            Coroutines(self).serve()
+            self._coroutines = Coroutines(self)
+            self._coroutines.serve()
         elif self.plan.concurrency > 1 or self.plan.groups:
             Threads(self).serve()
         else:
@@ -136,8 +207,7 @@ class ActorWorker(Worker):
         self._runner = Runner(
             self._client, {}, self.prepare, self.seal, self.fail, end_child, self._outputs, self._methods
         )
-        self._alone = True
-        with contextlib.suppress(ActorLeaves):
+        with self.waiting():
             while not self.told_to_stop():
                 self._runner.serve(inbox, _IDLE_S, self._store.spin_s)
                 if actors.is_over(self._client, self.actor):
@@ -150,11 +220,11 @@ class ActorWorker(Worker):
 
     def prepare_method(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Find a call's method and load its arguments."""
-        return self._methods[core.function_of(self._client, task)[1]], *self._arguments(task)
+        return self._methods[self._method(task).number], *self._arguments(task)
 
     def is_async(self, task: int) -> bool:
         """Whether a call's method is a coroutine function."""
-        return self.plan.methods[core.function_of(self._client, task)[1]].is_async
+        return self._method(task).is_async
 
     def is_generator(self, task: int) -> bool:
         """Whether a call yields its items, one by one or all into one list."""
@@ -166,24 +236,20 @@ class ActorWorker(Worker):
         self._seal(task, value)
 
     def fail(self, task: int, exc: BaseException) -> None:
-        """Seal an exception as the call's results, and end the call.
-
-        Raises:
-            ActorLeaves: it is that, and calls run one at a time: the frame that takes them ends.
-        """
+        """Seal an exception as the call's results, and end the call; one that ends the process is left to its end."""
         self._flush()
-        if not isinstance(exc, ActorLeaves):
+        if not is_exit(exc):
             self._fail(task, exc)
             return
-        actors.end_for_good(self._client, self.actor, actors.EXITED, LEFT)
-        self.exiting = True
-        left = ActorDiedError(f"actor {self.plan.name} is dead: {LEFT}")
+        if not isinstance(exc, ProcessEnds):
+            self.exit_by(exc)
+        if self.ending.ordered or self.ending.code:
+            return
+        reason = actors.info(self._client, self.actor)["reason"]
+        left = ActorDiedError(f"actor {self.plan.name} is dead: {reason}")
         left.on_purpose = True
         self._store.put_error(task, left)
         core.finish(self._client, task)
-        if self._alone:
-            raise exc
-        self._client.wake(self._client.index)
 
     def _flush(self) -> None:
         for output in self._outputs:
@@ -197,4 +263,12 @@ class ActorWorker(Worker):
 
     def name_of(self, task: int) -> str:
         """What the call is called in messages."""
-        return f"{self.plan.name}.{self.plan.methods[core.function_of(self._client, task)[1]].name}"
+        return f"{self.plan.name}.{self._method(task).name}"
+
+    def _method(self, task: int) -> MethodPlan:
+        return self.plan.method_of(core.function_of(self._client, task)[1])[0]
+
+
+def is_exit(exc: BaseException) -> TypeGuard[SystemExit]:
+    """Whether an exception ends the process in which it was raised, and is not the error of another task."""
+    return issubclass(type(exc), SystemExit) and not issubclass(type(exc), FastrtError)

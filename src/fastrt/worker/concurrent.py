@@ -1,14 +1,19 @@
-"""An actor that runs several calls at once: in threads, or as coroutines on one event loop.
+"""An actor that runs several calls at once: in threads, or as coroutines on event loops.
 
-Each concurrency group has a limit of its own; the methods that name none are the default group. A call is claimed when
-its turn has come, so one that waits for its turn can still be cancelled, and is not lost with the process.
+Each concurrency group has a limit of its own, and threads or an event loop of its own; the methods that name none are
+the default group. A call is claimed when its turn has come, so one that waits for its turn can still be cancelled, and
+is not lost with the process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import threading
+import time
 from collections import deque
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
     from fastrt.worker.actor import ActorWorker
 
 _IDLE_S = 1.0
+_THREADS_LAST_S, _STEP_S = 0.2, 0.001  # that the end of an actor waits for calls in threads
+_LAST_S = 1.0  # that the end of an actor waits for each of its event loops
 
 
 def limits_of(worker: ActorWorker) -> dict[str, int]:
@@ -33,9 +40,11 @@ def limits_of(worker: ActorWorker) -> dict[str, int]:
 
 
 def _group_of(worker: ActorWorker, cell: int) -> str:
-    number = core.function_of(worker.store.client, (cell & 0xFFFFFFFF) - 1)[1]
+    client, task = worker.store.client, (cell & 0xFFFFFFFF) - 1
     # The record may be another call's by now: then the claim fails, whatever group it waits in.
-    return worker.plan.methods[number].group if number < len(worker.plan.methods) else ""
+    number = core.function_of(client, task)[1]
+    most = len(worker.plan.methods) * (len(worker.plan.groups) + 2)
+    return worker.plan.method_of(number)[1] if number < most else ""
 
 
 class Threads:
@@ -58,13 +67,17 @@ class Threads:
     def serve(self) -> None:
         """Run calls until the actor is over, or told to stop."""
         worker = self._worker
-        while not worker.told_to_stop():
-            for cell in self._inbox.take(_IDLE_S, worker.store.spin_s):
-                self._pools[_group_of(worker, cell)].submit(self._run, cell)
-            if actors.is_over(worker.store.client, worker.actor):
-                break
+        with worker.waiting():
+            while not worker.told_to_stop():
+                for cell in self._inbox.take(_IDLE_S, worker.store.spin_s):
+                    self._pools[_group_of(worker, cell)].submit(self._run, cell)
+                if actors.is_over(worker.store.client, worker.actor):
+                    break
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
+        until = time.monotonic() + _THREADS_LAST_S
+        while self._running and time.monotonic() < until:  # above all the one that has ended the actor
+            time.sleep(_STEP_S)
 
     def _run(self, cell: int) -> None:
         task = core.NO_TASK if self._worker.exiting else self._inbox.claim(cell)
@@ -82,6 +95,7 @@ class Threads:
             self._worker.fail(task, exc)
         finally:
             self._worker.answered.discard(threading.get_ident())
+            del self._running[threading.get_ident()]
             trace.end(client, traced)
 
     def _task_here(self) -> int | None:
@@ -90,70 +104,87 @@ class Threads:
 
 
 class Group:
-    """Calls of one concurrency group: how many run, and which wait for their turn."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.running = 0
-        self.waiting: deque[int] = deque()
-
-
-class Coroutines:
-    """Runs calls on one event loop, in the main thread; another thread waits for them to come.
-
-    Methods that are no coroutine functions run on the loop too, and hold it up meanwhile.
+    """The calls of one concurrency group: an event loop, the calls that run on it, and those that wait for their turn.
 
     Args:
         worker: the actor's process.
+        inbox: claims calls.
+        most: how many calls run at once.
     """
 
-    def __init__(self, worker: ActorWorker) -> None:
+    def __init__(self, worker: ActorWorker, inbox: Inbox, most: int) -> None:
         import asyncio  # here: workers that need no event loop start sooner without it
 
         self._worker = worker
         self._client = worker.store.client
-        self._inbox = Inbox(self._client, worker.actor, False)
-        self._groups = {name: Group(most) for name, most in limits_of(worker).items()}
+        self._inbox = inbox
+        self._most = most
+        self._waiting: deque[int] = deque()
         self._running: dict[int, asyncio.Task[None]] = {}  # by task index
-        self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(self._loop)
-        worker.store.task_here = self._task_here
+        self._ending = False
+        self.loop = asyncio.new_event_loop()
 
     def serve(self) -> None:
-        """Run calls until the actor is over, or told to stop."""
-        import signal
+        """Run calls on this thread until the loop is stopped; then cancel what still runs."""
+        import asyncio
 
-        self._loop.add_signal_handler(signal.SIGINT, self._on_cancel)
-        threading.Thread(target=self._wait_for_calls, name="fastrt-calls", daemon=True).start()
-        self._loop.run_forever()
+        asyncio.set_event_loop(self.loop)
+        stopped = False
+        while not stopped:
+            try:
+                self.loop.run_forever()
+                stopped = True
+            except (KeyboardInterrupt, SystemExit) as exc:  # of a task that user code has started; it ends the loop
+                if issubclass(type(exc), SystemExit) and not issubclass(type(exc), FastrtError):
+                    self._worker.exit_by(exc)
+        self._ending = True
+        self._worker.ending.limit()
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            self.loop.run_until_complete(self._cancel_all())
 
-    def _wait_for_calls(self) -> None:
-        """In the other thread: pass on what comes, and the order to leave."""
-        worker = self._worker
-        try:
-            while not worker.told_to_stop():
-                cells = self._inbox.take(_IDLE_S, worker.store.spin_s)
-                if cells:
-                    self._loop.call_soon_threadsafe(self._hand_out, cells)
-                elif actors.is_over(self._client, worker.actor):
-                    break
-        except FastrtError:
-            pass  # the session has ended
-        self._loop.call_soon_threadsafe(self._loop.stop)
+    async def _cancel_all(self) -> None:
+        import asyncio
 
-    def _hand_out(self, cells: list[int]) -> None:
-        for cell in cells:
-            group = self._groups[_group_of(self._worker, cell)]
-            group.waiting.append(cell)
-            self._fill(group)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.loop.shutdown_asyncgens()
 
-    def _fill(self, group: Group) -> None:
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Have the loop call a function; any thread may ask for this."""
+        with contextlib.suppress(RuntimeError):  # it has been closed
+            self.loop.call_soon_threadsafe(function, *args)
+
+    def take(self, cells: list[int]) -> None:
+        """On the loop: take calls that have come."""
+        self._waiting.extend(cells)
+        self._fill()
+
+    def stop(self) -> None:
+        """On the loop: have `serve` end."""
+        if not self._ending:
+            self.loop.stop()
+
+    def cancel(self) -> None:
+        """On the loop: cancel the calls that `fastrt.cancel` has marked."""
+        for task, coroutine in list(self._running.items()):
+            if core.cancelled(self._client, task):
+                coroutine.cancel()
+
+    def task_here(self) -> int | None:
+        """On the loop: the call whose coroutine runs."""
+        import asyncio
+
+        here = asyncio.current_task(self.loop)
+        return next((task for task, coroutine in self._running.items() if coroutine is here), None)
+
+    def _fill(self) -> None:
         """Begin as many calls as may run."""
-        while group.waiting and group.running < group.most and not self._worker.exiting:
-            task = self._inbox.claim(group.waiting.popleft())
+        while self._waiting and len(self._running) < self._most and not self._worker.exiting:
+            task = self._inbox.claim(self._waiting.popleft())
             if task != core.NO_TASK:
-                group.running += 1
-                self._running[task] = self._loop.create_task(self._run(group, task))
+                self._running[task] = self.loop.create_task(self._run(task))
 
     async def _call(self, task: int) -> Any:
         """Call the method of a call that has been claimed."""
@@ -175,7 +206,7 @@ class Coroutines:
             over = True
             here.cancel()
 
-        alarm = self._loop.call_later(timeout_s, tell)
+        alarm = self.loop.call_later(timeout_s, tell)
         try:
             return await self._call(task)
         except asyncio.CancelledError:
@@ -187,7 +218,7 @@ class Coroutines:
         finally:
             alarm.cancel()
 
-    async def _run(self, group: Group, task: int) -> None:
+    async def _run(self, task: int) -> None:
         worker = self._worker
         traced = trace.begin_task(self._client, task)
         try:
@@ -203,21 +234,95 @@ class Coroutines:
                         raise
             worker.seal(task, value)
         except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
-            worker.fail(task, exc)
+            if not self._ending:  # else the process ends, and the call with it
+                worker.fail(task, exc)
         finally:
             trace.end(self._client, traced)
             del self._running[task]
-            group.running -= 1
-            self._fill(group)
+            self._fill()
+
+
+class Coroutines:
+    """Runs calls on event loops: those of the default group in the main thread, each other group's in a thread.
+
+    Another thread waits for calls to come. Methods that are no coroutine functions run on the loops too, and hold up
+    their own group meanwhile.
+
+    Args:
+        worker: the actor's process.
+    """
+
+    def __init__(self, worker: ActorWorker) -> None:
+        self._worker = worker
+        self._inbox = Inbox(worker.store.client, worker.actor, False)
+        self._groups = {name: Group(worker, self._inbox, most) for name, most in limits_of(worker).items()}
+        self._main = self._groups[""]
+        self._threads = {
+            name: threading.Thread(target=group.serve, name=f"fastrt-{name}", daemon=True)
+            for name, group in self._groups.items()
+            if group is not self._main
+        }
+        worker.store.task_here = self._task_here
+
+    def serve(self) -> None:
+        """Run calls until the actor is over, or told to stop."""
+        signal.signal(signal.SIGINT, self._on_cancel)
+        threading.Thread(target=self._wait_for_calls, name="fastrt-calls", daemon=True).start()
+        for thread in self._threads.values():
+            thread.start()
+        self._main.serve()
+
+    def stop(self) -> None:
+        """Take no more calls; any thread may call this."""
+        for group in self._groups.values():
+            group.call_soon(group.stop)
+
+    def end(self) -> None:
+        """Wait until the coroutines have ended that were cancelled because the actor ends."""
+        for thread in self._threads.values():
+            thread.join(_LAST_S)
+
+    def finish(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine on the main thread's loop, which has been stopped."""
+        self._main.loop.run_until_complete(coroutine)
+
+    def close(self) -> None:
+        """Close the loops."""
+        for group in self._groups.values():
+            if not group.loop.is_running():
+                group.loop.close()
+
+    def _wait_for_calls(self) -> None:
+        """In the other thread: pass on what comes, and the order to leave."""
+        worker = self._worker
+        try:
+            while not worker.told_to_stop():
+                cells = self._inbox.take(_IDLE_S, worker.store.spin_s)
+                if cells:
+                    self._hand_out(cells)
+                elif actors.is_over(worker.store.client, worker.actor):
+                    break
+        except FastrtError:
+            pass  # the session has ended
+        self.stop()
+
+    def _hand_out(self, cells: list[int]) -> None:
+        if len(self._groups) == 1:
+            self._main.call_soon(self._main.take, cells)
+            return
+        shares: dict[str, list[int]] = {}
+        for cell in cells:
+            shares.setdefault(_group_of(self._worker, cell), []).append(cell)
+        for name, share in shares.items():
+            self._groups[name].call_soon(self._groups[name].take, share)
 
     def _task_here(self) -> int | None:
         import asyncio
 
-        here = asyncio.current_task(self._loop) if threading.current_thread() is threading.main_thread() else None
-        return next((task for task, coroutine in self._running.items() if coroutine is here), None)
+        loop = asyncio._get_running_loop()
+        return next((group.task_here() for group in self._groups.values() if group.loop is loop), None)
 
-    def _on_cancel(self) -> None:
-        """SIGINT: somebody cancels a call that runs here."""
-        for task, coroutine in list(self._running.items()):
-            if core.cancelled(self._client, task):
-                coroutine.cancel()
+    def _on_cancel(self, signum: int, frame: object) -> None:
+        """SIGINT: `fastrt.cancel` was called for a call that runs here."""
+        for group in self._groups.values():
+            group.call_soon(group.cancel)

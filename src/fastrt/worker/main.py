@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -28,6 +28,7 @@ from fastrt.tasks.functions import FunctionCache
 from fastrt.tasks.special import Policy
 from fastrt.worker import special
 from fastrt.worker.clock import Clock
+from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, run_exit_functions
 from fastrt.worker.environment import Rooms
 from fastrt.worker.native_threads import NativeThreads
 
@@ -46,6 +47,7 @@ class Worker:
         say: sends a message to the daemon: "blocked", "unblocked".
         told_to_stop: asks the daemon's connection whether there is an order to leave; called when idle.
         may_wait: whether the daemon can still start other workers while this one waits inside a task.
+        ending: ends this process.
         native_threads: sets the thread counts of native libraries.
         outputs: streams to flush after a task if they say that they have something `pending`.
     """
@@ -56,9 +58,11 @@ class Worker:
         say: Callable[[str], object],
         told_to_stop: Callable[[], bool],
         may_wait: Callable[[], bool],
+        ending: Ending,
         native_threads: NativeThreads,
         outputs: Sequence[Any] = (),
     ) -> None:
+        self.ending = ending
         self._store = self.store = store
         self._client = self.client = store.client
         self._say = say
@@ -77,6 +81,7 @@ class Worker:
         self.clock = Clock()
         self.timers: dict[int, special.Timer] = {}  # by task
         self.leaving = False
+        self._idle = False  # see `waiting`
         self.calls: dict[int, int] = {}  # by objref, of functions after some calls of which this process leaves
         self._thread = threading.get_ident()  # the one that runs tasks
         self._sleepers: set[int] = set()  # threads that sleep in a get or wait
@@ -90,10 +95,15 @@ class Worker:
 
     def run(self) -> None:
         """Loop until the daemon says to stop."""
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        self.take_signals()
         stop.listen(self._client)
         while True:
-            self._runner.run(_IDLE_S, self._store.spin_s)
+            with self.waiting():
+                self._runner.run(_IDLE_S, self._store.spin_s)
+            if self.ending.ordered:
+                self.leaving = True
+                self.clock.flush()
+                return
             if self._runner.leaving:
                 self._say("blocked")  # another may begin
                 self.clock.wait()
@@ -104,6 +114,33 @@ class Worker:
                 return
             self.functions.drop_swept()  # there was no task for a while
             self.rooms.drop_swept()
+
+    def take_signals(self) -> None:
+        """Let SIGINT interrupt user code, and SIGTERM end this process."""
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        # Python forgets a signal that comes to a child before its fork is complete: it waits until then.
+        mask = signal.pthread_sigmask
+        os.register_at_fork(
+            before=lambda: mask(signal.SIG_BLOCK, [signal.SIGTERM]),
+            after_in_parent=lambda: mask(signal.SIG_UNBLOCK, [signal.SIGTERM]),
+            after_in_child=self._forget_termination,
+        )
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While the main thread waits for tasks or calls, or runs them: SIGTERM ends that at once."""
+        self._idle = True
+        try:
+            yield
+        except ProcessEnds:
+            pass
+        finally:
+            self._idle = False
+
+    def clean_up(self) -> None:
+        """Run the cleanup code of tasks that ran here: this process is about to end."""
+        self.ending.clean_up([run_exit_functions, flush_files])
 
     def leave(self) -> None:
         """Take no more tasks; those that this process has begun go on to their end."""
@@ -222,6 +259,8 @@ class Worker:
 
     def _fail(self, task: int, exc: BaseException) -> None:
         """Seal the error as every result that is not sealed yet, or run the task again."""
+        if issubclass(type(exc), ProcessEnds):
+            return  # the task ends as it does when its worker is killed
         if core.cancelled(self._client, task):
             exc = TaskCancelledError(f"the task was cancelled while it ran in process {os.getpid()}")
         elif self.may_retry(task, exc) and not self.retries_here and special.retry_later(self, task):
@@ -278,6 +317,8 @@ class Worker:
             self._runner.execute(task)
         self._runner.interruptible = interruptible
         core.resume(self._client, outer)
+        if interruptible and self.ending.ordered:
+            raise ProcessEnds  # the signal came while the other one ran
         if interruptible and core.cancelled(self._client, outer):
             raise KeyboardInterrupt  # the signal came while the other one ran
         return True
@@ -294,15 +335,29 @@ class Worker:
             raise timer.error()
 
 
+    def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
+        """SIGTERM: end. What user code runs here is interrupted, and then cleanup code runs."""
+        self.ending.order()
+        self._runner.leaving = True
+        if self._runner.interruptible if self._runner.stack else self._idle:
+            raise ProcessEnds
+
+    def _forget_termination(self) -> None:
+        """In a child that user code has forked: SIGTERM ends it at once, as any other process."""
+        if signal.getsignal(signal.SIGTERM) == self._on_terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
 def end_child(exc: BaseException | None) -> None:
     """Leave a process that a task has forked and that came back into this loop, which is its parent's."""
     code = 0
     if isinstance(exc, SystemExit):
-        code = exc.code if isinstance(exc.code, int) else 0 if exc.code is None else 1
+        code = exit_code(exc)
     elif exc is not None:
         traceback.print_exception(exc)
         code = 1
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(code & 255)
+    os._exit(code)

@@ -136,8 +136,7 @@ def _serve(
             for fd in [*own, *fds[2:], *(fd for ends in outputs.values() for fd in ends)]:
                 os.close(fd)
             control.close()
-            _become_worker(session, fds[0], fds[1], actor)
-            code = 0
+            code = _become_worker(session, fds[0], fds[1], actor)
         except BaseException:  # the last frame of a process: whatever it is, it must be seen
             traceback.print_exc()
         finally:
@@ -192,10 +191,11 @@ def _flush() -> None:
             continue
 
 
-def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> None:
-    """In the forked child: join the session and run tasks, or an actor."""
+def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> int:
+    """In the forked child: join the session and run tasks, or an actor; return the exit code."""
     from fastrt.store import advice, attach, client, namespaces, unread
     from fastrt.worker.actor import ActorWorker
+    from fastrt.worker.ending import WORKER_LIMIT_S, Ending
     from fastrt.worker.main import Worker
     from fastrt.worker.native_threads import NativeThreads
 
@@ -252,19 +252,22 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
                 return answer is None or bool(answer["answer"])
 
     threads = NativeThreads(store, session["threads_follow_cpus"])
-    if actor is not None:
-        ActorWorker(store, actor, told_to_stop, threads, [out, err]).run()
+    limit_s = session["cleanup_timeout_s"]
+    worker: Worker
+    if actor is None:
+        ending = Ending(min(WORKER_LIMIT_S, limit_s))
+        worker = Worker(store, lambda word: daemon.send(op=word), told_to_stop, may_wait, ending, threads, [out, err])
+    else:
+        ending = Ending(limit_s)
+        worker = ActorWorker(store, actor, told_to_stop, ending, threads, [out, err])
+    try:
+        worker.run()
+    finally:
+        worker.clean_up()
         core_client.close()
-        return
-    Worker(
-        store,
-        say=lambda word: daemon.send(op=word),
-        told_to_stop=told_to_stop,
-        may_wait=may_wait,
-        native_threads=threads,
-        outputs=[out, err],
-    ).run()
-    core_client.close()
+    _flush()
+    ending.leave()
+    return ending.code
 
 
 if __name__ == "__main__":
