@@ -246,6 +246,23 @@ def wait_and_as_completed():
 
 
 @check
+def attribute_of_an_instance_does_not_hide_a_method():
+    @fastrt.remote
+    class Model:
+        def __init__(self):
+            self.size, self.late = 3, 4
+
+        def size(self):
+            return self.size
+
+        async def late(self):
+            return self.late
+
+    model = Model.remote()
+    assert get([model.size.remote(), model.late.remote()]) == [3, 4]
+
+
+@check
 def actors_keep_their_state_and_their_order():
     counter = Counter.remote(10)
     assert get([counter.add.remote(), counter.add.remote(by=5)]) == [11, 16]

@@ -177,6 +177,51 @@ def test_actor_made_inside_a_task_or_an_actor():
 # ---- its life ----
 
 
+def test_class_whose_constructor_takes_arguments_makes_more_of_itself():
+    @fastrt.remote
+    class Node:
+        """A tree."""
+
+        def __init__(self, depth, *, width=2):
+            self.children = [Node.remote(depth - 1, width=width) for _ in range(width)] if depth else []
+
+        def count(self):
+            return 1 + sum(fastrt.get([child.count.remote() for child in self.children]))
+
+        def wrong(self):
+            with pytest.raises(TypeError, match="unexpected keyword argument 'height'"):
+                Node.remote(0, height=1)
+            return Node.__doc__
+
+    root = Node.remote(1, width=2)
+    assert get([root.count.remote(), root.wrong.remote()]) == [3, "A tree."]
+
+
+def test_attribute_of_the_instance_does_not_hide_the_method_of_its_name():
+    @fastrt.remote
+    class Model:
+        def __init__(self):
+            self.size, self.title, self.twice, self.late = 3, "mine", None, 4
+
+        def size(self):
+            return self.size
+
+        @classmethod
+        def title(cls):
+            return cls.__name__
+
+        @staticmethod
+        def twice(x):
+            return 2 * x
+
+        async def late(self):
+            return self.late
+
+    model = Model.remote()
+    calls = [model.size.remote(), model.title.remote(), model.twice.remote(4), model.late.remote()]
+    assert get(calls) == [3, "Model", 8, 4]
+
+
 def test_actor_ends_with_its_last_handle_and_its_process_too(wait_until):
     actor = Counter.remote()
     pid = get(actor.pid.remote())

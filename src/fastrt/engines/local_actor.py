@@ -124,7 +124,7 @@ class LocalActor:
         for left in range(tries - 1, -1, -1):
             args, kwargs = self._engine.arguments(given)
             try:
-                return await getattr(self._instance, which.name)(*args, **kwargs)
+                return await bound_method(self._instance, which.name)(*args, **kwargs)
             except Exception as exc:
                 if not left or not may_retry(exc, wanted):
                     raise

@@ -23,7 +23,7 @@ from fastrt.store.serialize import serialize
 from fastrt.tasks import environment, functions, names
 from fastrt.tasks.demand import demand_of_actor, export, group_strategy, place_given
 from fastrt.tasks.handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, retries_of
-from fastrt.tasks.method import constructor_of, methods_of, whole
+from fastrt.tasks.method import MethodPlan, constructor_of, methods_of, whole
 from fastrt.tasks.special import NO_PRIORITY
 
 CONCURRENCY_MAX = 100_000
@@ -61,7 +61,7 @@ class ActorClass:
         self._options = {**_DEFAULTS, **_checked(options)}
         self._options[environment.OPTION] = environment.environment_of(self._options[environment.OPTION])
         self._demand = demand_of_actor(self._options)
-        self._constructor = constructor_of(cls)
+        self._constructor: MethodPlan | None = None  # read at the first use: a class being unpickled is still empty
         # The session, the class's object in it, and what says that this object is out of date.
         self._bound: tuple[Store, ObjectRef, functions_core.Watched | None] | None = None
         functools.update_wrapper(self, cls, updated=())
@@ -74,7 +74,7 @@ class ActorClass:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By parts, so that a class that names its remote self can be pickled inside its own globals.
-        return _empty, (), (self.cls, self._options), None, None, _fill
+        return _empty, (), (self.cls, self._options, self.__doc__), None, None, _fill
 
     def __repr__(self) -> str:
         return f"ActorClass({self.cls.__qualname__})"
@@ -102,6 +102,8 @@ class ActorClass:
             SerializationError: the class or an argument cannot be pickled.
             ObjectStoreFullError: there is no room for it.
         """
+        if self._constructor is None:
+            self._constructor = constructor_of(self.cls)
         self._constructor.check(args, kwargs)
         other = engines.current()
         if other is not None:
@@ -238,8 +240,9 @@ def _empty() -> ActorClass:
     return ActorClass.__new__(ActorClass)
 
 
-def _fill(actor_class: ActorClass, state: tuple[type, dict[str, Any]]) -> None:
+def _fill(actor_class: ActorClass, state: tuple[type, dict[str, Any], str | None]) -> None:
     actor_class.__init__(state[0], **state[1])  # type: ignore[misc]  # deferred on purpose, see __reduce__
+    actor_class.__doc__ = state[2]  # that of a class that holds its remote self is not set yet
 
 
 namespaces.by_identity(ActorClass)

@@ -136,10 +136,22 @@ def methods_of(cls: type, groups: dict[str, int]) -> tuple[MethodPlan, ...]:
 
 
 def bound_method(instance: Any, name: str) -> Callable[..., Any]:
-    """What a call of a method runs, in the actor's process."""
+    """Return the function that a call of a method runs in the actor's process.
+
+    Args:
+        instance: the actor's instance. An attribute of its own with the method's name does not hide the method.
+        name: of the method.
+    """
     if name == CALL:
         return lambda function, *args, **kwargs: function(instance, *args, **kwargs)
-    found: Callable[..., Any] = getattr(instance, name)
+    cls = type(instance)
+    kind = inspect.getattr_static(cls, name, None)
+    bind = getattr(type(kind), "__get__", None)
+    found: Callable[..., Any]
+    if kind is None:  # `__new__` made an instance of another class, which finds it in a way of its own
+        found = getattr(instance, name)
+    else:
+        found = kind if bind is None else bind(kind, instance, cls)
     return found
 
 
