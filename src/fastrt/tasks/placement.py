@@ -285,7 +285,7 @@ def _await_group(store: Store, group: PlacementGroup) -> ObjectRef:
 
     It waits like any task with a demand, so a daemon that takes over finds it. No worker ever runs it.
     """
-    function = functions.export(store, "placement_group.ready", _reserved)
+    function, _ = functions.export(store, "placement_group.ready", _reserved)
     demand = export(store, Demand((), bundle=group.id))
     ref: ObjectRef = demands.submit_scalars(store.client, function, (), 1, RETRIES_FOREVER, 0, demand)
     return ref
