@@ -27,7 +27,6 @@ from fastrt.node.sleeper import Sleeper
 from fastrt.rpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.store.serialize import serialize
 
 if TYPE_CHECKING:
     from fastrt.node.exchange import Exchange

@@ -148,9 +148,7 @@ class Store:
             nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error), patient
         )
 
-    def put_result(
-        self, task: int, index: int, parts: Serialized, error: bool = False, patient: bool = True
-    ) -> None:
+    def put_result(self, task: int, index: int, parts: Serialized, error: bool = False, patient: bool = True) -> None:
         """Seal result `index` of a task that this process runs or ends; nothing if it is sealed already.
 
         Raises:
@@ -231,9 +229,7 @@ class Store:
 
     # ---- get ----
 
-    def get(
-        self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None
-    ) -> Any:
+    def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None) -> Any:
         """Return the value of a reference or of each of a list.
 
         Raises:
@@ -494,9 +490,7 @@ def put(value: object) -> ObjectRef:
         return require().put(value)
 
 
-def get(
-    refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None
-) -> Any:
+def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None) -> Any:
     """Wait for a value, or for a list of values.
 
     Args:
