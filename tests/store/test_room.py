@@ -81,18 +81,23 @@ def test_result_waits_while_the_driver_holds_a_view_and_works(full, gate):
 def test_put_waits_until_a_worker_drops_its_argument(full, gate):
     @fastrt.remote
     def hold(value, path):
-        import time
-
-        while not os.path.exists(path):
-            time.sleep(0.005)
+        with open(path) as pipe:  # until the other end is opened
+            pipe.read()
         return len(value)
+
+    os.mkfifo(gate)
+    opened = threading.Event()
+
+    def open_soon():
+        with open(gate, "w"):
+            opened.set()
 
     ref = fastrt.put(array(35 * MIB))
     held = hold.remote(ref, str(gate))
-    waiting = threading.Timer(0.3, gate.touch)
+    waiting = threading.Timer(0.3, open_soon)
     waiting.start()
     other = fastrt.put(array(35 * MIB, 2))
-    assert gate.exists()
+    assert opened.is_set()
     assert fastrt.get(other)[-1] == 2
     assert fastrt.get(held) == 35 * MIB
     waiting.join()
@@ -128,7 +133,9 @@ def test_list_that_does_not_fit_together_says_so(full):
 
 def test_result_that_the_waiting_driver_has_no_room_for_ends_in_an_error(full):
     view = fastrt.get(make.remote(36 * MIB))
-    with pytest.raises(fastrt.ObjectStoreFullError, match=rf"all processes of this node waited.*pid {os.getpid()} \(36"):
+    with pytest.raises(
+        fastrt.ObjectStoreFullError, match=rf"all processes of this node waited.*pid {os.getpid()} \(36"
+    ):
         fastrt.get(make.remote(35 * MIB))
     assert view[0] == 1
 

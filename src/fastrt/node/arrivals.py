@@ -26,6 +26,7 @@ from fastrt.store.serialize import PICKLE, serialize
 if TYPE_CHECKING:
     from fastrt.node.exchange import Exchange
 
+_SPARE_BYTES = 1 << 20  # of a store that has room for a frame beside its values
 _REFUSALS_MAX = 64  # values that are tried in vain at one look
 
 
@@ -166,10 +167,42 @@ class Arrivals:
         if arriving.at == arriving.size:
             arriving.seal()
 
+    async def room_for(self, frame: Any) -> None:
+        """Wait until there is room for the values in a frame; the sender waits meanwhile.
+
+        It ends without room where none can be had.
+        """
+        wanted = sum(value.size for value in frame.value if not value.at and not value.native)
+        if not wanted:
+            return
+        wanted += _SPARE_BYTES
+        store = self._exchange.store
+        waiting: room.RoomWait | None = None
+        asked: int | None = None
+        while not self._exchange.closed and store.tell is not None:
+            used, _, most = arena.room(self._client)
+            if most - used >= wanted or wanted > most:
+                return
+            waiting = waiting or room.RoomWait(store, wanted, serves=True)
+            if asked is None or spill.rounds(self._client) != asked:
+                if asked is None or spill.last_round(self._client)[0]:
+                    waiting.stir()
+                elif waiting.look():
+                    return
+                asked = spill.rounds(self._client)
+                store.tell(op="spill", bytes=wanted)
+            await asyncio.sleep(waiting.pause_s)
+
     # ---- offers ----
+
+    def tend_soon(self) -> None:
+        """The budget for arguments has room again."""
+        self._exchange.readiness.loop.call_soon(self.tend)
 
     def tend(self) -> None:
         """Fetch what is offered and can be admitted."""
+        if self._exchange.closed:
+            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -8,7 +8,6 @@ for objects here (`references`).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import pickle
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fastrt._core import actors, arena, calls, demands, functions, generators, handles, special, spill
+from fastrt._core import actors, calls, demands, functions, generators, handles, special, spill
 from fastrt._core import tasks as core
 from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, WorkerCrashedError
 from fastrt.node.arrivals import Arrivals, Arriving
@@ -35,7 +34,6 @@ from fastrt.node.streams import Streams
 from fastrt.node.values import BYTES_MIN, Native, Values
 from fastrt.rpc.descriptors import message_set
 from fastrt.scheduler.membership import refused_report
-from fastrt.store import room
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
@@ -52,7 +50,6 @@ _HOPS_TOLD_MAX = 255  # what a task's record can hold
 _SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
 _SHORT_BYTES_MIN = 16 << 10  # values from here on are offered while the other node is short of room, or much waits here
 _BACKLOG_BYTES = 4 << 20
-_SPARE_BYTES = 1 << 20  # of a store that has room for a frame beside its values
 
 
 class Exchange:
@@ -68,6 +65,7 @@ class Exchange:
         ledger: who owes what to whom.
         values: large ones, by the native stream; None: there is none.
         out: what is to be sent.
+        arrivals: values on their way here.
 
     Args:
         store: this process's attachment.
@@ -102,11 +100,11 @@ class Exchange:
         self.readiness = readiness
         self._lineage = lineage or Lineage(store, readiness, 0)
         self.references = References(store, self._send_object, _Ref)
-        self._arrivals = Arrivals(self)
+        self.arrivals = Arrivals(self)
         self._restoring = Restoring(store, readiness.loop)
         self.budget = budget or ArgumentBudget(store.client)
-        self.budget.join(self, self._admit_soon)
-        self.values = None if native is None else Values(native, self._arrivals.landed)
+        self.budget.join(self, self.arrivals.tend_soon)
+        self.values = None if native is None else Values(native, self.arrivals.landed)
         self._told: dict[bytes, ObjectRef] = {}  # functions that the other node has sent, which it may name again
         self._digests: dict[int, bytes] = {}
         self.closed = False
@@ -189,7 +187,7 @@ class Exchange:
                 continue
             self.ledger.take(number)
             self.flows.drop(number)
-            self._arrivals.drop(lent.task)
+            self.arrivals.drop(lent.task)
             self.out.add("cancel", _Cancel(task=number, force=terms[0], alone=terms[1]))
             self.end(lent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
             if lent.line is not None:
@@ -212,7 +210,7 @@ class Exchange:
         lent = self.ledger.take(message.task)
         if lent is not None and lent.line is not None:
             self.flows.drop(message.task)
-            self._arrivals.drop(lent.task)
+            self.arrivals.drop(lent.task)
             self.away.fell(lent.line, message.task, lent.task, message.attempts)
 
     def end(self, task: int, error: FastrtError) -> None:
@@ -391,11 +389,11 @@ class Exchange:
 
     def _on_value(self, message: Any) -> None:
         if message.at:
-            self._arrivals.on_piece(message)
+            self.arrivals.on_piece(message)
             return
         contains = [self.references.resolve(one) for one in message.contains]
         if message.native and message.data:
-            self._arrivals.resume(message)
+            self.arrivals.resume(message)
             return
         if message.item:
             if not (self.flows if message.task else self.streams).on_item(message, contains):
@@ -414,7 +412,7 @@ class Exchange:
                 if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
                     self._sealed(message)
                     return
-        self._arrivals.drop(task, message.result)
+        self.arrivals.drop(task, message.result)
         self.receive(message, contains, task, None)
 
     def receive(
@@ -437,7 +435,7 @@ class Exchange:
             then = partial(self._arrived, message, task)
         kind, objref = message.kind or PICKLE, 0 if message.item else message.objref
         about = (make, kind, message.error, contains, message.size, task, place, objref)
-        self._arrivals.begin(message, Arriving(*about, then))
+        self.arrivals.begin(message, Arriving(*about, then))
 
     def _refuse(self, message: Any) -> None:
         """Nobody wants this value."""
@@ -554,45 +552,6 @@ class Exchange:
             self.out.add_value(first, memoryview(data), lambda: None)
         self.out.add("ended", message.task)
 
-    async def room_for(self, frame: Any) -> None:
-        """Wait until there is room for the values in a frame; the sender waits meanwhile.
-
-        It ends without room where none can be had.
-        """
-        wanted = sum(value.size for value in frame.value if not value.at and not value.native)
-        if not wanted:
-            return
-        wanted += _SPARE_BYTES
-        waiting: room.RoomWait | None = None
-        asked: int | None = None
-        while not self.closed and self._store.tell is not None:
-            used, _, most = arena.room(self._client)
-            if most - used >= wanted or wanted > most:
-                return
-            waiting = waiting or room.RoomWait(self._store, wanted, serves=True)
-            if asked is None or spill.rounds(self._client) != asked:
-                if asked is None or spill.last_round(self._client)[0]:
-                    waiting.stir()
-                elif waiting.look():
-                    return
-                asked = spill.rounds(self._client)
-                self._store.tell(op="spill", bytes=wanted)
-            await asyncio.sleep(waiting.pause_s)
-
-    @property
-    def wants_offers(self) -> bool:
-        """Whether the other node should offer small values, too: this node is short of room."""
-        return self._arrivals.is_short
-
-    def _admit_soon(self) -> None:
-        """The budget for arguments has room again."""
-        if not self.closed:
-            self.readiness.loop.call_soon(self._admit)
-
-    def _admit(self) -> None:
-        if not self.closed:
-            self._arrivals.tend()
-
     def _on_reads(self, message: Any) -> None:
         (self.flows if message.task else self.streams).on_reads(message)
 
@@ -603,11 +562,11 @@ class Exchange:
 
     def tidy(self, needed: set[int]) -> None:
         """Give up objects of the other node's that nobody here uses; not those with a stand-in in `needed`."""
-        for objref, standin in self.references.given_up(needed | self._arrivals.named(), self.away.is_used):
+        for objref, standin in self.references.given_up(needed | self.arrivals.named(), self.away.is_used):
             self.away.given_up(standin.ref.objref)
             self.streams.given_up(objref)
             if standin.task is not None:
-                self._arrivals.drop(standin.task)
+                self.arrivals.drop(standin.task)
                 self.end(standin.task, TaskCancelledError("nobody holds this object any more"))
             self.out.add("release", _Release(objref=objref, named=standin.named))
 
@@ -626,7 +585,7 @@ class Exchange:
         self._restoring.close()
         if self.values is not None:
             self.values.close()
-        self._arrivals.clear()
+        self.arrivals.clear()
         what = "was lost" if is_lost else "is out of reach"
         lost = f"node {self.name or 'that had it'} {what}: {why}"
         self.away.close(self._take_back, lost)

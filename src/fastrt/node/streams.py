@@ -184,7 +184,9 @@ class Streams:
             mirror.items.put(message.item, partial(mirror.add, ref))
 
         if message.kind == 0 and not message.error and len(message.data) == message.size:
-            put(self._exchange.store.put_or_error(pickle.loads(message.data)))  # the stream has shown the session's token
+            put(
+                self._exchange.store.put_or_error(pickle.loads(message.data))
+            )  # the stream has shown the session's token
         else:
             self._exchange.receive(message, contains, -message.objref, put)
         return True

@@ -254,7 +254,7 @@ class Uplink:
             async for frame in frames:
                 if not exchange.node and not frame.HasField("hello"):
                     raise PeerError("its first frame does not say which node it is")
-                await exchange.room_for(frame)
+                await exchange.arrivals.room_for(frame)
                 exchange.on_frame(frame)
                 self._on_frame(exchange)
         except grpc.aio.AioRpcError as exc:
@@ -276,7 +276,7 @@ class Uplink:
         frame = exchange.first_frame(self._report)
         while frame is not None:
             frame.queued, frame.room = core.queued(self._client), self._room_for(exchange)
-            frame.short = exchange.wants_offers
+            frame.short = exchange.arrivals.is_short
             await write(frame)
             frame = await exchange.out.next_frame()
 

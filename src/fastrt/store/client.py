@@ -160,9 +160,7 @@ class Store:
             nbytes, lambda: handles.result(self.client, task, index, nbytes, kind, nrefs, error), patient
         )
 
-    def put_result(
-        self, task: int, index: int, parts: Serialized, error: bool = False, patient: bool = True
-    ) -> None:
+    def put_result(self, task: int, index: int, parts: Serialized, error: bool = False, patient: bool = True) -> None:
         """Seal result `index` of a task that this process runs or ends; nothing if it is sealed already.
 
         Raises:

@@ -49,7 +49,9 @@ class RoomWait:
         self._wanted = wanted
         self._serves = serves
         self._began = self._changed = self._stirred = self._shared = time.monotonic()
-        self._patience_s = store.patience_s * (_SERVES if serves else 1) + _STAGGER_S * (store.client.index % _STAGGERED)
+        self._patience_s = store.patience_s * (_SERVES if serves else 1) + _STAGGER_S * (
+            store.client.index % _STAGGERED
+        )
         self._mark = -1
         self._alone = 0  # looks in a row that found that nothing else could free enough
         self.may_pass = False  # whether the wait was given up only because others wait, too

@@ -219,7 +219,9 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     def rejoin() -> client.Store:
         # The connection stays open as long as the core's attachment: the daemon watches the process, not the socket.
         tool, own = attach.join(session["socket"], "tool", f"child of worker {os.getppid()}")
-        forked = client.Store(tool, session["spin_s"], rejoin, attach.Lasting(session["socket"], own).send, session["patience_s"])
+        forked = client.Store(
+            tool, session["spin_s"], rejoin, attach.Lasting(session["socket"], own).send, session["patience_s"]
+        )
         forked.socket_path = session["socket"]
         return forked
 
