@@ -374,6 +374,15 @@ def generators_give_references_one_by_one():
     assert [get(ref) for ref in counter.count.options(generator_backpressure=1).remote(3)] == [0, 1, 2]
     assert get(counter.count.options(num_returns=2).remote(2)) == [0, 1]
 
+    def fails():
+        yield 0
+        raise ValueError("after one")
+
+    first, second = fastrt.remote(fails).options(num_returns=2).remote()
+    assert get(first) == 0
+    with raises(ValueError, "after one"):
+        get(second)
+
 
 if hasattr(fastrt, "ObjectRefGenerator"):
     check(generators_give_references_one_by_one)

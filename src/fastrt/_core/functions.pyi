@@ -1,8 +1,11 @@
 from typing import Any
 
+from typing_extensions import disjoint_base
+
 from fastrt._core.clients import Client
 from fastrt._core.handles import Ref
 
+@disjoint_base
 class Watched:
     def __init__(self, watched: list[Any]) -> None: ...
     def changed(self) -> Any: ...

@@ -65,7 +65,7 @@ cdef void unread_keep(frt_ctx *x, uint32_t i) noexcept nogil:
     if entry.flags & FRT_ENTRY_ACTOR:
         actor = x.actors + (entry.actor - 1)
         if entry.actor - 1 < FRT_ACTORS and actor.objref == entry.objref and \
-                a32_load_sc(&actor.ended) == FRT_END_FAILED:
+                a32_load_sc(&actor.ended) == FRT_END_FAILED and not actor.flags & FRT_ACTOR_BARE:
             _keep(entry.objref, <uint16_t>0xffff, actor.reason, strnlen(actor.reason, sizeof(actor.reason)))
     elif entry.flags & FRT_ENTRY_ERROR and entry.bytes:
         data = entry.inlined if entry.bytes <= FRT_INLINE_BYTES else NULL

@@ -12,7 +12,6 @@ nothing in it.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import sys
 import threading
@@ -103,6 +102,8 @@ def number_of(thing: Any) -> object:
 
 def digest_of(parts: Iterable[Any]) -> bytes:
     """Digest the buffers that a value is pickled into."""
+    import hashlib  # here: it loads OpenSSL, which most processes never need
+
     made = hashlib.blake2b(digest_size=16)
     for part in parts:
         made.update(part)
