@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -66,8 +68,18 @@ def test_defaults_are_what_the_documentation_says():
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(1, 64), (16, 64), (17, 128), (254, 256)])
-def test_client_table_has_room_for_twice_the_workers(workers, slots):
-    assert Config.load(num_workers=workers).clients_max == slots
+def test_objects_have_bits_for_twice_the_workers_from_the_start(workers, slots):
+    settings = Config.load(num_workers=workers)
+    assert (settings.clients_dense, settings.clients_max) == (slots, 4096)
+    assert Config.load(num_workers=workers, clients_max=256).clients_dense == 256
+
+
+def test_client_table_does_not_grow_where_the_address_space_is_limited():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 36, -1));"
+        "from fastrt.config import Config; print(Config.load(num_workers=2).clients_max)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "64\n"
 
 
 def test_settings_never_change():
@@ -101,7 +113,7 @@ def test_flags_are_words(monkeypatch, text, value):
         ("object_store_memory", "lots", "is not a size"),
         ("object_store_memory", 1, "must be from"),
         ("object_store_memory", 1 << 60, "must be from"),
-        ("clients_max", 257, "from 3 to 256"),
+        ("clients_max", 8193, "from 3 to 8192"),
         ("objects_max", 1, "must be from"),
         ("tasks_max", [], "whole number"),
         ("spin_us", -1, "from 0 to"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,11 +27,14 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 _RUNTIME_BYTES_MAX = 60
 _SPILL_BYTES_MAX = 200
 _STORE_BYTES_MIN = 16 << 20
-_CLIENTS_MOST = 256  # each client has a bit of its own in every object's entry: 32 bytes of them
+_CLIENTS_MOST = 8192
+_CLIENTS_DEFAULT = 4096
+_CLIENTS_DENSE_MOST = 256  # each has bits of its own in every object's record from the start: 96 bytes of them
 _CLIENTS_BESIDE = 2  # the driver and the node daemon need slots beside the workers
-_WORKERS_MOST = _CLIENTS_MOST - _CLIENTS_BESIDE
+_WORKERS_MOST = _CLIENTS_DENSE_MOST - _CLIENTS_BESIDE
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30,
           "ti": 1 << 40}  # fmt: skip
+DESCRIPTORS_MAX = 65_536
 RESOURCE_PARTS = 10_000  # amounts are counted in so many parts of one: whole numbers add up exactly
 _RESOURCE_NAME_MAX = 100
 _RESOURCE_MOST = 10**9
@@ -47,7 +51,9 @@ class Config:
             for a node of a cluster, whose tasks then run on others.
         object_store_memory: size of the store in bytes; accepts "512MiB"; default: the smallest of 30 % of
             available memory, half of the cgroup's limit and 80 % of free /dev/shm.
-        clients_max: processes that can be attached at once, drivers and workers and the daemon together.
+        clients_max: processes that can be attached at once, drivers and workers and actors and the daemon together;
+            default: 4096, or `clients_dense` where the address space is limited (`ulimit -v`): the segment's address
+            range grows with it, its memory only with the processes that come.
         objects_max: objects that can be alive at once on the node.
         tasks_max: tasks that can be unfinished at once on the node.
         resources: what else tasks may ask for, and how much of it there is: {"gpu": 1, "license": 2.5}; CPUs are
@@ -110,13 +116,18 @@ class Config:
                 source, value = _variable(name), os.environ.get(_variable(name)) or None
             setting = _SETTINGS[name]
             values[name] = setting.default() if value is None else setting.read(source, value)
-            if value is None and name == "clients_max":
-                # Room for twice the workers (others sleep inside tasks), drivers and tools; a multiple of 64,
-                # because each 64 clients cost every object 24 bytes and every release another word to read.
-                values[name] = min(_CLIENTS_MOST, 64 * ((2 * values["num_workers"] + 32 + 63) // 64))
+            if value is None and name == "clients_max" and resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
+                values[name] = _dense(values["num_workers"])
         config = cls(**values)
         config._check_together()
         return config
+
+    @property
+    def clients_dense(self) -> int:
+        """How many of `clients_max` every object has bits for from the start; workers are always among these."""
+        if self.clients_max <= _CLIENTS_DENSE_MOST:
+            return self.clients_max
+        return _dense(self.num_workers)
 
     def _check_together(self) -> None:
         needed = self.num_workers + _CLIENTS_BESIDE
@@ -127,6 +138,25 @@ class Config:
             )
         if self.resources and not self.num_workers:
             raise ConfigError(f"resources={self.resources!r} on a node without workers: nothing could use them")
+
+
+def raise_descriptors() -> int:
+    """Raise this process's soft limit on descriptors to the hard one, as servers do, but not beyond what is useful.
+
+    Returns:
+        The soft limit before.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return soft
+
+
+def _dense(workers: int) -> int:
+    # Room for twice the workers (others sleep inside tasks), drivers and tools; a multiple of 64, because each 64
+    # clients cost every object 24 bytes and every release another word to read.
+    return min(_CLIENTS_DENSE_MOST, 64 * ((2 * workers + 32 + 63) // 64))
 
 
 def parse_bytes(text: str) -> int:
@@ -343,7 +373,7 @@ def _path(bytes_max: int, why: str) -> Callable[[str, Any], Path]:
 _SETTINGS: Mapping[str, _Setting] = {
     "num_workers": _Setting(_integer(0, _WORKERS_MOST), lambda: min(cpu_count(), _WORKERS_MOST)),
     "object_store_memory": _Setting(_size_from(_STORE_BYTES_MIN), default_store_bytes),
-    "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: 64),
+    "clients_max": _Setting(_integer(1 + _CLIENTS_BESIDE, _CLIENTS_MOST), lambda: _CLIENTS_DEFAULT),
     "objects_max": _Setting(_integer(1 << 10, 1 << 28), lambda: 1 << 22),
     "tasks_max": _Setting(_integer(1 << 10, 1 << 26), lambda: 1 << 21),
     "resources": _Setting(read_resources, dict),

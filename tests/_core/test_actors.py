@@ -148,12 +148,12 @@ def test_reference_of_no_actor_is_refused(node, client, made):
 
 def test_table_of_actors_may_be_full(node, client, function):
     refs, found = [], []
-    for _ in range(1024):
+    for _ in range(8192):
         refs.append(node.put(60))
-        found.append(actors.create(client, refs[-1], function.objref, "", 0, False))
+        found.append(actors.create(client, refs[-1], function.objref, "", 0, False, bare=True))
     with pytest.raises(ObjectStoreFullError, match="table"):
-        actors.create(client, refs[-1], function.objref, "", 0, False)
-    assert found == list(range(1024))
+        actors.create(client, refs[-1], function.objref, "", 0, False, bare=True)
+    assert found == list(range(8192))
     for index in found:
         end(client, index)
     refs.clear()

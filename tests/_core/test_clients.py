@@ -12,13 +12,51 @@ from fastrt._core.segment import Segment
 from fastrt.errors import AttachError, NotInitializedError
 
 
-def test_admit_gives_every_slot_once_and_then_refuses(make_node):
+def test_admit_gives_every_slot_once_keeps_some_for_tools_and_then_refuses(make_node):
     node = make_node(clients_max=1)  # rounded up to 64, one of which is the node's own
-    slots = [clients.admit(node.segment, os.getpid(), clients.KIND_TOOL) for _ in range(63)]
+    slots = [clients.admit(node.segment, os.getpid(), clients.KIND_WORKER) for _ in range(63)]
+    assert clients.occupancy(node.segment) == (64, 64)
+    with pytest.raises(AttachError, match=r"all 64 client slots.*raise clients_max"):
+        clients.admit(node.segment, os.getpid(), clients.KIND_WORKER)
+    slots += [clients.admit(node.segment, os.getpid(), clients.KIND_DRIVER, beyond=2) for _ in range(2)]
+    slots += [clients.admit(node.segment, os.getpid(), clients.KIND_TOOL, beyond=4) for _ in range(2)]
     node.others += [index for index, _ in slots]
-    assert sorted(index for index, _ in slots) == list(range(1, 64))
+    assert sorted(index for index, _ in slots) == list(range(1, 68))
     with pytest.raises(AttachError, match="all 64 client slots"):
-        clients.admit(node.segment, os.getpid(), clients.KIND_TOOL)
+        clients.admit(node.segment, os.getpid(), clients.KIND_TOOL, beyond=4)
+
+
+def test_table_grows_with_the_clients_and_what_they_hold_goes_with_them(make_node, in_thread):
+    node = make_node(clients_max=700, clients_dense=64, objects_max=1 << 15)
+    early = node.put(1000)
+    slots = [clients.admit(node.segment, os.getpid(), clients.KIND_ACTOR) for _ in range(699)]
+    assert [index for index, _ in slots] == list(range(1, 700))
+    assert (clients.occupancy(node.segment), clients.slots(node.segment)) == ((700, 704), 64 + 3 * 256)
+    many = [handles.put_scalar(node.client, k) for k in range(10_000)]  # whose records got memory after the planes
+    for at in (62, 63, 318, 319, 698):
+        other = Client(node.segment, *slots[at])
+        for ref in (early, many[-1]):
+            there = handles.acquire(other, ref.objref, ref.index)
+            assert handles.describe(node.client, ref)["refs"] == [0, slots[at][0]]
+            del there
+            assert handles.describe(node.client, ref)["refs"] == [0]
+        function = handles.put_scalar(other, b"f")
+        result = tasks.submit_scalars(other, function, (), 1, 0, 0)
+        thread = in_thread(lambda other=other, result=result: handles.wait_all(other, [result], 10.0, 0.0))
+        tasks.finish_scalar(node.client, tasks.next_task(node.client, 10.0, 0.0), at)
+        thread.join(10)
+        assert handles.read_scalar(other, result, None) == at
+        other.abandon()  # and what it holds is for the recovery
+    del many, ref
+    for index, _ in slots:
+        recovery.recover(node.client, index)
+    assert fsck.usage(node.client)["objects"] == 1
+    assert clients.occupancy(node.segment) == (1, 704)
+    again, _ = clients.admit(node.segment, os.getpid(), clients.KIND_TOOL, first=500)
+    assert again == 500, "a plane that was in use before"
+    node.others.append(again)
+    assert fsck.fsck(node.client, quiet=True) == []
+    del early
 
 
 def test_admit_of_256_clients_holds_and_waits_in_every_word(make_node, in_thread):

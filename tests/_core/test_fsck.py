@@ -8,8 +8,8 @@ import pytest
 from fastrt._core import fsck, generators, handles, special, tasks
 from fastrt.errors import ArenaCorrupt
 
-# Offsets of the superblock's fields, from include/layout.h (regions begin after six sizes and the locks' offset).
-REGIONS, STATE_AT = 48, 244
+# Offsets of the superblock's fields, from include/layout.h (regions begin after eight sizes and the locks' offset).
+REGIONS, STATE_AT = 56, 260
 (LOCKS, CLIENTS, CTL, ENTRIES, TASK_WORDS, TASKS, FREE_OBJECTS, FREE_TASKS, RING, FUNCTIONS, PAGES, LINKS, OWNERS, BITS,
  TRACE, PAYLOAD) = range(16)  # fmt: skip
 ENTRY_BYTES, CTL_WORDS = 128, 4
@@ -70,7 +70,7 @@ def test_damaged_object_words_are_found(node, client, raw):
     word = raw.at(CTL, ref.index * 8 * CTL_WORDS)
     entry = raw.at(ENTRIES, ref.index * ENTRY_BYTES)
     assert "state 99, which does not exist" in damaged(client, raw, word + 7, "B", 99)[0]
-    assert "stamped by client 60" in damaged(client, raw, word + 6, "H", 1 << 8 | 60)[0]
+    assert "stamped by client 60" in damaged(client, raw, word + 4, "I", 1 << 24 | 60 << 8)[0]
     assert "held by client 5, which is not there" in damaged(client, raw, word + 8, "Q", 1 | 1 << 5)[0]
     assert "held by nobody" in damaged(client, raw, word + 8, "Q", 0)[0]
     assert "lies in a block of 8192" in damaged(client, raw, entry + 8, "Q", 9000)[0]
@@ -98,7 +98,7 @@ def test_damaged_task_words_are_found(node, client, function, raw):
     _, task, _ = tasks.cancel(client, ref)
     word = raw.at(TASK_WORDS, 8 * task)
     assert "state 99, which does not exist" in damaged(client, raw, word + 7, "B", 99)[0]
-    assert "stamped by client 60" in damaged(client, raw, word + 6, "B", 60)[0]
+    assert "stamped by client 60" in damaged(client, raw, word + 5, "B", 60)[0]
     assert "ready and not queued" in damaged(client, raw, word, "Q", 3 << 56 | 77)[0]
     assert "waits for task" in damaged(client, raw, word + 7, "B", 1)[0]
     assert "which is not its own" in damaged(client, raw, raw.at(TASKS, 256 * task + 32), "Q", raw.at(PAYLOAD, 8192))[0]

@@ -18,8 +18,8 @@ from fastrt._core.segment import Segment
 from fastrt.errors import ArenaCorrupt, AttachError, ObjectStoreFullError
 
 # Offsets in the superblock (include/layout.h).
-VERSION, ABI, TOTAL_BYTES, PAGES_MAX, CTL_OFFSET, BOOT, PID_NAMESPACE = 8, 12, 16, 44, 64, 208, 216
-STATIC_BYTES, CRC, STATE, DAEMON_PID = 232, 240, 244, 248
+VERSION, ABI, TOTAL_BYTES, PAGES_MAX, CTL_OFFSET, BOOT, PID_NAMESPACE = 8, 12, 16, 52, 72, 224, 232
+STATIC_BYTES, CRC, STATE, DAEMON_PID = 248, 256, 260, 264
 
 
 def path_of(made: Segment) -> Path:
@@ -152,7 +152,8 @@ def test_attach_file_that_is_no_segment_is_refused(leftover, nbytes):
         {"store_bytes": 1 << 46},
         {"store_bytes": 1 << 64},
         {"clients_max": 0},
-        {"clients_max": 257},
+        {"clients_max": 8193},
+        {"clients_dense": 0},
         {"clients_max": -1},
         {"objects_max": 63},
         {"objects_max": (1 << 26) + 1},

@@ -75,7 +75,9 @@ class Scene:
     """An arena with a survivor, things that it holds, tasks that it has submitted, and a client that is dead."""
 
     def __init__(self, store_bytes: int = STORE_BYTES) -> None:
-        self.segment = Segment.create(store_bytes, objects_max=4096, tasks_max=1024)
+        self.segment = Segment.create(
+            store_bytes, clients_max=128, clients_dense=work.DENSE, objects_max=4096, tasks_max=1024
+        )
         self.client = self.attach(clients.KIND_DRIVER)
         self.client.adopt_job(self.client.job)
         self.function = handles.put_scalar(self.client, b"the function")
@@ -107,7 +109,7 @@ class Scene:
                 "stream": [(name(stream), name(end), seed) for stream, end, seed in self.streams[:1]],
                 "queue": [name(ref) for ref in (self.queue.root, *self.queue.segments)],
                 "sleepers": [self.client.index], "make": make,
-                "spills": spills}  # fmt: skip
+                "spills": spills, "first": work.DENSE * (self.victims % 2)}  # fmt: skip
 
     def submit(self, op: int, seed: int, refs: Any = (), addends: int = 0, big: int = 0) -> Expected:
         self.client.adopt_job(self.client.job)  # running a task has made its job ours

@@ -62,7 +62,8 @@ class Sharer:
 
     def __init__(self, name: str, k: int, board: Board, known: dict[str, Any], job: int, seed: int) -> None:
         self.segment = Segment.attach(name)
-        index, gen = clients.admit(self.segment, os.getpid(), clients.KIND_WORKER, f"sharer {k}")
+        first = work.DENSE * (k % 2)
+        index, gen = clients.admit(self.segment, os.getpid(), clients.KIND_WORKER, f"sharer {k}", first=first)
         self.client = Client(self.segment, index, gen)
         self.job = job
         self.k = k

@@ -25,7 +25,7 @@ class Victim:
     Args:
         name: the segment's.
         kind: of client.
-        known: what it is told by the survivor: names of objects {"function", "shared", "box", "actor", "stream",
+        known: "first", the lowest slot to take; names of objects {"function", "shared", "box", "actor", "stream",
             "queue"} as (objref, index); "dead", slots with generations of dead clients that it recovers; "spills",
             whether it is the one that moves values to files; "make", whether it makes a segment of its own, too.
     """
@@ -33,7 +33,7 @@ class Victim:
     def __init__(self, name: str, kind: int, known: dict[str, Any]) -> None:
         self.known = known
         self.segment = Segment.attach(name)
-        index, gen = clients.admit(self.segment, os.getpid(), kind, "victim")
+        index, gen = clients.admit(self.segment, os.getpid(), kind, "victim", first=known["first"])
         self.client = Client(self.segment, index, gen)
         self.client.adopt_job(self.client.job)
         self.function = handles.acquire(self.client, *known["function"])

@@ -17,6 +17,7 @@ KIND = 16  # of values that the core does not read by itself: 8 bytes of seed, t
 ERROR = b"given up"
 SIZES = (8, 60, 72, 73, 300, 700, 1500, 3000, 5000, 8192, 8193, 20000, 150000)
 RETRIES = 250  # no task of a campaign may use up its attempts
+DENSE = 64  # clients whose bits lie beside the objects' states; those of every second process lie in a plane
 PATIENCE_S = 20.0
 FOLDER = [""]  # where the files of spilled values are: one for each process that makes scenes
 INT, BYTES, BOX, MANY, SUM, RETRY, FAIL, NEST, PROMISE = range(9)

@@ -26,8 +26,8 @@ from fastrt.errors import FastrtError
 from fastrt.node.spill_files import SpillFiles
 
 KIND = 20  # of values that only the store could read
-REGIONS_AT = 48  # the first seventeen offsets; see frt_superblock
-STATIC_BYTES, CRC_AT = 232, 240
+REGIONS_AT = 56  # the first seventeen offsets; see frt_superblock
+STATIC_BYTES, CRC_AT = 248, 256
 (LOCKS, CLIENTS, CTL, ENTRIES, TASK_WORDS, TASKS, FREE_OBJECTS, FREE_TASKS, RING, FUNCTIONS, PAGES, LINKS, OWNERS, BITS,
  TRACE, PAYLOAD, ACTORS) = range(17)  # fmt: skip
 # What is patched: the region's number (-1: the superblock), bytes of a record, how many records.
@@ -162,7 +162,7 @@ class Scene:
         if form == 4:
             return self.regions[value % 16] + (value >> 8) % 65536
         if form == 5:
-            return (value & 15) << 56 | (value >> 8 & 3) << 48 | (value >> 16 & 7)
+            return (value & 15) << 56 | (value >> 8 & 3) << 40 | (value >> 16 & 7)
         if form == 6:
             return self.size - value % 512
         return value

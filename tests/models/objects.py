@@ -328,7 +328,7 @@ class Objects(Model):
     def scan_object(self, me: int, v: int) -> Program:
         word = yield at(R + "_scan_objects: word = a64_load_acq"), load, "word"
         if word[:2] == (RESERVED, v):
-            yield at(R + "_scan_objects: a64_and_sc(frt_refs(x, i) + w, ~bit)"), bit_off, "refs", v
+            yield at(R + "_scan_objects: a64_and_sc(refs, ~bit)"), bit_off, "refs", v
             yield at(R + "_scan_objects: pool_return"), return_entry, v
             return
         if word[:2] == (FREEING, v):
@@ -340,7 +340,7 @@ class Objects(Model):
         if word[0] == EMPTY and self.no("janitor clears bits of EMPTY entries"):
             return
         if not self.no("janitor clears bits"):
-            yield at(R + "_scan_objects: a64_and_sc(frt_refs(x, i) + w, ~bit)"), bit_off, "refs", v
+            yield at(R + "_scan_objects: a64_and_sc(refs, ~bit)"), bit_off, "refs", v
         held = yield at(R + "_scan_objects: if not frt_any"), load, "refs"
         if not held and not self.no("janitor deletes what nobody holds"):
             yield from self.maybe_delete(me)

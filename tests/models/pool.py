@@ -115,7 +115,7 @@ class Pool(Model):
 
     def client(self, me: int, slot: int = -1) -> Program:
         if slot >= 0:
-            yield at(C + "admit: == FRT_CLIENT_FREE"), await_slot, slot
+            yield at(C + "_free_slot: == FRT_CLIENT_FREE"), await_slot, slot
             yield at(C + "admit: FRT_CLIENT_LIVE, 0, gen"), put, "slots", slot, "LIVE again"
         yield from self.refill(me, me if slot < 0 else slot)
         kept = yield at(P + "pool_flush: objects_kept"), get, "kept", me

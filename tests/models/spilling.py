@@ -138,7 +138,7 @@ class Spilling(Model):
         spilling = (SPILLING, me, SEALED)
         if word[0] != SEALED or not (yield at(S + "begin: not a64_cas_sc"), cas, "word", word, spilling):
             return
-        free = not self.no("pins are read after SPILLING") and (yield at(S + "begin: frt_any(frt_pins"), load, "pins")
+        free = not self.no("pins are read after SPILLING") and (yield at(S + "begin: FRT_PINS"), load, "pins")
         if free:
             yield at(S + "give_up: a64_cas_sc"), cas, "word", spilling, (SEALED, 0, SEALED)
             yield from self.maybe_delete(me)
@@ -233,7 +233,7 @@ class Spilling(Model):
     def scan(self, me: int, v: int) -> Program:
         word = yield at(R + "_scan_objects: word = a64_load_acq"), load, "word"
         if word[1] == v and word[0] == RESERVED:
-            yield at(R + "_scan_objects: a64_and_sc(frt_refs(x, i) + w, ~bit)"), bit_off, "refs", v
+            yield at(R + "_scan_objects: a64_and_sc(refs, ~bit)"), bit_off, "refs", v
             yield from self.free_block(at(R + "_scan_objects: object_empty"))
             yield at(R + "_scan_objects: pool_return"), store, "word", (EMPTY, 0, SEALED)
             return
@@ -256,7 +256,7 @@ class Spilling(Model):
                 yield at(R + "_scan_objects: FRT_OBJ_SPILLED, x.me"), store, "word", (SPILLED, me, SEALED)
         elif word[1] == v and word[0] in (SPILLING, DELETING):
             yield at(R + "_scan_objects: frt_word_undeleted"), cas, "word", word, (word[2], 0, SEALED)
-        yield at(R + "_scan_objects: a64_and_sc(frt_refs(x, i) + w, ~bit)"), bit_off, "refs", v
-        yield at(R + "_scan_objects: a64_and_sc(frt_pins(x, i) + w, ~bit)"), bit_off, "pins", v
+        yield at(R + "_scan_objects: a64_and_sc(refs, ~bit)"), bit_off, "refs", v
+        yield at(R + "_scan_objects: a64_and_sc(pins, ~bit)"), bit_off, "pins", v
         if not (yield at(R + "_scan_objects: if not frt_any"), load, "refs"):
             yield from self.maybe_delete(me)

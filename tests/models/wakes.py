@@ -199,8 +199,8 @@ class Wakes(Model):
                 yield seal
 
     def tell(self, i: int) -> Program:
-        if (yield at(OBJ + "object_tell: if a64_load_sc(waits + w)"), get, "waits", i):
-            bits = yield at(OBJ + "object_tell: bits = a64_and_sc(waits + w, 0)"), self.take_bits, i
+        if (yield at(OBJ + "object_tell: if a64_load_sc(waits)"), get, "waits", i):
+            bits = yield at(OBJ + "object_tell: bits = a64_and_sc(waits, 0)"), self.take_bits, i
             for c in (1, 2):
                 if bits >> c & 1:
                     yield from self.client_wake(c)

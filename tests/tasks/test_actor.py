@@ -405,5 +405,6 @@ def test_handle_of_an_ended_session_is_stale(program):
 
 
 def test_many_actors_at_once_work_and_leave_nothing():
-    actors = [Counter.remote(k) for k in range(16)]
-    assert get([actor.add.remote() for actor in actors]) == list(range(1, 17))
+    """More than the objects have bits for from the start."""
+    actors = [Counter.remote(k) for k in range(66)]
+    assert get([actor.add.remote() for actor in actors]) == list(range(1, 67))

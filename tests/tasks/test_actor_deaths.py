@@ -241,13 +241,45 @@ def test_daemon_that_is_replaced_keeps_actors_and_goes_on_looking_after_them(pro
     ).finish()
 
 
-@pytest.mark.long
-def test_actor_that_finds_no_place_waits_for_one(program):
+def test_full_client_table_is_an_error_at_the_call_and_a_tool_can_look(program):
     program(
+        """
+        import subprocess, sys
+        import fastrt
+        from fastrt.errors import AttachError
+
+        LIST = "from fastrt.cli.main import main; main(['list', 'actors'])"
+
+        @fastrt.remote
+        class Holder:
+            def hold(self, k):
+                return k
+
+        with fastrt.init(1, "64MiB", clients_max=64):
+            first = []
+            try:
+                for _ in range(70):
+                    first.append(Holder.remote())
+            except AttachError as exc:
+                assert "64 (clients_max)" in str(exc) and "Raise clients_max" in str(exc), exc
+            assert 50 < len(first) < 64, len(first)
+            held = [actor.hold.remote(k) for k, actor in enumerate(first)]
+            assert fastrt.get(held, timeout=60) == list(range(len(first)))
+            looked = subprocess.run([sys.executable, "-c", LIST], capture_output=True)
+            assert looked.returncode == 0, looked
+            first.pop()
+            assert fastrt.get(Holder.remote().hold.remote(1), timeout=60) == 1
+        """
+    ).finish()
+
+
+@pytest.mark.long
+def test_actor_with_a_demand_that_finds_no_place_waits_for_one_and_says_so(program):
+    driver = program(
         """
         import fastrt
 
-        @fastrt.remote
+        @fastrt.remote(num_cpus=0.01)
         class Holder:
             def hold(self, k):
                 return k
@@ -259,7 +291,8 @@ def test_actor_that_finds_no_place_waits_for_one(program):
             del first
             assert fastrt.get(held, timeout=60) == list(range(70))
         """
-    ).finish()
+    )
+    assert "an actor waits until another process ends: 64 client slots" in driver.finish()[1]
 
 
 def test_actor_whose_processes_cannot_start_is_given_up():

@@ -8,6 +8,8 @@ The word says it all, and each change commits by one store or swap of it. A crea
 process STARTING and LIVE, recovery DOWN, and everything else is the daemon's: it alone decides whether an actor is
 started again. Names are looked up under the lock, in the records; there is no index that could disagree with them.
 """
+from fastrt.errors import AttachError
+
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset, strncmp
@@ -22,6 +24,7 @@ from fastrt._core.layout cimport *
 from fastrt._core.links cimport links_count, links_recount, links_uncount
 from fastrt._core.mailbox cimport mailbox_forget, mailbox_wake
 from fastrt._core.objects cimport object_acquire, object_maybe_delete, object_release
+from fastrt._core.segment cimport segment_commit, segment_lock_grow
 
 cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
@@ -33,6 +36,7 @@ KILLED, FAILED, EXITED = FRT_END_KILLED, FRT_END_FAILED, FRT_END_EXITED
 ORDER_NONE, ORDER_KILL = FRT_ORDER_NONE, FRT_ORDER_KILL
 ORDER_END = FRT_ORDER_KILL + 1  # the same after cleanup code
 NAME_BYTES_MAX = 63
+SLOTS_KEPT = 4  # of the client table: actors leave them to workers and drivers that come later
 
 
 cdef inline frt_actor *_at(Client client, uint32_t a) except NULL:
@@ -78,6 +82,40 @@ cdef bint _answers(frt_actor *actor, const char *name) noexcept nogil:
         a32_load_sc(&actor.released) == 0 and strncmp(actor.name, name, sizeof(actor.name)) == 0
 
 
+cdef bint _needs_slot(frt_actor *actor) noexcept nogil:
+    """Whether an actor has a process on this node, or will get one and nothing else has to happen first."""
+    cdef int state = frt_word_state(a64_load_acq(&actor.word))
+    if actor.flags & FRT_ACTOR_BARE or a32_load_acq(&actor.ended) or a32_load_acq(&actor.released):
+        return False
+    return state in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_DOWN) or \
+        state == FRT_ACTOR_WANTED and actor.demand == 0
+
+
+cdef uint32_t _others(frt_ctx *x) noexcept nogil:
+    """How many slots processes that are no actors have, or will have when all workers have come."""
+    cdef uint32_t c, workers = 0, others = 0
+    for c in range(frt_clients(x)):
+        if frt_word_state(a64_load_acq(&x.clients[c].word)) != FRT_CLIENT_FREE:
+            workers += x.clients[c].kind == <uint32_t>FRT_KIND_WORKER
+            others += x.clients[c].kind not in (<uint32_t>FRT_KIND_WORKER, <uint32_t>FRT_KIND_ACTOR)
+    return others + max(workers, frt_most(&x.sb.wanted_workers, x.clients_limit))
+
+
+cdef int _commit_record(frt_ctx *x, uint32_t a) noexcept nogil:
+    """See to it that the record has memory. Under the lock."""
+    cdef int rc
+    if a < a32_load_acq(&x.sb.actors_committed):
+        return FRT_OK
+    rc = segment_lock_grow(x)
+    if rc != FRT_OK:
+        return rc
+    rc = segment_commit(x, <char *>(x.actors + a) - x.base, FRT_ACTORS_STEP * sizeof(frt_actor))
+    if rc == FRT_OK:
+        a32_store_rel(&x.sb.actors_committed, a + FRT_ACTORS_STEP)
+    frt_lock_give(x.locks + FRT_LOCK_GROW)
+    return rc
+
+
 def create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, bint detached, Ref demand=None,
            bint bare=False):
     """Make the actor that lives as long as an object, and have it started.
@@ -93,6 +131,7 @@ def create(Client client, Ref ref, uint64_t function, str name, int32_t max_rest
     Returns:
         The actor's index; None when another actor has that name.
     Raises:
+        AttachError: it demands nothing, so it is for this node, which has no client slot for another process.
         ObjectStoreFullError: the table of actors is full.
     """
     return _create(client, ref, function, name, max_restarts,
@@ -119,7 +158,7 @@ cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t
     cdef const char *chars = text
     cdef frt_actor *actor = NULL
     cdef frt_refslot slot
-    cdef uint32_t a
+    cdef uint32_t a, processes = 0, others = 0
     cdef bint taken = False
     cdef int rc = FRT_OK
     client.ensure()
@@ -132,9 +171,22 @@ cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t
             actor = x.actors + a if actor == NULL else actor
         elif len(text) > 1 and _answers(x.actors + a, chars):
             taken = True
+        else:
+            processes += _needs_slot(x.actors + a)
+    if not away and not flags & FRT_ACTOR_BARE and demand is None and not taken and \
+            processes + SLOTS_KEPT >= x.clients_limit // 2:
+        others = _others(x)
+        if processes + others + SLOTS_KEPT >= x.clients_limit:
+            frt_lock_give(x.locks + FRT_LOCK_ACTORS)
+            raise AttachError(
+                f"no client slot is left for another actor: there are {x.clients_limit} (clients_max), {processes} of "
+                f"them for actors, {others} for other processes and {SLOTS_KEPT} for those that join later. Raise "
+                "clients_max (fastrt.init(clients_max=...) or FASTRT_CLIENTS_MAX), or end actors")
     if actor == NULL and frt_actors(x) < FRT_ACTORS:
-        actor = x.actors + x.sb.actors_fresh
-        a32_store_rel(&x.sb.actors_fresh, x.sb.actors_fresh + 1)
+        rc = _commit_record(x, frt_actors(x))
+        if rc == FRT_OK:
+            actor = x.actors + frt_actors(x)
+            a32_store_rel(&x.sb.actors_fresh, frt_actors(x) + 1)
     if actor != NULL and not taken:
         memset(&actor.mailbox, 0, sizeof(frt_actor) - sizeof(uint64_t))
         memcpy(actor.name, chars, len(text))
@@ -214,7 +266,7 @@ def info(Client client, uint32_t a):
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_acq(&actor.word)
     cdef uint32_t w = frt_word_client(word)
-    cdef bint there = _has_client(word) and w < client.x.clients_max
+    cdef bint there = _has_client(word) and w < frt_clients(&client.x)
     return {"actor": a, "state": frt_word_state(word), "gen": frt_word_gen(word), "client": w if there else None,
             "pid": client.x.clients[w].pid if there else None, "function": actor.function,
             "object": (actor.objref, actor.index), "max_restarts": actor.max_restarts, "restarts": actor.restarts,
@@ -457,6 +509,13 @@ def let_go(Client client, uint32_t a):
     if frt_word_state(a64_load_sc(&actor.word)) == FRT_ACTOR_DOWN and not actor.flags & FRT_ACTOR_DETACHED and \
             actor.flags & FRT_ACTOR_COUNTED and not _has_calls(&client.x, a):
         check(_uncount(&client.x, actor))
+
+
+def lacks_process(Client client, uint32_t a):
+    """Whether all that an actor needs is a process: it is WANTED, demands nothing and shall not end."""
+    cdef frt_actor *actor = _at(client, a)
+    return frt_word_state(a64_load_sc(&actor.word)) == FRT_ACTOR_WANTED and actor.demand == 0 and \
+        not actor.flags & FRT_ACTOR_BARE and a32_load_sc(&actor.ended) == 0
 
 
 def start_again(Client client, uint32_t a):

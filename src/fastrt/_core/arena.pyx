@@ -536,7 +536,7 @@ def discard(Client client, list keepers):
     for i in range(frt_objects(x)):
         if frt_inside(x, x.entries[i].offset, x.entries[i].bytes) != NULL:
             for c in keepers:
-                if frt_pins(x, i)[c >> 6] >> (c & 63) & 1:
+                if frt_bits(x, i, FRT_PINS, c >> 6)[0] >> (c & 63) & 1:
                     kept.append((x.entries[i].offset, x.entries[i].offset + x.entries[i].bytes))
                     break
     for first, last in [*sorted(kept), (end, end)]:

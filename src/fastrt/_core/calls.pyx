@@ -73,7 +73,7 @@ cdef object call_make(Client client, Ref ref, uint32_t method, uint16_t kind, co
     client.ensure()
     actor = actor_of(client, ref)
     t = task_fill(client, actor.function, method, kind, args, nbytes, refs, nreturns, retries, flags)
-    x.tasks[t].caller = <uint8_t>x.me
+    x.tasks[t].caller = <uint16_t>x.me
     a32_store_rel(&x.tasks[t].actor, <uint32_t>(actor - x.actors) + 1)
     slots = task_slots(x, t)
     # The results' indexes are read before the commit: a fast actor may end the call before we look again.

@@ -20,7 +20,7 @@ from libc.string cimport memset
 
 from fastrt._core.layout cimport *
 from fastrt._core.pool cimport pool_flush
-from fastrt._core.segment cimport Segment
+from fastrt._core.segment cimport Segment, segment_commit, segment_lock_grow
 from fastrt._core.segment import start_time
 from fastrt._core.trace cimport FRT_TRACE_PROCESS, frt_trace_point
 from fastrt._core.write_guard cimport guard_add, guard_remove
@@ -73,7 +73,43 @@ cdef void client_wake(frt_ctx *x, uint32_t client) noexcept nogil:
         frt_futex_wake(&slot.wake)
 
 
-def admit(Segment segment, int pid, int kind, str name=""):
+cdef int _open_plane(frt_ctx *x) noexcept nogil:
+    """Give the next plane and its clients' slots memory. Under the slots lock."""
+    cdef uint32_t p = frt_planes(x)
+    cdef uint32_t first = frt_clients(x)
+    cdef int rc
+    if p == x.planes_max:
+        return FRT_CLIENTS_FULL
+    rc = segment_lock_grow(x)
+    if rc != FRT_OK:
+        return rc
+    rc = segment_commit(x, <char *>(x.clients + first) - x.base, FRT_PLANE_CLIENTS * sizeof(frt_client))
+    rc |= segment_commit(x, <char *>frt_plane(x, p, 0) - x.base,
+                         <uint64_t>frt_most(&x.sb.objects.committed, x.objects_max) * FRT_PLANE_BYTES)
+    if rc == FRT_OK:
+        if x.sb.planes_opened <= p:
+            a32_store_rel(&x.sb.planes_opened, p + 1)
+        a32_store_sc(&x.sb.planes, p + 1)  # commit
+    frt_lock_give(x.locks + FRT_LOCK_GROW)
+    return rc
+
+
+cdef int _free_slot(frt_ctx *x, uint32_t first, uint32_t most) noexcept nogil:
+    """A free slot from `first` on and below `most`, or a negative code. Under the slots lock."""
+    cdef uint32_t i = first
+    cdef int rc
+    while i < most:
+        while i >= frt_clients(x):
+            rc = _open_plane(x)
+            if rc != FRT_OK:
+                return rc
+        if frt_word_state(x.clients[i].word) == FRT_CLIENT_FREE:
+            return <int>i
+        i += 1
+    return FRT_CLIENTS_FULL
+
+
+def admit(Segment segment, int pid, int kind, str name="", uint32_t beyond=0, uint32_t first=0):
     """Give a process a slot. The caller (the daemon) has opened the process's pidfd already.
 
     Args:
@@ -81,10 +117,12 @@ def admit(Segment segment, int pid, int kind, str name=""):
         pid: of the joining process.
         kind: KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL or KIND_ACTOR.
         name: for people who look; at most 63 bytes.
+        beyond: how many slots above the limit it may take, up to 4: those that are kept for drivers and tools.
+        first: the lowest slot that it may get.
     Returns:
         (slot index, generation).
     Raises:
-        AttachError: every slot is taken, or the process is gone.
+        AttachError: every slot is taken, /dev/shm has no room for more of them, or the process is gone.
     """
     cdef frt_ctx x
     cdef frt_client *slot
@@ -100,19 +138,27 @@ def admit(Segment segment, int pid, int kind, str name=""):
     if rc == FRT_LOCK_ORPHANED:
         frt_lock_mend(x.locks + FRT_LOCK_SLOTS)  # one word commits a slot: nothing to repair
     try:
-        for i in range(x.clients_max):
+        rc = _free_slot(&x, first, x.clients_limit + min(beyond, FRT_SLOTS_BEYOND))
+        if rc >= 0:
+            i = <uint32_t>rc
             slot = x.clients + i
-            if frt_word_state(slot.word) == FRT_CLIENT_FREE:
-                gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
-                memset(&slot.pid, 0, sizeof(frt_client) - sizeof(uint64_t))
-                slot.pid, slot.starttime, slot.kind = pid, started, kind
-                for j in range(len(text)):
-                    slot.name[j] = text[j]
-                a64_store_sc(&slot.word, frt_word(FRT_CLIENT_LIVE, 0, gen))  # commit
-                return i, gen
+            gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
+            memset(&slot.pid, 0, sizeof(frt_client) - sizeof(uint64_t))
+            slot.pid, slot.starttime, slot.kind = pid, started, kind
+            for j in range(len(text)):
+                slot.name[j] = text[j]
+            a64_store_sc(&slot.word, frt_word(FRT_CLIENT_LIVE, 0, gen))  # commit
+            return i, gen
     finally:
         frt_lock_give(x.locks + FRT_LOCK_SLOTS)
-    raise AttachError(f"all {x.clients_max} client slots of {segment.name} are taken; raise clients_max")
+    if rc != FRT_CLIENTS_FULL:
+        raise AttachError(f"/dev/shm has no room for more than {frt_clients(&x)} client slots; give it more room")
+    raise AttachError(f"all {x.clients_limit} client slots of {segment.name} are taken; raise clients_max")
+
+
+cdef uint32_t clients_ever(frt_ctx *x) noexcept nogil:
+    """How many slots were ever there: no client has or had a higher one."""
+    return 64 * x.words + FRT_PLANE_CLIENTS * frt_most(&x.sb.planes_opened, x.planes_max)
 
 
 def readmit(Segment segment, uint32_t index, int kind, str name):
@@ -141,10 +187,31 @@ def readmit(Segment segment, uint32_t index, int kind, str name):
 
 
 def slots(Segment segment):
-    """How many clients can be attached at once."""
+    """How many slots were ever there: no client has or had a higher one."""
     cdef frt_ctx x
     segment.describe(&x)
-    return x.clients_max
+    return clients_ever(&x)
+
+
+cdef uint32_t clients_attached(frt_ctx *x) noexcept nogil:
+    """How many slots are in use."""
+    cdef uint32_t i, used = 0
+    for i in range(frt_clients(x)):
+        used += frt_word_state(a64_load_acq(&x.clients[i].word)) != FRT_CLIENT_FREE
+    return used
+
+
+def occupancy(Segment segment):
+    """(slots in use, slots that workers and actors may take)."""
+    cdef frt_ctx x
+    segment.describe(&x)
+    return clients_attached(&x), x.clients_limit
+
+
+def want_workers(Client client, uint32_t count):
+    """Say how many workers there should be: actors leave the slots of those that have not joined yet."""
+    client.ensure()
+    a32_store_rel(&client.x.sb.wanted_workers, count)
 
 
 def table(Segment segment):
@@ -154,7 +221,7 @@ def table(Segment segment):
     cdef uint32_t i
     segment.describe(&x)
     rows = []
-    for i in range(x.clients_max):
+    for i in range(frt_clients(&x)):
         slot = x.clients + i
         if frt_word_state(slot.word) != FRT_CLIENT_FREE:
             rows.append({
@@ -186,13 +253,18 @@ cdef class Client:
         self.segment = segment
         self.pid = os.getpid()
         self.forks = _forks
-        if index >= self.x.clients_max:
-            raise AttachError(f"slot {index} is not in the table of {self.x.clients_max}")
+        if index >= frt_clients(&self.x):
+            raise AttachError(f"slot {index} is not in the table of {frt_clients(&self.x)}")
         cdef frt_client *slot = self.x.clients + index
         if slot.word != frt_word(FRT_CLIENT_LIVE, 0, gen) or slot.pid != self.pid:
             raise AttachError(f"slot {index} belongs to process {slot.pid}, not to {self.pid}")
         self.x.me, self.x.gen = index, gen
         self.x.me_word, self.x.me_bit = index >> 6, <uint64_t>1 << (index & 63)
+        self.x.mine = frt_bits(&self.x, 0, FRT_REFS, self.x.me_word)
+        if self.x.me_word < self.x.words:
+            self.x.mine_stride, self.x.mine_kinds = self.x.stride, self.x.words
+        else:
+            self.x.mine_stride, self.x.mine_kinds = FRT_KINDS * FRT_PLANE_WORDS, FRT_PLANE_WORDS
         self.x.refs_held = self._private_counts()
         self.former = former
         self.x.pins_held = self._private_counts() if former is None else former.x.pins_held
@@ -275,5 +347,5 @@ cdef class Client:
     def wake(self, uint32_t client):
         """Make another client look again at what it waits for."""
         self.ensure()
-        if client < self.x.clients_max:
+        if client < frt_clients(&self.x):
             client_wake(&self.x, client)

@@ -6,7 +6,6 @@ the words that they are derived from.
 """
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
 
 from fastrt._core.arena cimport arena_block_bytes, arena_owner
 from fastrt._core.clients cimport Client
@@ -18,7 +17,7 @@ from fastrt._core.ranked cimport ranked_key
 
 cdef bint _stamped_by_living(frt_ctx *x, uint64_t word) noexcept:
     cdef uint32_t c = frt_word_client(word)
-    return c < x.clients_max and frt_word_state(x.clients[c].word) != FRT_CLIENT_FREE
+    return c < frt_clients(x) and frt_word_state(x.clients[c].word) != FRT_CLIENT_FREE
 
 
 cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
@@ -44,8 +43,8 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
             bad.append(f"object {i} names block {entry.offset}, whose owner word is {arena_owner(x, entry.offset)}")
         if entry.offset and state == FRT_OBJ_SEALED and arena_block_bytes(x, entry.offset) < entry.bytes:
             bad.append(f"object {i} of {entry.bytes} bytes lies in a block of {arena_block_bytes(x, entry.offset)}")
-        for w in range(x.words):
-            bits = frt_refs(x, i)[w] | frt_pins(x, i)[w]
+        for w in range(frt_words(x)):
+            bits = frt_bits(x, i, FRT_REFS, w)[0] | frt_bits(x, i, FRT_PINS, w)[0]
             while bits:
                 c = w * 64 + frt_lowest(bits)
                 bits &= bits - 1
@@ -56,7 +55,7 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
                 x.task_words[task - 1]) in (FRT_TASK_EMPTY, FRT_TASK_RESERVED)):
             bad.append(f"object {i} waits for task {<int>task - 1}, which is not there")
         if quiet and (state == FRT_OBJ_SEALED or state == FRT_OBJ_SPILLED):
-            if not (frt_any(frt_refs(x, i), x.words) or frt_any(frt_pins(x, i), x.words) or counted[i]):
+            if not (frt_any(x, i, FRT_REFS) or frt_any(x, i, FRT_PINS) or counted[i]):
                 bad.append(f"sealed object {i} is held by nobody")
         if quiet and state == FRT_OBJ_SPILLED and entry.offset:
             bad.append(f"spilled object {i} names a block")
@@ -360,23 +359,24 @@ def holders(Client client):
         What several hold counts for each.
     """
     cdef frt_ctx *x = &client.x
-    cdef uint32_t i, c
-    cdef uint64_t room
-    cdef uint64_t bytes_held[256]
-    cdef uint64_t objects_held[256]
+    cdef uint32_t i, c, w
+    cdef uint64_t room, bits
+    cdef dict bytes_held = {}
+    cdef dict objects_held = {}
     client.ensure()
-    memset(bytes_held, 0, sizeof(bytes_held))
-    memset(objects_held, 0, sizeof(objects_held))
     for i in range(frt_objects(x)):
         room = arena_block_bytes(x, x.entries[i].offset)
         if room == 0:
             continue
-        for c in range(x.clients_max):
-            if (frt_refs(x, i)[c >> 6] | frt_pins(x, i)[c >> 6]) >> (c & 63) & 1:
-                bytes_held[c] += room
-                objects_held[c] += 1
+        for w in range(frt_words(x)):
+            bits = frt_bits(x, i, FRT_REFS, w)[0] | frt_bits(x, i, FRT_PINS, w)[0]
+            while bits:
+                c = w * 64 + frt_lowest(bits)
+                bits &= bits - 1
+                bytes_held[c] = bytes_held.get(c, 0) + room
+                objects_held[c] = objects_held.get(c, 0) + 1
     return [{"client": c, "pid": x.clients[c].pid, "kind": x.clients[c].kind, "bytes": bytes_held[c],
-             "objects": objects_held[c]} for c in range(x.clients_max) if objects_held[c]]
+             "objects": objects_held[c]} for c in sorted(objects_held)]
 
 
 def usage(Client client):

@@ -74,7 +74,7 @@ cdef frt_stream *generator_stream(Client client, Ref stream) except NULL:
 
 cdef void generator_tell(frt_ctx *x, uint32_t stream) noexcept nogil:
     """Wake readers that sleep."""
-    if frt_any(frt_waits(x, stream), x.words):
+    if frt_any(x, stream, FRT_WAITS):
         object_tell(x, stream)
 
 
@@ -109,7 +109,7 @@ def take(Client client, Ref stream, Ref end, timeout_s, double spin_s):
         if over:
             return end if x.entries[end.index].flags & FRT_ENTRY_ERROR else None
         if s.limit == _ELSEWHERE:
-            a64_or_sc(frt_waits(x, stream.index) + x.me_word, x.me_bit)  # nothing is fetched before somebody wants it
+            a64_or_sc(frt_mine(x, stream.index, FRT_WAITS), x.me_bit)  # nothing is fetched before somebody wants it
         now = frt_now_ns()
         if now >= deadline and not spin:
             return False
@@ -141,7 +141,7 @@ cdef int _take(frt_ctx *x, uint32_t s) except -100:
             continue
         rc = links_take_item(x, s, head)
         if rc == FRT_OK:
-            if frt_any(frt_waits(x, s), x.words):
+            if frt_any(x, s, FRT_WAITS):
                 object_tell(x, s)
             return <int>i
         object_release(x, i, False)
@@ -163,8 +163,8 @@ cdef int _wait_item(frt_ctx *x, frt_stream *stream, uint32_t s, uint32_t end, in
                     return FRT_OK
                 a_relax()
     seen = a32_load_sc(&x.clients[x.me].wake)
-    a64_or_sc(frt_waits(x, s) + x.me_word, x.me_bit)
-    a64_or_sc(frt_waits(x, end) + x.me_word, x.me_bit)
+    a64_or_sc(frt_mine(x, s, FRT_WAITS), x.me_bit)
+    a64_or_sc(frt_mine(x, end, FRT_WAITS), x.me_bit)
     if <uint32_t>a64_load_sc(&stream.head) or _is_over(x, stream, end):
         return FRT_OK
     return wait_nap(x, seen, deadline)
@@ -257,8 +257,8 @@ cdef uint32_t _count_ready(frt_ctx *x, const uint32_t *all_of, uint32_t n, uint3
         at = all_of + 2 * k
         if mark and not _is_ready(x, at):
             if at[0] != NO_STREAM:
-                a64_or_sc(frt_waits(x, at[0]) + x.me_word, x.me_bit)
-            a64_or_sc(frt_waits(x, at[1]) + x.me_word, x.me_bit)
+                a64_or_sc(frt_mine(x, at[0], FRT_WAITS), x.me_bit)
+            a64_or_sc(frt_mine(x, at[1], FRT_WAITS), x.me_bit)
         ready += _is_ready(x, at)
         if ready == want:
             break
@@ -451,10 +451,10 @@ cdef int _wanted_here(Producer self) noexcept:
     cdef frt_ctx *x = &self.client.x
     cdef int end
     # The task itself counts once.
-    if frt_any(frt_refs(x, self.index), x.words) or a32_load_sc(&x.entries[self.index].counted) > 1:
+    if frt_any(x, self.index, FRT_REFS) or a32_load_sc(&x.entries[self.index].counted) > 1:
         return 2
     end = task_result(x, self.task, 0)
-    if end >= 0 and (frt_any(frt_refs(x, <uint32_t>end), x.words) or a32_load_sc(&x.entries[end].counted) != 0):
+    if end >= 0 and (frt_any(x, <uint32_t>end, FRT_REFS) or a32_load_sc(&x.entries[end].counted) != 0):
         return 1
     return 0
 
@@ -532,5 +532,5 @@ cdef int _nap_full(Producer self, int64_t deadline, int64_t spin) noexcept nogil
                     return FRT_OK
                 a_relax()
     seen = a32_load_sc(&x.clients[x.me].wake)
-    a64_or_sc(frt_waits(x, self.index) + x.me_word, x.me_bit)
+    a64_or_sc(frt_mine(x, self.index, FRT_WAITS), x.me_bit)
     return wait_nap(x, seen, deadline) if _full(self) else FRT_OK

@@ -442,8 +442,8 @@ def describe(Client client, Ref ref):
         "objref": entry.objref, "index": ref.index, "bytes": entry.bytes, "kind": entry.kind,
         "ready": object_is_sealed(x, ref.index), "inline": entry.offset == 0, "counted": entry.counted,
         "contains": entry.nrefs, "error": bool(entry.flags & FRT_ENTRY_ERROR),
-        "refs": [c for c in range(x.clients_max) if frt_refs(x, ref.index)[c >> 6] >> (c & 63) & 1],
-        "pins": [c for c in range(x.clients_max) if frt_pins(x, ref.index)[c >> 6] >> (c & 63) & 1],
+        "refs": [c for c in range(frt_clients(x)) if frt_bits(x, ref.index, FRT_REFS, c >> 6)[0] >> (c & 63) & 1],
+        "pins": [c for c in range(frt_clients(x)) if frt_bits(x, ref.index, FRT_PINS, c >> 6)[0] >> (c & 63) & 1],
     }
 
 

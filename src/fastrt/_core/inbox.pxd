@@ -1,7 +1,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.clients cimport Client
-from fastrt._core.layout cimport frt_actor
+from fastrt._core.layout cimport FRT_CALLER_WORDS, frt_actor
 
 
 cdef class Inbox:
@@ -13,8 +13,9 @@ cdef class Inbox:
     cdef uint32_t head, count, room
     cdef uint64_t *held
     cdef uint32_t nheld, held_room
-    cdef uint64_t blocked[4]  # callers of whom something is held back
+    cdef uint64_t blocked[FRT_CALLER_WORDS]  # callers of whom something is held back
     cdef uint32_t found
     cdef uint32_t released  # as of the last look
+    cdef bint quiet  # the last wait found nothing: the next one does not spin
 
 cdef int inbox_next(Inbox self, double timeout_s, double spin_s) except -100

@@ -13,8 +13,9 @@ go on. So is one that is pushed and not READY yet: its caller is between two ins
 """
 cimport cython
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
+from libc.string cimport memset
 
 from fastrt._core.clients cimport Client
 from fastrt._core.layout cimport *
@@ -132,10 +133,12 @@ cdef int inbox_next(Inbox self, double timeout_s, double spin_s) except -100:
         while _find(self, &cell):
             t = _claim(self, cell)
             if t >= 0:
+                self.quiet = False
                 return t
         if waited:
+            self.quiet = True
             return FRT_NOT_FOUND
-        _wait(self, timeout_s, spin_s)
+        _wait(self, timeout_s, 0.0 if self.quiet else spin_s)
         waited = True
 
 
@@ -179,7 +182,7 @@ cdef int _look(frt_ctx *x, Inbox self, uint64_t cell) except -100:
     """Whether a call can run: FRT_OK, STALE, or HELD after it was put with those that are held back."""
     cdef uint32_t t = <uint32_t>cell - 1
     cdef uint64_t word = a64_load_sc(x.task_words + t)
-    cdef uint8_t caller = x.tasks[t].caller
+    cdef uint32_t caller = x.tasks[t].caller % FRT_SLOTS_MOST
     cdef int state = frt_word_state(word)
     if frt_word_gen(word) != <uint32_t>(cell >> 32) or state != FRT_TASK_READY and state != FRT_TASK_RESERVED:
         return STALE
@@ -212,7 +215,7 @@ cdef bint _find_held(Inbox self, uint64_t *cell) except -1:
     cdef uint32_t k, n = self.nheld
     cdef bint found = False
     self.held, self.nheld, self.held_room = NULL, 0, 0
-    self.blocked[0] = self.blocked[1] = self.blocked[2] = self.blocked[3] = 0
+    memset(self.blocked, 0, sizeof(self.blocked))
     try:
         for k in range(n):
             if found:
@@ -229,7 +232,7 @@ cdef bint _find_held(Inbox self, uint64_t *cell) except -1:
 
 
 cdef void _block(Inbox self, uint64_t cell) noexcept:
-    cdef uint8_t caller = self.client.x.tasks[<uint32_t>cell - 1].caller
+    cdef uint32_t caller = self.client.x.tasks[<uint32_t>cell - 1].caller % FRT_SLOTS_MOST
     self.blocked[caller >> 6] |= <uint64_t>1 << (caller & 63)
 
 
@@ -338,25 +341,26 @@ cdef int _wait(Inbox self, double timeout_s, double spin_s) except -1:
 
 cdef bint _news(frt_ctx *x, Inbox self, bint mark) noexcept nogil:
     """Whether there may be a call that can run. With `mark`, whoever seals what is missing shall wake this client."""
-    cdef uint64_t behind[4]
+    cdef uint64_t behind[FRT_CALLER_WORDS]
     cdef uint64_t cell, word
-    cdef uint32_t k, i, t
-    cdef uint8_t caller
+    cdef uint32_t k, i, t, caller
     if a64_load_sc(&self.actor.mailbox) or a32_load_sc(&self.actor.rescan):
         return True
-    behind[0] = behind[1] = behind[2] = behind[3] = 0
+    if self.nheld == 0:
+        return False
+    memset(behind, 0, sizeof(behind))
     for k in range(self.nheld):
         cell = self.held[k]
         t = <uint32_t>cell - 1
         word = a64_load_sc(x.task_words + t)
         if frt_word_gen(word) != <uint32_t>(cell >> 32):
             return True
-        caller = x.tasks[t].caller
+        caller = x.tasks[t].caller % FRT_SLOTS_MOST
         if not (self.ordered and behind[caller >> 6] >> (caller & 63) & 1) and \
                 frt_word_state(word) != FRT_TASK_RESERVED:
             i = _unsealed(x, t) if frt_word_state(word) == FRT_TASK_READY else FRT_NONE
             if i != FRT_NONE and mark:
-                a64_or_sc(frt_waits(x, i) + x.me_word, x.me_bit)
+                a64_or_sc(frt_mine(x, i, FRT_WAITS), x.me_bit)
                 i = _unsealed(x, t)
             if i == FRT_NONE:
                 return True

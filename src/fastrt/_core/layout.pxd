@@ -5,6 +5,11 @@ cdef extern from "layout.h" nogil:
     uint64_t FRT_MAGIC
     uint32_t FRT_LAYOUT_VERSION, FRT_NONE, FRT_PAGE_BYTES, FRT_PAGE_SHIFT, FRT_CLASSES, FRT_BLOCKS_PER_PAGE
     uint32_t FRT_BINS, FRT_OWNER_TASK, FRT_COMMIT_RECORDS, FRT_CLIENTS_MOST, FRT_RING_CELLS, FRT_ACTORS
+    uint32_t FRT_ACTORS_STEP, FRT_CLIENTS_DENSE, FRT_SLOTS_BEYOND, FRT_SLOTS_MOST, FRT_PLANE_WORDS, FRT_PLANE_CLIENTS
+    uint32_t FRT_PLANE_BYTES
+    uint32_t FRT_REFS, FRT_PINS, FRT_WAITS, FRT_KINDS
+    enum:
+        FRT_CALLER_WORDS
     uint32_t FRT_FUNCTIONS, FRT_FUNCTION_PROBES
     uint32_t FRT_CELL_BYTES, FRT_PRIORITY_MAX, FRT_TRACE_RECORDS, FRT_CLOCK_MONOTONIC, FRT_CLOCK_TSC
     uint32_t FRT_INLINE_BYTES, FRT_TASK_INLINE_BYTES, FRT_MAGAZINE
@@ -56,10 +61,11 @@ cdef extern from "layout.h" nogil:
         uint64_t magic
         uint32_t version, abi
         uint64_t total_bytes
-        uint32_t clients_max, words, objects_max, tasks_max, ring_max, pages_max
+        uint32_t clients_max, clients_limit, words, planes_max, objects_max, tasks_max, ring_max, pages_max
         uint64_t locks_offset, clients_offset, ctl_offset, entries_offset, task_words_offset, tasks_offset
         uint64_t free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset
         uint64_t links_offset, owners_offset, bits_offset, trace_offset, payload_offset, actors_offset, ranked_offset
+        uint64_t planes_offset
         uint64_t session[2]
         uint64_t boot_hash, pid_namespace
         uint32_t uid, node
@@ -70,11 +76,11 @@ cdef extern from "layout.h" nogil:
         uint64_t daemon_start
         char poison[128]
         uint64_t next_objref
-        uint32_t death_epoch, janitor_victim
+        uint32_t death_epoch, janitor_victim, planes, planes_opened, actors_committed
         frt_pool objects, tasks
         uint64_t ring_head, ring_tail
         uint32_t ranked, ranked_cells
-        uint64_t idle[4]
+        uint64_t idle[FRT_CALLER_WORDS]
         uint32_t spinner, ring_cells, wanted_workers, actors_fresh, function_slots
         uint32_t pages_committed
         uint32_t bin_head[32]
@@ -117,7 +123,9 @@ cdef extern from "layout.h" nogil:
         uint64_t id, function, job, cancelled, offset, path
         uint32_t function_index, bytes, nreturns, nrefs, ndeps, waiter, dep, actor
         uint16_t kind
-        uint8_t flags, attempts, retries, signal, caller, hops
+        uint8_t flags, attempts, retries, signal
+        uint16_t caller
+        uint8_t hops
         int8_t priority
         char inlined[168]
 
@@ -157,8 +165,6 @@ cdef extern from "layout.h" nogil:
         uint64_t count
         frt_trace_record records[16384]
 
-    uint32_t frt_abi() noexcept
-
     ctypedef struct frt_ctx:
         char *base
         const char *view
@@ -168,6 +174,7 @@ cdef extern from "layout.h" nogil:
         frt_lock *locks
         frt_client *clients
         uint64_t *ctl
+        uint64_t *planes
         frt_entry *entries
         uint64_t *task_words
         frt_task *tasks
@@ -181,11 +188,15 @@ cdef extern from "layout.h" nogil:
         uint64_t *bits
         frt_trace_ring *traces
         uint64_t payload_offset
-        uint32_t words, stride, clients_max, objects_max, tasks_max, pages_max, ring_max, functions_max, node
+        uint32_t words, stride, clients_max, clients_limit, planes_max
+        uint32_t objects_max, tasks_max, pages_max, ring_max, functions_max, node
         uint32_t *free_objects
         uint32_t *free_tasks
         uint32_t me, gen, me_word
-        uint64_t me_bit, next_objref, end_objref
+        uint64_t me_bit
+        uint64_t *mine
+        uint32_t mine_stride, mine_kinds
+        uint64_t next_objref, end_objref
         uint32_t trace_ready
         uint32_t objects_kept, tasks_kept
         uint64_t path
@@ -213,12 +224,15 @@ cdef extern from "layout.h" nogil:
     frt_refslot *frt_entry_refs(const frt_ctx *x, uint32_t i, uint32_t *n) noexcept
 
     uint64_t *frt_state(const frt_ctx *x, uint32_t i) noexcept
-    uint64_t *frt_refs(const frt_ctx *x, uint32_t i) noexcept
-    uint64_t *frt_pins(const frt_ctx *x, uint32_t i) noexcept
-    uint64_t *frt_waits(const frt_ctx *x, uint32_t i) noexcept
+    uint32_t frt_planes(const frt_ctx *x) noexcept
+    uint32_t frt_words(const frt_ctx *x) noexcept
+    uint32_t frt_clients(const frt_ctx *x) noexcept
+    uint64_t *frt_plane(const frt_ctx *x, uint32_t p, uint32_t i) noexcept
+    uint64_t *frt_bits(const frt_ctx *x, uint32_t i, uint32_t kind, uint32_t w) noexcept
+    uint64_t *frt_mine(const frt_ctx *x, uint32_t i, uint32_t kind) noexcept
+    bint frt_any(const frt_ctx *x, uint32_t i, uint32_t kind) noexcept
     frt_stream *frt_stream_of(const frt_ctx *x, uint32_t i) noexcept
     int frt_lowest(uint64_t) noexcept
-    bint frt_any(const uint64_t *bits, uint32_t words) noexcept
 
 cdef extern from "atomic.h" nogil:
     uint64_t a64_load_rlx(const uint64_t *) noexcept

@@ -25,12 +25,12 @@ TASK_STATES = {
     FRT_TASK_BLOCKED: "blocked", FRT_TASK_ENDING: "ending"}
 
 
-cdef list _clients_in(frt_ctx *x, const uint64_t *bits):
+cdef list _clients_in(frt_ctx *x, uint32_t i, uint32_t kind):
     cdef list found = []
     cdef uint64_t left
     cdef uint32_t w
-    for w in range(x.words):
-        left = a64_load_acq(bits + w)
+    for w in range(frt_words(x)):
+        left = a64_load_acq(frt_bits(x, i, kind, w))
         while left:
             found.append(w * 64 + frt_lowest(left))
             left &= left - 1
@@ -77,8 +77,8 @@ def objects(Client client, uint64_t bytes_min=0, size_t most=1 << 31):
         row = {
             "index": i, "objref": entry.objref, "state": OBJECT_STATES.get(frt_word_state(word), "?"),
             "bytes": entry.bytes, "room": arena_block_bytes(x, offset) if offset else 0, "kind": entry.kind,
-            "error": (entry.flags & FRT_ENTRY_ERROR) != 0, "refs": _clients_in(x, frt_refs(x, i)),
-            "pins": _clients_in(x, frt_pins(x, i)), "counted": entry.counted, "contains": entry.nrefs,
+            "error": (entry.flags & FRT_ENTRY_ERROR) != 0, "refs": _clients_in(x, i, FRT_REFS),
+            "pins": _clients_in(x, i, FRT_PINS), "counted": entry.counted, "contains": entry.nrefs,
             "made_by_task": entry.task != 0, "is_actor": (entry.flags & FRT_ENTRY_ACTOR) != 0, "site": entry.site,
             "used": entry.used,
         }
@@ -159,7 +159,7 @@ def idle(Client client):
     cdef uint32_t w
     cdef uint32_t count = 0
     client.ensure()
-    for w in range(x.words):
+    for w in range(frt_words(x)):
         left = a64_load_acq(&x.sb.idle[w])
         while left:
             count += 1

@@ -30,7 +30,7 @@ cdef void mailbox_wake(frt_ctx *x, frt_actor *actor) noexcept nogil:
     cdef uint32_t w
     if a32_load_sc(&actor.asleep):
         w = frt_word_client(a64_load_sc(&actor.word))
-        if w < x.clients_max:
+        if w < frt_clients(x):
             client_wake(x, w)
 
 

@@ -71,18 +71,19 @@ cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
     """Seal an entry that nobody else knows yet, with one reference of ours."""
     cdef uint64_t *state = frt_state(x, i)
     x.refs_held[i] = 1
-    a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
+    a64_or_sc(frt_mine(x, i, FRT_REFS), x.me_bit)
     a64_store_rel(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(a64_load_rlx(state))))  # commit
 
 
 cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
     """Wake the clients and release the tasks that wait for a sealed entry. Safe to repeat."""
-    cdef uint64_t *waits = frt_waits(x, i)
+    cdef uint64_t *waits
     cdef uint64_t bits
     cdef uint32_t w
-    for w in range(x.words):
-        if a64_load_sc(waits + w):
-            bits = a64_and_sc(waits + w, 0)
+    for w in range(frt_words(x)):
+        waits = frt_bits(x, i, FRT_WAITS, w)
+        if a64_load_sc(waits):
+            bits = a64_and_sc(waits, 0)
             while bits:
                 client_wake(x, w * 64 + frt_lowest(bits))
                 bits &= bits - 1
@@ -100,7 +101,7 @@ cdef void object_seal_pending(frt_ctx *x, uint32_t i) noexcept nogil:
     a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # commit
     object_tell(x, i)
     a32_store_rel(&me.sealing, 0)
-    if not frt_any(frt_refs(x, i), x.words):
+    if not frt_any(x, i, FRT_REFS):
         object_maybe_delete(x, i)
 
 
@@ -152,7 +153,7 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
     The bit comes first, the look at the state second.
     """
     cdef uint32_t *held = (x.pins_held if pin else x.refs_held) + i
-    cdef uint64_t *bits = (frt_pins(x, i) if pin else frt_refs(x, i)) + x.me_word
+    cdef uint64_t *bits = frt_mine(x, i, FRT_PINS if pin else FRT_REFS)
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word
     cdef int what, rc
@@ -190,12 +191,12 @@ cdef void object_release(frt_ctx *x, uint32_t i, bint pin) noexcept nogil:
     cdef uint32_t *held = (x.pins_held if pin else x.refs_held) + i
     held[0] -= 1
     if held[0] == 0:
-        a64_and_sc((frt_pins(x, i) if pin else frt_refs(x, i)) + x.me_word, ~x.me_bit)
+        a64_and_sc(frt_mine(x, i, FRT_PINS if pin else FRT_REFS), ~x.me_bit)
         object_maybe_delete(x, i)
 
 
 cdef inline bint _held(frt_ctx *x, uint32_t i) noexcept nogil:
-    return frt_any(frt_refs(x, i), x.words) or frt_any(frt_pins(x, i), x.words) \
+    return frt_any(x, i, FRT_REFS) or frt_any(x, i, FRT_PINS) \
         or a32_load_sc(&x.entries[i].counted) != 0
 
 
@@ -287,8 +288,8 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
             mailbox_release(x, i)
         a64_store_rlx(&entry.objref, 0)
         a8_store_rlx(&entry.flags, 0)
-        for w in range(x.words):
-            a64_store_rlx(frt_waits(x, i) + w, 0)
+        for w in range(frt_words(x)):
+            a64_store_rlx(frt_bits(x, i, FRT_WAITS, w), 0)
         state = frt_state(x, i)
         a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(a64_load_rlx(state)) + 1))  # commit
         pool_keep_object(x, i)

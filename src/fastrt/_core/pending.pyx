@@ -49,7 +49,7 @@ cdef class Watch:
         ref_use(self.client, ref)
         self.incoming.append((ref, who))
         a32_add_sc(&self.added, 1)
-        a64_or_sc(frt_waits(x, ref.index) + x.me_word, x.me_bit)
+        a64_or_sc(frt_mine(x, ref.index, FRT_WAITS), x.me_bit)
         # Whoever seals it stores the state and then looks at the bits; we do it the other way round.
         if object_is_sealed_sc(x, ref.index):
             self.poke()

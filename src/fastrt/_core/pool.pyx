@@ -70,6 +70,7 @@ cdef int _commit_more(frt_ctx *x, bint tasks) noexcept nogil:
     """Memory for the next FRT_COMMIT_RECORDS records. Called without the pool's lock: fallocate takes long."""
     cdef frt_pool *pool = _pool(x, tasks)
     cdef uint64_t first, n
+    cdef uint32_t p
     cdef int rc = segment_lock_grow(x)
     if rc != FRT_OK:
         return rc
@@ -87,6 +88,8 @@ cdef int _commit_more(frt_ctx *x, bint tasks) noexcept nogil:
         rc |= segment_commit(x, <char *>x.ring - x.base, queue_cells(first + n) * FRT_CELL_BYTES)
     else:
         rc = segment_commit(x, <char *>frt_state(x, <uint32_t>first) - x.base, n * x.stride * 8)
+        for p in range(frt_planes(x)):
+            rc |= segment_commit(x, <char *>frt_plane(x, p, <uint32_t>first) - x.base, n * FRT_PLANE_BYTES)
         rc |= segment_commit(x, <char *>(x.entries + first) - x.base, n * sizeof(frt_entry))
         rc |= segment_commit(x, <char *>(x.free_objects + first) - x.base, n * 4)
     if rc == FRT_OK and n != 0 and pool.fresh + BATCH > first:

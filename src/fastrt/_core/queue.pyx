@@ -158,7 +158,7 @@ cdef void queue_wake_idle(frt_ctx *x) noexcept nogil:
     cdef uint32_t w
     if a32_load_sc(&x.sb.spinner) != 0:
         return
-    for w in range(x.words):
+    for w in range(frt_words(x)):
         bits = a64_load_sc(&x.sb.idle[w])
         while bits:
             bit = bits & (~bits + 1)

@@ -76,7 +76,7 @@ cdef void task_announce(frt_ctx *x, uint32_t t) noexcept nogil:
         i = slots[k].index
         state = frt_state(x, i)
         x.refs_held[i] = 1
-        a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
+        a64_or_sc(frt_mine(x, i, FRT_REFS), x.me_bit)
         a64_store_rel(state, frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(a64_load_rlx(state))))
 
 
@@ -177,7 +177,7 @@ cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word, uint32_t how
     cdef uint64_t id = a64_load_acq(&x.tasks[t].id)
     cdef uint64_t told, mark
     cdef int pid
-    pid = x.clients[w].pid if w < x.clients_max else 0
+    pid = x.clients[w].pid if w < frt_clients(x) else 0
     while True:
         told = a64_load_sc(&x.tasks[t].cancelled)
         # The id, the pid and what was told are the task's and its worker's if the word still says so.

@@ -12,7 +12,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from fastrt._core.actors cimport actors_of_dead, actors_touch
 from fastrt._core.arena cimport arena_free, arena_touch
-from fastrt._core.clients cimport Client, client_wake
+from fastrt._core.clients cimport Client, client_wake, clients_ever
 from fastrt._core.errors cimport check
 from fastrt._core.functions cimport functions_touch
 from fastrt._core.layout cimport *
@@ -201,20 +201,25 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
     cdef uint32_t i
     cdef uint64_t word
     cdef uint64_t *state
+    cdef uint64_t *refs
+    cdef uint64_t *pins
+    cdef uint64_t *waits
     cdef int what
     cdef int rc = FRT_OK
     for i in range(frt_objects(x)):
+        refs, pins = frt_bits(x, i, FRT_REFS, w), frt_bits(x, i, FRT_PINS, w)
+        waits = frt_bits(x, i, FRT_WAITS, w)
         state = frt_state(x, i)
         word = a64_load_acq(state)
         what = frt_word_state(word)
         if what == FRT_OBJ_EMPTY:
             # The dead client may have come too late for an object and not have taken its bit back. By now the entry
             # may have a new tenant, which was spared because of that bit: decide again below.
-            if not frt_refs(x, i)[w] & bit:
+            if not refs[0] & bit:
                 continue
         elif frt_word_client(word) == v and what != FRT_OBJ_PENDING and what != FRT_OBJ_SEALED:
             if what == FRT_OBJ_RESERVED:
-                a64_and_sc(frt_refs(x, i) + w, ~bit)
+                a64_and_sc(refs, ~bit)
                 rc = rc or object_empty(x, i)
                 x.entries[i].objref = 0
                 rc = rc or pool_return(x, False, &i, 1)
@@ -234,14 +239,14 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
             else:
                 # Undecided: decide again below. A holder may have put it back already.
                 a64_cas_sc(state, word, frt_word_undeleted(word))
-        if frt_refs(x, i)[w] & bit:
-            a64_and_sc(frt_refs(x, i) + w, ~bit)
-        if frt_pins(x, i)[w] & bit:
-            a64_and_sc(frt_pins(x, i) + w, ~bit)
-        if frt_waits(x, i)[w] & bit:
-            a64_and_sc(frt_waits(x, i) + w, ~bit)
+        if refs[0] & bit:
+            a64_and_sc(refs, ~bit)
+        if pins[0] & bit:
+            a64_and_sc(pins, ~bit)
+        if waits[0] & bit:
+            a64_and_sc(waits, ~bit)
         # Looked at here: a call for each of a million values that only other values hold takes twice as long.
-        if not frt_any(frt_refs(x, i), x.words) and a32_load_sc(&x.entries[i].counted) == 0:
+        if not frt_any(x, i, FRT_REFS) and a32_load_sc(&x.entries[i].counted) == 0:
             object_maybe_delete(x, i)
     return rc
 
@@ -286,7 +291,26 @@ def end_job(Client client, uint32_t v):
     return {"ending": _scan_tasks(&client.x, v, _job_of(&client.x, v), running, False), "running": running}
 
 
-def recover(Client client, uint32_t v):
+cdef void _close_planes(frt_ctx *x) noexcept nogil:
+    """Stop to look at planes without clients: each one in use is more to read at every release. They keep their
+    memory, so who counted one in use a moment ago may read it."""
+    cdef uint32_t c, n
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_SLOTS)
+    if rc == FRT_LOCK_ORPHANED:
+        frt_lock_mend(x.locks + FRT_LOCK_SLOTS)
+    elif rc != FRT_OK:
+        return
+    n = frt_planes(x)
+    c = 64 * x.words + FRT_PLANE_CLIENTS * n
+    while c > 64 * x.words and frt_word_state(a64_load_acq(&x.clients[c - 1].word)) == FRT_CLIENT_FREE:
+        c -= 1
+    c = (c - 64 * x.words + FRT_PLANE_CLIENTS - 1) // FRT_PLANE_CLIENTS
+    if c != n:
+        a32_store_sc(&x.sb.planes, c)
+    frt_lock_give(x.locks + FRT_LOCK_SLOTS)
+
+
+def recover(Client client, uint32_t v, bint wake=True):
     """Give back all that a dead client held, and free its slot.
 
     The caller has seen the process's pidfd become readable.
@@ -294,6 +318,7 @@ def recover(Client client, uint32_t v):
     Args:
         client: the recoverer's own attachment.
         v: the dead client's slot.
+        wake: whether to call `wake_all` at the end; who recovers several calls it once, after the last one.
     Returns:
         {"ending": task indexes, "running": pids}: tasks that are now this client's to end by sealing an error
         (their attempts are used up, they were cancelled, or their driver is gone), and processes that still run
@@ -306,7 +331,7 @@ def recover(Client client, uint32_t v):
     cdef uint64_t job = 0
     cdef int rc
     client.ensure()
-    if v >= x.clients_max or v == x.me:
+    if v >= clients_ever(x) or v == x.me:
         raise ValueError(f"client {v} cannot be recovered by client {x.me}")
     slot = x.clients + v
     rc = frt_lock_take(x.locks + FRT_LOCK_JANITOR)
@@ -330,10 +355,20 @@ def recover(Client client, uint32_t v):
         a32_add_sc(&x.sb.death_epoch, 1)
         a64_store_sc(&slot.word, frt_word(FRT_CLIENT_FREE, 0, frt_word_gen(slot.word)))
         x.sb.janitor_victim = 0
+        _close_planes(x)
     finally:
         frt_lock_give(x.locks + FRT_LOCK_JANITOR)
-    # A waker killed between its store and its wake, a sleeper killed after eating one: everybody looks again.
-    for i in range(x.clients_max):
+    if wake:
+        wake_all(client)
+    return {"ending": ending, "running": running}
+
+
+def wake_all(Client client):
+    """Make every client look again at what it waits for: a waker was killed between its store and its wake, or a
+    sleeper after eating one."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i
+    client.ensure()
+    for i in range(frt_clients(x)):
         if frt_word_state(x.clients[i].word) == FRT_CLIENT_LIVE:
             client_wake(x, i)
-    return {"ending": ending, "running": running}

@@ -73,7 +73,7 @@ def close(Client client, Ref stream):
 def is_awaited(Client client, Ref stream):
     """Whether somebody has found no item, and been told of none since."""
     generator_stream(client, stream)
-    return frt_any(frt_waits(&client.x, stream.index), client.x.words)
+    return frt_any(&client.x, stream.index, FRT_WAITS)
 
 
 def wait_either(Client client, list readers, list producers, list fed, double timeout_s):
@@ -92,18 +92,18 @@ def wait_either(Client client, list readers, list producers, list fed, double ti
     client.ensure()
     seen = a32_load_sc(&x.clients[x.me].wake)
     for stream, taken in fed:
-        a64_or_sc(frt_waits(x, stream.index) + x.me_word, x.me_bit)
+        a64_or_sc(frt_mine(x, stream.index, FRT_WAITS), x.me_bit)
         if <uint32_t>(a64_load_sc(&generator_stream(client, stream).head) >> 32) != taken:
             return
     for producer, taken in producers:
-        a64_or_sc(frt_waits(x, producer.index) + x.me_word, x.me_bit)
+        a64_or_sc(frt_mine(x, producer.index, FRT_WAITS), x.me_bit)
         if <uint32_t>(a64_load_sc(&producer.stream.head) >> 32) != taken:
             return
     for stream, end in readers:
         generator_stream(client, stream)
         ref_use(client, end)
-        a64_or_sc(frt_waits(x, stream.index) + x.me_word, x.me_bit)
-        a64_or_sc(frt_waits(x, end.index) + x.me_word, x.me_bit)
+        a64_or_sc(frt_mine(x, stream.index, FRT_WAITS), x.me_bit)
+        a64_or_sc(frt_mine(x, end.index, FRT_WAITS), x.me_bit)
         if is_ready(client, stream, end):
             return
     with nogil:

@@ -19,6 +19,7 @@ class Segment:
         store_bytes: int,
         *,
         clients_max: int = ...,
+        clients_dense: int = ...,
         objects_max: int = ...,
         tasks_max: int = ...,
         node: int = ...,

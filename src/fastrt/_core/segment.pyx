@@ -58,7 +58,21 @@ cdef extern from *:
     """
     #include "layout.h"
     #define FRT_STATIC_BYTES offsetof(frt_superblock, static_end)
+
+    /* Not a secret and not a checksum of contents: two builds that disagree on any size get different values. */
+    static inline uint32_t frt_abi(void) {
+        uint64_t h = 1469598103934665603ULL;
+        const uint64_t facts[] = {sizeof(frt_superblock), sizeof(frt_client), sizeof(frt_entry), sizeof(frt_task),
+                                  sizeof(frt_lock), sizeof(frt_page_link), sizeof(frt_trace_ring), sizeof(frt_function),
+                                  sizeof(frt_actor), sizeof(frt_ranked), FRT_ACTORS, FRT_FUNCTIONS, FRT_LOCKS,
+                                  FRT_SLOTS_MOST, FRT_PLANE_WORDS,
+                                  FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES, offsetof(frt_superblock, ring_head),
+                                  0x01020304};
+        for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) h = (h ^ facts[i]) * 1099511628211ULL;
+        return (uint32_t)(h ^ (h >> 32));
+    }
     """
+    uint32_t frt_abi() noexcept
     uint32_t FRT_STATIC_BYTES
     uint32_t sizeof_client "sizeof(frt_client)"
     uint32_t sizeof_entry "sizeof(frt_entry)"
@@ -184,9 +198,10 @@ cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
         sb.ring_max *= 2
     sb.locks_offset = _place(&end, FRT_LOCKS * sizeof_lock)
     sb.clients_offset = _place(&end, sb.clients_max * sizeof_client)
-    sb.actors_offset = _place(&end, FRT_ACTORS * sizeof_actor)
+    sb.actors_offset = _place(&end, <uint64_t>FRT_ACTORS * sizeof_actor)
     sb.functions_offset = _place(&end, <uint64_t>_functions_most(n) * sizeof_function)
     sb.ctl_offset = _place(&end, n * 8 * (1 + 3 * sb.words))
+    sb.planes_offset = _place(&end, n * sb.planes_max * FRT_PLANE_BYTES)
     sb.entries_offset = _place(&end, n * sizeof_entry)
     sb.free_objects_offset = _place(&end, n * 4)
     sb.task_words_offset = _place(&end, t * 8)
@@ -213,7 +228,9 @@ cdef bint _damaged(frt_superblock *sb, uint64_t size):
     cdef frt_superblock made
     if sb.static_crc != zlib.crc32((<char *>sb)[:FRT_STATIC_BYTES]) or sb.total_bytes != size:
         return True
-    if sb.words == 0 or sb.words > FRT_CLIENTS_MOST // 64 or sb.clients_max != 64 * sb.words or \
+    if sb.words == 0 or sb.words > FRT_CLIENTS_DENSE // 64 or sb.planes_max > FRT_CLIENTS_MOST // FRT_PLANE_CLIENTS or \
+            sb.clients_max != 64 * sb.words + FRT_PLANE_CLIENTS * sb.planes_max or \
+            sb.clients_limit > sb.clients_max - FRT_SLOTS_BEYOND or \
             not RECORDS_MIN <= sb.objects_max <= RECORDS_MAX or not RECORDS_MIN <= sb.tasks_max <= RECORDS_MAX or \
             sb.pages_max == 0 or sb.pages_max > STORE_BYTES_MAX >> FRT_PAGE_SHIFT:
         return True
@@ -266,6 +283,7 @@ cdef class Segment:
         x.locks = <frt_lock *>(self.base + sb.locks_offset)
         x.clients = <frt_client *>(self.base + sb.clients_offset)
         x.ctl = <uint64_t *>(self.base + sb.ctl_offset)
+        x.planes = <uint64_t *>(self.base + sb.planes_offset)
         x.entries = <frt_entry *>(self.base + sb.entries_offset)
         x.free_objects = <uint32_t *>(self.base + sb.free_objects_offset)
         x.task_words = <uint64_t *>(self.base + sb.task_words_offset)
@@ -282,7 +300,8 @@ cdef class Segment:
         x.traces = <frt_trace_ring *>(self.base + sb.trace_offset)
         x.payload_offset = sb.payload_offset
         x.words, x.stride = sb.words, 1 + 3 * sb.words
-        x.clients_max, x.objects_max, x.tasks_max = sb.clients_max, sb.objects_max, sb.tasks_max
+        x.clients_max, x.clients_limit, x.planes_max = sb.clients_max, sb.clients_limit, sb.planes_max
+        x.objects_max, x.tasks_max = sb.objects_max, sb.tasks_max
         x.functions_max = _functions_most(sb.objects_max)
         x.pages_max, x.ring_max, x.node = sb.pages_max, sb.ring_max, sb.node
         x.me = FRT_NONE
@@ -303,12 +322,16 @@ cdef class Segment:
         return 0
 
     @staticmethod
-    def create(store_bytes, *, clients_max=64, objects_max=1 << 17, tasks_max=1 << 17, node=1, trace=False):
+    def create(store_bytes, *, clients_max=64, clients_dense=256, objects_max=1 << 17, tasks_max=1 << 17, node=1,
+               trace=False):
         """Make a new segment, ready for clients.
 
         Args:
             store_bytes: capacity for values, in bytes; rounded up to 16 KiB. Tables come on top, sparse.
-            clients_max: processes that may be attached at once, at most 256; rounded up to 64.
+            clients_max: processes that may be attached at once, at most 8192; rounded up to 64. Drivers and tools
+                find a few slots beyond it.
+            clients_dense: of these, how many the objects' records have room for from the start, at most 256; each 64
+                cost every object 24 bytes. Memory for the others comes when they join.
             objects_max, tasks_max: capacity of the tables, in records.
             node: the node's index, the high 16 bits of the objrefs made here.
             trace: whether clients record what they do (`fastrt._core.trace`).
@@ -325,14 +348,19 @@ cdef class Segment:
             raise ValueError(f"node is {node}; it must be from 0 to 65535")
         if not 1 <= clients_max <= FRT_CLIENTS_MOST:
             raise ValueError(f"clients_max is {clients_max}; it must be from 1 to {FRT_CLIENTS_MOST}")
+        if clients_dense < 1:
+            raise ValueError(f"clients_dense is {clients_dense}; it must be at least 1")
         for what, count in (("objects_max", objects_max), ("tasks_max", tasks_max)):
             if not RECORDS_MIN <= count <= RECORDS_MAX:
                 raise ValueError(f"{what} is {count}; it must be from {RECORDS_MIN} to {RECORDS_MAX}")
         cdef frt_superblock sb
         memset(&sb, 0, sizeof(sb))
         sb.magic, sb.version, sb.abi = FRT_MAGIC, FRT_LAYOUT_VERSION, frt_abi()
-        sb.words = (clients_max + 63) // 64
-        sb.clients_max = 64 * sb.words
+        sb.words = (min(clients_max, clients_dense, FRT_CLIENTS_DENSE) + 63) // 64
+        sb.clients_limit = (clients_max + 63) // 64 * 64
+        beyond = sb.clients_limit + FRT_SLOTS_BEYOND - 64 * sb.words
+        sb.planes_max = (beyond + FRT_PLANE_CLIENTS - 1) // FRT_PLANE_CLIENTS
+        sb.clients_max = 64 * sb.words + FRT_PLANE_CLIENTS * sb.planes_max
         sb.objects_max, sb.tasks_max, sb.node = objects_max, tasks_max, node
         random = os.urandom(16)
         sb.session[0], sb.session[1] = int.from_bytes(random[:8], "big"), int.from_bytes(random[8:], "big")
@@ -355,11 +383,13 @@ cdef class Segment:
         cdef uint32_t i
         cdef frt_superblock *there = self.superblock()
         x.fd = self.fd
-        # The superblock, locks, clients, actors and functions come first and whole; the tables grow as they are used.
-        cdef int rc = segment_commit(&x, 0, sb.functions_offset + FRT_FUNCTIONS * sizeof_function)
+        # The superblock and the locks come first and whole; the tables grow as they are used.
+        cdef int rc = segment_commit(&x, 0, sb.clients_offset + 64 * sb.words * sizeof_client)
+        rc |= segment_commit(&x, sb.actors_offset, FRT_ACTORS_STEP * sizeof_actor)
+        rc |= segment_commit(&x, sb.functions_offset, FRT_FUNCTIONS * sizeof_function)
         rc |= segment_commit(&x, sb.ring_offset, FRT_RING_CELLS * FRT_CELL_BYTES)
         if rc:
-            raise ObjectStoreFullError(_shm_advice(sb.functions_offset))
+            raise ObjectStoreFullError(_shm_advice(FRT_FUNCTIONS * sizeof_function + sb.clients_offset))
         there[0] = sb[0]
         there.trace_clock = _trace_clock()
         there.trace_ticks, there.trace_ns = frt_trace_ticks(there.trace_clock), frt_now_ns()
@@ -367,6 +397,7 @@ cdef class Segment:
         there.daemon_pid, there.daemon_start = os.getpid(), start_time(os.getpid())
         there.next_objref = 1
         there.ring_cells, there.function_slots = FRT_RING_CELLS, FRT_FUNCTIONS
+        there.actors_committed = FRT_ACTORS_STEP
         there.objects.max, there.objects.free_offset = sb.objects_max, sb.free_objects_offset
         there.tasks.max, there.tasks.free_offset = sb.tasks_max, sb.free_tasks_offset
         for i in range(FRT_BINS):
@@ -551,7 +582,7 @@ cdef bint _in_use(name) except -1:
             return _is_mapped(name)  # its table of clients cannot be read; they may be waiting for another daemon
         if _damaged(&sb, os.fstat(shm.fd).st_size):
             return True
-        for i in range(sb.clients_max):
+        for i in range(64 * sb.words + FRT_PLANE_CLIENTS * min(sb.planes, sb.planes_max)):
             raw = os.pread(shm.fd, sizeof(slot), sb.clients_offset + i * sizeof(slot))
             if len(raw) < <Py_ssize_t>sizeof(slot):
                 return True

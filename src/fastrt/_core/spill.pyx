@@ -95,7 +95,7 @@ def candidates(Client client):
     for i in range(frt_objects(x)):
         entry = x.entries + i
         if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and entry.nrefs == 0 \
-                and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(frt_pins(x, i), x.words):
+                and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(x, i, FRT_PINS):
             rows.append((entry.used, arena_block_bytes(x, entry.offset), i, entry.objref))
     rows.sort()
     return rows
@@ -119,7 +119,7 @@ def begin(Client client, uint32_t i, uint64_t objref):
     if frt_word_state(word) != FRT_OBJ_SEALED or not a64_cas_sc(state, word, spilling):
         return None
     if x.entries[i].objref != objref or x.entries[i].nrefs or not x.entries[i].offset \
-            or frt_any(frt_pins(x, i), x.words):
+            or frt_any(x, i, FRT_PINS):
         give_up(client, i)
         return None
     a8_or_sc(&x.entries[i].flags, FRT_ENTRY_FILE)
@@ -265,7 +265,7 @@ def end_round(Client client, uint64_t freed, str error=""):
         x.sb.spill_error[c] = text[c]
     x.sb.spill_freed = freed
     a32_store_sc(&x.sb.spill_rounds, x.sb.spill_rounds + 1)
-    for c in range(x.clients_max):
+    for c in range(frt_clients(x)):
         if frt_word_state(x.clients[c].word) == FRT_CLIENT_LIVE:
             client_wake(x, c)
 

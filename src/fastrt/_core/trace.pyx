@@ -8,7 +8,7 @@ session's start (`trace`) or from when somebody switches it on: then a record co
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from fastrt._core.clients cimport Client
+from fastrt._core.clients cimport Client, clients_ever
 from fastrt._core.layout cimport *
 
 PROCESS, TASK, SUBMIT, PUT, GET = (
@@ -89,7 +89,7 @@ def drain(Client client, uint32_t of, uint64_t since=0):
     cdef int64_t ticks, ns, finished
     cdef double pace
     client.ensure()
-    if of >= client.x.clients_max:
+    if of >= clients_ever(&client.x):
         return [], since
     ring = client.x.traces + of
     end = a64_load_acq(&ring.count)

@@ -78,7 +78,7 @@ cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_n
     cdef int rc
     if spin_sealed(x, i, spin_ns):
         return FRT_OK
-    bits = frt_waits(x, i) + x.me_word
+    bits = frt_mine(x, i, FRT_WAITS)
     while True:
         seen = a32_load_sc(&x.clients[x.me].wake)
         a64_or_sc(bits, x.me_bit)
@@ -93,7 +93,7 @@ cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_n
 
 cdef int wait_resident(frt_ctx *x, uint32_t i, int64_t deadline_ns) noexcept nogil:
     """Wait until a spilled entry's bytes are in memory again: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
-    cdef uint64_t *bits = frt_waits(x, i) + x.me_word
+    cdef uint64_t *bits = frt_mine(x, i, FRT_WAITS)
     cdef uint32_t seen
     cdef int state, rc
     while True:
@@ -123,7 +123,7 @@ cdef uint32_t _count_sealed(frt_ctx *x, const uint32_t *entries, uint32_t n, uin
             if ready == want:
                 return ready
         elif mark:
-            bits = frt_waits(x, entries[k]) + x.me_word
+            bits = frt_mine(x, entries[k], FRT_WAITS)
             if not a64_load_sc(bits) & x.me_bit:
                 a64_or_sc(bits, x.me_bit)
                 if _sealed(x, entries[k]):

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 
-from fastrt.config import Config
+from fastrt.config import Config, raise_descriptors
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.node.daemon import Daemon, ZygoteEndedError
 from fastrt.node.pool import Pool
@@ -25,9 +25,10 @@ def main() -> None:
     settings = read_object(sys.argv[1], "the settings of the daemon", own=True, bytes_max=SETTINGS_BYTES_MAX)
     starter = socket.socket(fileno=settings["bootstrap_fd"])
     zygote = socket.socket(fileno=settings["zygote_fd"])
+    raise_descriptors()  # it has some for each process that it watches
     try:
         config = Config.load(**settings["config"])
-        most = config.clients_max - 2  # beside this process and a driver
+        most = config.clients_dense - 2  # beside this process and a driver
         pool = Pool(zygote, config.num_workers, _SPARE_WORKERS, most, settings["zygote_is_new"])
         daemon = Daemon(config, pool, settings["session"], settings["adopt"], settings["cluster"])
     except Exception as exc:  # the starter reports it to the user

@@ -6,6 +6,7 @@ All it decides by lies in the arena, so a daemon that takes over goes on where t
 from __future__ import annotations
 
 import contextlib
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from fastrt.errors import ActorDiedError, StaleReferenceError
 from fastrt.store.client import Store
 from fastrt.tasks.handle import class_name
 
-_SLOTS_KEPT = 4  # of the client table: for workers and drivers that come later
+_STARTING_MAX = 64  # processes on their way at once: more would only wait for each other
+_DESCRIPTORS_EACH = 4  # of this process, for a process that it watches: a pidfd, a connection and two pipes
+_DESCRIPTORS_KEPT = 128
 _STARTS_MAX = 3  # in a row, of processes that end before they have begun
 _QUICK_MAX = 3  # processes in a row that end soon, after each of which the next one starts at once
 _SOON_S = 10.0
@@ -54,6 +57,7 @@ class Actors:
         may_start: whether what an actor demands is there for it, here and now; told whether it starts again.
         ended: called with the index of each actor that has ended.
         waiting: generations by index of the actors that may not start yet; `may_start` has said so of each.
+        say: tells the drivers.
     """
 
     def __init__(
@@ -63,30 +67,52 @@ class Actors:
         may_start: Callable[[int, dict[str, Any], bool], bool],
         ended: Callable[[int], None],
         waiting: dict[int, int],
+        say: Callable[[str], None],
     ) -> None:
         self._store = store
         self._client = store.client
         self._fork, self._may_start, self._tell_end, self._waiting = fork, may_start, ended, waiting
+        self._say = say
         self._processes: dict[int, int] = {}  # by actor: the pid of the process ordered for it; 0 until it is known
+        self._actor_of: dict[int, int] = {}  # by pid
+        self._coming: set[int] = set()  # actors whose process has not joined yet
+        self._full = False  # no other process can be started for now
+        self._has_said = False
         self._failed: dict[int, int] = {}
         self._how: dict[int, str] = {}  # by actor: how the last of these ended
         self._restarts: dict[int, Restarts] = {}  # by actor
 
     def __contains__(self, pid: int) -> bool:
-        return pid in self._processes.values()
+        return pid in self._actor_of
 
-    def started(self, actor: int, pid: int) -> None:
+    def started(self, actor: int, pid: int, has_joined: bool) -> None:
         """The zygote has forked a process for an actor."""
         self._processes[actor] = pid
+        self._actor_of[pid] = actor
+        if has_joined:
+            self._coming.discard(actor)
+
+    def refused(self, actor: int, why: str) -> None:
+        """The zygote could not fork a process for an actor."""
+        self._processes.pop(actor, None)
+        self._coming.discard(actor)
+        self._failed[actor] = self._failed.get(actor, 0) + 1
+        self._how[actor] = why
+
+    def joined(self, pid: int) -> None:
+        """A process has a slot now; it may be one of ours."""
+        self._coming.discard(self._actor_of.get(pid, -1))
 
     def ended(self, pid: int, how: str) -> None:
-        """A process of ours has ended."""
-        for actor, known in list(self._processes.items()):
-            if known == pid:
-                del self._processes[actor]
-                if actors.info(self._client, actor)["state"] == actors.WANTED:
-                    self._failed[actor] = self._failed.get(actor, 0) + 1
-                    self._how[actor] = how
+        """A process has ended; it may be one of ours."""
+        actor = self._actor_of.pop(pid, None)
+        if actor is None or self._processes.get(actor) != pid:
+            return
+        del self._processes[actor]
+        self._coming.discard(actor)
+        if actors.info(self._client, actor)["state"] == actors.WANTED:
+            self._failed[actor] = self._failed.get(actor, 0) + 1
+            self._how[actor] = how
 
     def fell(self, client: int, pid: int, how: str) -> None:
         """A client is about to be buried; if it is an actor's process, remember how it ended."""
@@ -106,7 +132,10 @@ class Actors:
 
     def tend(self) -> None:
         """Do what there is to do."""
+        self._full = False
         for actor, state in actors.attention(self._client, self._waiting):
+            if (self._full or actor in self._processes) and actors.lacks_process(self._client, actor):
+                continue  # thousands may wait here: no look at each record
             info = actors.info(self._client, actor)
             if state == actors.WANTED:
                 self._start(actor, info)
@@ -127,15 +156,24 @@ class Actors:
             if self._may_start(actor, info, again):
                 actors.hold(self._client, actor)
         elif actor not in self._processes and self._may_start(actor, info, again) and self._has_slot():
-            self._processes[actor] = 0
             self._restarts.setdefault(actor, Restarts(0.0)).began = time.monotonic()
             self._fork(actor)
+            self._processes[actor] = 0
+            self._coming.add(actor)
 
     def _has_slot(self) -> bool:
-        """Whether another process can join: an actor that finds no place waits until others have ended."""
-        segment = self._client.segment
-        coming = sum(not pid for pid in self._processes.values())
-        return len(clients.table(segment)) + coming < clients.slots(segment) - _SLOTS_KEPT
+        """Whether another process can be started: an actor that finds no place waits until others have ended."""
+        used, most = clients.occupancy(self._client.segment)
+        there = used + len(self._coming)
+        openable = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH
+        self._full = len(self._coming) >= _STARTING_MAX or there >= min(most - actors.SLOTS_KEPT, openable)
+        if self._full and len(self._coming) < _STARTING_MAX and not self._has_said:
+            self._has_said = True
+            limit = f"{most} client slots are taken (clients_max)"
+            if openable < most:
+                limit = f"the daemon may open no more files ({openable} processes, by ulimit -n)"
+            self._say(f"fastrt: an actor waits until another process ends: {limit}; raise the limit, or end actors\n")
+        return not self._full
 
     def _decide(self, actor: int, info: dict[str, Any]) -> None:
         """Start an actor whose process has died again, or declare it dead."""

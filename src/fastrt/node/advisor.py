@@ -74,5 +74,5 @@ class Advisor:
                 "blocked",
                 f"{len(pool.blocked)} of {len(pool.pids)} workers sleep in fastrt.get inside their tasks, while tasks "
                 "are queued and no more workers can be started in their place. Pass references as arguments instead of "
-                "getting them inside (a task whose arguments are not ready needs no worker), or raise clients_max",
+                "getting them inside (a task whose arguments are not ready needs no worker)",
             )

@@ -30,6 +30,7 @@ from fastrt._core.clients import (
     admit,
     readmit,
     table,
+    want_workers,
 )
 from fastrt._core.segment import Segment, start_time, sweep
 from fastrt.config import RUNTIME_FOLDER, SHM_DIR, Config
@@ -47,9 +48,10 @@ from fastrt.store import unread
 from fastrt.store.attach import Link, answers, listen
 from fastrt.store.client import Store
 
-_KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL, "actor": KIND_ACTOR}
+_KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL, "actor": KIND_ACTOR, "child": KIND_TOOL}
 _FORKED = ("worker", "actor")
 _GUESTS = ("driver", "tool")  # processes that may leave and join again
+_BEYOND = {"driver": 2, "tool": 4}  # slots above the limit that are kept for them: one can always look
 _TICK_S = 0.5  # how often the daemon looks whether the arena should grow and workers should leave
 _OPENING_S = 0.05  # while a placement group waits for tasks that run where it is reserved
 _HURRY_S = 0.005  # while a death waits for the zygote's word
@@ -105,7 +107,7 @@ class Daemon:
         self._dir = config.runtime_dir / self._segment.session
         private_folder(self._dir, "the session's folder")
         self.socket_path = str(self._dir / "node.sock")
-        index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon")
+        index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon", 4)  # its predecessor may have a slot yet
         self._client = Client(self._segment, index, gen)
         self._spiller = Spiller(self._client, config.spill_dir / self._segment.session, self._dir)
         self._janitor = Janitor(Store(self._client, 0.0))
@@ -118,7 +120,7 @@ class Daemon:
         self._advisor = Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
         self._actors = Actors(
             Store(self._client, 0.0), self._fork, self._admission.may_start, self._on_actor_ended,
-            self._admission.placing.waiting_actors,
+            self._admission.placing.waiting_actors, lambda text: self._log(text, True),
         )  # fmt: skip
         self._actors_wanted = self._refresh_wanted = False
         self._refreshed_at = self._swept_at = 0.0
@@ -169,6 +171,7 @@ class Daemon:
             elif row["blocked"]:
                 self._pool.blocked.add(pid)
             self._watch(Member(pid, index, kind, _pidfd_of(pid, row["start_time"]), None))
+        self._janitor.wake_all()
         self._admission.take_over()
 
     def _watch(self, member: Member) -> None:
@@ -345,12 +348,13 @@ class Daemon:
         except ProcessLookupError:
             return
         try:
-            index, gen = admit(self._segment, pid, _KINDS[kind], name)
+            index, gen = admit(self._segment, pid, _KINDS[kind], name, _BEYOND.get(kind, 0))
         except FastrtError as exc:
             os.close(pidfd)
             link.send(error=str(exc))
             return
         self._watch(Member(pid, index, kind, pidfd, link))
+        self._actors.joined(pid)
         self._members[pid].logs = str(message.get("logs", "")) if self._config.log_to_driver else ""
         self._had_driver |= kind == "driver"
         link.send(segment=self._segment.name, index=index, gen=gen)
@@ -392,6 +396,7 @@ class Daemon:
         """Recover the slots of dead processes; a worker's once the zygote has said how it ended, if it does."""
         unread.forward(self._post)
         now = time.monotonic()
+        before = len(self._members)
         for member in [m for m in self._members.values() if m.gone_at]:
             reported = member.kind not in _FORKED or member.pid in self._statuses
             if not reported and now - member.gone_at < _STATUS_PATIENCE_S:
@@ -409,6 +414,8 @@ class Daemon:
             if member.pidfd >= 0:
                 os.close(member.pidfd)
             del self._members[member.pid]
+        if len(self._members) < before:
+            self._janitor.wake_all()
 
     # ---- workers ----
 
@@ -418,8 +425,17 @@ class Daemon:
             sys.exit("fastrt: the zygote ended, and who started the session has left: nobody can start another one")
         if message is None:
             raise ZygoteEndedError
-        if message.get("actor") is not None:
-            self._actors.started(message["actor"], message.get("started") or message["worker"])
+        if "refused" in message:
+            for pipe in self._unclaimed[:2]:
+                pipe.drain()
+            self._unclaimed = self._unclaimed[2:]
+            if message["actor"] is None:
+                self._stillborn += 1
+            else:
+                self._actors.refused(message["actor"], f"could not be forked: {message['refused']}")
+        elif message.get("actor") is not None:
+            pid = message.get("started") or message["worker"]
+            self._actors.started(message["actor"], pid, pid in self._members)
         if "started" in message:
             self._read_output(message["started"], self._unclaimed[:2])
             self._unclaimed = self._unclaimed[2:]
@@ -460,9 +476,10 @@ class Daemon:
 
     def _staff(self) -> None:
         if self._config.num_workers:
-            most = max(self._config.num_workers, self._config.clients_max // 2)  # the rest is for others who join
+            most = max(self._config.num_workers, self._config.clients_dense // 2)  # the rest is for others who join
             # One is there however much actors have: what asks for nothing must not wait for these to end.
             self._pool.size = max(1, min(self._config.num_workers + self._admission.further_workers(), most))
+            want_workers(self._client, self._pool.size)
         if self._stillborn >= _STILLBORN_MAX:
             self._segment.poison("workers cannot start: each one ended before it joined; see their error output")
             return
@@ -596,6 +613,7 @@ def create_segment(config: Config) -> Segment:
     return Segment.create(
         config.object_store_memory,
         clients_max=config.clients_max,
+        clients_dense=config.clients_dense,
         objects_max=min(config.objects_max, max(1 << 16, config.object_store_memory // 512)),
         tasks_max=config.tasks_max,
         trace=config.trace,

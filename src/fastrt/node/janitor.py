@@ -8,7 +8,7 @@ import signal
 from fastrt._core import actors, stop
 from fastrt._core import tasks as core
 from fastrt._core.functions import function_name
-from fastrt._core.recovery import end_job, recover
+from fastrt._core.recovery import end_job, recover, wake_all
 from fastrt.errors import (
     ActorDiedError,
     FastrtError,
@@ -31,14 +31,14 @@ class Janitor:
         self._store = store
 
     def bury(self, client: int, pid: int, how: str) -> None:
-        """Recover the client slot of a process that has ended.
+        """Recover the client slot of a process that has ended. `wake_all` is still to be called.
 
         Args:
             client: its slot.
             pid: its process id.
             how: it ended, for `WorkerCrashedError`; see `explain`.
         """
-        found = recover(self._store.client, client)
+        found = recover(self._store.client, client, False)
         unread.discard()  # errors that the dead process held: no process is left that they are for
         self._end_all(found, pid, how)
 
@@ -58,6 +58,10 @@ class Janitor:
             # A dead driver's task: nobody wants its result, so its worker is not worth waiting for. One that only
             # lent it to another node is told to ask for its end there.
             interrupt(self._store, other, True)
+
+    def wake_all(self) -> None:
+        """Make all clients look again at what they wait for; after the last of some burials."""
+        wake_all(self._store.client)
 
     def _end(self, task: int, pid: int, how: str) -> None:
         store = self._store

@@ -92,7 +92,9 @@ class Pool:
         if not data:
             return None
         message: dict[str, Any] = {**read_object(data, "a report of the zygote", own=True), "fds": fds}
-        if message.get("actor") is not None:
+        if "refused" in message:
+            self.starting -= message["actor"] is None
+        elif message.get("actor") is not None:
             self.actors[message.get("started") or message["worker"]] = message["actor"]
         elif "started" in message:
             self.starting = max(0, self.starting - 1)

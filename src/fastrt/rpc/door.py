@@ -34,12 +34,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastrt._core import connections
+from fastrt.config import DESCRIPTORS_MAX, raise_descriptors
 from fastrt.rpc.visitors import hold_silent
 
 _log = logging.getLogger(__name__)
 
-# Beyond this number nothing of fastrt needs descriptors, and some programs walk over all numbers up to the limit.
-_DESCRIPTORS_MAX = 65_536
 _CALM_S, _BUSY_S, _HURRY_S = 0.5, 0.1, 0.03
 # Without a change in the number of descriptors they are looked at this often: one may have taken another's place.
 _RESCAN_S = 5.0
@@ -361,7 +360,7 @@ class Door:
         self._scanned_at = now
         live = []
         for port in self._ports:
-            found = connections.find(port, _DESCRIPTORS_MAX)
+            found = connections.find(port, DESCRIPTORS_MAX)
             if found is None:
                 return []  # the program has used up its descriptors; the core takes no connection either
             live += [self._seen(now, *each) for each in found]
@@ -470,14 +469,6 @@ def _listeners(port: int) -> Iterator[socket.socket]:
             is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
             if is_tcp and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and sock.getsockname()[1] == port:
                 yield sock
-
-
-def raise_descriptors() -> None:
-    """Raise this process's soft limit on descriptors to the hard one, as servers do, but not beyond what is useful."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _trim() -> None:

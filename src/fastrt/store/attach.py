@@ -76,7 +76,7 @@ class Link:
                 sent = self._sock.send(self._outgoing, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 left = until - time.monotonic()
-                if left <= 0 or not select.select([], [self._sock], [], left)[1]:
+                if left <= 0 or not self._ready(select.POLLOUT, left):
                     return True
                 continue
             except OSError:
@@ -96,7 +96,7 @@ class Link:
             if found:
                 self._received = rest
                 return self._parse(bytes(line))
-            if not select.select([self._sock], [], [], timeout_s)[0]:
+            if not self._ready(select.POLLIN, timeout_s):
                 return None
             try:
                 data = self._sock.recv(65536)
@@ -105,6 +105,12 @@ class Link:
             if not data or len(self._received) > _MESSAGE_BYTES_MAX:
                 raise EOFError("the connection was closed")
             self._received += data
+
+    def _ready(self, event: int, timeout_s: float | None) -> bool:
+        """Wait until the socket can be read or written; `poll`, because `select` takes no descriptor above 1023."""
+        poll = select.poll()
+        poll.register(self._sock, event)
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def waiting(self) -> bool:
         """Whether a whole message has been read ahead."""
@@ -149,7 +155,7 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: str = "
 
     Args:
         path: of the daemon's socket.
-        kind: "driver", "worker", "actor" or "tool".
+        kind: "driver", "worker", "actor", "tool" or "child" (of a worker, forked by a task).
         name: for listings.
         timeout_s: how long to wait for the daemon's answer.
         logs: which output of workers to send: "node" that of this node's, "all" also that of tasks on other nodes; the

@@ -31,7 +31,7 @@ from fastrt.tasks.special import RETRIES_FOREVER
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _KNOWN_S = 2.0  # in which every node of the cluster is known
 _LOOK_S = 0.05
-_BUNDLES_MAX = 512  # a node knows 1,024 actors and bundles
+_BUNDLES_MAX = 512  # a node knows 8,192 actors and bundles
 _kept: dict[str, tuple[Store, list[ObjectRef]]] = {}  # what this process has reserved, by group
 
 

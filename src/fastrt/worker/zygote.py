@@ -17,6 +17,7 @@ import importlib
 import io
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -25,6 +26,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from fastrt.config import raise_descriptors
 from fastrt.foreign_text import read_object
 from fastrt.tasks.marks import mark
 
@@ -72,10 +74,11 @@ def main(control_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the loop below sees that the daemon is gone
         control.send(json.dumps({"ready": os.getpid()}).encode())
+    session["descriptors"] = raise_descriptors()  # the workers get the limit that it had
     outputs: dict[int, list[int]] = {}  # read ends of each worker's stdout and stderr
     actors: dict[int, int] = {}  # whose process a worker is
     while True:
-        readable: list[int] = select.select([control.fileno(), woken], [], [])[0]
+        readable: list[int] = select.select([control.fileno(), woken], [], [])[0]  # both are among the first few
         try:
             if woken in readable:
                 os.read(woken, 4096)
@@ -129,7 +132,13 @@ def _serve(
         return True
     order = data.split()
     actor = int(order[1]) if len(order) > 1 else None
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as exc:  # there are as many processes as there may be
+        for fd in fds:
+            os.close(fd)
+        control.send(json.dumps({"refused": str(exc), "actor": actor}).encode())
+        return True
     if pid == 0:
         code = 1
         try:
@@ -201,6 +210,9 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
 
     introduce("fastrt-worker" if actor is None else "fastrt-actor")
     os.setpgid(0, 0)  # so that the daemon can end the worker together with what its tasks have started
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != session["descriptors"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (session["descriptors"], hard))
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.enable()
@@ -218,7 +230,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
 
     def rejoin() -> client.Store:
         # The connection stays open as long as the core's attachment: the daemon watches the process, not the socket.
-        tool, own = attach.join(session["socket"], "tool", f"child of worker {os.getppid()}")
+        tool, own = attach.join(session["socket"], "child", f"child of worker {os.getppid()}")
         forked = client.Store(
             tool, session["spin_s"], rejoin, attach.Lasting(session["socket"], own).send, session["patience_s"]
         )

@@ -9,7 +9,7 @@
  *
  * Locks, in the order in which they may be nested:
  *     janitor > slots > actors > functions > links > queue > objects/tasks pool > size class > extent
- * `grow` is taken with nothing else held, except that it takes `extent` inside.
+ * `grow` is taken with nothing else held, or inside of `slots` or `actors`; it takes `extent` inside.
  */
 #ifndef FRT_LAYOUT_H
 #define FRT_LAYOUT_H
@@ -22,7 +22,7 @@
 #include "lock.h"
 
 #define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
-#define FRT_LAYOUT_VERSION 2
+#define FRT_LAYOUT_VERSION 3
 
 /* Error codes of the core; errors.py turns them into exceptions. */
 enum {
@@ -42,7 +42,7 @@ enum {
     FRT_GROW = -12 /* internal: no free run; grow the arena and try again */
 };
 
-/* ---- state words: {state:8 | client:8 | state before:16 | gen:32} --------------------------------------------- */
+/* ---- state words: {state:8 | client:16 | state before:8 | gen:32} --------------------------------------------- */
 enum { /* objects */
     FRT_OBJ_EMPTY = 0,
     FRT_OBJ_RESERVED = 1, /* client: in its private magazine, or being filled */
@@ -84,14 +84,14 @@ enum { FRT_SEG_INIT = 0, FRT_SEG_READY = 1, FRT_SEG_POISONED = 2, FRT_SEG_CLOSED
 enum { FRT_PAGE_INNER = 0, FRT_PAGE_FREE = 1, FRT_PAGE_RUN = 2, FRT_PAGE_SLAB = 3 };
 
 static inline uint64_t frt_word(unsigned state, unsigned client, uint32_t gen) {
-    return ((uint64_t)state << 56) | ((uint64_t)client << 48) | gen;
+    return ((uint64_t)state << 56) | ((uint64_t)client << 40) | gen;
 }
 static inline uint64_t frt_word_deleting(unsigned client, uint64_t w) {
     return frt_word(FRT_OBJ_DELETING, client, (uint32_t)w) | (w >> 56) << 32;
 }
-static inline uint64_t frt_word_undeleted(uint64_t w) { return frt_word((w >> 32) & 0xffff, 0, (uint32_t)w); }
+static inline uint64_t frt_word_undeleted(uint64_t w) { return frt_word((w >> 32) & 255, 0, (uint32_t)w); }
 static inline unsigned frt_word_state(uint64_t w) { return (unsigned)(w >> 56); }
-static inline unsigned frt_word_client(uint64_t w) { return (unsigned)(w >> 48) & 255; }
+static inline unsigned frt_word_client(uint64_t w) { return (unsigned)(w >> 40) & 0xffff; }
 static inline uint32_t frt_word_gen(uint64_t w) { return (uint32_t)w; }
 
 /* Page words: {state:8 | class:8 | zero:16 | pages:32}; only the first page of a run has one. */
@@ -117,16 +117,25 @@ static inline uint64_t frt_page_word(unsigned state, unsigned cls, uint32_t page
 #define FRT_FUNCTIONS 64 /* slots of the function table at first */
 #define FRT_FUNCTION_PROBES 4
 #define FRT_ACTORS 32
+#define FRT_ACTORS_STEP 16
 #define FRT_RING_CELLS 16
 #else
 #define FRT_COMMIT_RECORDS 8192 /* records whose memory is committed in one step; about 1.5 MiB */
 #define FRT_COMMIT_BYTES (64u << 20)
 #define FRT_FUNCTIONS 16384
 #define FRT_FUNCTION_PROBES 64 /* slots where a function may stand; that full, the next table is used */
-#define FRT_ACTORS 1024 /* those that are dead count while anybody has a handle */
+#define FRT_ACTORS 8192 /* records at most; those of dead actors count while a handle exists */
+#define FRT_ACTORS_STEP 1024 /* records whose memory is committed in one step */
 #define FRT_RING_CELLS 16384 /* of the ready queue at first; it doubles up to ring_max */
 #endif
-#define FRT_CLIENTS_MOST 256
+#define FRT_CLIENTS_MOST 8192
+#define FRT_CLIENTS_DENSE 256 /* at most so many clients have their bits beside each object's state word */
+#define FRT_SLOTS_BEYOND 4    /* slots above the limit, for drivers and tools that come when the table is full */
+#define FRT_PLANE_WORDS 4
+#define FRT_PLANE_CLIENTS (64 * FRT_PLANE_WORDS)
+#define FRT_PLANE_BYTES (3 * 8 * FRT_PLANE_WORDS) /* of each entry */
+#define FRT_SLOTS_MOST (FRT_CLIENTS_MOST + FRT_PLANE_CLIENTS)
+enum { FRT_CALLER_WORDS = FRT_SLOTS_MOST / 64 }; /* of a set of clients */
 #define FRT_CELL_BYTES 8
 #define FRT_PRIORITY_MAX 100 /* and -100; it has a signed byte in the task's record */
 #define FRT_TRACE_RECORDS 16384 /* of each client; half a MiB, committed when something is recorded */
@@ -164,12 +173,12 @@ typedef struct {
     uint32_t version;
     uint32_t abi; /* hash of every struct's size: refuses another build's idea of this page */
     uint64_t total_bytes;
-    uint32_t clients_max; /* a multiple of 64 */
-    uint32_t words;       /* clients_max / 64 */
+    uint32_t clients_max, clients_limit; /* slots there can be (see bits.h); those that workers and actors may take */
+    uint32_t words, planes_max; /* 64 clients each, beside every object's state word; planes for the others */
     uint32_t objects_max, tasks_max, ring_max, pages_max;
     uint64_t locks_offset, clients_offset, ctl_offset, entries_offset, task_words_offset, tasks_offset,
         free_objects_offset, free_tasks_offset, ring_offset, functions_offset, pages_offset, links_offset,
-        owners_offset, bits_offset, trace_offset, payload_offset, actors_offset, ranked_offset;
+        owners_offset, bits_offset, trace_offset, payload_offset, actors_offset, ranked_offset, planes_offset;
     uint64_t session[2]; /* 128 random bits */
     uint64_t boot_hash, pid_namespace;
     uint32_t uid, node;
@@ -184,6 +193,8 @@ typedef struct {
     uint64_t next_objref __attribute__((aligned(64))); /* clients take ranges of 2^16 */
     uint32_t death_epoch;                              /* bumped after each recovery, so that sleepers look again */
     uint32_t janitor_victim;                           /* client + 1 while a recovery is under way */
+    uint32_t planes, planes_opened; /* in use, and ever in use; committed before a client of one is admitted */
+    uint32_t actors_committed;      /* actor records that have memory */
     frt_pool objects __attribute__((aligned(64)));
     frt_pool tasks __attribute__((aligned(64)));
 
@@ -191,7 +202,7 @@ typedef struct {
     uint32_t ranked;       /* tasks in the heap of those with a priority; derived, under the ready queue's lock */
     uint32_t ranked_cells; /* how many it has memory for; committed before a task of a higher index may be there */
     uint64_t ring_tail __attribute__((aligned(64)));
-    uint64_t idle[4] __attribute__((aligned(64))); /* bit c: client c sleeps for want of a task */
+    uint64_t idle[FRT_CALLER_WORDS] __attribute__((aligned(64))); /* bit c: client c sleeps for want of a task */
     uint32_t spinner;                              /* client + 1 of the one idle worker that spins */
     uint32_t ring_cells;                           /* a power of two; committed after the cells are moved */
     uint32_t wanted_workers;                       /* how many workers should be able to run now */
@@ -237,7 +248,8 @@ typedef struct {
 
 /* Beside each entry, in a dense array that recovery scans, lies its control block of 1 + 3 * words words:
  *   state | ref bits | pin bits | wait bits      one bit per client in each
- * ref: the client holds a reference. pin: it has the bytes mapped. wait: wake it when this is sealed. */
+ * ref: the client holds a reference. pin: it has the bytes mapped. wait: wake it when this is sealed. The bits of
+ * clients from 64 * words on lie elsewhere, see bits.h. */
 typedef struct {
     uint64_t objref;
     uint64_t bytes;
@@ -326,8 +338,10 @@ typedef struct {
     uint8_t retries;  /* runs allowed beyond the first */
     uint8_t signal;   /* * that ended the last attempt */
     /* Of a call: the client that made it, for their order; of a task: how often nodes have lent it. */
-    union { uint8_t caller, hops; };
-    int8_t priority;  /* of a RANKED task; else it says nothing */
+    union {
+        uint16_t caller;
+        struct { uint8_t hops; int8_t priority; }; /* priority: of a RANKED task, which is no call */
+    };
     char inlined[FRT_TASK_INLINE_BYTES];
 } frt_task;
 
@@ -445,18 +459,6 @@ _Static_assert(sizeof(frt_ranked) == 16, "frt_ranked");
 _Static_assert(sizeof(frt_actor) == 896, "frt_actor");
 _Static_assert(sizeof(frt_superblock) <= 4096, "the superblock is one page");
 
-/* Not a secret and not a checksum of contents: two builds that disagree on any size get different values. */
-static inline uint32_t frt_abi(void) {
-    uint64_t h = 1469598103934665603ULL;
-    const uint64_t facts[] = {sizeof(frt_superblock), sizeof(frt_client), sizeof(frt_entry), sizeof(frt_task),
-                              sizeof(frt_lock), sizeof(frt_page_link), sizeof(frt_trace_ring), sizeof(frt_function),
-                              sizeof(frt_actor), sizeof(frt_ranked), FRT_ACTORS, FRT_FUNCTIONS, FRT_LOCKS,
-                              FRT_PAGE_SHIFT, FRT_CLASSES, FRT_CELL_BYTES, offsetof(frt_superblock, ring_head),
-                              0x01020304};
-    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) h = (h ^ facts[i]) * 1099511628211ULL;
-    return (uint32_t)(h ^ (h >> 32));
-}
-
 /* ---- one process's view ----------------------------------------------------------------------------------- */
 /* Geometry is copied here once, at attach, and never read from the segment again. */
 typedef struct {
@@ -468,6 +470,7 @@ typedef struct {
     frt_lock *locks;
     frt_client *clients;
     uint64_t *ctl;
+    uint64_t *planes;
     frt_entry *entries;
     uint64_t *task_words;
     frt_task *tasks;
@@ -482,13 +485,16 @@ typedef struct {
     frt_trace_ring *traces;
     uint64_t payload_offset;
     uint32_t words, stride; /* stride: 1 + 3 * words */
-    uint32_t clients_max, objects_max, tasks_max, pages_max, ring_max, functions_max, node;
+    uint32_t clients_max, clients_limit, planes_max;
+    uint32_t objects_max, tasks_max, pages_max, ring_max, functions_max, node;
     uint32_t *free_objects, *free_tasks;
 
     uint32_t me; /* client index */
     uint32_t gen;
     uint32_t me_word;
     uint64_t me_bit;
+    uint64_t *mine;                    /* the word of entry 0 that has this client's ref bit */
+    uint32_t mine_stride, mine_kinds;  /* words from there to the next entry's, and to the next kind of bits */
     uint64_t next_objref, end_objref;
     uint32_t trace_ready; /* 1: there is memory for this process's ring; 2: there was none */
     uint32_t objects_kept, tasks_kept;
@@ -498,9 +504,8 @@ typedef struct {
 } frt_ctx;
 
 static inline uint64_t *frt_state(const frt_ctx *x, uint32_t i) { return x->ctl + (size_t)i * x->stride; }
-static inline uint64_t *frt_refs(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1; }
-static inline uint64_t *frt_pins(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1 + x->words; }
-static inline uint64_t *frt_waits(const frt_ctx *x, uint32_t i) { return frt_state(x, i) + 1 + 2 * x->words; }
+
+#include "bits.h"
 
 /* ---- what others wrote ----------------------------------------------------------------------------------------
  * A process with a stray pointer leaves any number anywhere. So every index, offset and count from the segment is
@@ -590,11 +595,5 @@ static inline int frt_lowest(uint64_t v) { return __builtin_ctzll(v); }
 
 /* The stream that lies in entry i, which says so. */
 static inline frt_stream *frt_stream_of(const frt_ctx *x, uint32_t i) { return (frt_stream *)x->entries[i].inlined; }
-
-static inline int frt_any(const uint64_t *bits, uint32_t words) {
-    for (uint32_t w = 0; w < words; w++)
-        if (a64_load_sc(bits + w)) return 1;
-    return 0;
-}
 
 #endif

@@ -1,0 +1,54 @@
+/* One bit per client and object: who has a reference, who has the bytes mapped, who waits for the value.
+ *
+ * The bits of the first 64 * words clients lie beside the object's state word. Those of the others lie in planes of
+ * FRT_PLANE_CLIENTS clients: per plane an array with FRT_KINDS * FRT_PLANE_WORDS words for each entry. A plane gets
+ * memory when the first client of it is admitted, so a session pays for the processes that it has. The planes in use
+ * are counted in `planes`; when the last client of the highest one is gone, it is looked at no longer.
+ *
+ * Part of layout.h, which includes it where it belongs.
+ */
+#ifndef FRT_BITS_H
+#define FRT_BITS_H
+
+enum { FRT_REFS = 0, FRT_PINS = 1, FRT_WAITS = 2, FRT_KINDS = 3 };
+
+/* How many planes are in use. A holder's plane is counted before the holder is admitted: whoever stores a state word
+ * first and then reads this sees it, or the holder, who sets its bit and then looks at the word, sees that store. */
+static inline uint32_t frt_planes(const frt_ctx *x) {
+    uint32_t n = a32_load_sc(&x->sb->planes);
+    return n < x->planes_max ? n : x->planes_max;
+}
+/* How many words of bits, and slots of clients, are in use. */
+static inline uint32_t frt_words(const frt_ctx *x) { return x->words + FRT_PLANE_WORDS * frt_planes(x); }
+static inline uint32_t frt_clients(const frt_ctx *x) { return 64 * frt_words(x); }
+
+/* The block of entry i in plane p: FRT_PLANE_WORDS words of each kind. */
+static inline uint64_t *frt_plane(const frt_ctx *x, uint32_t p, uint32_t i) {
+    return x->planes + ((size_t)p * x->objects_max + i) * (FRT_KINDS * FRT_PLANE_WORDS);
+}
+/* Word number w of entry i's bits of a kind: those of clients 64 * w to 64 * w + 63. */
+static inline uint64_t *frt_bits(const frt_ctx *x, uint32_t i, unsigned kind, uint32_t w) {
+    if (w < x->words) return frt_state(x, i) + 1 + kind * x->words + w;
+    w -= x->words;
+    return frt_plane(x, w / FRT_PLANE_WORDS, i) + kind * FRT_PLANE_WORDS + w % FRT_PLANE_WORDS;
+}
+/* The word that has this client's own bit. */
+static inline uint64_t *frt_mine(const frt_ctx *x, uint32_t i, unsigned kind) {
+    return x->mine + (size_t)i * x->mine_stride + kind * x->mine_kinds;
+}
+/* Whether any client has a bit of a kind at entry i. */
+static inline int frt_any(const frt_ctx *x, uint32_t i, unsigned kind) {
+    const uint64_t *bits = frt_state(x, i) + 1 + kind * x->words;
+    uint32_t n, p;
+    for (uint32_t w = 0; w < x->words; w++)
+        if (a64_load_sc(bits + w)) return 1;
+    n = frt_planes(x);
+    for (p = 0; __builtin_expect(p < n, 0); p++) {
+        bits = frt_plane(x, p, i) + kind * FRT_PLANE_WORDS;
+        for (uint32_t w = 0; w < FRT_PLANE_WORDS; w++)
+            if (a64_load_sc(bits + w)) return 1;
+    }
+    return 0;
+}
+
+#endif
