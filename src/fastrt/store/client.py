@@ -203,9 +203,7 @@ class Store:
 
     # ---- get ----
 
-    def get(
-        self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None
-    ) -> Any:
+    def get(self, refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None, copy: bool | None = None) -> Any:
         """Return the value of a reference or of each of a list.
 
         Raises:
@@ -456,9 +454,7 @@ def put(value: object) -> ObjectRef:
         return require().put(value)
 
 
-def get(
-    refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None
-) -> Any:
+def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, copy: bool | None = None) -> Any:
     """Wait for a value, or for a list of values.
 
     Args:

@@ -173,6 +173,11 @@ def _flush() -> None:
             continue
 
 
+def _reseed() -> None:
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
+
+
 def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> int:
     """In the forked child: join the session and run tasks, or an actor; return the exit code."""
     from fastrt.store import advice, attach, client
@@ -191,8 +196,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     os.close(err_fd)
     out, err = Output(io.FileIO(1, "w", closefd=False)), Output(io.FileIO(2, "w", closefd=False))
     sys.stdout, sys.stderr = out.as_text(), err.as_text()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
+    _reseed()
     core_client, link = attach.join(session["socket"], "worker" if actor is None else "actor", f"worker-{os.getpid()}")
     daemon = attach.Lasting(session["socket"], link)
 
