@@ -234,12 +234,11 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
                 return answer is None or bool(answer["answer"])
 
     limit_s = session["cleanup_timeout_s"]
+    ending = Ending(limit_s if actor is not None else min(WORKER_LIMIT_S, limit_s))
     worker: Worker
     if actor is None:
-        ending = Ending(min(WORKER_LIMIT_S, limit_s))
         worker = Worker(store, lambda word: daemon.send(op=word), told_to_stop, may_wait, ending, [out, err])
     else:
-        ending = Ending(limit_s)
         worker = ActorWorker(store, actor, told_to_stop, ending, [out, err])
     try:
         worker.run()
