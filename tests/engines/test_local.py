@@ -193,3 +193,16 @@ def test_killed_actor_that_may_be_restarted_is_built_again(local):
     fastrt.kill(keeper, no_restart=False)
     with pytest.raises(fastrt.ActorDiedError, match="killed"):
         fastrt.get(keeper.keep.remote(1))
+
+
+def test_actor_that_exits_in_its_constructor_is_dead_and_says_so(local):
+    @fastrt.remote
+    class Leaver:
+        def __init__(self):
+            fastrt.exit_actor()
+
+        def ping(self):
+            return True
+
+    with pytest.raises(fastrt.ActorDiedError, match=r"left by fastrt\.exit_actor"):
+        fastrt.get(Leaver.remote().ping.remote())

@@ -10,7 +10,7 @@ import pytest
 import traces
 
 import fastrt
-from fastrt.observe import listing, listing, memory
+from fastrt.observe import listing, memory
 from fastrt.runtime.look import select
 from fastrt.store import client as store_client
 

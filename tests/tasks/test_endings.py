@@ -81,15 +81,18 @@ class AsyncTidy(Tidy.cls):
         finally:
             note(self.folder, "finally")
 
+    async def passed(self):
+        return True
+
     async def in_background(self, function):
         self.task = asyncio.create_task(self.soon(function))
 
     async def soon(self, function):
-        await asyncio.sleep(0)
+        await asyncio.wait_for(self.passed(), SOON_S)
         function()
 
     async def __ray_shutdown__(self):
-        await asyncio.sleep(0)
+        await asyncio.wait_for(self.passed(), SOON_S)
         note(self.folder, "shutdown")
 
 
@@ -114,7 +117,7 @@ def test_actor_without_handles_runs_its_cleanup_code(tmp_path, wait_until):
 @pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}], ids=["one", "threads"])
 def test_actor_that_exits_runs_its_cleanup_code(tmp_path, wait_until, options):
     actor = Tidy.options(**options).remote(tmp_path)
-    with pytest.raises(ActorDiedError, match="left by fastrt.exit_actor"):
+    with pytest.raises(ActorDiedError, match=r"left by fastrt\.exit_actor"):
         get(actor.do.remote(exit_actor))
     assert_tidied(tmp_path, wait_until)
 
@@ -140,9 +143,9 @@ def test_exit_in_a_constructor_is_no_failure_of_it(tmp_path, wait_until):
 def test_exit_in_a_task_of_the_event_loop_ends_the_actor(tmp_path, wait_until, leave):
     actor = AsyncTidy.options(max_restarts=-1).remote(tmp_path)
     get(actor.in_background.remote(leave))
+    wait_until(lambda: fastrt.list_actors()[0]["state"] == "dead", "the actor's end")
     with pytest.raises(ActorDiedError):
-        while True:
-            get(actor.ping.remote())
+        get(actor.ping.remote())
     assert_tidied(tmp_path, wait_until)
 
 
@@ -156,7 +159,7 @@ def test_exit_in_a_thread_ends_the_actor_after_its_call(tmp_path, wait_until):
     actor = Tidy.options(max_restarts=-1).remote(tmp_path)
     first, second = actor.do.remote(from_a_thread), actor.ping.remote()
     assert get(first) == "ended in order"
-    with pytest.raises(ActorDiedError, match="left by fastrt.exit_actor"):
+    with pytest.raises(ActorDiedError, match=r"left by fastrt\.exit_actor"):
         get(second)
     assert_tidied(tmp_path, wait_until)
 
@@ -164,9 +167,9 @@ def test_exit_in_a_thread_ends_the_actor_after_its_call(tmp_path, wait_until):
 @pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}], ids=["one", "threads"])
 def test_sys_exit_in_a_method_ends_the_actor_for_good(tmp_path, wait_until, options):
     actor = Tidy.options(max_restarts=-1, **options).remote(tmp_path)
-    with pytest.raises(ActorDiedError, match="is dead: it called sys.exit"):
+    with pytest.raises(ActorDiedError, match=r"is dead: it called sys\.exit"):
         get(actor.do.remote(sys.exit))
-    with pytest.raises(ActorDiedError, match="is dead: it called sys.exit"):
+    with pytest.raises(ActorDiedError, match=r"is dead: it called sys\.exit"):
         get(actor.ping.remote())
     assert_tidied(tmp_path, wait_until)
 
@@ -175,7 +178,7 @@ def test_sys_exit_in_a_method_ends_the_actor_for_good(tmp_path, wait_until, opti
 def test_sys_exit_with_a_code_is_a_crash_that_restarts_allow_for(tmp_path, options):
     actor = Tidy.options(max_restarts=1, **options).remote(tmp_path)
     first = get(actor.ping.remote())
-    with pytest.raises(ActorDiedError, match="died while it ran this call: its process .* exited with code 3"):
+    with pytest.raises(ActorDiedError, match=r"died while it ran this call: its process .* exited with code 3"):
         get(actor.do.remote(lambda: sys.exit(3)))
     assert get(actor.ping.remote()) != first
     assert (tmp_path / "deleted").exists()

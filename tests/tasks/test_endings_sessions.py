@@ -2,11 +2,8 @@
 
 import asyncio
 import atexit
-import os
 import threading
 import time
-
-import pytest
 
 import fastrt
 
@@ -104,22 +101,3 @@ def test_session_goes_on_where_cleanup_code_takes_too_long(tmp_path, runtime_dir
         del actor
         wait_until((tmp_path / "stuck").exists, "the cleanup code to run")
         wait_until(lambda: not fastrt.list_actors(), "the actor's end")
-
-
-@pytest.mark.long
-def test_native_code_is_ended_with_the_session(runtime_dir):
-    @fastrt.remote
-    def spin(path):
-        import ctypes
-
-        note(path, "spins")
-        ctypes.PyDLL(None).sleep(30)  # holds the interpreter
-
-    with fastrt.init(1, "64MiB", runtime_dir=runtime_dir):
-        path = str(runtime_dir.parent)
-        spin.remote(path)
-        while not os.path.exists(f"{path}/spins"):
-            time.sleep(0.01)
-        started = time.monotonic()
-    os.unlink(f"{path}/spins")
-    assert time.monotonic() - started < 5.0

@@ -115,7 +115,8 @@ def test_remote_args_are_those_of_the_tasks(rt):
 
     with joblib.parallel_config(backend="fastrt", n_jobs=2, ray_remote_args={"num_cpus": 2}):
         assert joblib.Parallel()(joblib.delayed(assigned)() for _ in range(4)) == [2.0] * 4
-    with pytest.raises(TypeError, match="colour"), joblib.parallel_config(
-        backend="fastrt", n_jobs=2, ray_remote_args={"colour": 1}
+    with (
+        pytest.raises(TypeError, match="colour"),
+        joblib.parallel_config(backend="fastrt", n_jobs=2, ray_remote_args={"colour": 1}),
     ):
         joblib.Parallel()(joblib.delayed(abs)(-1) for _ in range(4))

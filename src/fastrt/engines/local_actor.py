@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError, format_user_traceback
-from fastrt.tasks.leaving import ActorLeaves
+from fastrt.tasks.leaving import LEFT, ActorLeaves
 from fastrt.tasks.method import bound_method
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ class LocalActor:
         try:
             args, kwargs = self._engine.arguments(self._given)
             self._instance = self.cls(*args, **kwargs)
+        except ActorLeaves:
+            self.dead = LEFT
         except Exception as exc:
             self.dead = f"its constructor raised\n{format_user_traceback(exc)}"
         finally:

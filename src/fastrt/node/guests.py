@@ -150,7 +150,9 @@ class Guests:
         """The other node is lost, and with it those who made these actors: another node may build them again."""
         for guest in self._guests.values():
             try:
-                kill_in(self._store, guest.actor, f"node {self._exchange.name}, which had made it, was lost", force=False)
+                kill_in(
+                    self._store, guest.actor, f"node {self._exchange.name}, which had made it, was lost", force=False
+                )
             except FastrtError:
                 continue
         self._guests.clear()

@@ -412,7 +412,9 @@ def kill(actor: ActorHandle, *, no_restart: bool = True, force: bool = True) -> 
 def _caller(store: Store) -> str:
     """The code that runs here, for messages on any node."""
     task = store.task_here()
-    what = f"task {store.task_name(task)!r}" if task is not None else "an actor" if store.actor_here is not None else "the driver"
+    what = "the driver" if store.actor_here is None else "an actor"
+    if task is not None:
+        what = f"task {store.task_name(task)!r}"
     return f"{what} in process {os.getpid()} on {os.uname().nodename}"
 
 

@@ -135,7 +135,7 @@ class Group:
                 self.loop.run_forever()
                 stopped = True
             except (KeyboardInterrupt, SystemExit) as exc:  # of a task that user code has started; it ends the loop
-                if issubclass(type(exc), SystemExit) and not issubclass(type(exc), FastrtError):
+                if isinstance(exc, SystemExit) and not isinstance(exc, FastrtError):
                     self._worker.exit_by(exc)
         self._ending = True
         self._worker.ending.limit()

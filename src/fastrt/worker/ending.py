@@ -92,5 +92,5 @@ def exit_code(exc: SystemExit) -> int:
     """The exit code that `sys.exit` asked for; a text is printed, as Python does it."""
     if exc.code is None or isinstance(exc.code, int):
         return (exc.code or 0) & 255
-    print(exc.code, file=sys.stderr)
+    sys.stderr.write(f"{exc.code}\n")
     return 1

@@ -334,7 +334,6 @@ class Worker:
         if timer is not None and timer.is_over():
             raise timer.error()
 
-
     def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
         """SIGTERM: end. What user code runs here is interrupted, and then cleanup code runs."""
         self.ending.order()

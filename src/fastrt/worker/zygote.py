@@ -200,6 +200,11 @@ def _flush() -> None:
             continue
 
 
+def _reseed() -> None:
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
+
+
 def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> int:
     """In the forked child: join the session and run tasks, or an actor; return the exit code."""
     from fastrt.store import advice, attach, client, namespaces, unread
@@ -223,8 +228,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     out, err = Output(io.FileIO(1, "w", closefd=False)), Output(io.FileIO(2, "w", closefd=False))
     sys.stdout, sys.stderr = out.as_text(), err.as_text()
     faulthandler.enable(2)  # before the store's own handler, which passes a fault on to this one
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
+    _reseed()
     core_client, link = attach.join(session["socket"], "worker" if actor is None else "actor", f"worker-{os.getpid()}")
     daemon = attach.Lasting(session["socket"], link)
 
@@ -267,12 +271,11 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
 
     threads = NativeThreads(store, session["threads_follow_cpus"])
     limit_s = session["cleanup_timeout_s"]
+    ending = Ending(limit_s if actor is not None else min(WORKER_LIMIT_S, limit_s))
     worker: Worker
     if actor is None:
-        ending = Ending(min(WORKER_LIMIT_S, limit_s))
         worker = Worker(store, lambda word: daemon.send(op=word), told_to_stop, may_wait, ending, threads, [out, err])
     else:
-        ending = Ending(limit_s)
         worker = ActorWorker(store, actor, told_to_stop, ending, threads, [out, err])
     try:
         worker.run()
