@@ -30,7 +30,7 @@ def arena():
 
 def daemon(store):
     """What a daemon knows of actors when it has just started."""
-    return Actors(store, lambda actor: None, lambda actor, info, again: True, lambda: None, print)
+    return Actors(store, lambda actor: None, lambda actor, info, again: True, lambda actor: None, {}, print)
 
 
 def make(store, max_restarts):

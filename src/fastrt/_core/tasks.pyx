@@ -444,7 +444,7 @@ def queued(Client client):
 def wait_load(Client client, uint32_t seen, double timeout_s, double look_s):
     """Sleep until the load of this node differs from `seen`: whether tasks are queued, and how many workers are idle.
 
-    A push tells nobody but idle workers, so this looks now and then, without the GIL: 2 us each time.
+    A push wakes idle workers only, so this looks now and then, without the GIL: 2 us each time.
 
     Args:
         timeout_s: how long to sleep at most.

@@ -65,13 +65,13 @@ class Groups:
         group.tasks[int(index)], group.demands[int(index)] = task, demand
         if placed and len(group.tasks) == group.count:
             group.complete = group.created = all(self._placing.node_of(one) for one in group.tasks.values())
-        self._placing.stirred_groups.add(name)
+        self._placing.stirred_groups[name] = None
         self._look_whether_ready(name, group)
 
     def decide(self, now: float) -> list[Order]:
         """Place what can be placed: orders "admit", "lend", "refuse", "warn", and "release": give up what it has."""
         orders: list[Order] = []
-        stirred, self._placing.stirred_groups = self._placing.stirred_groups, set()
+        stirred, self._placing.stirred_groups = self._placing.stirred_groups, {}
         names = [name for name in stirred if name not in self._waiting and name in self._groups]
         grown, self._grown = self._grown != self._placing.growth, self._placing.growth
         for name in [*self._waiting, *names] if grown else stirred:
@@ -105,7 +105,7 @@ class Groups:
             return []
         self._waiting[name] = None
         if now < group.again_at:
-            placing.stirred_groups.add(name)  # it is looked at again, whether or not anything changes
+            placing.stirred_groups[name] = None  # it is looked at again, whether or not anything changes
             return []
         placed = [placing.node_of(task) for index, task in group.tasks.items() if index not in waiting]
         chosen, feasible = self._choose(_Shape(
@@ -115,7 +115,7 @@ class Groups:
             return [placing.put(group.tasks[k], node, now) for k, node in zip(waiting, chosen, strict=True)]
         if placed and not group.complete:  # a node had no room after all: all or none
             group.again_at = now + _AGAIN_S
-            placing.stirred_groups.add(name)
+            placing.stirred_groups[name] = None
             return [Order(task, "release", group.demands[k]) for k, task in group.tasks.items() if k not in waiting]
         if placed or feasible or group.warned:
             return []

@@ -127,7 +127,7 @@ class Placing:
         gone_groups: those made here whose tasks never can run, with the reason.
         node, name, total: as given; `name` is set once it is known.
         used: parts in use here.
-        stirred_groups: placement groups of which a bundle has changed its place; whoever looks at them takes them out.
+        stirred_groups: placement groups of which a bundle has changed its place, in order; `groups` takes them out.
         changes, growth: counts of how often what is free has changed, and how often there may have become more of it.
         waiting_actors: generations by index of the actors and bundles that wait.
         unopened: bundles placed here that tasks cannot use yet, with what they reserve; see `open`.
@@ -152,7 +152,7 @@ class Placing:
         self._gone_groups: set[str] = set()
         self.pending_groups: set[str] = set()
         self.gone_groups: dict[str, str] = {}
-        self.stirred_groups: set[str] = set()
+        self.stirred_groups: dict[str, None] = {}
         self.changes = self.growth = 0
         self.waiting_actors: dict[int, int] = {}
         self.unopened: dict[Task, Demand] = {}
@@ -499,7 +499,7 @@ class Placing:
 
     def _stir(self, demand: Demand) -> None:
         if demand.bundle:
-            self.stirred_groups.add(demand.bundle.split("/")[0])
+            self.stirred_groups[demand.bundle.split("/")[0]] = None
 
     def _wait_no_more(self, task: Task) -> None:
         if self.waiting_actors.get(-1 - task[0]) == task[1]:

@@ -1,0 +1,107 @@
+"""The decisions of `groups`, without processes: what is looked at again, and what is ready."""
+
+import random
+
+import pytest
+
+from fastrt.config import RESOURCE_PARTS as ONE
+from fastrt.node.bundles import assign
+from fastrt.node.groups import Groups
+from fastrt.node.placing import ELSEWHERE, GONE, Placing, View
+from fastrt.tasks.demand import Demand, given_by
+
+
+class Node:
+    """A node of four CPUs and the groups that were made on it."""
+
+    def __init__(self, *views, can_grow=False):
+        self.placing = Placing("me", {"CPU": 4 * ONE}, can_grow)
+        self.placing.has_uplink = bool(views)
+        self.placing.see(views)
+        self.groups = Groups(self.placing)
+        self.made = {}
+        self.count = 0
+
+    def make(self, *cpus, strategy="PACK"):
+        name = f"g{len(self.made)}-{self.count}"
+        self.made[name] = []
+        for index, cpu in enumerate(cpus):
+            self.count += 1
+            task = (-1 - self.count, self.count)
+            demand = Demand((("CPU", cpu * ONE),), bundle=f"{name}/{index}/{len(cpus)}/{strategy}")
+            self.placing.wait(task, demand, 0.0)
+            self.groups.add(task, demand)
+            self.made[name].append((task, demand))
+        return name
+
+    def remove(self, name):
+        for task, _ in self.made.pop(name):
+            self.placing.moved(task, GONE, 0.0)
+
+    def decide(self):
+        orders = self.groups.decide(0.0)
+        for task in list(self.placing.unopened):
+            self.placing.open(task)
+        return [(order.task[1], order.what) for order in orders + self.groups.decide(0.0)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_group_is_placed_as_soon_as_it_fits_whatever_happened_before(seed):
+    rng = random.Random(seed)
+    node = Node()
+    for _ in range(60):
+        if node.made and rng.random() < 0.45:
+            node.remove(rng.choice(list(node.made)))
+        else:
+            strategy = rng.choice(["PACK", "SPREAD", "STRICT_PACK"])
+            node.make(*(rng.randint(1, 3) for _ in range(rng.randint(1, 2))), strategy=strategy)
+        node.decide()
+        assert 0 <= node.placing.used.get("CPU", 0) <= 4 * ONE
+        for name, bundles in list(node.made.items()):
+            ready = node.groups.is_ready(name)
+            assert (name in node.placing.pending_groups) == (ready is False)
+            if ready is None:
+                assert "for which the nodes do not suffice" in node.groups.why_gone(name)
+                del node.made[name]
+            elif not ready:
+                wanted = [demand.amounts for _, demand in bundles]
+                assert assign(wanted, node.placing.rooms(), bundles[0][1].bundle.split("/")[3]) is None
+
+
+def test_group_is_ready_when_its_bundles_are_open_here_and_elsewhere():
+    other = View("id-other", "other", {"CPU": ONE}, {"CPU": ONE})
+    node = Node(other, can_grow=True)
+    name = node.make(4, 1)
+    orders = node.groups.decide(0.0)
+    assert [(order.task[1], order.what, order.node) for order in orders] == [(1, "admit", ""), (2, "lend", "id-other")]
+    here, there = node.made[name]
+    node.placing.moved(there[0], ELSEWHERE, 0.0)
+    node.groups.decide(0.0)
+    node.placing.open(here[0])
+    node.groups.decide(0.0)
+    assert node.groups.is_ready(name) is False, "the other node has not said that it has it"
+    given = dict(given_by(there[1]))
+    node.placing.see([View("id-other", "other", {"CPU": ONE, **given}, {"CPU": 0, **given})])
+    node.groups.decide(0.0)
+    assert node.groups.is_ready(name) is True
+    node.placing.see([])
+    node.groups.decide(0.0)
+    assert node.groups.is_ready(name) is False
+    assert node.groups.rows()[0]["state"] == "RESCHEDULING"
+
+
+def test_groups_that_wait_are_looked_at_only_when_something_is_free_that_was_not():
+    node = Node()
+    first = node.make(4)
+    node.decide()
+    for _ in range(50):
+        node.make(2)
+    node.decide()
+    looks = []
+    place = node.groups._place
+    node.groups._place = lambda *about: looks.append(about[0]) or place(*about)
+    late = node.make(2)
+    assert node.decide() == []
+    assert set(looks) == {late}
+    node.remove(first)
+    assert node.decide() == [(2, "admit"), (3, "admit")], "the oldest first"
