@@ -23,13 +23,16 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	--allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist; types=$$?; wait $$style && exit $$types
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real Ray, long tests (12 minutes; downloads in .cache)
+check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real torch and pandas, real Ray, long tests (14 minutes; downloads in .cache)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	-$(BIN)/python -m pip install --quiet --only-binary :all: joblib scikit-learn "dask[array]"
 	$(BIN)/python tests/fuzz/fuzz.py 20
 	$(BIN)/python tests/fuzz/parsers.py 2
 	$(BIN)/python tests/conformance/jax_envs.py
 	-$(BIN)/python tests/engines/ray_env.py
+	$(BIN)/python tests/store/libraries_env.py
+	FASTRT_NO_SKIPS=1 .cache/libraries/bin/python -m pytest tests/store/test_libraries.py tests/store/test_serialize.py \
+	tests/worker/test_native_threads.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
 	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
 	FASTRT_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
