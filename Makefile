@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell fin
 	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check asan bench chaos wheels clean
+.PHONY: help demo test check asan bench chaos soak wheels clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -43,6 +43,9 @@ asan: .venv/.tools ## the core's tests on builds with AddressSanitizer, Undefine
 
 bench: .venv/.tools ## run the benchmark suites; each run's figures stay in .benchmarks/ as JSON
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-autosave
+
+soak: .venv/.tools ## tasks, actors, spilling, cancels and kills for SECONDS=3600 on NODES=1: nothing is lost, nothing grows
+	$(BIN)/python tests/crash/soak.py $(or $(SECONDS),3600) --nodes $(or $(NODES),1)
 
 chaos: .venv/.tools ## kill processes at every point of the core and at random, and check that nothing is lost (long)
 	$(BIN)/python tests/crash/chaos.py
