@@ -69,7 +69,7 @@ def nested(k: int) -> int:
 
 
 @fastrt.remote(max_retries=-1)
-def sleep() -> int:
+def nap() -> int:
     threading.Event().wait(SLEEP_S)
     return 0
 
@@ -122,7 +122,7 @@ class Program:
         elif what in ("stream", "left"):
             ref = count.remote(k % 20)
         elif what == "cancel":
-            ref = sleep.remote()
+            ref = nap.remote()
         else:
             ref = large.remote(k) if k % 2 else fastrt.put(np.full(LARGE_WORDS, k))
         self.open.append((what, k, ref))
