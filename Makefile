@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell fin
 	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check asan bench chaos wheels clean
+.PHONY: help demo test check asan bench chaos soak wheels clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,13 +23,16 @@ test: .venv/.tools ## build, install, check style and types, run the tests (unde
 	--allowlist tests/stubtest_allowlist.txt --ignore-unused-allowlist; types=$$?; wait $$style && exit $$types
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real Ray, long tests (12 minutes; downloads in .cache)
+check: asan ## `make asan`, a minute of fuzzing, real jaxlib 0.4.13 to 0.10.2, real torch and pandas, real Ray, long tests (14 minutes; downloads in .cache)
 	-$(BIN)/python -m pip install --quiet --only-binary :all: atheris
 	-$(BIN)/python -m pip install --quiet --only-binary :all: joblib scikit-learn "dask[array]"
 	$(BIN)/python tests/fuzz/fuzz.py 20
 	$(BIN)/python tests/fuzz/parsers.py 2
 	$(BIN)/python tests/conformance/jax_envs.py
 	-$(BIN)/python tests/engines/ray_env.py
+	$(BIN)/python tests/store/libraries_env.py
+	FASTRT_NO_SKIPS=1 .cache/libraries/bin/python -m pytest tests/store/test_libraries.py tests/store/test_serialize.py \
+	tests/worker/test_native_threads.py
 	FASTRT_JAX=1 $(BIN)/python -m pytest tests/conformance
 	FASTRT_HISTORIES=50 $(BIN)/python -m pytest tests/coordination/test_histories.py
 	FASTRT_LONG=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -40,6 +43,9 @@ asan: .venv/.tools ## the core's tests on builds with AddressSanitizer, Undefine
 
 bench: .venv/.tools ## run the benchmark suites; each run's figures stay in .benchmarks/ as JSON
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-autosave
+
+soak: .venv/.tools ## tasks, actors, spilling, cancels and kills for SECONDS=3600 on NODES=1: nothing is lost, nothing grows
+	$(BIN)/python tests/crash/soak.py $(or $(SECONDS),3600) --nodes $(or $(NODES),1)
 
 chaos: .venv/.tools ## kill processes at every point of the core and at random, and check that nothing is lost (long)
 	$(BIN)/python tests/crash/chaos.py

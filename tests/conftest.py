@@ -71,6 +71,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: -patience[item.path])
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Make a skip a failure where FASTRT_NO_SKIPS says that everything must be there."""
+    report = yield
+    if report.skipped and "FASTRT_NO_SKIPS" in os.environ:
+        report.outcome = "failed"
+    return report
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     SEGMENTS.update(SHM.glob("fastrt-*"))
 

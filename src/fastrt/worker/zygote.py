@@ -200,6 +200,17 @@ def _flush() -> None:
             continue
 
 
+def _open_outputs(out_fd: int, err_fd: int) -> tuple[Output, Output]:
+    """Make these descriptors the process's stdout and stderr; a crash writes its Python stack to the latter."""
+    for fd, standard in ((out_fd, 1), (err_fd, 2)):
+        os.dup2(fd, standard)
+        os.close(fd)
+    out, err = Output(io.FileIO(1, "w", closefd=False)), Output(io.FileIO(2, "w", closefd=False))
+    sys.stdout, sys.stderr = out.as_text(), err.as_text()
+    faulthandler.enable(2)  # before the store's own handler, which passes a fault on to this one
+    return out, err
+
+
 def _reseed() -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
@@ -221,13 +232,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.enable()
-    os.dup2(out_fd, 1)
-    os.dup2(err_fd, 2)
-    os.close(out_fd)
-    os.close(err_fd)
-    out, err = Output(io.FileIO(1, "w", closefd=False)), Output(io.FileIO(2, "w", closefd=False))
-    sys.stdout, sys.stderr = out.as_text(), err.as_text()
-    faulthandler.enable(2)  # before the store's own handler, which passes a fault on to this one
+    out, err = _open_outputs(out_fd, err_fd)
     _reseed()
     core_client, link = attach.join(session["socket"], "worker" if actor is None else "actor", f"worker-{os.getpid()}")
     daemon = attach.Lasting(session["socket"], link)
