@@ -373,9 +373,9 @@ typedef struct {
 
 typedef struct {
     uint64_t hash[2];
-    uint64_t objref; /* committed last; 0: free */
+    uint64_t objref; /* committed last; 0: free; all ones: swept */
     uint32_t index;
-    uint32_t pad;
+    uint32_t pad; /* marks, see functions.pyx: may be swept, is being swept */
     char name[64]; /* for people: messages must not need the function's own modules */
 } frt_function;
 
