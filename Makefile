@@ -8,7 +8,7 @@ SOURCES := pyproject.toml setup.py MANIFEST.in $(wildcard README.md) $(shell fin
 	-name __pycache__ -prune -o -name '*.egg-info' -prune -o -name '*.so' -o -name '*.c' -o -name '*.binpb' -o -print)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check asan bench chaos soak wheels clean
+.PHONY: help demo test check asan bench soak chaos wheels clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
