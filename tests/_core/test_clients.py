@@ -52,6 +52,8 @@ def test_table_grows_with_the_clients_and_what_they_hold_goes_with_them(make_nod
         recovery.recover(node.client, index)
     assert fsck.usage(node.client)["objects"] == 1
     assert clients.occupancy(node.segment) == (1, 704)
+    with pytest.raises(AttachError, match="not in the table of 64"):
+        Client(node.segment, 500, 1)
     again, _ = clients.admit(node.segment, os.getpid(), clients.KIND_TOOL, first=500)
     assert again == 500, "a plane that was in use before"
     node.others.append(again)
