@@ -200,7 +200,7 @@ cdef bint _is_unused(frt_ctx *x, frt_function *f) noexcept nogil:
     """
     cdef uint32_t i = f.index
     return functions_counts(f) and i < frt_objects(x) and a64_load_sc(&x.entries[i].objref) == f.objref and \
-        not frt_any(frt_refs(x, i), x.words) and a32_load_sc(&x.entries[i].counted) == 1
+        not frt_any(x, i, FRT_REFS) and a32_load_sc(&x.entries[i].counted) == 1
 
 
 cdef set _named_by_tasks(frt_ctx *x):

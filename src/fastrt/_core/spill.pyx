@@ -326,11 +326,12 @@ def nap(Client client, double timeout_s):
 
 cdef bint _is_others(frt_ctx *x, uint32_t i, bint unfinished) noexcept:
     """Whether any other client could free the block of entry i, by letting go of it or by sealing it."""
-    cdef uint64_t word = a64_load_acq(frt_state(x, i))
+    cdef uint64_t bits, word = a64_load_acq(frt_state(x, i))
     cdef int state = frt_word_state(word)
     cdef uint32_t w, task = a32_load_rlx(&x.entries[i].task)
-    for w in range(x.words):
-        if (a64_load_rlx(frt_refs(x, i) + w) | a64_load_rlx(frt_pins(x, i) + w)) & ~(x.me_bit if w == x.me_word else 0):
+    for w in range(frt_words(x)):
+        bits = a64_load_rlx(frt_bits(x, i, FRT_REFS, w)) | a64_load_rlx(frt_bits(x, i, FRT_PINS, w))
+        if bits & ~(x.me_bit if w == x.me_word else 0):
             return True
     if state == FRT_OBJ_PENDING:  # half written
         return not 0 < task <= frt_tasks(x) or frt_word_client(a64_load_acq(x.task_words + task - 1)) != x.me
@@ -361,7 +362,7 @@ def outlook(Client client):
         c = frt_word_client(word)
         if frt_word_state(word) >= FRT_TASK_CLAIMED and c < x.clients_max and x.clients[c].kind == FRT_KIND_TOOL:
             awake.add(c)
-    for c in range(x.clients_max):
+    for c in range(frt_clients(x)):
         if c != x.me and frt_word_state(x.clients[c].word) == FRT_CLIENT_LIVE and not a32_load_sc(
                 &x.clients[c].sleepers) and x.clients[c].kind in (FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_ACTOR):
             awake.add(c)
