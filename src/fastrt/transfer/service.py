@@ -33,8 +33,8 @@ from fastrt.rpc.server import open_server
 from fastrt.rpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler.client import SchedulerError
 from fastrt.store.client import Store
-from fastrt.store.room import mib
 from fastrt.store.ref import ObjectRef
+from fastrt.store.room import mib
 from fastrt.transfer import obj
 from fastrt.transfer.inbound import Inbound, Refused
 from fastrt.transfer.pull import Puller
