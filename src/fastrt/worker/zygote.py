@@ -216,6 +216,23 @@ def _reseed() -> None:
         sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
 
 
+def _become_independent(title: str, descriptors: int) -> None:
+    """Undo in the child what only the zygote needs.
+
+    Args:
+        title: for `ps` and `top`.
+        descriptors: the soft limit that the session's workers have.
+    """
+    introduce(title)
+    os.setpgid(0, 0)  # so that the daemon can end the worker together with what its tasks have started
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    gc.enable()
+
+
 def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> int:
     """In the forked child: join the session and run tasks, or an actor; return the exit code."""
     from fastrt.store import advice, attach, client, namespaces, unread
@@ -224,14 +241,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     from fastrt.worker.main import Worker
     from fastrt.worker.native_threads import NativeThreads
 
-    introduce("fastrt-worker" if actor is None else "fastrt-actor")
-    os.setpgid(0, 0)  # so that the daemon can end the worker together with what its tasks have started
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != session["descriptors"]:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (session["descriptors"], hard))
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    gc.enable()
+    _become_independent("fastrt-worker" if actor is None else "fastrt-actor", session["descriptors"])
     out, err = _open_outputs(out_fd, err_fd)
     _reseed()
     core_client, link = attach.join(session["socket"], "worker" if actor is None else "actor", f"worker-{os.getpid()}")
