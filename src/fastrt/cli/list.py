@@ -57,6 +57,12 @@ def list_(
         wanted["state"] = state
     if name is not None:
         wanted["class" if what == "actors" else "what" if what == "objects" else "name"] = name
+    from fastrt.runtime.look import check_filters
+
+    try:
+        check_filters(what, wanted)
+    except ValueError as exc:
+        raise click.ClickException(str(exc)) from None
     heads: set[str] = set()  # of clusters that have been asked: one node speaks for all
     found = look_at(session, lambda path: _rows(path, what, wanted, limit, None if this_node else heads))
     rows: list[dict[str, Any]] = []

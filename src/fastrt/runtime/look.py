@@ -80,16 +80,25 @@ def list_workers(*, limit: int = 100, all_nodes: bool = True, timeout: float = _
     return rows_of("workers", limit=limit, all_nodes=all_nodes, timeout=timeout, **filters)
 
 
+def check_filters(what: str, filters: dict[str, Any]) -> None:
+    """Check that a list has the columns to filter by, also when it has no rows.
+
+    Raises:
+        ValueError: it has not.
+    """
+    for name in filters:
+        if name not in listing.COLUMNS[what]:
+            there = ", ".join(listing.COLUMNS[what])
+            raise ValueError(f"there is no column {name!r} to filter by; there are: {there}")
+
+
 def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters: Any) -> list[Row]:
     """Rows of "tasks", "actors", "objects" or "workers" that fit the filters.
 
     Raises:
         ValueError: a filter names no column.
     """
-    for name in filters:
-        if name not in listing.COLUMNS[what]:
-            there = ", ".join(listing.COLUMNS[what])
-            raise ValueError(f"there is no column {name!r} to filter by; there are: {there}")
+    check_filters(what, filters)
     store = store_client.require()
     others = _others(store) if all_nodes else {}
     if not others:
