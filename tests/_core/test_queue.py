@@ -124,6 +124,7 @@ json.dumps(got)
             assert mine == sorted(mine)
 
 
+@pytest.mark.long
 def test_result_that_is_polled_for_is_never_seen_half_written(node, client, function):
     """What a value is must be read after whether it is there: a result that is not sealed yet looks like None."""
     peer, count = node.peer(), 20_000

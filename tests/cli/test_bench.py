@@ -39,6 +39,7 @@ def test_missing_extra_says_what_to_install(monkeypatch):
     assert "pip install 'fastrt[bench]'" in result.output
 
 
+@pytest.mark.long
 def test_suite_runs_and_prints_p50_and_p99(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
         monkeypatch.delenv(name)  # or the suite takes itself for a part of this run, and times nothing

@@ -92,6 +92,7 @@ def test_nodes_that_are_stopped_while_they_work_have_nothing_to_say(pair, first)
     assert len(refs) == 100
 
 
+@pytest.mark.long
 def test_a_busy_node_lends_what_would_wait_and_keeps_the_rest(start, runtime_dir):
     head = start("--head", "--port", "0", "--num-workers", "1", "--name", "one")
     start("--address", head.head, "--num-workers", "1", "--name", "two")

@@ -254,17 +254,17 @@ def test_many_groups_that_wait_cost_no_more_each_than_a_few(rt, wait_until):
 
 
 def test_full_table_of_actors_and_bundles_is_named(rt, wait_until):
-    groups = [fastrt.placement_group([{"license": 2}] * 500) for _ in range(2)]
-    with pytest.raises(ObjectStoreFullError, match=r"placement groups.*1024"):
+    groups = [fastrt.placement_group([{"license": 2}] * 500) for _ in range(16)]
+    with pytest.raises(ObjectStoreFullError, match=r"placement groups.*8192"):
         fastrt.placement_group([{"license": 2}] * 500)
 
     def takes_the_rest():
         with contextlib.suppress(ObjectStoreFullError):
-            groups.append(fastrt.placement_group([{"license": 2}] * 24))
-        return len(groups) == 3
+            groups.append(fastrt.placement_group([{"license": 2}] * 192))
+        return len(groups) == 17
 
     wait_until(takes_the_rest, "the room that the one which failed had")
-    with pytest.raises(ObjectStoreFullError, match=r"actors.*1024"):
+    with pytest.raises(ObjectStoreFullError, match=r"actors.*8192"):
         Licensed.remote()
     for group in groups:
         fastrt.remove_placement_group(group)

@@ -363,8 +363,7 @@ def test_strangers_who_say_nothing_neither_keep_others_out_nor_pile_up(
     try:
         for k in range(source_module._CONNECTIONS_MAX + 20):
             silent.append(socket.create_connection(("127.0.0.1", pair.source.port), PATIENCE_S))
-            if k % 2:
-                silent[-1].sendall(b"fastrtP1 and half a greeting")
+            silent[-1].sendall(b"fastrtP1 and half a greeting" if k % 2 else b"f")
         assert pair.puller().pull(1, pair.source.address).result(PATIENCE_S)
         wait_until(lambda: streams_of_the_source() <= most + 1, "the oldest strangers to be sent away")
         assert silent[0].recv(100) == b""
@@ -386,8 +385,9 @@ def test_taker_is_served_for_longer_than_a_greeting_may_take(pair: Pair, closing
     sock = dialled(source)
     with sock, contextlib.ExitStack() as stack:
         for _ in range(source_module._GREETINGS_MAX + 5):
-            stack.enter_context(socket.create_connection(("127.0.0.1", source.port), PATIENCE_S))
+            stack.enter_context(socket.create_connection(("127.0.0.1", source.port), PATIENCE_S)).sendall(b"f")
         with socket.create_connection(("127.0.0.1", source.port), PATIENCE_S) as last:
+            last.sendall(b"f")  # the kernel keeps those that say nothing
             everything(last)  # its time is up, and with it that of all before
         sock.settimeout(PATIENCE_S)
         sock.sendall(request(1, 0))
