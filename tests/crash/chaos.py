@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import random
+import re
 import select
 import subprocess
 import sys
@@ -25,6 +26,16 @@ FORMS: dict[str, dict[str, Any]] = {
     "long": {"per_side": 50, "per_recovery": 20, "pairs": 3000, "live": 5000},
 }
 SESSION_S = {"short": 4.0, "long": 120.0}
+# Points that the walks do not come by, by file, function and kind, and why.
+NOT_WALKED = {
+    ("actors.pyx", "_commit_record", "store"): "needs more actors than the first step of their table has",
+    ("actors.pyx", "_commit_record", "give"): "as above",
+    ("actors.pyx", "_create", "give"): "its refusal needs as many actors as clients_max allows",
+    ("clients.pyx", "readmit", "store"): "one store by the daemon, to the slot of a process that lives",
+    ("recovery.pyx", "_close_planes", "mend"): "as below",
+    ("recovery.pyx", "_close_planes", "store"): "needs a plane whose last client is recovered by one outside of it",
+    ("arena.pyx", "arena_grow", "mend"): "mends a lock only if two processes grow at the moment of the death",
+}
 RECOVERY_MS = 50.0  # of a killed worker: from the kill until its task runs again
 OBJECTS = {"short": (10**5,), "long": (10**4, 10**5, 10**6, 10**7)}
 BYTES_PER_OBJECT = 200
@@ -148,6 +159,17 @@ def summary(lanes: list[Lane]) -> tuple[dict[str, Any], list[str]]:
     return found, never
 
 
+def place_of(point: str, source: str) -> tuple[str, str, str]:
+    """The file, the function and the kind of a point such as "arena.pyx:219 mend"."""
+    where, _, kind = point.partition(" ")
+    file, _, line = where.partition(":")
+    found = ""
+    for text in Path(source, file).read_text().splitlines()[: int(line)] if file.endswith(".pyx") else []:
+        match = re.match(r"(?:def|cdef|cpdef)\b[^=]*?(\w+)\(", text)
+        found = match[1] if match else found
+    return file, found, kind
+
+
 def with_table(target: Path, script: str, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a script on the failpoint build with a table of points; its output is kept, its errors are shown."""
     with tempfile.TemporaryDirectory(prefix="frt-points-") as folder:
@@ -211,7 +233,8 @@ def main() -> int:
     for name, value in found.items():
         say(f"{name:>40}  {value}")
     say(f"{'seconds':>40}  {time.monotonic() - begun:.0f}")
-    problems = [] if options.seconds else [f"never reached: {name}" for name in never]
+    missed = [name for name in never if place_of(name.partition(" ")[2], spec["source"]) not in NOT_WALKED]
+    problems = [] if options.seconds else [f"never reached: {name}" for name in missed]
     problems += session(target, "short" if options.short else "long", spec["seed"])
     problems += [] if options.seconds else janitor("short" if options.short else "long")
     if not options.short:

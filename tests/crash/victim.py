@@ -51,8 +51,9 @@ class Victim:
 
     def steps(self) -> list[Callable[[], None]]:
         return [self.read_shared, self.put_and_drop, self.grow, self.name_functions, self.submit_and_run,
-                self.rank, self.demand, self.work_for_others, self.cancel, self.wait, self.watch, self.act, self.stream,
-                self.queue, self.spill, self.record, self.bury, self.make_segment, self.grow_payload]  # fmt: skip
+                self.sweep_functions, self.rank, self.demand, self.work_for_others, self.cancel, self.wait,
+                self.watch, self.act, self.stream, self.queue, self.spill, self.record, self.bury,
+                self.make_segment, self.grow_payload]  # fmt: skip
 
     def read_shared(self) -> None:
         try:  # a name that has another tenant by now
@@ -129,6 +130,14 @@ class Victim:
             if functions.find_function(self.client, digest) is None:
                 ref = handles.put_scalar(self.client, f"function {k}")
                 functions.add_function(self.client, digest, ref, f"function {k}")
+
+    def sweep_functions(self) -> None:
+        """A function that goes when nothing but the table holds it, and the number of workers that are to come."""
+        clients.want_workers(self.client, 1)
+        digest = bytes([2]) * 16
+        if functions.find_function(self.client, digest) is None:
+            functions.add_function(self.client, digest, handles.put_scalar(self.client, "swept"), "swept", False)
+        functions.sweep(self.client)
 
     def submit_and_run(self) -> None:
         c, f = self.client, self.function
