@@ -191,7 +191,8 @@ def hung_up_after(address: str, said: bytes) -> float:
 @pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0\r\n"], ids=["nothing", "half a preface"])
 def test_connection_that_says_no_word_of_http_is_hung_up_on(serve: Any, said: bytes) -> None:
     recorder, channel = serve()
-    assert 5 < hung_up_after(recorder.address, said) < 20
+    # The kernel keeps a connection without a first byte for about 15 s; after that the server's own time begins.
+    assert 5 < hung_up_after(recorder.address, said) < (20 if said else 38)
     assert channel.unary_unary("/t.S/Echo")(b"ok", timeout=40) == b"ok"
 
 
