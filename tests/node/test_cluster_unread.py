@@ -4,12 +4,15 @@ import pytest
 
 
 @pytest.mark.long
-def test_errors_of_another_node_that_nothing_reads_are_printed_where_the_program_runs(runtime_dir, start, program):
+def test_errors_of_another_node_that_nothing_reads_are_printed_where_the_program_runs(
+    runtime_dir, start, program, tmp_path
+):
+    stop = tmp_path / "stop"
     head = start("--head", "--port", "0", "--num-workers", "0", "--name", "one")
     start("--address", head.head, "--num-workers", "2", "--name", "two")
     one = program(
         f"""
-        import os, sys, threading
+        import os, threading
         import fastrt
 
         @fastrt.remote(scheduling="two", max_retries=0)
@@ -41,7 +44,8 @@ def test_errors_of_another_node_that_nothing_reads_are_printed_where_the_program
                 except ValueError:
                     pass
             print("done", flush=True)
-            sys.stdin.read()
+            while not os.path.exists({str(stop)!r}):
+                threading.Event().wait(0.01)
         """
     )
     one.wait_for_line("done")
@@ -50,6 +54,7 @@ def test_errors_of_another_node_that_nothing_reads_are_printed_where_the_program
         line = one.process.stderr.readline()
         assert line, seen
         seen += line
+    stop.touch()
     seen += one.finish()[1]
     assert seen.count("ValueError: dropped at once") == 1, seen
     assert seen.count("ValueError: held") == 1, seen
