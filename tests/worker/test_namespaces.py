@@ -77,7 +77,6 @@ def test_executor_initializer_sets_globals_that_the_mapped_functions_see(rt):
         assert executor.submit(add_nested, 1).result() == 11
         assert executor.submit(lambda: add(5)).result() == 15
         assert executor.submit(read_all).result() == (10, 10, 10, (10, 10), 10)
-        assert fastrt.get(fastrt.remote(add).options(num_cpus=0.5).remote(1)) == 11
     assert (offset, table, Config.value) == (0, {"key": 0}, 0), "this process is none of the workers"
 
 
