@@ -282,12 +282,14 @@ KINDS = ("silent", "garbage", "slow", "half-tls", "full-tls")
 class Attack(hostile.Attack):
     """Attackers that also use Unix sockets and TLS, and open a bounded number of connections a second."""
 
+    peer_kind = Stranger
+
     def __init__(self, kind: str, address: str, count: int, reconnects: float) -> None:
         unix = address.startswith("@")
         # Who is slow sends a byte a second over each connection.
         super().__init__(kind, "x:1" if unix else address, count, rate=count if kind == "slow" else 1e6)
         if unix:
-            self._target = "\0" + address[1:]  # type: ignore[assignment]
+            self._target = "\0" + address[1:]
         self._reconnects = reconnects
         self._begun: float | None = None
         self._extra = 0.0
@@ -300,19 +302,8 @@ class Attack(hostile.Attack):
             missing = min(missing, int(allowed))
             self._extra += max(0, missing)
         for _ in range(min(64, missing)):
-            sock = socket.socket(socket.AF_UNIX if isinstance(self._target, str) else socket.AF_INET)
-            sock.setblocking(False)
-            try:
-                with contextlib.suppress(BlockingIOError):
-                    sock.connect(self._target)
-            except OSError:
-                sock.close()
-                self.refused += 1
+            if not self._connect():
                 return
-            self.opened += 1
-            peer = Stranger(sock, self.kind, self.path)
-            self.peers.add(peer)
-            self._selector.register(sock, 3, peer)
 
     def _read(self, peer: Any) -> bool:
         data = peer.sock.recv(1 << 16)

@@ -331,6 +331,8 @@ class Attack:
         rate: bytes a second to send and receive in all; None as fast as it goes.
     """
 
+    peer_kind: type[Peer] = Peer
+
     def __init__(
         self,
         kind: str,
@@ -342,7 +344,7 @@ class Attack:
     ) -> None:
         self.kind, self.count, self.path = kind, count, path
         host, _, port = address.rpartition(":")
-        self._target = (host, int(port))
+        self._target: tuple[str, int] | str = (host, int(port))  # a text is the name of a Unix socket
         self._bytes_max = bytes_max
         self._rate = rate
         self._began = time.monotonic()
@@ -376,21 +378,25 @@ class Attack:
 
     def _open(self, now: float) -> None:
         for _ in range(min(64, self.count - len(self.peers))):
-            if self._is_paced(now):
+            if self._is_paced(now) or not self._connect():
                 return
-            sock = socket.socket()
-            sock.setblocking(False)
-            try:
-                with contextlib.suppress(BlockingIOError):
-                    sock.connect(self._target)
-            except OSError:
-                sock.close()
-                self.refused += 1
-                return
-            self.opened += 1
-            peer = Peer(sock, self.kind, self.path)
-            self.peers.add(peer)
-            self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+
+    def _connect(self) -> bool:
+        """Open one connection; False when it cannot be opened."""
+        sock = socket.socket(socket.AF_UNIX if isinstance(self._target, str) else socket.AF_INET)
+        sock.setblocking(False)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(self._target)
+        except OSError:
+            sock.close()
+            self.refused += 1
+            return False
+        self.opened += 1
+        peer = self.peer_kind(sock, self.kind, self.path)
+        self.peers.add(peer)
+        self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
+        return True
 
     def _serve(self, peer: Peer, events: int) -> None:
         try:

@@ -29,6 +29,12 @@ def rt(runtime_dir, nodes):
         yield runtime
 
 
+@fastrt.remote(num_gpus=1)
+def endless(path):
+    open(path, "w").close()
+    threading.Event().wait(60)
+
+
 @fastrt.remote
 def where(seconds=0.0, *more):
     from fastrt.store import client
@@ -129,13 +135,7 @@ def work_of(nodes):
 
 def test_nodes_sleep_while_a_task_that_was_sent_elsewhere_just_sleeps(nodes, two, tmp_path, wait_until):
     """0.7 % of a core and 120 wake-ups a second were measured for all processes of two nodes; 17 % and 1240 before."""
-
-    @fastrt.remote(num_gpus=1)
-    def sleeps(path):
-        open(path, "w").close()
-        threading.Event().wait(60)
-
-    ref = sleeps.remote(str(tmp_path / "begun"))
+    ref = endless.remote(str(tmp_path / "begun"))
     wait_until((tmp_path / "begun").exists, "the task")
 
     def are_quiet():
@@ -176,11 +176,6 @@ def test_arguments_references_and_cancellation_go_along(two, tmp_path, wait_unti
 
     waits = where.remote(0.1)
     assert fastrt.get(total.remote([1, 2], [fastrt.put(3)], fastrt.put(4)), timeout=30) == 10
-
-    @fastrt.remote(num_gpus=1)
-    def endless(path):
-        open(path, "w").close()
-        threading.Event().wait(60)
 
     running = endless.remote(str(tmp_path / "begun"))
     wait_until((tmp_path / "begun").exists, "it to run there")

@@ -150,9 +150,10 @@ def test_await_gives_the_value_without_blocking_the_loop(tmp_path):
 @pytest.mark.parametrize("kind", [ValueError, StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit])
 def test_await_raises_what_the_task_raised_and_never_hangs(kind):
     async def main():
-        # Not in a task of its own: asyncio lets KeyboardInterrupt and SystemExit of a task end the loop.
+        ref = raises.remote(kind)
         with pytest.raises(TaskError, match=kind.__name__):
-            await raises.remote(kind)
+            # `wait_for` makes a task of it, and asyncio lets KeyboardInterrupt and SystemExit of a task end the loop.
+            await (asyncio.wait_for(ref, 20) if issubclass(kind, Exception) else ref)
 
     asyncio.run(main())
 

@@ -71,12 +71,24 @@ def read_setting():
     return setting
 
 
-def test_executor_initializer_sets_globals_that_the_mapped_functions_see(rt):
+@fastrt.remote
+def add_here(x):
+    return os.getpid(), add(x)
+
+
+def test_executor_initializer_sets_globals_that_the_mapped_functions_see(rt, wait_until):
     with fastrt.Executor(initializer=assign_all, initargs=(10,)) as executor:
         assert list(executor.map(add, range(3))) == [10, 11, 12]
         assert executor.submit(add_nested, 1).result() == 11
         assert executor.submit(lambda: add(5)).result() == 15
         assert executor.submit(read_all).result() == (10, 10, 10, (10, 10), 10)
+        prepared = executor.submit(os.getpid).result()
+        found = {}
+        wait_until(
+            lambda: prepared in found or found.update([fastrt.get(add_here.options(num_cpus=0.5).remote(1))]),
+            "a task in a worker that the executor has prepared",
+        )
+        assert found[prepared] == 11
     assert (offset, table, Config.value) == (0, {"key": 0}, 0), "this process is none of the workers"
 
 

@@ -102,7 +102,7 @@ cdef uint32_t _others(frt_ctx *x) noexcept nogil:
 
 
 cdef int _commit_record(frt_ctx *x, uint32_t a) noexcept nogil:
-    """See to it that the record has memory. Under the lock."""
+    """Commit memory for record a. The caller holds the actors lock."""
     cdef int rc
     if a < a32_load_acq(&x.sb.actors_committed):
         return FRT_OK

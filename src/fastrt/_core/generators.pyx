@@ -109,7 +109,7 @@ def take(Client client, Ref stream, Ref end, timeout_s, double spin_s):
         if over:
             return end if x.entries[end.index].flags & FRT_ENTRY_ERROR else None
         if s.limit == _ELSEWHERE:
-            a64_or_sc(frt_mine(x, stream.index, FRT_WAITS), x.me_bit)  # nothing is fetched before somebody wants it
+            a64_or_sc(frt_mine(x, stream.index, FRT_WAITS), x.me_bit)  # the uplink fetches what a reader awaits
         now = frt_now_ns()
         if now >= deadline and not spin:
             return False

@@ -182,7 +182,7 @@ cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept no
         t = _spin_for_task(x, spin_ns)
         a32_store_sc(&x.sb.spinner, 0)
         if t != FRT_NOT_FOUND:
-            # Pushes that saw us spin woke nobody: pass the word on.
+            # A push that sees a spinning worker wakes no sleeper: this worker wakes one.
             if queue_length(x):
                 queue_wake_idle(x)
             return t

@@ -23,14 +23,26 @@ def lock_folder(lock: int, what: str) -> None:
     Raises:
         StateDirectoryError: another process uses the folder.
     """
-    until = time.monotonic() + _DYING_S
+    if not take_lock(lock, _DYING_S):
+        raise StateDirectoryError(f"{what} is in use by another process. Stop it, or name another one.")
+
+
+def take_lock(lock: int, patience_s: float) -> bool:
+    """Lock a file for this process until the descriptor is closed; False when another process keeps it.
+
+    Args:
+        lock: descriptor of the file.
+        patience_s: how long to wait for the other process, in seconds.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    until = time.monotonic() + patience_s
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return True
         except BlockingIOError:
             if time.monotonic() >= until:
-                raise StateDirectoryError(
-                    f"{what} is in use by another process. Stop it, or name another one."
-                ) from None
+                return False
         time.sleep(_LOOK_AGAIN_S)

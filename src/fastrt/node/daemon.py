@@ -115,12 +115,12 @@ class Daemon:
         self._members: dict[int, Member] = {}  # by pid
         self._admission = Admission(
             Store(self._client, 0.0), config.num_workers, config.resources if config.num_workers else {}, cluster,
-            self._runs_tasks, self._is_blocked, self._want_actors, lambda text: self._log(text, True),
+            self._runs_tasks, self._is_blocked, self._want_actors, self._log,
         )  # fmt: skip
-        self._advisor = Advisor(self._client, pool, lambda text: self._log(text, True)) if config.advice else None
+        self._advisor = Advisor(self._client, pool, self._log) if config.advice else None
         self._actors = Actors(
             Store(self._client, 0.0), self._fork, self._admission.may_start, self._on_actor_ended,
-            self._admission.placing.waiting_actors, lambda text: self._log(text, True),
+            self._admission.placing.waiting_actors, self._log,
         )  # fmt: skip
         self._actors_wanted = self._refresh_wanted = False
         self._refreshed_at = self._swept_at = 0.0
@@ -144,10 +144,11 @@ class Daemon:
         self._left_out = 0  # lines from other nodes, while a driver was far behind
         self._told_readers: tuple[Link, bool] | None = None
         if pool.zygote_is_new:
-            own = {"socket": self.socket_path, "spin_s": config.spin_us / 1e6, "patience_s": config.store_patience_s}
-            own |= {"call_sites": config.record_call_sites, "library_threads": config.library_threads}
-            own["cleanup_timeout_s"] = config.cleanup_timeout_s
-            pool.configure({**session, **own, "advice": config.advice})
+            pool.configure({
+                **session, "socket": self.socket_path, "spin_s": config.spin_us / 1e6, "advice": config.advice,
+                "patience_s": config.store_patience_s, "call_sites": config.record_call_sites,
+                "library_threads": config.library_threads, "cleanup_timeout_s": config.cleanup_timeout_s,
+            })  # fmt: skip
         if adopt is not None:
             self._take_over()
 
@@ -256,8 +257,10 @@ class Daemon:
     def _patience_s(self) -> float:
         if any(member.gone_at for member in self._members.values()):
             return _HURRY_S
-        patience_s = _OPENING_S if self._admission.placing.unopened else _TICK_S
-        return min(patience_s, self._actors.patience_s())
+        return min(self._tick_s(), self._actors.patience_s())
+
+    def _tick_s(self) -> float:
+        return _OPENING_S if self._admission.placing.unopened else _TICK_S
 
     # ---- joining and leaving ----
 
@@ -524,7 +527,7 @@ class Daemon:
         if self._config.log_to_driver and (owner is None or owner.kind != "driver"):
             self._forwarding.forward(printed, self._admission.uplink)
 
-    def _log(self, text: str, is_error: bool, is_update: bool = False) -> None:
+    def _log(self, text: str, is_error: bool = True, is_update: bool = False) -> None:
         self._post(op="log", text=text, error=is_error, update=is_update)
 
     def _post(self, **message: Any) -> None:
@@ -537,10 +540,9 @@ class Daemon:
         if self._drivers_lag():
             self._left_out += text.count("\n")
         else:
-            for member in self._members.values():
-                if member.link is not None and member.logs == "all":
-                    flags = {"error": message.get("error") is True, "update": message.get("update") is True}
-                    member.link.post(op="log", text=text, **flags)
+            flags = {"error": message.get("error") is True, "update": message.get("update") is True}
+            for link in self._readers("all"):
+                link.post(op="log", text=text, **flags)
 
     def _tend_output(self) -> None:
         """Pass on unfinished lines, say what was left out, and have the uplink know whether a driver reads."""
@@ -551,17 +553,16 @@ class Daemon:
                     pipe.pass_on_unfinished(now)
         self._forwarding.tend(uplink)
         if self._left_out and not self._drivers_lag():
-            self._log(
-                f"fastrt: {self._left_out} lines from other nodes were left out: this program read too slowly\n", True
-            )
+            self._log(f"fastrt: {self._left_out} lines from other nodes were left out: this program read too slowly\n")
             self._left_out = 0
         reads = any(member.logs == "all" for member in self._members.values())
         if uplink is not None and self._told_readers != (uplink, reads):
             self._told_readers = uplink, reads
             uplink.post(op="reads_output", on=reads)
 
-    def _readers(self) -> list[Link]:
-        return [member.link for member in self._members.values() if member.link is not None and member.logs]
+    def _readers(self, *which: str) -> list[Link]:
+        which = which or ("node", "all")
+        return [member.link for member in self._members.values() if member.link is not None and member.logs in which]
 
     def _drivers_lag(self) -> bool:
         links = self._readers()
@@ -583,7 +584,7 @@ class Daemon:
             self._muted.clear()
         now = time.monotonic()
         self._tend_output()
-        if now - self._refreshed_at > (_OPENING_S if self._admission.placing.unopened else _TICK_S):
+        if now - self._refreshed_at > self._tick_s():
             self._refreshed_at = now
             self._admission.refresh()
         if self._advisor is not None:

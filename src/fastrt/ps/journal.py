@@ -19,19 +19,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import logging
 import os
 import shutil
 import struct
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from fastrt._core import stream
 from fastrt.durable import DamagedStateError, DiskFullError, Mark, MarkFile, StateDirectoryError
+from fastrt.durable.lock import take_lock
 from fastrt.durable.mark import boot_id, new_mark, sync_folder
 from fastrt.folders import UnsafeFolderError, open_private, private_folder
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
@@ -47,7 +46,7 @@ _HEAD = struct.Struct(
 _MAGIC = b"frpj"
 _WRITE_BYTES = 16 << 20
 _LOG_BYTES_MIN = 64 << 20
-_LOCK_S, _LOCK_RETRY_S = 20.0, 0.02  # one that is told to end may have to finish what it does
+_LOCK_S = 20.0  # one that is told to end may have to finish what it does
 _FDS = ("log", "snapshot-0", "snapshot-1")
 
 
@@ -342,17 +341,12 @@ def _lock(fd: int, folder: Path) -> None:
     Raises:
         StateDirectoryError: another process has it, and does not end.
     """
-    until = time.monotonic() + _LOCK_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise StateDirectoryError(f"{folder} is in use by another server, which does not end.") from None
-            time.sleep(_LOCK_RETRY_S)
-        except OSError:  # a file system without locks
-            return
+    try:
+        is_ours = take_lock(fd, _LOCK_S)
+    except OSError:  # a file system without locks
+        return
+    if not is_ours:
+        raise StateDirectoryError(f"{folder} is in use by another server, which does not end.")
 
 
 def write_all(fd: int, generation: int, records: Iterable[Written], sync: bool, seed: int = 0) -> int:

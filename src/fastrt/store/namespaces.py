@@ -74,7 +74,7 @@ class Sent:
 
 
 def _token(name: str, value: Any, digest: _Digest) -> object:
-    """What two values that need not be told apart have in common; None for one that always counts as another."""
+    """Make a token that is equal for values that need not be sent again; None: the value is sent each time."""
     kind = type(value)
     if kind in _SCALARS and (kind not in (str, bytes) or len(value) <= _TEXT_MAX):
         return kind, repr(value)

@@ -1,7 +1,7 @@
 """Waiting for room in the store: what is said meanwhile, and when the wait is hopeless.
 
 A value that does not fit now may fit later: another process drops a view, a value that is being written becomes one
-that can be spilled, a task ends. So whoever needs room asks the daemon to spill, tries again, and sleeps in between.
+that can be spilled, a task ends. So a process that needs room asks the daemon to spill, and tries again after a sleep.
 A wait ends in an error in three cases:
 
 - All that is in use is used by the waiting process itself, which sleeps. Nothing else could free it.

@@ -13,13 +13,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeGuard
+from typing import Any
 
 from fastrt._core import actors, handles, trace
 from fastrt._core import tasks as core
 from fastrt._core.inbox import Inbox
 from fastrt._core.run import Runner
-from fastrt.errors import ActorDiedError, FastrtError, format_user_traceback
+from fastrt.errors import ActorDiedError, format_user_traceback
 from fastrt.folders import private_folder, replace_private
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -28,7 +28,7 @@ from fastrt.tasks.leaving import ActorLeaves
 from fastrt.tasks.method import MethodPlan, bound_method
 from fastrt.worker import environment, special
 from fastrt.worker.concurrent import Coroutines, Threads
-from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, run_exit_functions
+from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, is_exit, run_exit_functions
 from fastrt.worker.main import Worker, end_child
 from fastrt.worker.native_threads import NativeThreads
 
@@ -125,7 +125,7 @@ class ActorWorker(Worker):
     def exit_by(self, exc: SystemExit) -> None:
         """End this actor as a SystemExit in its code asks for it; an exit code that is not 0 counts as a crash."""
         if isinstance(exc, ActorLeaves):
-            return  # whoever raised it has called `exit`
+            return  # `exit` was called where it was raised
         self.ending.code = exit_code(exc)
         if self.ending.code:
             self._stop_serving()
@@ -267,8 +267,3 @@ class ActorWorker(Worker):
 
     def _method(self, task: int) -> MethodPlan:
         return self.plan.method_of(core.function_of(self._client, task)[1])[0]
-
-
-def is_exit(exc: BaseException) -> TypeGuard[SystemExit]:
-    """Whether an exception ends the process in which it was raised, and is not the error of another task."""
-    return issubclass(type(exc), SystemExit) and not issubclass(type(exc), FastrtError)

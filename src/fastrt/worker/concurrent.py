@@ -23,6 +23,7 @@ from fastrt._core.inbox import Inbox
 from fastrt.errors import ActorDiedError, FastrtError
 from fastrt.tasks.leaving import LEFT, ActorLeaves
 from fastrt.worker import special
+from fastrt.worker.ending import is_exit
 
 if TYPE_CHECKING:
     import asyncio
@@ -135,7 +136,7 @@ class Group:
                 self.loop.run_forever()
                 stopped = True
             except (KeyboardInterrupt, SystemExit) as exc:  # of a task that user code has started; it ends the loop
-                if isinstance(exc, SystemExit) and not isinstance(exc, FastrtError):
+                if is_exit(exc):
                     self._worker.exit_by(exc)
         self._ending = True
         self._worker.ending.limit()

@@ -15,6 +15,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from typing import TypeGuard
+
+from fastrt.errors import FastrtError
 
 WORKER_LIMIT_S = 1.0  # of a process that runs tasks; an actor's is the setting `cleanup_timeout_s`
 _STDERR = 2
@@ -86,6 +89,11 @@ def flush_files() -> None:
                     one.flush()
             except Exception:  # closed, or not to be written to any more
                 continue
+
+
+def is_exit(exc: BaseException) -> TypeGuard[SystemExit]:
+    """Whether an exception ends the process in which it was raised, and is not the error of another task."""
+    return issubclass(type(exc), SystemExit) and not issubclass(type(exc), FastrtError)
 
 
 def exit_code(exc: SystemExit) -> int:

@@ -12,8 +12,8 @@
 
 enum { FRT_REFS = 0, FRT_PINS = 1, FRT_WAITS = 2, FRT_KINDS = 3 };
 
-/* How many planes are in use. A holder's plane is counted before the holder is admitted: whoever stores a state word
- * first and then reads this sees it, or the holder, who sets its bit and then looks at the word, sees that store. */
+/* How many planes are in use. A client's plane is counted before the client is admitted. One client stores a state word
+ * and then reads this count; another sets its bit and then reads the word: one of them sees the other's store. */
 static inline uint32_t frt_planes(const frt_ctx *x) {
     uint32_t n = a32_load_sc(&x->sb->planes);
     return n < x->planes_max ? n : x->planes_max;
