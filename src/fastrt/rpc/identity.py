@@ -54,6 +54,8 @@ _CERTIFICATE_FAULTS = {
     62: "its certificate is for another name: it has another cluster's token",
 }
 _OTHER_TOKEN = "it does not accept the certificate of this process: it has another cluster's token"
+# The peer closed the connection. Which error says so during a handshake depends on the version of OpenSSL.
+_CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _TLS_FAULTS = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
     "HTTP_REQUEST": "it does not speak TLS",
@@ -400,7 +402,7 @@ def _shake(sock: socket.socket, context: ssl.SSLContext, name: str | None, timeo
         wrapped.settimeout(timeout)
     except (OSError, ValueError) as error:
         wrapped.close()
-        broken = isinstance(error, (ConnectionError, TimeoutError, ssl.SSLEOFError))
+        broken = isinstance(error, (*_CLOSED, TimeoutError))
         raise _refusal(where, _in_words(error, timeout_s), HandshakeBrokenError if broken else IdentityError) from None
     return wrapped
 
@@ -446,8 +448,8 @@ def _in_words(error: Exception, timeout_s: float) -> str:
         return _CERTIFICATE_FAULTS.get(error.verify_code, f"its certificate is refused ({error.verify_message})")
     if isinstance(error, TimeoutError):
         return f"it did not finish the TLS handshake within {timeout_s:g} s"
+    if isinstance(error, _CLOSED):
+        return "it closed the connection before it had proved anything"
     if isinstance(error, ssl.SSLError):
         return _TLS_FAULTS.get(error.reason or "", f"the TLS handshake failed ({error.reason or error})")
-    if isinstance(error, ConnectionError):
-        return "it closed the connection before it had proved anything"
     return f"the TLS handshake failed ({error})"
