@@ -15,7 +15,7 @@ from fastrt.errors import AttachError, NotInitializedError
 def test_admit_gives_every_slot_once_keeps_some_for_tools_and_then_refuses(make_node):
     node = make_node(clients_max=1)  # rounded up to 64, one of which is the node's own
     slots = [clients.admit(node.segment, os.getpid(), clients.KIND_WORKER) for _ in range(63)]
-    assert clients.occupancy(node.segment) == (64, 64)
+    assert clients.occupancy(node.segment) == (64, 0, 64)
     with pytest.raises(AttachError, match=r"all 64 client slots.*raise clients_max"):
         clients.admit(node.segment, os.getpid(), clients.KIND_WORKER)
     slots += [clients.admit(node.segment, os.getpid(), clients.KIND_DRIVER, beyond=2) for _ in range(2)]
@@ -31,7 +31,7 @@ def test_table_grows_with_the_clients_and_what_they_hold_goes_with_them(make_nod
     early = node.put(1000)
     slots = [clients.admit(node.segment, os.getpid(), clients.KIND_ACTOR) for _ in range(699)]
     assert [index for index, _ in slots] == list(range(1, 700))
-    assert (clients.occupancy(node.segment), clients.slots(node.segment)) == ((700, 704), 64 + 3 * 256)
+    assert (clients.occupancy(node.segment), clients.slots(node.segment)) == ((700, 0, 704), 64 + 3 * 256)
     many = [handles.put_scalar(node.client, k) for k in range(10_000)]  # whose records got memory after the planes
     for at in (62, 63, 318, 319, 698):
         other = Client(node.segment, *slots[at])
@@ -51,7 +51,7 @@ def test_table_grows_with_the_clients_and_what_they_hold_goes_with_them(make_nod
     for index, _ in slots:
         recovery.recover(node.client, index)
     assert fsck.usage(node.client)["objects"] == 1
-    assert clients.occupancy(node.segment) == (1, 704)
+    assert clients.occupancy(node.segment) == (1, 0, 704)
     with pytest.raises(AttachError, match="not in the table of 64"):
         Client(node.segment, 500, 1)
     again, _ = clients.admit(node.segment, os.getpid(), clients.KIND_TOOL, first=500)

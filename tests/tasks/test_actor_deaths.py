@@ -247,8 +247,11 @@ def test_full_client_table_is_an_error_at_the_call_and_a_tool_can_look(program):
         import subprocess, sys
         import fastrt
         from fastrt.errors import AttachError
+        from fastrt.store.client import require
 
         LIST = "from fastrt.cli.main import main; main(['list', 'actors'])"
+        STAY = "import sys; from fastrt.store import attach; joined = attach.join(sys.argv[1], 'tool', 'test'); " \\
+               "print('joined', flush=True); sys.stdin.read()"
 
         @fastrt.remote
         class Holder:
@@ -267,8 +270,13 @@ def test_full_client_table_is_an_error_at_the_call_and_a_tool_can_look(program):
             assert fastrt.get(held, timeout=60) == list(range(len(first)))
             looked = subprocess.run([sys.executable, "-c", LIST], capture_output=True)
             assert looked.returncode == 0, looked
+            command = [sys.executable, "-c", STAY, require().socket_path]
+            tools = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]
+            assert [tool.stdout.readline() for tool in tools] == [b"joined\\n"] * 3
             first.pop()
-            assert fastrt.get(Holder.remote().hold.remote(1), timeout=60) == 1
+            assert fastrt.get(Holder.remote().hold.remote(1), timeout=60) == 1  # tools have places of their own
+            for tool in tools:
+                tool.communicate()
         """
     ).finish()
 

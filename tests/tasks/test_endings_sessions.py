@@ -101,3 +101,34 @@ def test_session_goes_on_where_cleanup_code_takes_too_long(tmp_path, runtime_dir
         del actor
         wait_until((tmp_path / "stuck").exists, "the cleanup code to run")
         wait_until(lambda: not fastrt.list_actors(), "the actor's end")
+
+
+def test_order_to_end_that_comes_when_an_actor_has_ended_is_no_error(program):
+    out, err = program(
+        """
+        import os, signal, sys, threading
+        import fastrt
+
+        @fastrt.remote
+        class Actor:
+            def __init__(self):
+                sys.stdout = self
+
+            def write(self, text):
+                return len(text)
+
+            def flush(self):  # the last time after the process has left the session
+                os.kill(os.getpid(), signal.SIGTERM)
+
+            def pid(self):
+                return os.getpid()
+
+        with fastrt.init(1, "64MiB"):
+            actor = Actor.remote()
+            pid = fastrt.get(actor.pid.remote())
+            del actor
+            while os.path.exists(f"/proc/{pid}"):
+                threading.Event().wait(0.01)
+        """
+    ).finish()
+    assert (out, err) == ("", "")

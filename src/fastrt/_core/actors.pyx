@@ -36,7 +36,9 @@ KILLED, FAILED, EXITED = FRT_END_KILLED, FRT_END_FAILED, FRT_END_EXITED
 ORDER_NONE, ORDER_KILL = FRT_ORDER_NONE, FRT_ORDER_KILL
 ORDER_END = FRT_ORDER_KILL + 1  # the same after cleanup code
 NAME_BYTES_MAX = 63
-SLOTS_KEPT = 4  # of the client table: actors leave them to workers and drivers that come later
+cdef enum:
+    KEPT = 4  # slots of the client table that actors leave to tools and drivers that come later
+SLOTS_KEPT = KEPT
 
 
 cdef inline frt_actor *_at(Client client, uint32_t a) except NULL:
@@ -92,13 +94,15 @@ cdef bint _needs_slot(frt_actor *actor) noexcept nogil:
 
 
 cdef uint32_t _others(frt_ctx *x) noexcept nogil:
-    """How many slots processes that are no actors have, or will have when all workers have come."""
-    cdef uint32_t c, workers = 0, others = 0
+    """How many slots actors cannot have: those of other processes, of workers to come, and those kept for tools."""
+    cdef uint32_t c, kind, workers = 0, tools = 0, others = 0
     for c in range(frt_clients(x)):
         if frt_word_state(a64_load_acq(&x.clients[c].word)) != FRT_CLIENT_FREE:
-            workers += x.clients[c].kind == <uint32_t>FRT_KIND_WORKER
-            others += x.clients[c].kind not in (<uint32_t>FRT_KIND_WORKER, <uint32_t>FRT_KIND_ACTOR)
-    return others + max(workers, frt_most(&x.sb.wanted_workers, x.clients_limit))
+            kind = x.clients[c].kind
+            workers += kind == <uint32_t>FRT_KIND_WORKER
+            tools += kind == <uint32_t>FRT_KIND_TOOL
+            others += kind in (<uint32_t>FRT_KIND_DAEMON, <uint32_t>FRT_KIND_DRIVER)
+    return others + max(tools, <uint32_t>KEPT) + max(workers, frt_most(&x.sb.wanted_workers, x.clients_limit))
 
 
 cdef int _commit_record(frt_ctx *x, uint32_t a) noexcept nogil:
@@ -174,13 +178,13 @@ cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t
         else:
             processes += _needs_slot(x.actors + a)
     if not away and not flags & FRT_ACTOR_BARE and demand is None and not taken and \
-            processes + SLOTS_KEPT >= x.clients_limit // 2:
+            processes + KEPT >= x.clients_limit // 2:
         others = _others(x)
-        if processes + others + SLOTS_KEPT >= x.clients_limit:
+        if processes + others >= x.clients_limit:
             frt_lock_give(x.locks + FRT_LOCK_ACTORS)
             raise AttachError(
                 f"no client slot is left for another actor: there are {x.clients_limit} (clients_max), {processes} of "
-                f"them for actors, {others} for other processes and {SLOTS_KEPT} for those that join later. Raise "
+                f"them for actors and {others} for other processes and tools that join later. Raise "
                 "clients_max (fastrt.init(clients_max=...) or FASTRT_CLIENTS_MAX), or end actors")
     if actor == NULL and frt_actors(x) < FRT_ACTORS:
         rc = _commit_record(x, frt_actors(x))

@@ -202,10 +202,14 @@ cdef uint32_t clients_attached(frt_ctx *x) noexcept nogil:
 
 
 def occupancy(Segment segment):
-    """(slots in use, slots that workers and actors may take)."""
+    """(slots in use, those of them that tools use, slots that workers and actors may take)."""
     cdef frt_ctx x
+    cdef uint32_t i, tools = 0
     segment.describe(&x)
-    return clients_attached(&x), x.clients_limit
+    for i in range(frt_clients(&x)):
+        tools += x.clients[i].kind == FRT_KIND_TOOL and \
+            frt_word_state(a64_load_acq(&x.clients[i].word)) != FRT_CLIENT_FREE
+    return clients_attached(&x), tools, x.clients_limit
 
 
 def want_workers(Client client, uint32_t count):

@@ -296,6 +296,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
         worker.run()
     finally:
         worker.clean_up()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process ends now, and its handler needs the session
         core_client.close()
     _flush()
     ending.leave()
