@@ -55,7 +55,7 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
                 x.task_words[task - 1]) in (FRT_TASK_EMPTY, FRT_TASK_RESERVED)):
             bad.append(f"object {i} waits for task {<int>task - 1}, which is not there")
         if quiet and (state == FRT_OBJ_SEALED or state == FRT_OBJ_SPILLED):
-            if not (frt_any(x, i, FRT_REFS) or frt_any(x, i, FRT_PINS) or counted[i]):
+            if not (frt_held(x, i) or counted[i]):
                 bad.append(f"sealed object {i} is held by nobody")
         if quiet and state == FRT_OBJ_SPILLED and entry.offset:
             bad.append(f"spilled object {i} names a block")

@@ -231,6 +231,8 @@ cdef extern from "layout.h" nogil:
     uint64_t *frt_bits(const frt_ctx *x, uint32_t i, uint32_t kind, uint32_t w) noexcept
     uint64_t *frt_mine(const frt_ctx *x, uint32_t i, uint32_t kind) noexcept
     bint frt_any(const frt_ctx *x, uint32_t i, uint32_t kind) noexcept
+    bint frt_held(const frt_ctx *x, uint32_t i) noexcept
+    void frt_clear_waits(const frt_ctx *x, uint32_t i) noexcept
     frt_stream *frt_stream_of(const frt_ctx *x, uint32_t i) noexcept
     int frt_lowest(uint64_t) noexcept
 

@@ -196,8 +196,7 @@ cdef void object_release(frt_ctx *x, uint32_t i, bint pin) noexcept nogil:
 
 
 cdef inline bint _held(frt_ctx *x, uint32_t i) noexcept nogil:
-    return frt_any(x, i, FRT_REFS) or frt_any(x, i, FRT_PINS) \
-        or a32_load_sc(&x.entries[i].counted) != 0
+    return frt_held(x, i) or a32_load_sc(&x.entries[i].counted) != 0
 
 
 cdef bint _condemn(frt_ctx *x, uint32_t i) noexcept nogil:
@@ -264,7 +263,6 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
     cdef uint32_t condemned = i + 1
     cdef frt_entry *entry
     cdef uint64_t *state
-    cdef uint32_t w
     a32_store_rlx(&x.entries[i].task, 0)
     while condemned:
         if condemned > x.objects_max:
@@ -288,8 +286,7 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
             mailbox_release(x, i)
         a64_store_rlx(&entry.objref, 0)
         a8_store_rlx(&entry.flags, 0)
-        for w in range(frt_words(x)):
-            a64_store_rlx(frt_bits(x, i, FRT_WAITS, w), 0)
+        frt_clear_waits(x, i)
         state = frt_state(x, i)
         a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(a64_load_rlx(state)) + 1))  # commit
         pool_keep_object(x, i)

@@ -36,19 +36,32 @@ static inline uint64_t *frt_bits(const frt_ctx *x, uint32_t i, unsigned kind, ui
 static inline uint64_t *frt_mine(const frt_ctx *x, uint32_t i, unsigned kind) {
     return x->mine + (size_t)i * x->mine_stride + kind * x->mine_kinds;
 }
-/* Whether any client has a bit of a kind at entry i. */
-static inline int frt_any(const frt_ctx *x, uint32_t i, unsigned kind) {
-    const uint64_t *bits = frt_state(x, i) + 1 + kind * x->words;
+/* Whether any client has a bit at entry i, of one of so many kinds from the first on: their words are neighbours. */
+static inline int frt_any_of(const frt_ctx *x, uint32_t i, unsigned first, unsigned kinds) {
+    const uint64_t *bits = frt_state(x, i) + 1 + first * x->words;
     uint32_t n, p;
-    for (uint32_t w = 0; w < x->words; w++)
+    for (uint32_t w = 0; w < kinds * x->words; w++)
         if (a64_load_sc(bits + w)) return 1;
     n = frt_planes(x);
     for (p = 0; __builtin_expect(p < n, 0); p++) {
-        bits = frt_plane(x, p, i) + kind * FRT_PLANE_WORDS;
-        for (uint32_t w = 0; w < FRT_PLANE_WORDS; w++)
+        bits = frt_plane(x, p, i) + first * FRT_PLANE_WORDS;
+        for (uint32_t w = 0; w < kinds * FRT_PLANE_WORDS; w++)
             if (a64_load_sc(bits + w)) return 1;
     }
     return 0;
+}
+static inline int frt_any(const frt_ctx *x, uint32_t i, unsigned kind) { return frt_any_of(x, i, kind, 1); }
+/* Whether any client has a reference to entry i, or its bytes mapped. */
+static inline int frt_held(const frt_ctx *x, uint32_t i) { return frt_any_of(x, i, FRT_REFS, 2); }
+/* Forget who waits for entry i. The caller owns the entry. */
+static inline void frt_clear_waits(const frt_ctx *x, uint32_t i) {
+    uint64_t *bits = frt_state(x, i) + 1 + FRT_WAITS * x->words;
+    uint32_t n = frt_planes(x), p;
+    for (uint32_t w = 0; w < x->words; w++) a64_store_rlx(bits + w, 0);
+    for (p = 0; __builtin_expect(p < n, 0); p++) {
+        bits = frt_plane(x, p, i) + FRT_WAITS * FRT_PLANE_WORDS;
+        for (uint32_t w = 0; w < FRT_PLANE_WORDS; w++) a64_store_rlx(bits + w, 0);
+    }
 }
 
 #endif
