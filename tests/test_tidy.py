@@ -18,7 +18,6 @@ FILE_LINES, FUNCTION_LINES, LINE_CHARS = 600, 70, 120
 LONGER = {
     "src/fastrt/_core/handles.pyx": 605,  # the handle and all ways to give it up: one class
     "src/fastrt/node/daemon.py": 660,  # one event loop; output and members are to move out of it
-    "src/fastrt/node/exchange.py": 615,  # one stream, whose messages share its state
     "src/fastrt/store/client.py": 630,  # the store's public face
 }
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

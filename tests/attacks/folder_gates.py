@@ -26,7 +26,7 @@ class Folder(Door):
     }
 
     def process(self) -> psutil.Process:
-        """See `Door`: nothing listens; this process stands in for one that does."""
+        """This process, in place of one that listens: nothing does."""
         return psutil.Process()
 
     def start(self, folder: Path) -> None:
@@ -34,7 +34,7 @@ class Folder(Door):
         raise NotImplementedError
 
     def squatted_folder(self, uid: int | None) -> str:
-        """See `Door`: another user's folder, a link to one, and one that others may write to are refused."""
+        """Check that another user's folder, a link, and a folder that others may write to are refused."""
         said = ""
         for kind in ("owned by another user", "a link", "writable by others"):
             with tempfile.TemporaryDirectory(prefix="frt-") as name:
@@ -81,7 +81,7 @@ for path in given["files"]:
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """The path of the folder."""
         return str(self.folder)
 
 
@@ -98,12 +98,12 @@ class RuntimeFolder(Folder):
     name = "runtime folder"
 
     def start(self, folder: Path) -> None:
-        """See `Folder`."""
+        """Start a session with this runtime folder."""
         fastrt.init(1, "16MiB", runtime_dir=folder, spill_dir=self.scene.spill_dir)
 
     @property
     def folder(self) -> Path:
-        """See `Folder`."""
+        """The runtime folder of the scene, with a node in it."""
         assert self.scene.head_node
         return self.scene.runtime_dir
 
@@ -114,12 +114,12 @@ class SpillFolder(Folder):
     name = "spill folder"
 
     def start(self, folder: Path) -> None:
-        """See `Folder`."""
+        """Run a session that spills into this folder."""
         fill(runtime_dir=self.scene.runtime_dir, spill_dir=folder)
 
     @property
     def folder(self) -> Path:
-        """See `Folder`."""
+        """The spill folder of the scene, after a session has spilled into it."""
         fill(runtime_dir=self.scene.runtime_dir, spill_dir=self.scene.spill_dir)
         return self.scene.spill_dir
 
@@ -130,12 +130,12 @@ class StateFolder(Folder):
     name = "state folder"
 
     def start(self, folder: Path) -> None:
-        """See `Folder`."""
+        """Open and close a journal in this folder."""
         Journal(folder).close()
 
     @property
     def folder(self) -> Path:
-        """See `Folder`."""
+        """The state folder of the scene, with a coordinator that uses it."""
         assert self.scene.head_node
         return self.scene.state_dir
 

@@ -125,7 +125,7 @@ class Grpc(Door):
     programs = False  # whether programs in other languages use it, with certificates of their own
 
     def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
-        """See `Door`."""
+        """Call the service's method with this secret."""
         return speak.call(address, self.method, secret, self.programs, timeout_s=timeout_s)
 
     @property
@@ -141,18 +141,18 @@ class Head(Grpc):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """Host and port of the head."""
         return self.scene.head
 
     def right(self) -> None:
-        """See `Door`: both nodes are members, and work together."""
+        """Run a task, and check that both nodes are members."""
         assert self.scene.node_note
         assert self.scene.driver.do() == 2 << 18
         nodes = nodes_at(self.scene.head_note.socket_path)
         assert len(nodes) == 2, nodes
 
     def dial(self, address: str) -> None:
-        """See `Door`: as a node that starts."""
+        """Start a node that takes this address for its head."""
         words = ["start", "--address", address, "--num-workers", "0", "--token-file", str(self.scene.token_file)]
         environment = {**os.environ, **self.scene.environment}
         nowhere = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -170,11 +170,11 @@ class Uplink(Head):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """Host and port of the second node's uplink."""
         return str(self.scene.node_note.address)
 
     def dial(self, address: str) -> None:
-        """See `Door`: nodes dial heads and other nodes by the same function, so the stub alone is different here."""
+        """Call by a stub alone: nodes dial heads and other nodes by the same function."""
         Grpc.dial(self, address)
 
 
@@ -187,12 +187,12 @@ class Native(Head):
 
     @property
     def nested(self) -> bytes:  # type: ignore[override]
-        """See `Door`."""
+        """Opening brackets alone, as deeply nested JSON begins."""
         return BRACKETS
 
     @property
     def address(self) -> str:
-        """See `Door`: the other port of the same process."""
+        """Host and port at which the uplink's process listens besides its own service."""
         uplink = str(self.scene.node_note.address)
         for process in self.scene.processes():
             found = [
@@ -205,11 +205,11 @@ class Native(Head):
         raise AssertionError("the uplink has no native stream")
 
     def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
-        """See `Door`."""
+        """Connect to the stream, and prove this secret."""
         return speak.native(address, secret, timeout_s)
 
     def dial(self, address: str) -> None:
-        """See `Door`."""
+        """Connect with the right secret; no node is started for it."""
         Door.dial(self, address)
 
 
@@ -220,11 +220,11 @@ class Scheduler(Grpc):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """Host and port of the scheduler."""
         return self.scene.scheduler
 
     def right(self) -> None:
-        """See `Door`."""
+        """Ask for the scheduler's state with the right secret."""
         assert speak.call(self.address, self.method, self.secret, True)[-1] == b"OK"
 
 
@@ -235,7 +235,7 @@ class Store(Scheduler):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """Host and port of the node's object store."""
         return self.scene.store
 
 
@@ -253,20 +253,20 @@ class Coordinator(Grpc):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """Host and port of the coordinator."""
         return self.scene.coordinator
 
     @property
     def secret(self) -> str:
-        """See `Door`: the cluster's, which must not be here either."""
+        """The cluster's secret, which must not be found at this door either."""
         return read_token(self.scene.token_file)
 
     def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
-        """See `Door`."""
+        """Call without a secret, as JAX's clients do."""
         return speak.call(address, self.method, None, timeout_s=timeout_s)
 
     def right(self) -> None:
-        """See `Door`."""
+        """Call without a secret."""
         assert speak.call(self.address, self.method, None)
 
 
@@ -277,16 +277,16 @@ class PsGrpc(Grpc):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """Host and port of the gRPC service, as its process says them."""
         return self.scene.ps.find(r"gRPC on ([\d.:]+)")
 
     @property
     def secret(self) -> str:
-        """See `Door`."""
+        """The secret of the parameter servers' scheduler."""
         return read_token(self.scene.ps_token_file)
 
     def right(self) -> None:
-        """See `Door`."""
+        """Call the service with the right secret."""
         assert speak.call(self.address, self.method, self.secret)
 
 
@@ -300,20 +300,20 @@ class PsFrames(Door):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """Host and port for members, as the scheduler's process says them."""
         return self.scene.ps.find(r"servers on ([\d.:]+)")
 
     @property
     def secret(self) -> str:
-        """See `Door`."""
+        """The secret of the parameter servers' scheduler."""
         return read_token(self.scene.ps_token_file)
 
     def right(self) -> None:
-        """See `Door`."""
+        """Speak to the scheduler as a member does."""
         speak.members(self.address, self.secret)
 
     def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
-        """See `Door`."""
+        """Speak to the scheduler as a member with this secret."""
         return speak.members(address, secret, timeout_s)
 
 
@@ -326,20 +326,20 @@ class PsHttp(PsGrpc):
 
     @property
     def nested(self) -> bytes:  # type: ignore[override]
-        """See `Door`."""
+        """A request whose JSON is brackets in brackets."""
         return b"POST /scalein HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(BRACKETS), BRACKETS)
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """Host and port of the HTTP service, as the scheduler's process says them."""
         return self.scene.ps.find(r"HTTP on ([\d.:]+)")
 
     def right(self) -> None:
-        """See `Door`."""
+        """Ask for the cluster's state with the right secret."""
         assert b"cluster_state" in speak.http(self.address, self.secret)
 
     def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
-        """See `Door`."""
+        """Send a request with this secret."""
         return speak.http(address, secret, timeout_s)
 
 
@@ -353,20 +353,20 @@ class PsServer(Door):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """Host and port of the first parameter server."""
         return str(self.scene.servers.ready["address"])
 
     @property
     def secret(self) -> str:
-        """See `Door`."""
+        """The secret of the cluster of parameter servers."""
         return str(self.scene.servers.ready["token"])
 
     def right(self) -> None:
-        """See `Door`."""
+        """Use a table as a worker of the cluster."""
         assert self.scene.servers.do() == 0.0
 
     def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
-        """See `Door`."""
+        """Connect: as a worker with the right secret, else by a bare connection with this one."""
         if secret == self.secret:
             return speak.parameter_server(None, address, secret, timeout_s)
         return speak.parameters(address, secret)
@@ -385,20 +385,20 @@ class PsUnix(PsServer):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """The abstract name at which a parameter server listens."""
         names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@fastrt-ps-" in line]
         return next(name for name in names)
 
     def squat_at(self) -> str:
-        """See `Door`."""
+        """An abstract name, which any user can take."""
         return "@fastrt-ps-squatted"
 
     def process(self) -> psutil.Process:
-        """See `Door`: the process that started it."""
+        """The process that started the servers."""
         return psutil.Process(self.scene.servers.process.pid)
 
     def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
-        """See `Door`."""
+        """Connect to this name as a worker with the right secret."""
         return speak.parameter_server(address.removeprefix("@"), "127.0.0.1:1", self.secret, timeout_s)
 
 
@@ -417,27 +417,27 @@ class Daemon(Door):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """The path of the head's socket."""
         return str(self.scene.head_note.socket_path)
 
     def squat_at(self) -> str:
-        """See `Door`: in a folder where every user may listen."""
+        """A path in a folder where every user may listen."""
         folder = self.scene.folder / "squatted"
         folder.mkdir(exist_ok=True)
         folder.chmod(0o777)
         return str(folder / "node.sock")
 
     def process(self) -> psutil.Process:
-        """See `Door`."""
+        """The daemon, a child of the head's process."""
         head = psutil.Process(self.scene.head_note.pid)
         return next(p for p in head.children() if "daemon" in " ".join(p.cmdline()) or "fastrt.node" in p.cmdline())
 
     def right(self) -> None:
-        """See `Door`."""
+        """Ask the daemon for the nodes."""
         assert nodes_at(self.address)
 
     def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
-        """See `Door`."""
+        """Ask the daemon at this path for the nodes."""
         try:
             return attach.inquire(address, "nodes", timeout_s)
         except Exception as error:
@@ -458,21 +458,21 @@ class Group(Door):
     _group = ""
 
     def begin(self) -> None:
-        """See `Door`."""
+        """Have rank 0 of a new group listen."""
         self._group = self.scene.next_group()
         self._before = self._names()
         self.scene.ranks[0].start(name=self._group, rank=0, address=self._coordinator)
         self._address = wait_for(self._found, f"{self.name}: rank 0 to listen")
 
     def right(self) -> None:
-        """See `Door`: the other rank comes, and they add; after that another group is begun for whatever follows."""
+        """Let the other rank come and both add; then begin another group for what follows."""
         self.scene.ranks[1].start(name=self._group, rank=1, address=self._coordinator)
         assert [rank.result() for rank in self.scene.ranks] == [8.0, 8.0]
         self._group = ""
         self.begin()
 
     def end(self) -> None:
-        """See `Door`."""
+        """Let the other rank come, so that both end."""
         if self._group:
             self.scene.ranks[1].start(name=self._group, rank=1, address=self._coordinator)
             assert [rank.result() for rank in self.scene.ranks] == [8.0, 8.0]
@@ -480,7 +480,7 @@ class Group(Door):
 
     @property
     def address(self) -> str:
-        """See `Door`."""
+        """Host and port at which rank 0 listens."""
         return self._address
 
     @property
@@ -488,11 +488,11 @@ class Group(Door):
         return self.scene.coordinator
 
     def process(self) -> psutil.Process:
-        """See `Door`."""
+        """The process of rank 0."""
         return psutil.Process(self.scene.ranks[0].process.pid)
 
     def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
-        """See `Door`: a rank that does not hold the group's secret."""
+        """Connect as a rank that does not hold the group's secret."""
         return speak.rank(address)
 
     def _names(self) -> set[str]:

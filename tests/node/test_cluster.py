@@ -12,6 +12,7 @@ from cluster import RunningNode
 import fastrt
 from fastrt._core import fsck
 from fastrt.store import attach
+from fastrt.store import client as store_client
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +48,15 @@ def attached_session():
     return client.require().client.segment.session
 
 
-def usage_of(node):
-    client, link = attach.join(node.note.socket_path, "tool", "test")
-    try:
-        return fsck.usage(client), fsck.fsck(client, True)
-    finally:
-        client.close()
-        link.send(op="bye")
-        link.close()
+@pytest.fixture(scope="module")
+def look_there(nodes):
+    """Says what is in use in the other node's store, and what is wrong there."""
+    client, link = attach.join(nodes[1].note.socket_path, "tool", "test")
+    yield lambda: (fsck.usage(client), fsck.fsck(client, True))
+    client.close()
+    link.send(op="bye")
+    link.close()
+    client = None  # the last test still holds the function, which must not hold the store
 
 
 def test_a_task_of_a_node_without_workers_runs_on_the_other(rt, nodes):
@@ -372,9 +374,46 @@ def test_what_prints_there_is_heard_of_there(rt, nodes):
     assert any("hello from there" in line for line in iter(nodes[1].process.stdout.readline, ""))
 
 
-def test_nothing_is_left_on_the_other_node(rt, nodes, wait_until):
+LARGE_CODE = """
+import os
+
+import fastrt
+
+closure = os.urandom(5 << 20)
+
+@fastrt.remote
+def of_program():
+    return len(closure)
+
+@fastrt.remote(num_cpus=0)
+class Actor:
+    data = os.urandom(5 << 20)
+
+    def size(self):
+        return len(self.data)
+
+with fastrt.init(address=os.environ["HEAD"], runtime_dir=os.environ["FASTRT_RUNTIME_DIR"]):
+    assert fastrt.get([of_program.remote(), Actor.remote().size.remote()], timeout=20) == [5 << 20] * 2
+    print("done")
+"""
+
+
+def test_functions_and_classes_of_programs_that_ended_leave_the_other_node(rt, nodes, look_there, program, wait_until):
+    def used():
+        return [usage["bytes_used"] for usage in (fsck.usage(store_client.require().client), look_there()[0])]
+
+    before = used()
+    programs = [program(LARGE_CODE, HEAD=nodes[0].head) for _ in range(3)]
+    assert all("done" in one.finish()[0] for one in programs)
+    wait_until(
+        lambda: all(now < then + (1 << 20) for now, then in zip(used(), before, strict=True)),
+        "the functions to leave both stores",
+    )
+
+
+def test_nothing_is_left_on_the_other_node(rt, look_there, wait_until):
     def clean():
-        usage, problems = usage_of(nodes[1])
+        usage, problems = look_there()
         return usage["objects"] == usage["functions"] and not usage["tasks"] and not problems
 
     wait_until(clean, "a clean arena there")

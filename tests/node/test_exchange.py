@@ -527,3 +527,60 @@ async def test_a_task_with_a_demand_that_is_none_closes_the_stream():
         frame.task[0].demand = b"much"
         with pytest.raises(PeerError, match="demands b'much' is no demand"):
             there.exchange.on_frame(frame)
+
+
+@in_loop
+async def test_a_function_that_its_node_drops_leaves_the_other_node_and_comes_again():
+    async with pair() as (here, there):
+        names = []
+        for number in range(2):
+            digest, code = bytes([number]) * 16, [b"large code" * 1000, number]
+            function = functions.add_function(here.client, digest, here.store.put(code), "passing", False)
+            names.append(function.objref)
+            before = usage(there.client)["functions"]
+            for _ in range(2):  # the second time, the other node has it
+                result = core.submit_scalars(here.client, function, (1,), 1, 0, 0)
+                here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
+                there.exchange.on_frame(await here.frames(lambda frame: frame.task))
+                assert functions.sweep(there.client) == 0  # a task there names it
+                task = core.next_task(there.client, 0.0, 0.0)
+                assert there.store.get(handles.acquire(there.client, *core.function_of(there.client, task))) == code
+                assert core.finish_scalar(there.client, task, 2)
+                here.exchange.on_frame(await there.frames(lambda frame: frame.ended))
+                assert here.store.get(result, timeout=0) == 2
+                here.exchange.tidy(set())
+                assert functions.sweep(there.client) == 0  # the other node can still name it
+            del function, result
+            assert functions.sweep(here.client) == 1
+            here.exchange.tidy(set())
+            there.exchange.on_frame(await here.frames(lambda frame: frame.forget))
+            assert functions.sweep(there.client) == 1
+            assert usage(there.client)["functions"] == before
+
+
+@in_loop
+async def test_a_function_that_a_frame_forgets_and_brings_again_stays():
+    async with pair() as (here, there):
+        for passing in range(2):
+            function = functions.add_function(
+                here.client, b"p" * 16, here.store.put(b"the same code"), "passing", False
+            )
+            result = core.submit_scalars(here.client, function, (), 0, 0, 0)
+            here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
+            ((number, lent),) = here.exchange.ledger.open()
+            here.exchange.ledger.take(number)
+            core.finish(here.client, lent.task)
+            del function, result
+            if passing == 0:
+                assert functions.sweep(here.client) == 1
+                here.exchange.tidy(set())
+        frame = await here.frames(lambda frame: len(frame.task) == 2)
+        assert (len(frame.function), len(frame.forget)) == (2, 1)
+        there.exchange.on_frame(frame)
+        assert functions.sweep(there.client) == 0
+        assert functions.sweep(here.client) == 1
+        here.exchange.tidy(set())
+        there.exchange.on_frame(await here.frames(lambda frame: frame.forget))
+        for _ in range(2):
+            core.finish(there.client, core.next_task(there.client, 0.0, 0.0))
+        assert functions.sweep(there.client) == 1

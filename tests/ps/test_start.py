@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,6 @@ def test_two_workers_train_while_servers_are_killed_and_come_and_go(wait_until) 
         cluster.on_event(events.append)
         table = cluster.table("w", (300, 1000), optimizer=ps.SGD(lr=1.0))
         rows = cluster.embedding("e", 8, init=0.0, optimizer=ps.SGD(lr=1.0))
-        ended = threading.Event()
 
         def disturb() -> None:
             for k in range(3):
@@ -138,16 +138,15 @@ def test_two_workers_train_while_servers_are_killed_and_come_and_go(wait_until) 
             cluster.scale(3)
             os.kill(servers(cluster)[2].pid, signal.SIGKILL)
             cluster.scale(1)
-            ended.set()
 
-        killer = threading.Thread(target=disturb)
-        killer.start()
-        mine = 0
-        while mine < steps or not ended.is_set():
-            table.push(np.ones((300, 1000), F))
-            rows.push(np.arange(100), np.ones((100, 8), F))
-            mine += 1
-        killer.join()
+        with ThreadPoolExecutor(1) as thread:
+            disturbing = thread.submit(disturb)
+            mine = 0
+            while mine < steps or not disturbing.done():
+                table.push(np.ones((300, 1000), F))
+                rows.push(np.arange(100), np.ones((100, 8), F))
+                mine += 1
+            disturbing.result()  # its error, if it failed
         cluster.barrier()
         other.finish()
         assert (table.pull() == -(mine + steps)).all()
@@ -159,6 +158,26 @@ def test_two_workers_train_while_servers_are_killed_and_come_and_go(wait_until) 
         assert np.array_equal(found, np.repeat(expected[:, None], 8, axis=1))
         wait_until(lambda: ps.MemberEvent.SCALE_OUT_DONE in events, "the event")
         assert len([view for view in cluster.nodes() if view.role is Role.SERVER and view.alive]) == 1
+
+
+@pytest.mark.long  # the membership misses a server after seconds
+def test_scaling_waits_for_a_server_that_is_lost_while_parts_move(wait_until, monkeypatch) -> None:
+    with ps.start(2) as cluster:
+        table = cluster.table("w", (30, 10), optimizer=ps.SGD(lr=1.0), shard=6)
+        table.push(np.ones((30, 10), F))
+        wait_until(lambda: cluster.state() == "READY", "all servers in the membership", 30)
+        move_to = cluster._head.move_to  # type: ignore[union-attr]
+
+        def move_and_lose(indexes: Any) -> None:
+            move_to(indexes)
+            if len(indexes) == 1:
+                os.kill(servers(cluster)[1].pid, signal.SIGKILL)
+                wait_until(lambda: cluster.state() != "READY", "the membership to miss it", 30)
+
+        monkeypatch.setattr(cluster._head, "move_to", move_and_lose)
+        cluster.scale(1)
+        assert list(servers(cluster)) in ([0], [1])
+        assert (table.pull() == -1).all()
 
 
 def manage(cluster: ps.Cluster, path: str, body: Any = None) -> tuple[int, Any]:

@@ -469,7 +469,7 @@ def wait_load(Client client, uint32_t seen, double timeout_s, double look_s):
 
 cdef uint32_t _load(frt_ctx *x) noexcept nogil:
     cdef uint32_t i, idle = 0
-    for i in range(x.clients_max):
+    for i in range(frt_clients(x)):
         idle += frt_word_state(x.clients[i].word) != FRT_CLIENT_FREE and x.clients[i].kind == FRT_KIND_WORKER and \
             a32_load_rlx(&x.clients[i].task) == 0
     return 2 * idle + (queue_length(x) > 0)

@@ -50,6 +50,10 @@ class Refused(FastrtError):
     """A request that cannot be; it has changed nothing. The message says why."""
 
 
+class NotReady(Refused):
+    """A request that the phase of the cluster does not allow now; it may be allowed later."""
+
+
 # Requests of members
 
 

@@ -539,7 +539,7 @@ class ClusterState:
 
     def _refuse_unless_ready(self) -> None:
         if self.phase is not Phase.READY:
-            raise Refused(f"The cluster is not ready. It is {self.phase.name}; wait until it is READY.")
+            raise ev.NotReady(f"The cluster is not ready. It is {self.phase.name}; wait until it is READY.")
         if self.members.finished_count:
             raise Refused(f"The cluster is not ready. {self.members.finished_count} of it have finished already.")
 

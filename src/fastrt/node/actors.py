@@ -166,7 +166,9 @@ class Actors:
         used, tools, most = clients.occupancy(self._client.segment)
         there = used + len(self._coming)
         openable = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH
-        self._full = len(self._coming) >= _STARTING_MAX or there >= min(most - max(actors.SLOTS_KEPT - tools, 0), openable)
+        self._full = len(self._coming) >= _STARTING_MAX or there >= min(
+            most - max(actors.SLOTS_KEPT - tools, 0), openable
+        )
         if self._full and len(self._coming) < _STARTING_MAX and not self._has_said:
             self._has_said = True
             limit = f"{most} client slots are taken (clients_max)"

@@ -85,7 +85,7 @@ class Away:
             ref = handles.acquire(self._client, *info["object"])
             plan: ActorPlan = self._store.load(ref)
             demand = self._store.load(handles.acquire(self._client, *info["demand"])) if info["demand"] else b""
-            function = b"" if plan.cls is None else self._exchange.function(plan.cls.objref, plan.cls.index)
+            function = b"" if plan.cls is None else self._exchange.functions.send(plan.cls.objref, plan.cls.index)
         except FastrtError as exc:  # its last handle went, or what it is made of is lost
             self._drop(actor, f"it could not be sent to node {self._exchange.name}: {exc}")
             return

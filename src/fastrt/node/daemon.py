@@ -32,7 +32,7 @@ from fastrt._core.clients import (
     table,
     want_workers,
 )
-from fastrt._core.segment import Segment, start_time, sweep
+from fastrt._core.segment import Segment, sweep
 from fastrt.config import RUNTIME_FOLDER, SHM_DIR, Config
 from fastrt.errors import FastrtError, LockStuck
 from fastrt.folders import UnsafeFolderError, has_private_folder, private_folder
@@ -42,7 +42,7 @@ from fastrt.node.advisor import Advisor
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.logs import Forwarding, LogPipe, Printed
 from fastrt.node.memory import KillCounters
-from fastrt.node.pool import Pool, kill_group
+from fastrt.node.pool import Pool, kill_group, pidfd_of
 from fastrt.node.spiller import Spiller
 from fastrt.store import unread
 from fastrt.store.attach import Link, answers, listen
@@ -53,6 +53,8 @@ _FORKED = ("worker", "actor")
 _GUESTS = ("driver", "tool")  # processes that may leave and join again
 _BEYOND = {"driver": 2, "tool": 4}  # slots above the limit that are kept for them: one can always look
 _TICK_S = 0.5  # how often the daemon looks whether the arena should grow and workers should leave
+_QUIET_TICK_S = 1.0  # the same, after so many looks at which nothing had happened
+_QUIET_LOOKS = 4
 _OPENING_S = 0.05  # while a placement group waits for tasks that run where it is reserved
 _HURRY_S = 0.005  # while a death waits for the zygote's word
 _AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
@@ -124,6 +126,7 @@ class Daemon:
         )  # fmt: skip
         self._actors_wanted = self._refresh_wanted = False
         self._refreshed_at = self._swept_at = 0.0
+        self._quiet_looks = self._used = 0
         self._statuses: dict[int, int] = {}
         self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
         self._had_driver = self._starter_left = False
@@ -171,7 +174,7 @@ class Daemon:
                 kill_group(pid)  # it ended with the old zygote, but not what its tasks have started
             elif row["blocked"]:
                 self._pool.blocked.add(pid)
-            self._watch(Member(pid, index, kind, _pidfd_of(pid, row["start_time"]), None))
+            self._watch(Member(pid, index, kind, pidfd_of(pid, row["start_time"]), None))
         self._janitor.wake_all()
         self._admission.take_over()
 
@@ -195,6 +198,7 @@ class Daemon:
     def _serve(self, patience_s: float) -> None:
         """Handle what has come, or comes in a while."""
         for key, _ in self._selector.select(patience_s):
+            self._quiet_looks = 0
             if self._selector.get_map().get(key.fd) is key:  # not closed by one that came before it
                 key.data(key.fileobj)
         self._bury_dead()
@@ -260,7 +264,9 @@ class Daemon:
         return min(self._tick_s(), self._actors.patience_s())
 
     def _tick_s(self) -> float:
-        return _OPENING_S if self._admission.placing.unopened else _TICK_S
+        if self._admission.placing.unopened:
+            return _OPENING_S
+        return _TICK_S if self._quiet_looks < _QUIET_LOOKS else _QUIET_TICK_S
 
     # ---- joining and leaving ----
 
@@ -596,6 +602,8 @@ class Daemon:
         spill.tick(self._client)
         self._oom_kills.look(time.monotonic())
         used, committed, most = arena.room(self._client)
+        self._quiet_looks = self._quiet_looks + 1 if used == self._used else 0
+        self._used = used
         if committed < most and committed - used < _AHEAD_BYTES:
             arena.grow(self._client)
         if self._pool.surplus() <= 0:
@@ -619,18 +627,6 @@ def create_segment(config: Config) -> Segment:
         tasks_max=config.tasks_max,
         trace=config.trace,
     )
-
-
-def _pidfd_of(pid: int, started: int) -> int:
-    """A descriptor of the process that had this pid at that start time; -1 when it has ended."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return -1
-    if start_time(pid) == started:
-        return pidfd
-    os.close(pidfd)
-    return -1
 
 
 def _whole(value: object) -> int:

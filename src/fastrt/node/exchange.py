@@ -9,13 +9,12 @@ for objects here (`references`).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fastrt._core import actors, calls, demands, functions, generators, handles, special, spill
+from fastrt._core import actors, calls, demands, generators, handles, special, spill
 from fastrt._core import tasks as core
 from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, WorkerCrashedError
 from fastrt.node.arrivals import Arrivals, Arriving
@@ -30,6 +29,7 @@ from fastrt.node.outgoing import Outgoing
 from fastrt.node.readiness import Readiness
 from fastrt.node.references import PeerError, References
 from fastrt.node.restoring import Restoring
+from fastrt.node.sent_functions import SentFunctions
 from fastrt.node.streams import Streams
 from fastrt.node.values import BYTES_MIN, Native, Values
 from fastrt.rpc.descriptors import message_set
@@ -42,9 +42,8 @@ from fastrt.tasks.demand import Demand, export
 from fastrt.tasks.special import RETRIES_FOREVER, carried, retries_left
 
 _SET = message_set("node")
-_Frame, _Value, _Ref, _Task, _Call, _Function, _Release, _Cancel = (
-    _SET.message(f"fastrt.node.{name}")
-    for name in ("Frame", "Value", "Ref", "Task", "Call", "Function", "Release", "Cancel")
+_Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel = (
+    _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel")
 )
 _HOPS_TOLD_MAX = 255  # what a task's record can hold
 _SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
@@ -66,6 +65,7 @@ class Exchange:
         values: large ones, by the native stream; None: there is none.
         out: what is to be sent.
         arrivals: values on their way here.
+        functions: that the two nodes have sent each other.
 
     Args:
         store: this process's attachment.
@@ -105,8 +105,7 @@ class Exchange:
         self.budget = budget or ArgumentBudget(store.client)
         self.budget.join(self, self.arrivals.tend_soon)
         self.values = None if native is None else Values(native, self.arrivals.landed)
-        self._told: dict[bytes, ObjectRef] = {}  # functions that the other node has sent, which it may name again
-        self._digests: dict[int, bytes] = {}
+        self.functions = SentFunctions(store, self.references, self.out)
         self.closed = False
         self._own = Mailboxes(self._client, readiness.loop), Watch(self._client, readiness.loop)  # idle, if others do
         self.away = Away(self, store, mailboxes or self._own[0])
@@ -128,7 +127,7 @@ class Exchange:
         info = core.info(self._client, task)
         kind, data, refs = core.arguments(self._client, task, True)
         message = _Task(
-            function=self.function(*info["function"]),
+            function=self.functions.send(*info["function"]),
             kind=kind,
             argument=data,
             ref=[self.references.name(ref) for ref in refs],
@@ -160,19 +159,6 @@ class Exchange:
         if flow is not None:
             self.flows.lent(number, flow)
         return number
-
-    def function(self, objref: int, index: int) -> bytes:
-        """The digest of a function that the other node has been sent."""
-        digest = self._digests.get(objref)
-        if digest is None:
-            ref = handles.acquire(self._client, objref, index)
-            kind, _, data = self._store.read(ref)
-            digest = self._digests[objref] = hashlib.blake2b(data, digest_size=16).digest()
-            contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
-            name = functions.function_name(self._client, objref)
-            message = _Function(digest=digest, name=name, kind=kind, value=bytes(data), contains=contains)
-            self.out.add("function", message, len(data))
-        return digest
 
     def pass_cancels(self) -> None:
         """Tasks of this process were cancelled: end those that are lent, here at once and on the other node.
@@ -220,26 +206,13 @@ class Exchange:
 
     # ---- the side that runs ----
 
-    def _on_function(self, message: Any) -> None:
-        contains = [self.references.resolve(one) for one in message.contains]
-        found = functions.find_function(self._client, message.digest)
-        if found is None:
-            writer = self._store.create(len(message.value), message.kind, len(contains))
-            writer.copy(0, message.value)
-            found = functions.add_function(self._client, message.digest, writer.seal(contains), message.name, False)
-        self._told[message.digest] = found
-
-    def told(self, digest: bytes) -> ObjectRef | None:
-        """A function that the other node has sent."""
-        return self._told.get(digest)
-
     def _on_task(self, message: Any) -> None:
         refs = [self.references.resolve(one) for one in message.ref]
         if abs(message.priority) > special.PRIORITY_MAX:
             raise PeerError(f"node {self.name} sends a task of priority {message.priority}")
         if message.results > self.RESULTS_MAX or message.dependencies > len(refs) or self.ledger.owed(message.task):
             raise PeerError(f"node {self.name} sends a task with impossible counts, or twice the same")
-        function = self.told(message.function)
+        function = self.functions.received(message.function)
         if function is None:
             raise PeerError(f"node {self.name} sends a task with a function that it has not sent")
         flags, policy, stream = self.special(message)
@@ -510,7 +483,7 @@ class Exchange:
                 self.values.connect(frame.hello.native)
         self.queued, self.room, self.is_short = frame.queued, frame.room, frame.short
         steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
-            (frame.function, self._on_function),
+            (frame.function, self.functions.on_function),
             (frame.actor, self.guests.on_actor),
             (frame.task, self._on_task),
             (frame.kill, self.guests.on_kill),
@@ -529,6 +502,7 @@ class Exchange:
             (frame.taken, partial(self._on_answer, again=False)),
             (frame.again, partial(self._on_answer, again=True)),
             (frame.release, self._on_release),
+            (frame.forget, self.functions.on_forget),  # after what names them
             (frame.output, self.on_output),
         )
         for messages, handle in steps:
@@ -561,7 +535,8 @@ class Exchange:
             self.streams.stop(message.objref)
 
     def tidy(self, needed: set[int]) -> None:
-        """Give up objects of the other node's that nobody here uses; not those with a stand-in in `needed`."""
+        """Give up what nobody here uses: functions, and objects of the other node's without a stand-in in `needed`."""
+        self.functions.tidy()
         for objref, standin in self.references.given_up(needed | self.arrivals.named(), self.away.is_used):
             self.away.given_up(standin.ref.objref)
             self.streams.given_up(objref)
@@ -607,6 +582,7 @@ class Exchange:
             cancel_in(self._store, borrowed.results[0])
         self.ledger.clear()
         self.references.clear()
+        self.functions.clear()
 
     def _take_back(self, number: int) -> int | None:
         """The task behind a number, if it has not ended yet."""

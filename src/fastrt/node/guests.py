@@ -59,7 +59,7 @@ class Guests:
         """
         references = self._exchange.references
         init = references.resolve(message.init) if message.HasField("init") else None
-        function = self._exchange.told(message.function)
+        function = self._exchange.functions.received(message.function)
         if (function is None) != message.bare or message.hosted in self._guests:
             raise PeerError(f"node {self._exchange.name} sends an actor without its class, or twice the same")
         plan: ActorPlan = pickle.loads(message.plan)  # the stream has shown the session's token

@@ -8,6 +8,7 @@ import signal
 import socket
 from typing import Any
 
+from fastrt._core.segment import start_time
 from fastrt.foreign_text import read_object
 
 _MESSAGE_BYTES_MAX = 1 << 16
@@ -130,3 +131,15 @@ def kill_group(pid: int) -> None:
             send(pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
+
+
+def pidfd_of(pid: int, started: int) -> int:
+    """A descriptor of the process that had this pid at that start time; -1 when it has ended."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    if start_time(pid) == started:
+        return pidfd
+    os.close(pidfd)
+    return -1

@@ -151,7 +151,7 @@ class Scaling:
     def _grow(self, count: int, timeout_s: float) -> None:
         head = self._head
         added = [k for k in range(SERVERS_MAX) if k not in head.servers][:count]
-        head.scheduler.ask(lambda call: ev.ScaleOut(call, 0, count))
+        self._ask(lambda call: ev.ScaleOut(call, 0, count), timeout_s)
         try:
             head.add(added)
             self._wait_ready(len(head.servers), timeout_s)
@@ -164,13 +164,23 @@ class Scaling:
     def _shrink(self, leaving: Sequence[int], timeout_s: float) -> None:
         head = self._head
         head.move_to([index for index in sorted(head.servers) if index not in leaving])
-        head.scheduler.ask(lambda call: ev.ScaleIn(call, [member_id(index) for index in leaving]))
+        self._ask(lambda call: ev.ScaleIn(call, [member_id(index) for index in leaving]), timeout_s)
         try:
             self._wait_ready(len(head.servers) - len(leaving), timeout_s)
         except BaseException:
             self._take_back(())
             raise
         head.drop(leaving)
+
+    def _ask(self, make: Callable[[int], ev.Event], timeout_s: float) -> None:
+        """Ask the membership to scale; when a server has just been lost, wait until it is back."""
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._head.scheduler.ask(make)
+                return
+            except ev.NotReady:
+                self._wait_ready(len(self._head.servers), until - time.monotonic())
 
     def _take_back(self, added: Sequence[int]) -> None:
         """Have the membership as it was, so that it can be scaled again; it would wait for its own time to be up."""
