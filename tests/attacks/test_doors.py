@@ -4,10 +4,12 @@ import contextlib
 import os
 import resource
 import socket
+import ssl
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 from fastrt.rpc.aio_server import AioServer
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.door import Limits
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.rpc.queue_server import QueueServer
 
 HOSTILE = Path(__file__).resolve().parents[2] / "bench/hostile.py"
@@ -35,11 +38,11 @@ _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9)[:3] + b"\x04" + bytes
 class Service:
     """Echoes, waits, and answers with 8 MiB; every call but those that `refused` names is taken."""
 
-    def __init__(self, kind: Any, limits: Limits, authorize: Any = None) -> None:
+    def __init__(self, kind: Any, limits: Limits, authorize: Any = None, credentials: Any = None) -> None:
         self.waiting: list[int] = []
         self.is_held, self.go_on = threading.Event(), threading.Event()
         self.server = kind(self, METHODS, authorize=authorize, limits=limits)
-        self.port = self.server.bind("127.0.0.1:0")
+        self.port = self.server.bind("127.0.0.1:0", credentials)
         self.address = f"127.0.0.1:{self.port}"
         self.server.start()
 
@@ -67,8 +70,8 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., Service]]:
     """A service of either kind of server, with bounds made small."""
     with contextlib.ExitStack() as stack:
 
-        def start(authorize: Any = None, **bounds: Any) -> Service:
-            service = Service(request.param, replace(Limits(), **bounds), authorize)
+        def start(authorize: Any = None, credentials: Any = None, **bounds: Any) -> Service:
+            service = Service(request.param, replace(Limits(), **bounds), authorize, credentials)
             stack.callback(service.server.stop)
             return service
 
@@ -90,9 +93,17 @@ def connect() -> Iterator[Callable[..., socket.socket]]:
 
 
 @pytest.fixture
-def channel() -> Iterator[Callable[[str], grpc.Channel]]:
+def channel() -> Iterator[Callable[..., grpc.Channel]]:
+    """Channels to a service, in the clear or as a member of the cluster, each with a connection of its own."""
     with contextlib.ExitStack() as stack:
-        yield lambda address: stack.enter_context(grpc.insecure_channel(address))
+
+        def one(address: str, identity: Identity | None = None) -> grpc.Channel:
+            if identity is None:
+                return stack.enter_context(grpc.insecure_channel(address))
+            options = [("grpc.use_local_subchannel_pool", 1), *identity.channel_options()]
+            return stack.enter_context(grpc.secure_channel(address, identity.channel_credentials(), options))
+
+        yield one
 
 
 def is_hung_up(sock: socket.socket) -> bool:
@@ -176,6 +187,34 @@ def test_call_that_was_refused_proves_nothing(serve: Any, channel: Any, wait_unt
     assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
     stranger.subscribe(changes.append)
     wait_until(lambda: grpc.ChannelConnectivity.IDLE in changes, "the stranger's connection to be ended")
+
+
+@_BOTH
+def test_half_done_tls_handshakes_beyond_the_places_are_ended_at_once(
+    serve: Any, connect: Any, channel: Any, wait_until: Any
+) -> None:
+    identity = Identity.from_token(new_token())
+    service = serve(credentials=identity.server_credentials(), unproven=8)
+    known = channel(service.address, identity)
+    assert echo(known) == b"ok"
+    strangers = [connect(service, _client_hello()) for _ in range(40)]
+    began = time.monotonic()
+    # Those for whom there are places, and half as many more, are kept for longer.
+    wait_until(lambda: sum(map(is_hung_up, strangers)) >= 28, "strangers to be ended")
+    assert time.monotonic() - began < 3.0
+    assert sum(map(is_hung_up, strangers)) == 28
+    assert echo(known) == b"ok"
+    assert echo(channel(service.address, identity)) == b"ok"
+
+
+def _client_hello() -> bytes:
+    """The first message of a TLS handshake."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    out = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out).do_handshake()
+    return out.read()
 
 
 @_BOTH

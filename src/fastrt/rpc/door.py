@@ -44,6 +44,9 @@ _CALM_S, _BUSY_S, _HURRY_S = 0.5, 0.1, 0.03
 _RESCAN_S = 5.0
 # Beyond the places for connections that are not proven, one that has none may be silent for so long.
 _CROWDED_S = 5.0
+# Half a TLS handshake keeps 55 KiB in the core, most of it buffers of a fixed size. So beyond this many times the
+# places, a connection of a TLS port has a moment only: enough for a handshake, even while many are under way.
+_TLS_PLACES, _MOMENT_S = 1.5, 0.3
 # Memory is given back once no connection was ended for so long, since that holds up every thread that allocates.
 _CALM_ENOUGH_S = 2.0
 # It is given back this often while connections are ended without a pause.
@@ -69,7 +72,8 @@ class Limits:
 
     Attributes:
         connections: open connections in all; three quarters of the process's descriptors if that is less.
-        unproven: connections of which no call was accepted yet.
+        unproven: connections of which no call was accepted yet. One beyond may be silent for 5 s; at a TLS port, one
+            beyond one and a half times as many for 0.3 s.
         greeting_s: how long such a connection may be silent.
         streams: calls under way on one connection. A client of gRPC waits with those beyond; the core refuses some of a
             client that stays close to this number. It is a sixteenth of `queued`: few connections cannot fill that.
@@ -191,6 +195,7 @@ class Door:
         self._connections: dict[object, Connection] = {}
         self._lock = threading.Lock()
         self._ports: set[int] = set()
+        self._has_tls = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -200,9 +205,15 @@ class Door:
         self._trim_due = False
         self._is_crowded = False  # many connections are not proven
 
-    def open(self, port: int) -> None:
-        """Begin to look after the connections of a TCP port. A Unix socket needs none: its folder is private."""
+    def open(self, port: int, tls: bool = False) -> None:
+        """Begin to look after the connections of a TCP port. A Unix socket needs none: its folder is private.
+
+        Args:
+            port: of TCP.
+            tls: whether its connections begin with a TLS handshake.
+        """
         self._ports.add(port)
+        self._has_tls = self._has_tls or tls
         for listener in _listeners(port):
             hold_silent(listener)
         if self._thread is None:
@@ -397,9 +408,10 @@ class Door:
             if now - each.heard_at > limits.greeting_s:
                 self.doom(each, f"made no call in {limits.greeting_s:g} s")
         excess = len(unproven) - self._unproven_max
-        for each in sorted(unproven, key=_worth)[: max(0, excess)]:
+        brief = len(unproven) - int(self._unproven_max * _TLS_PLACES) if self._has_tls else 0
+        for place, each in enumerate(sorted(unproven, key=_worth)[: max(0, excess)]):
             # Not at once: who is ended comes again, and to take a connection costs more than to keep it for a moment.
-            if now - each.heard_at > _CROWDED_S:
+            if now - each.heard_at > (_MOMENT_S if place < brief else _CROWDED_S):
                 self.doom(each, f"made no call while more than {self._unproven_max} did not")
         excess = len(every) - self._places * 9 // 10
         for each in sorted((each for each in every if not each.calls), key=_worth)[: max(0, excess)]:
