@@ -190,7 +190,7 @@ def test_call_that_was_refused_proves_nothing(serve: Any, channel: Any, wait_unt
 
 
 @_BOTH
-def test_half_done_tls_handshakes_beyond_the_places_are_ended_at_once(
+def test_half_done_tls_handshakes_beyond_the_places_are_ended_soon(
     serve: Any, connect: Any, channel: Any, wait_until: Any
 ) -> None:
     identity = Identity.from_token(new_token())
@@ -199,10 +199,9 @@ def test_half_done_tls_handshakes_beyond_the_places_are_ended_at_once(
     assert echo(known) == b"ok"
     strangers = [connect(service, _client_hello()) for _ in range(40)]
     began = time.monotonic()
-    # Those for whom there are places, and half as many more, are kept for longer.
-    wait_until(lambda: sum(map(is_hung_up, strangers)) >= 28, "strangers to be ended")
+    wait_until(lambda: sum(map(is_hung_up, strangers)) >= 32, "those without a place to be ended")
     assert time.monotonic() - began < 3.0
-    assert sum(map(is_hung_up, strangers)) == 28
+    assert sum(map(is_hung_up, strangers)) == 32
     assert echo(known) == b"ok"
     assert echo(channel(service.address, identity)) == b"ok"
 
@@ -215,6 +214,30 @@ def _client_hello() -> bytes:
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), out).do_handshake()
     return out.read()
+
+
+@_BOTH
+def test_connection_is_ended_after_many_refused_calls_and_not_after_a_few(
+    serve: Any, connect: Any, wait_until: Any
+) -> None:
+    service = serve()
+    # With its acknowledgement, without which the core takes 512 calls.
+    stranger = connect(service, _SETTINGS + _frame(4, 1, 0, b""))
+
+    def make(first: int, calls: int) -> None:
+        numbers = range(2 * first + 1, 2 * (first + calls) + 1, 2)
+        stranger.setblocking(True)
+        stranger.sendall(b"".join(_headers(n, b"/t.S/None") + _frame(0, 1, n, bytes(5)) for n in numbers))
+
+    def has_refused(calls: int) -> bool:
+        return [each.rejected for each in service.server._door._connections.values()] == [calls]
+
+    for made in range(0, 1000, 100):  # a peer that is ended comes again, with as many as it has ready
+        make(made, 100)
+        wait_until(lambda made=made: has_refused(made + 100), "the calls to be refused")
+        assert not is_hung_up(stranger)
+    make(1000, 100)
+    wait_until(lambda: is_hung_up(stranger), "the stranger to be ended")
 
 
 @_BOTH
