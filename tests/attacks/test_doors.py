@@ -240,6 +240,18 @@ def test_connection_is_ended_after_many_refused_calls_and_not_after_a_few(
     wait_until(lambda: is_hung_up(stranger), "the stranger to be ended")
 
 
+@pytest.mark.parametrize("serve", [QueueServer], indirect=True)  # the other one cannot end a call without an answer
+def test_refused_calls_beyond_a_few_in_a_row_are_reset_without_an_answer(serve: Any, channel: Any) -> None:
+    known = channel(serve().address)
+    assert echo(known) == b"ok"
+    codes = [known.unary_unary("/t.S/None").future(b"", timeout=PATIENCE_S).exception().code() for _ in range(18)]
+    assert codes == [*[grpc.StatusCode.UNIMPLEMENTED] * 16, *[grpc.StatusCode.CANCELLED] * 2]
+    assert echo(known) == b"ok"  # over the same connection, and a call that is accepted ends the row
+    with pytest.raises(grpc.RpcError) as failed:
+        known.unary_unary("/t.S/None")(b"", timeout=PATIENCE_S)
+    assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 @_BOTH
 def test_program_keeps_descriptors_under_a_flood_of_connections(serve: Any, channel: Any) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

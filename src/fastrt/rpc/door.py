@@ -60,6 +60,8 @@ COUNTED_BYTES = 4096
 # A connection is ended after so many in a row. Its peer comes again, and brings as many calls as it has ready: with 16,
 # calls of others took twice as long beside 2,000 floods of streams, and memory grew by half as much again.
 _REJECTED_MAX = 1024
+# The core resets those beyond this many: a flood's answers cost as much as taking its calls.
+_ANSWERED_MAX = 16
 _CALLS_MANY = 256
 # While strangers are many, each of them may have begun so many requests.
 _BEGUN_MAX = 32
@@ -247,11 +249,15 @@ class Door:
         connection.proven = True
         connection.rejected = 0
 
-    def rejected(self, connection: Connection) -> None:
-        """A call was refused, or its caller went before the request came; too many in a row end the connection."""
+    def rejected(self, connection: Connection) -> bool:
+        """A call was refused, or its caller went before the request came; whether to answer it.
+
+        Too many in a row end the connection.
+        """
         connection.rejected += 1
         if connection.rejected >= _REJECTED_MAX:
             self.doom(connection, "made only calls that were refused")
+        return connection.rejected <= _ANSWERED_MAX
 
     def begin_reading(self, connection: Connection) -> None:
         """A request begins to come; of too many in all, those of the connection with the most are given up."""

@@ -387,8 +387,7 @@ class QueueServer:
         if self._authorize is not None:
             refused = self._authorize(method, event.invocation_metadata)
             if refused is not None:
-                door.rejected(caller)
-                if not caller.doomed:
+                if door.rejected(caller):
                     self._reject(call, caller, method, grpc.StatusCode.UNAUTHENTICATED, refused)
                 return
         if method in self._methods:
@@ -408,8 +407,7 @@ class QueueServer:
             self._streams[method](stream)
             stream._open()
         else:
-            door.rejected(caller)
-            if not caller.doomed:
+            if door.rejected(caller):
                 words = f"There is no method {method} here."
                 self._reject(call, caller, method, grpc.StatusCode.UNIMPLEMENTED, words)
 
@@ -421,8 +419,7 @@ class QueueServer:
         caller = unary.caller
         self._door.end_reading(caller, len(body) if body is not None else 0)
         if body is None:
-            self._door.rejected(caller)
-            if caller.doomed:
+            if not self._door.rejected(caller):
                 caller.calls -= 1
                 return
             # Too long a message (the core answers that itself), or a caller that sent none or has gone.
