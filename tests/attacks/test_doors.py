@@ -4,10 +4,12 @@ import contextlib
 import os
 import resource
 import socket
+import ssl
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 from fastrt.rpc.aio_server import AioServer
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.door import Limits
+from fastrt.rpc.identity import Identity, new_token
 from fastrt.rpc.queue_server import QueueServer
 
 HOSTILE = Path(__file__).resolve().parents[2] / "bench/hostile.py"
@@ -35,11 +38,11 @@ _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9)[:3] + b"\x04" + bytes
 class Service:
     """Echoes, waits, and answers with 8 MiB; every call but those that `refused` names is taken."""
 
-    def __init__(self, kind: Any, limits: Limits, authorize: Any = None) -> None:
+    def __init__(self, kind: Any, limits: Limits, authorize: Any = None, credentials: Any = None) -> None:
         self.waiting: list[int] = []
         self.is_held, self.go_on = threading.Event(), threading.Event()
         self.server = kind(self, METHODS, authorize=authorize, limits=limits)
-        self.port = self.server.bind("127.0.0.1:0")
+        self.port = self.server.bind("127.0.0.1:0", credentials)
         self.address = f"127.0.0.1:{self.port}"
         self.server.start()
 
@@ -67,8 +70,8 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Callable[..., Service]]:
     """A service of either kind of server, with bounds made small."""
     with contextlib.ExitStack() as stack:
 
-        def start(authorize: Any = None, **bounds: Any) -> Service:
-            service = Service(request.param, replace(Limits(), **bounds), authorize)
+        def start(authorize: Any = None, credentials: Any = None, **bounds: Any) -> Service:
+            service = Service(request.param, replace(Limits(), **bounds), authorize, credentials)
             stack.callback(service.server.stop)
             return service
 
@@ -90,9 +93,17 @@ def connect() -> Iterator[Callable[..., socket.socket]]:
 
 
 @pytest.fixture
-def channel() -> Iterator[Callable[[str], grpc.Channel]]:
+def channel() -> Iterator[Callable[..., grpc.Channel]]:
+    """Channels to a service, in the clear or as a member of the cluster, each with a connection of its own."""
     with contextlib.ExitStack() as stack:
-        yield lambda address: stack.enter_context(grpc.insecure_channel(address))
+
+        def one(address: str, identity: Identity | None = None) -> grpc.Channel:
+            if identity is None:
+                return stack.enter_context(grpc.insecure_channel(address))
+            options = [("grpc.use_local_subchannel_pool", 1), *identity.channel_options()]
+            return stack.enter_context(grpc.secure_channel(address, identity.channel_credentials(), options))
+
+        yield one
 
 
 def is_hung_up(sock: socket.socket) -> bool:
@@ -176,6 +187,69 @@ def test_call_that_was_refused_proves_nothing(serve: Any, channel: Any, wait_unt
     assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
     stranger.subscribe(changes.append)
     wait_until(lambda: grpc.ChannelConnectivity.IDLE in changes, "the stranger's connection to be ended")
+
+
+@_BOTH
+def test_half_done_tls_handshakes_beyond_the_places_are_ended_soon(
+    serve: Any, connect: Any, channel: Any, wait_until: Any
+) -> None:
+    identity = Identity.from_token(new_token())
+    service = serve(credentials=identity.server_credentials(), unproven=8)
+    known = channel(service.address, identity)
+    assert echo(known) == b"ok"
+    strangers = [connect(service, _client_hello()) for _ in range(40)]
+    began = time.monotonic()
+    wait_until(lambda: sum(map(is_hung_up, strangers)) >= 32, "those without a place to be ended")
+    assert time.monotonic() - began < 3.0
+    assert sum(map(is_hung_up, strangers)) == 32
+    assert echo(known) == b"ok"
+    assert echo(channel(service.address, identity)) == b"ok"
+
+
+def _client_hello() -> bytes:
+    """The first message of a TLS handshake."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    out = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out).do_handshake()
+    return out.read()
+
+
+@_BOTH
+def test_connection_is_ended_after_many_refused_calls_and_not_after_a_few(
+    serve: Any, connect: Any, wait_until: Any
+) -> None:
+    service = serve()
+    # With its acknowledgement, without which the core takes 512 calls.
+    stranger = connect(service, _SETTINGS + _frame(4, 1, 0, b""))
+
+    def make(first: int, calls: int) -> None:
+        numbers = range(2 * first + 1, 2 * (first + calls) + 1, 2)
+        stranger.setblocking(True)
+        stranger.sendall(b"".join(_headers(n, b"/t.S/None") + _frame(0, 1, n, bytes(5)) for n in numbers))
+
+    def has_refused(calls: int) -> bool:
+        return [each.rejected for each in service.server._door._connections.values()] == [calls]
+
+    for made in range(0, 1000, 100):  # a peer that is ended comes again, with as many as it has ready
+        make(made, 100)
+        wait_until(lambda made=made: has_refused(made + 100), "the calls to be refused")
+        assert not is_hung_up(stranger)
+    make(1000, 100)
+    wait_until(lambda: is_hung_up(stranger), "the stranger to be ended")
+
+
+@pytest.mark.parametrize("serve", [QueueServer], indirect=True)  # the other one cannot end a call without an answer
+def test_refused_calls_beyond_a_few_in_a_row_are_reset_without_an_answer(serve: Any, channel: Any) -> None:
+    known = channel(serve().address)
+    assert echo(known) == b"ok"
+    codes = [known.unary_unary("/t.S/None").future(b"", timeout=PATIENCE_S).exception().code() for _ in range(18)]
+    assert codes == [*[grpc.StatusCode.UNIMPLEMENTED] * 16, *[grpc.StatusCode.CANCELLED] * 2]
+    assert echo(known) == b"ok"  # over the same connection, and a call that is accepted ends the row
+    with pytest.raises(grpc.RpcError) as failed:
+        known.unary_unary("/t.S/None")(b"", timeout=PATIENCE_S)
+    assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @_BOTH

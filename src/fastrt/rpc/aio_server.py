@@ -133,7 +133,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
     ) -> None:
         self._limits = limits or Limits()
         self._door = Door(self._limits)
-        self._ports: list[int] = []
+        self._ports: dict[int, bool] = {}  # whether TLS is spoken there
         self._handler = handler
         self._methods = frozenset(methods)
         self._streams = dict(streams or {})
@@ -174,14 +174,14 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             words = f"Cannot listen on {address}: {error}. Is another server running there, or the host not this one?"
             raise OSError(words) from None
         if port > 1:  # a Unix socket has 1
-            self._ports.append(port)
+            self._ports[port] = credentials is not None
         return port
 
     def start(self) -> None:
         """See `Server`."""
         self._run(self._server.start())
-        for port in self._ports:
-            self._door.open(port)
+        for port, tls in self._ports.items():
+            self._door.open(port, tls)
         self._loop_now().call_soon_threadsafe(self._ask_idle)
 
     def stop(self) -> None:

@@ -44,19 +44,24 @@ _CALM_S, _BUSY_S, _HURRY_S = 0.5, 0.1, 0.03
 _RESCAN_S = 5.0
 # Beyond the places for connections that are not proven, one that has none may be silent for so long.
 _CROWDED_S = 5.0
+# At a TLS port it has this long: enough for a handshake while many are under way. Half a handshake keeps 55 KiB in the
+# core, most of it buffers of a fixed size.
+_CROWDED_TLS_S = 0.2
 # Memory is given back once no connection was ended for so long, since that holds up every thread that allocates.
 _CALM_ENOUGH_S = 2.0
 # It is given back this often while connections are ended without a pause.
-_TRIM_S = 5.0
+_TRIM_S = 1.0
 _LOG_S = 10.0
 # A peer that has answers to read, or sends a request, and moves fewer bytes in `stall_s` than this a second is ended.
 _STALLED_RATE = 4096
 _UNREAD_MIN = 64 << 10
 # Answers below this size are not counted: the bound on streams is enough for them.
 COUNTED_BYTES = 4096
-_REJECTED_MAX = 16
-# While there are so many of all, a connection that is not proven is ended by its first.
-_REJECTED_ALL_MAX = 256
+# A connection is ended after so many in a row. Its peer comes again, and brings as many calls as it has ready: with 16,
+# calls of others took twice as long beside 2,000 floods of streams, and memory grew by half as much again.
+_REJECTED_MAX = 1024
+# The core resets those beyond this many: a flood's answers cost as much as taking its calls.
+_ANSWERED_MAX = 16
 _CALLS_MANY = 256
 # While strangers are many, each of them may have begun so many requests.
 _BEGUN_MAX = 32
@@ -69,7 +74,8 @@ class Limits:
 
     Attributes:
         connections: open connections in all; three quarters of the process's descriptors if that is less.
-        unproven: connections of which no call was accepted yet.
+        unproven: connections of which no call was accepted yet. One beyond may be silent for 5 s, and for 0.2 s at a
+            TLS port.
         greeting_s: how long such a connection may be silent.
         streams: calls under way on one connection. A client of gRPC waits with those beyond; the core refuses some of a
             client that stays close to this number. It is a sixteenth of `queued`: few connections cannot fill that.
@@ -185,12 +191,12 @@ class Door:
         self.limits = limits
         self.reading = 0
         self.unread = 0
-        self._rejected = 0  # calls, halved at each look
         self._places = limits.places()
         self._unproven_max = min(limits.unproven, self._places // 4)
         self._connections: dict[object, Connection] = {}
         self._lock = threading.Lock()
         self._ports: set[int] = set()
+        self._has_tls = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -200,9 +206,15 @@ class Door:
         self._trim_due = False
         self._is_crowded = False  # many connections are not proven
 
-    def open(self, port: int) -> None:
-        """Begin to look after the connections of a TCP port. A Unix socket needs none: its folder is private."""
+    def open(self, port: int, tls: bool = False) -> None:
+        """Begin to look after the connections of a TCP port. A Unix socket needs none: its folder is private.
+
+        Args:
+            port: of TCP.
+            tls: whether its connections begin with a TLS handshake.
+        """
         self._ports.add(port)
+        self._has_tls = self._has_tls or tls
         for listener in _listeners(port):
             hold_silent(listener)
         if self._thread is None:
@@ -237,13 +249,15 @@ class Door:
         connection.proven = True
         connection.rejected = 0
 
-    def rejected(self, connection: Connection) -> None:
-        """A call was refused, or its caller went before the request came; too many in a row end the connection."""
+    def rejected(self, connection: Connection) -> bool:
+        """A call was refused, or its caller went before the request came; whether to answer it.
+
+        Too many in a row end the connection.
+        """
         connection.rejected += 1
-        self._rejected += 1
-        is_flood = self._rejected > _REJECTED_ALL_MAX and not connection.proven
-        if is_flood or connection.rejected >= _REJECTED_MAX:
+        if connection.rejected >= _REJECTED_MAX:
             self.doom(connection, "made only calls that were refused")
+        return connection.rejected <= _ANSWERED_MAX
 
     def begin_reading(self, connection: Connection) -> None:
         """A request begins to come; of too many in all, those of the connection with the most are given up."""
@@ -337,7 +351,6 @@ class Door:
     def _look(self) -> bool:
         """Look at the connections and end those beyond a bound; whether to look again soon."""
         now = time.monotonic()
-        self._rejected //= 2
         count = os.stat("/proc/self/fd").st_size  # 0 before Linux 6.2
         with self._lock:
             every = list(self._connections.values())
@@ -397,9 +410,10 @@ class Door:
             if now - each.heard_at > limits.greeting_s:
                 self.doom(each, f"made no call in {limits.greeting_s:g} s")
         excess = len(unproven) - self._unproven_max
+        patience_s = _CROWDED_TLS_S if self._has_tls else _CROWDED_S
         for each in sorted(unproven, key=_worth)[: max(0, excess)]:
             # Not at once: who is ended comes again, and to take a connection costs more than to keep it for a moment.
-            if now - each.heard_at > _CROWDED_S:
+            if now - each.heard_at > patience_s:
                 self.doom(each, f"made no call while more than {self._unproven_max} did not")
         excess = len(every) - self._places * 9 // 10
         for each in sorted((each for each in every if not each.calls), key=_worth)[: max(0, excess)]:

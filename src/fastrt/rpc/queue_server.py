@@ -239,7 +239,7 @@ class QueueServer:
         self._next_number = 0
         self._thread: threading.Thread | None = None
         self._open_streams: set[QueueStream] = set()
-        self._ports: list[int] = []
+        self._ports: dict[int, bool] = {}  # whether TLS is spoken there
         self._stopping = False
         self._told = False
         self._give_up_at: float | None = None
@@ -259,7 +259,7 @@ class QueueServer:
         if port == 0:
             raise OSError(f"Cannot listen on {address}. Is another server running there, or the host not this one?")
         if port > 1:  # a Unix socket has 1
-            self._ports.append(port)
+            self._ports[port] = credentials is not None
         return port
 
     def _add_port(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
@@ -274,8 +274,8 @@ class QueueServer:
             self._accept()
         self._thread = threading.Thread(target=self._run, name="fastrt-rpc", daemon=True)
         self._thread.start()
-        for port in self._ports:
-            self._door.open(port)
+        for port, tls in self._ports.items():
+            self._door.open(port, tls)
 
     def stop(self) -> None:
         """Take no new calls, let the handler answer those still open (`on_stop`), and end the thread."""
@@ -387,8 +387,7 @@ class QueueServer:
         if self._authorize is not None:
             refused = self._authorize(method, event.invocation_metadata)
             if refused is not None:
-                door.rejected(caller)
-                if not caller.doomed:
+                if door.rejected(caller):
                     self._reject(call, caller, method, grpc.StatusCode.UNAUTHENTICATED, refused)
                 return
         if method in self._methods:
@@ -408,8 +407,7 @@ class QueueServer:
             self._streams[method](stream)
             stream._open()
         else:
-            door.rejected(caller)
-            if not caller.doomed:
+            if door.rejected(caller):
                 words = f"There is no method {method} here."
                 self._reject(call, caller, method, grpc.StatusCode.UNIMPLEMENTED, words)
 
@@ -421,8 +419,7 @@ class QueueServer:
         caller = unary.caller
         self._door.end_reading(caller, len(body) if body is not None else 0)
         if body is None:
-            self._door.rejected(caller)
-            if caller.doomed:
+            if not self._door.rejected(caller):
                 caller.calls -= 1
                 return
             # Too long a message (the core answers that itself), or a caller that sent none or has gone.

@@ -123,7 +123,7 @@ async def serve(
     except RuntimeError as exc:
         raise FastrtError(f"cannot serve on {address}: {exc}. Is the port in use?") from None
     await server.start()
-    door.open(port)
+    door.open(port, tls=True)
     weakref.finalize(server, door.close)
     return server, f"{address.rpartition(':')[0]}:{port}"
 
