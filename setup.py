@@ -62,7 +62,7 @@ PLAIN_DIRECTIVES = {"language_level": 3, "binding": True, "nonecheck": True, "an
 
 def extensions() -> list[Extension]:
     """One extension for each .pyx and plain module; all depend on all headers and .pxd files, shared by inlining."""
-    depends = ["setup.py"] + [str(path) for pattern in ("*.pxd", "include/*.h") for path in sorted(CORE.glob(pattern))]
+    depends = ["setup.py"] + [str(path) for pattern in ("*.pxd", "*.h") for path in sorted(CORE.rglob(pattern))]
     depends += [str(path.with_suffix(".pxd")) for path in PLAIN]
     return [
         Extension(
@@ -75,7 +75,7 @@ def extensions() -> list[Extension]:
             extra_compile_args=[*COMPILE_FLAGS, *FLAGS_OF.get(path.stem, [])],
             extra_link_args=["-pthread", *HARDENED_LINK, *SANITIZER_FLAGS],
         )
-        for path in [*sorted(CORE.glob("*.pyx")), *([] if VARIANT else PLAIN)]  # a test build is of the core alone
+        for path in [*sorted(CORE.rglob("*.pyx")), *([] if VARIANT else PLAIN)]  # a test build is of the core alone
     ]
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fastrt._core import handles
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles
 
 # Values up to 72 bytes lie in their entry: that row is the cost around the allocator. Slabs serve up to 8 KiB.
 SIZES = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fastrt._core import handles
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles
 
 KIND = 16
 SIZES = {"64 B": 64, "1 KiB": 1 << 10, "64 KiB": 64 << 10}

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastrt._core import handles
-from fastrt._core import tasks as core_tasks
-from fastrt._core.clients import KIND_WORKER, Client, admit
-from fastrt._core.segment import Segment
+from fastrt._core.memory.clients import KIND_WORKER, Client, admit
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import handles
+from fastrt._core.tasks import tasks as core_tasks
 
 BATCH = 1000
 SPIN_S = 20e-6

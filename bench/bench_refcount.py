@@ -6,9 +6,9 @@ import numpy as np
 import psutil
 import pytest
 
-from fastrt._core import handles
-from fastrt._core.clients import Client
-from fastrt._core.refcount import RefTable
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles
+from fastrt._core.refcounts.refcount import RefTable
 
 KIND = 16
 LIVE = 10_000_000

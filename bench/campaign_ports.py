@@ -52,8 +52,8 @@ PURPOSE = "campaign"
 
 
 def _native(token: str, tls: bool) -> tuple[str, Callable[[], None]]:
-    from fastrt._core.clients import KIND_DRIVER, Client, admit
-    from fastrt._core.segment import Segment
+    from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
+    from fastrt._core.memory.segment import Segment
     from fastrt.store.client import Store
     from fastrt.transfer.source import Source
     from fastrt.transfer.table import Table

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from compare_tables import numpy_adam, timed
 
-from fastrt._core import optimizer
+from fastrt._core.tables import optimizer
 
 ROUNDS = 9
 BAR = 0.7  # of memory's speed

@@ -72,7 +72,7 @@ HOSTS = ("10.213.77.1", "10.213.77.2")
 # Throws away every message of a stream.
 EMPTY_SERVER = """
 import sys
-from fastrt._core import stream as memory
+from fastrt._core.transfer import stream as memory
 from fastrt.rpc.channel import BULK_OPTIONS
 from fastrt.rpc.server import open_server
 class Nothing:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import fastrt
-from fastrt._core.clients import KIND_DRIVER, Client, admit
-from fastrt._core.segment import Segment
+from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
+from fastrt._core.memory.segment import Segment
 
 STORE_BYTES = 1 << 30
 WORKERS = 2

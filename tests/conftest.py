@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 import fastrt
-from fastrt._core import fsck
+from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 
 SHARED_RUNTIMES = {"rt", "runtime"}

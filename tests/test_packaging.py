@@ -60,7 +60,8 @@ def test_installed_files_are_complete():
         if source.suffix in (".py", ".pyi", ".pxd", ".h", ".typed") or source.name == "py.typed":
             assert source.relative_to(ROOT / "src").as_posix() in installed
         elif source.suffix == ".pyx":
-            assert any(name.startswith(f"fastrt/_core/{source.stem}.cpython-") for name in installed)
+            module = source.relative_to(ROOT / "src").with_suffix("").as_posix()
+            assert any(name.startswith(f"{module}.cpython-") for name in installed)
     for folder in {path.parent.name for path in (ROOT / "protos").glob("*/*.proto")}:
         assert f"fastrt/rpc/descriptors/{folder}.binpb" in installed
     for module in (ROOT / "bench").rglob("*.py"):
@@ -76,7 +77,7 @@ def test_unbuilt_tree_says_what_to_do(unbuilt):
 
 
 def test_tree_built_for_another_python_says_so(unbuilt):
-    (unbuilt / "fastrt/_core/errors.cpython-39-x86_64-linux-gnu.so").write_bytes(b"")
+    (unbuilt / "fastrt/_core/memory/errors.cpython-39-x86_64-linux-gnu.so").write_bytes(b"")
     _, errors = python("import fastrt", PYTHONPATH=str(unbuilt))
     assert "built for another Python (cpython-39-x86_64-linux-gnu.so)" in errors
     assert "pip install ." in errors

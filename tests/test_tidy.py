@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE_LINES, FUNCTION_LINES, LINE_CHARS = 600, 70, 120
 # Longer files, and why a split by length would tear apart what belongs together. They do not grow.
 LONGER = {
-    "src/fastrt/_core/handles.pyx": 605,  # the handle and all ways to give it up: one class
+    "src/fastrt/_core/objects/handles.pyx": 605,  # the handle and all ways to give it up: one class
     "src/fastrt/node/daemon.py": 660,  # one event loop; output and members are to move out of it
     "src/fastrt/store/client.py": 630,  # the store's public face
 }
@@ -30,9 +30,14 @@ LAYERS = (
     "cli|joblib|dask|actor > util > runtime > observe > worker|node|ps|engines > tasks|transfer|collective "
     "> scheduler|coordination|cluster > store|rpc|durable > config > _core|exceptions|folders|foreign_text > errors"
 )
-RANK = {name: -i for i, names in enumerate(LAYERS.split(" > ")) for name in names.split("|")}
+# The same inside of the core, whose sub-packages are these.
+CORE_LAYERS = "repair > tasks > objects|collective|tables|refcounts|transfer > memory"
+RANK, CORE_RANK = (
+    {name: -i for i, names in enumerate(layers.split(" > ")) for name in names.split("|")}
+    for layers in (LAYERS, CORE_LAYERS)
+)
 TOP = {"", "bench", "testing", "__main__"}  # `import fastrt` itself, and what stands above everything
-STATE_MAY_IMPORT = ("fastrt.errors", "fastrt.foreign_text", "fastrt._core.refcount")
+STATE_MAY_IMPORT = ("fastrt.errors", "fastrt.foreign_text", "fastrt._core.refcounts.")
 
 
 @functools.cache
@@ -70,12 +75,12 @@ def imports_of(path: str, text: str) -> frozenset[str]:
 def imported_by(path: str, text: str) -> Iterator[str]:
     if path.endswith((".pyx", ".pxd")):
         package = module_of(path).rpartition(".")[0]
-        for match in re.finditer(r"^\s*from\s+([\w.]+)\s+c?import\s+([^#\n]+)", text, re.M):
+        for match in re.finditer(r"^\s*from\s+([\w.]+)\s+c?import\s+(\([^)]*\)|[^#\n]+)", text, re.M):
             base = package + match[1] if match[1].startswith(".") else match[1]
             yield from names_below(base.rstrip("."), re.findall(r"(\w+)(?:\s+as\s+\w+)?", match[2]))
         for match in re.finditer(r"^\s*c?import\s+([\w., ]+)", text, re.M):
             yield from (name.split(" as ")[0].strip() for name in match[1].split(","))
-        yield from (f"fastrt._core.{name}" for name in re.findall(r"^\s*include\s+[\"'](\w+)\.px", text, re.M))
+        yield from (f"{package}.{name}" for name in re.findall(r"^\s*include\s+[\"'](\w+)\.px", text, re.M))
     if not path.endswith((".py", ".pyi")):
         return
     todo: list[ast.AST] = [ast.parse(text, path)]
@@ -112,6 +117,21 @@ def check_layers(files: Files) -> Complaints:
                 continue  # commands are programs that use the public names, as a user's are
             if other != mine and (other in TOP or RANK.get(other, 1) >= RANK[mine]):
                 yield f"{path}: imports {name}, but {mine} may only import what is right of it in: {LAYERS}"
+
+
+def check_core_layers(files: Files) -> Complaints:
+    for path, text in files.items():
+        module = module_of(path)
+        if not is_core(path) or part_of(module) != "_core" or path.endswith((".h", "/_core/__init__.py")):
+            continue
+        mine = module.split(".")[2]
+        if mine not in CORE_RANK:
+            yield f"{path}: {mine!r} has no layer in the core; the layers are {CORE_LAYERS}"
+            continue
+        for name in sorted(imports_of(path, text)):
+            other = name.split(".")[2] if name.startswith("fastrt._core.") else mine
+            if other != mine and CORE_RANK.get(other, 1) >= CORE_RANK[mine]:
+                yield f"{path}: imports {name}, but {mine} may only import what is right of it in: {CORE_LAYERS}"
 
 
 def check_no_circles(files: Files) -> Complaints:
@@ -286,9 +306,13 @@ BAD = [
     (check_layers, {"src/fastrt/worker/a.py": "import fastrt.node.daemon"}),
     (check_layers, {"src/fastrt/worker/a.py": "from ..node import daemon"}),
     (check_layers, {"src/fastrt/store/a.py": "import fastrt"}),
-    (check_layers, {"src/fastrt/_core/a.pyx": "from fastrt.config import Config"}),
-    (check_layers, {"src/fastrt/_core/a.pxd": "from fastrt.store.ref cimport Ref"}),
+    (check_layers, {"src/fastrt/_core/memory/a.pyx": "from fastrt.config import Config"}),
+    (check_layers, {"src/fastrt/_core/memory/a.pxd": "from fastrt.store.ref cimport Ref"}),
     (check_layers, {"src/fastrt/misc/a.py": ""}),
+    (check_core_layers, {"src/fastrt/_core/objects/a.pyx": "from fastrt._core.tasks.records cimport task_done"}),
+    (check_core_layers, {"src/fastrt/_core/memory/a.pxd": "from fastrt._core.objects.handles cimport (\n    Ref,\n)"}),
+    (check_core_layers, {"src/fastrt/_core/tables/a.pyi": "from fastrt._core.collective.groups import GroupMemory"}),
+    (check_core_layers, {"src/fastrt/_core/a.pyx": ""}),
     (
         check_no_circles,
         {
@@ -307,10 +331,13 @@ BAD = [
     (check_sizes, {"src/fastrt/a.py": "x = 1\n" * (FILE_LINES + 1)}),
     (check_sizes, {"src/fastrt/a.py": "x = '" + "x" * LINE_CHARS + "'"}),
     (check_sizes, {"src/fastrt/a.py": LONG}),
-    (check_sizes, {"src/fastrt/_core/a.pyx": LONG.replace("def f():", "cdef int f(\n        int a) except -1:")}),
+    (
+        check_sizes,
+        {"src/fastrt/_core/memory/a.pyx": LONG.replace("def f():", "cdef int f(\n        int a) except -1:")},
+    ),
     (check_headers_hold_no_state, {"src/fastrt/_core/include/a.h": "static int armed = 0;"}),
     (check_headers_hold_no_state, {"src/fastrt/_core/include/a.h": "static _Thread_local int depth;"}),
-    (check_compiled_modules_are_described, {"src/fastrt/_core/a.pyx": "", "src/fastrt/_core/a.pxd": ""}),
+    (check_compiled_modules_are_described, {"src/fastrt/_core/memory/a.pyx": "", "src/fastrt/_core/memory/a.pxd": ""}),
     (check_every_module_is_used, {"src/fastrt/store/a.py": "import os", "tests/test_a.py": "import os"}),
     (check_public_docstrings, {"src/fastrt/a.py": "x = 1"}),
     (check_public_docstrings, {"src/fastrt/a.py": '"""A."""\ndef f():\n    return 1'}),
@@ -321,7 +348,7 @@ BAD = [
     (check_banned_words, {"src/fastrt/cluster/state.py": "now = time.time()"}),
     (check_banned_words, {"tests/test_a.py": "time.sleep" + "(1)"}),
     (check_banned_words, {"tests/test_a.py": "@pytest.mark.skip" + "()"}),
-    (check_banned_words, {"src/fastrt/_core/a.pyx": "import pickle"}),
+    (check_banned_words, {"src/fastrt/_core/memory/a.pyx": "import pickle"}),
     (check_banned_words, {"src/fastrt/ps/a.py": "found = json.loads(text)"}),
     (check_banned_words, {"src/fastrt/ps/a.py": "from json import load"}),
     (check_commands_are_tested, {"README.md": "```console\n$ fastrt fly\n```\n", "tests/test_docs.py": ""}),

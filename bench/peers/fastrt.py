@@ -186,7 +186,7 @@ class Fastrt(Peer):
 
 def writable_blocks(nbytes: int, count: int) -> list[Any]:
     """Blocks of this process's own mapping of the store, not sealed; given back when they are dropped."""
-    from fastrt._core import handles
+    from fastrt._core.objects import handles
     from fastrt.store import client
 
     return [handles.create(client.require().client, nbytes, 16) for _ in range(count)]

@@ -15,8 +15,8 @@ import time
 
 import numpy as np
 
-from fastrt._core.clients import KIND_DRIVER, Client, admit
-from fastrt._core.segment import Segment
+from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
+from fastrt._core.memory.segment import Segment
 from fastrt.rpc.identity import Identity
 from fastrt.store.client import Store
 from fastrt.transfer.pull import Puller

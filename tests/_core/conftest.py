@@ -21,10 +21,13 @@ from typing import Any
 import pytest
 
 import fastrt
-from fastrt._core import clients, handles, recovery, tasks
-from fastrt._core.clients import Client
-from fastrt._core.fsck import fsck, usage
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import handles
+from fastrt._core.repair import recovery
+from fastrt._core.repair.fsck import fsck, usage
+from fastrt._core.tasks import tasks
 from fastrt.errors import ObjectStoreFullError
 
 KIND = 16  # the first kind of value that the core does not read by itself

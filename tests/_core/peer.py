@@ -20,27 +20,17 @@ assert _spec is not None
 sys.modules["fastrt"] = _package = types.ModuleType("fastrt")
 _package.__path__ = list(_spec.submodule_search_locations or ())
 
-from fastrt._core import (  # noqa: E402
-    arena,
-    clients,
-    demands,
-    fsck,
-    functions,
-    handles,
-    recovery,
-    segment,
-    special,
-    spill,
-    tasks,
-    trace,
-)
+from fastrt._core.memory import arena, clients, segment, trace  # noqa: E402
+from fastrt._core.objects import functions, handles, spill  # noqa: E402
+from fastrt._core.repair import fsck, recovery  # noqa: E402
+from fastrt._core.tasks import admission, submission, tasks  # noqa: E402
 
 SPACE = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         arena,
         clients,
-        demands,
+        admission,
         fsck,
         functions,
         handles,
@@ -49,7 +39,7 @@ SPACE = {
         recovery,
         segment,
         signal,
-        special,
+        submission,
         spill,
         sys,
         tasks,

@@ -2,8 +2,10 @@
 
 import pytest
 
-from fastrt._core import actors, calls, fsck, handles, tasks
-from fastrt._core.inbox import Inbox, wait_any
+from fastrt._core.objects import handles
+from fastrt._core.repair import fsck
+from fastrt._core.tasks import actors, calls, tasks
+from fastrt._core.tasks.inbox import Inbox, wait_any
 from fastrt.errors import FastrtError, ObjectStoreFullError
 
 NO_TASK = tasks.NO_TASK

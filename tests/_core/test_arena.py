@@ -6,7 +6,9 @@ import textwrap
 import numpy as np
 import pytest
 
-from fastrt._core import arena, fsck, handles
+from fastrt._core.memory import arena
+from fastrt._core.objects import handles
+from fastrt._core.repair import fsck
 from fastrt.errors import ObjectStoreFullError
 
 INLINE = 72

@@ -2,7 +2,9 @@
 
 import pytest
 
-from fastrt._core import bulk, fsck, handles, tasks
+from fastrt._core.objects import bulk, handles
+from fastrt._core.repair import fsck
+from fastrt._core.tasks import tasks
 from fastrt.errors import ObjectStoreFullError
 
 KIND = 16

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fastrt._core import chunk
+from fastrt._core.transfer import chunk
 from fastrt.rpc.descriptors import message_set
 
 OBJ_CHUNK = message_set("ray").message("ObjChunk")

@@ -6,9 +6,12 @@ import os
 
 import pytest
 
-from fastrt._core import arena, clients, fsck, functions, handles, recovery, tasks, trace
-from fastrt._core.clients import Client, ForkedHandle
-from fastrt._core.segment import Segment
+from fastrt._core.memory import arena, clients, trace
+from fastrt._core.memory.clients import Client, ForkedHandle
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import functions, handles
+from fastrt._core.repair import fsck, recovery
+from fastrt._core.tasks import tasks
 from fastrt.errors import AttachError, NotInitializedError
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fastrt import errors
-from fastrt._core.errors import raise_code
+from fastrt._core.memory.errors import raise_code
 
 
 @pytest.mark.parametrize("code", sorted(errors.ERROR_CODES))

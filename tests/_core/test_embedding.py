@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrt._core.embedding import PARTS, EmbeddingMemory, lookup, parts_of, sum_rows
+from fastrt._core.tables.embedding import PARTS, EmbeddingMemory, lookup, parts_of, sum_rows
 from fastrt.errors import AttachError, ObjectStoreFullError
 
 F = np.float32

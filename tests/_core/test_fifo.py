@@ -5,8 +5,8 @@ from collections import deque
 
 import pytest
 
-from fastrt._core import fifo, handles
-from fastrt._core.fifo import Fifo
+from fastrt._core.objects import fifo, handles
+from fastrt._core.objects.fifo import Fifo
 from fastrt.errors import ArenaCorrupt, FastrtError
 
 KIND = 16

@@ -5,7 +5,9 @@ import struct
 
 import pytest
 
-from fastrt._core import fsck, generators, handles, special, tasks
+from fastrt._core.objects import handles
+from fastrt._core.repair import fsck
+from fastrt._core.tasks import generators, submission, tasks
 from fastrt.errors import ArenaCorrupt
 
 # Offsets of the superblock's fields, from include/layout.h (regions begin after eight sizes and the locks' offset).
@@ -107,7 +109,7 @@ def test_damaged_task_words_are_found(node, client, function, raw):
 
 def test_damaged_streams_are_found(node, client, function, raw):
     stream = generators.create(client, 0)
-    end = special.submit_scalars(client, function, (), 1, 0, 0, None, None, stream)
+    end = submission.submit_scalars(client, function, (), 1, 0, 0, None, None, stream)
     task = tasks.next_task(client, 0.0, 0.0)
     producer = generators.Producer(client, task)
     items = [handles.put_scalar(client, k) for k in range(3)]

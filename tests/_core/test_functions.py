@@ -4,7 +4,8 @@ import hashlib
 
 import pytest
 
-from fastrt._core import fsck, functions, handles, look
+from fastrt._core.objects import functions, handles
+from fastrt._core.repair import fsck, inspect
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
 
 
@@ -53,7 +54,7 @@ def test_there_can_be_as_many_functions_as_objects(make_node):
     assert functions.find_function(client, next(digests)) is None
     assert [functions.find_function(client, digest_of(k)) for k in range(len(held))] == held
     assert functions.function_name(client, held[-1].objref) == "f"
-    assert len(look.functions(client)) == len(held) == fsck.usage(client)["functions"]
+    assert len(inspect.functions(client)) == len(held) == fsck.usage(client)["functions"]
     assert fsck.fsck(client, True) == []
 
 

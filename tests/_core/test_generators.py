@@ -2,15 +2,17 @@
 
 import pytest
 
-from fastrt._core import fsck, generators, handles, recovery, relay, special, tasks
-from fastrt._core.generators import Producer
+from fastrt._core.objects import handles
+from fastrt._core.repair import fsck, recovery
+from fastrt._core.tasks import generator_relay, generators, submission, tasks
+from fastrt._core.tasks.generators import Producer
 from fastrt.errors import FastrtError
 
 
 def submit(client, function, limit=0, retries=3):
     """A stream, its end, and the task that shall fill it, claimed."""
     stream = generators.create(client, limit)
-    end = special.submit_scalars(client, function, (1,), 1, retries, 0, None, None, stream)
+    end = submission.submit_scalars(client, function, (1,), 1, retries, 0, None, None, stream)
     return stream, end
 
 
@@ -109,23 +111,23 @@ def test_items_passed_on_are_unread_until_readers_elsewhere_tell(client, functio
     stream, end = submit(client, function, limit=2)
     task = next_task(client)
     producer = Producer(client, task)
-    assert relay.pass_on(client, stream, end) is False
+    assert generator_relay.pass_on(client, stream, end) is False
     producer.add(1)
     producer.add(2)
-    assert value(client, relay.pass_on(client, stream, end)) == 1
-    assert value(client, relay.pass_on(client, stream, end)) == 2
+    assert value(client, generator_relay.pass_on(client, stream, end)) == 1
+    assert value(client, generator_relay.pass_on(client, stream, end)) == 2
     assert producer.taken == 2
     assert producer.full
-    relay.told(client, stream, 1, generators.ITEMS)
+    generator_relay.told(client, stream, 1, generators.ITEMS)
     assert not producer.full
     assert producer.wanted == generators.ITEMS
     assert fsck.fsck(client, True) == []
-    relay.told(client, stream, 2, generators.END)
+    generator_relay.told(client, stream, 2, generators.END)
     assert producer.wanted == generators.END
     assert producer.wait(None, 0.0), "nobody makes room any more, and nobody needs it"
-    relay.told(client, stream, 2, generators.NOTHING)
+    generator_relay.told(client, stream, 2, generators.NOTHING)
     assert producer.wanted == generators.NOTHING
-    relay.told(client, stream, 0, generators.ITEMS)
+    generator_relay.told(client, stream, 0, generators.ITEMS)
     del stream
     assert producer.wanted == generators.END, "not more than whoever reads here"
     assert tasks.finish_scalar(client, task, None)
@@ -133,13 +135,13 @@ def test_items_passed_on_are_unread_until_readers_elsewhere_tell(client, functio
 
 def test_stream_goes_on_where_an_attempt_elsewhere_has_ended(client, function):
     stream = generators.create(client, 2, (1 << 32) + 7)
-    end = special.submit_scalars(client, function, (1,), 1, 0, 0, None, None, stream)
+    end = submission.submit_scalars(client, function, (1,), 1, 0, 0, None, None, stream)
     task = next_task(client)
     producer = Producer(client, task)
     assert (producer.skip, producer.taken, producer.limit) == ((1 << 32) + 7, 7, 2)
-    relay.wait_either(client, [(stream, end)], [(producer, 6)], [], 60.0)
+    generator_relay.wait_either(client, [(stream, end)], [(producer, 6)], [], 60.0)
     producer.add("x")
-    relay.wait_either(client, [(stream, end)], [(producer, 7)], [], 60.0)
+    generator_relay.wait_either(client, [(stream, end)], [(producer, 7)], [], 60.0)
     assert generators.info(client, stream)["unread"] == 1
     assert fsck.fsck(client, True) == []
     assert value(client, take(client, stream, end)) == "x"
@@ -231,9 +233,9 @@ def test_producer_of_another_task_is_refused(client, function):
     task = next_task(client)
     with pytest.raises(FastrtError, match="has no stream"):
         Producer(client, task)
-    assert special.flags_of(client, task) == 0
+    assert submission.flags_of(client, task) == 0
     with pytest.raises(FastrtError, match="is no stream's"):
         take(client, ref, ref)
     assert tasks.finish_scalar(client, task, None)
     with pytest.raises(FastrtError, match="not this client's"):
-        special.flags_of(client, task)
+        submission.flags_of(client, task)

@@ -10,9 +10,12 @@ import traceback
 import numpy as np
 import pytest
 
-from fastrt._core import clients, fsck, handles, tasks
-from fastrt._core.clients import Client
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import handles
+from fastrt._core.repair import fsck
+from fastrt._core.tasks import tasks
 from fastrt.errors import FastrtError, StaleReferenceError
 
 

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from fastrt._core import fsck, handles, tasks
+from fastrt._core.objects import handles
+from fastrt._core.repair import fsck
+from fastrt._core.tasks import tasks
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
 
 

@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fastrt._core import clients, fsck, handles, recovery
-from fastrt._core.clients import Client
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import handles
+from fastrt._core.repair import fsck, recovery
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
 
 STORE_BYTES = 1 << 20

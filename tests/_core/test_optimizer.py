@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastrt._core import optimizer
+from fastrt._core.tables import optimizer
 
 F = np.float32
 Arrays = list[np.ndarray[Any, Any]]

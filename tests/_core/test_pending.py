@@ -2,7 +2,9 @@
 
 import threading
 
-from fastrt._core import fsck, handles, pending, tasks
+from fastrt._core.objects import handles, pending
+from fastrt._core.repair import fsck
+from fastrt._core.tasks import tasks
 
 
 def submit(client, function, *args):

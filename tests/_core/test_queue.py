@@ -5,7 +5,9 @@ import random
 
 import pytest
 
-from fastrt._core import fsck, handles, special, tasks
+from fastrt._core.objects import handles
+from fastrt._core.repair import fsck
+from fastrt._core.tasks import submission, tasks
 
 RING_CELLS = 16384  # FRT_RING_CELLS: the ring's first size
 
@@ -146,7 +148,7 @@ for k in range({count}):
 
 
 def submit_ranked(client, function, value, priority):
-    return special.submit_scalars(client, function, (value,), 0, 0, 0, None, None, None, priority)
+    return submission.submit_scalars(client, function, (value,), 0, 0, 0, None, None, None, priority)
 
 
 def take_all(client) -> list[int]:
@@ -177,7 +179,7 @@ def test_equal_priorities_of_two_clients_go_in_the_order_of_submission(node, cli
     peer.run(f"globals().update(f=handles.acquire(client, {function.objref}, {function.index}))")
     for k in range(0, 40, 2):
         submit_ranked(client, function, k, 3)
-        peer.run(f"special.submit_scalars(client, f, ({k + 1},), 0, 0, 0, None, None, None, 3)")
+        peer.run(f"submission.submit_scalars(client, f, ({k + 1},), 0, 0, 0, None, None, None, 3)")
     assert take_all(client) == list(range(40))
     peer.run("globals().pop('f')")
 
@@ -185,7 +187,7 @@ def test_equal_priorities_of_two_clients_go_in_the_order_of_submission(node, cli
 def test_retried_and_waiting_tasks_keep_their_turn(node, client, function):
     first = tasks.submit_scalars(client, function, (-1,), 1, 0, 0)
     submit_ranked(client, function, 0, 7)
-    waiting = special.submit_scalars(client, function, (1, first), 1, 2, 0, None, None, None, 7)
+    waiting = submission.submit_scalars(client, function, (1, first), 1, 2, 0, None, None, None, 7)
     submit_ranked(client, function, 2, 7)
     submit_ranked(client, function, 3, 8)
     assert tasks.finish_scalar(client, tasks.claim_for(client, first), None)
@@ -208,7 +210,7 @@ def test_full_heap_drops_what_is_stale_and_keeps_the_rest(make_node):
     for k in range(4000):
         submit_ranked(client, function, k, 1)
     for k in range(20_000):
-        ref = special.submit_scalars(client, function, (k,), 1, 0, 0, None, None, None, -1)
+        ref = submission.submit_scalars(client, function, (k,), 1, 0, 0, None, None, None, -1)
         what, task, _ = tasks.cancel(client, ref)
         assert what == "ending"
         assert tasks.finish_scalar(client, task, None)
@@ -221,6 +223,6 @@ def test_full_heap_drops_what_is_stale_and_keeps_the_rest(make_node):
 
 
 def test_priority_out_of_range_is_refused(node, client, function):
-    for priority in (special.PRIORITY_MAX + 1, -special.PRIORITY_MAX - 1):
+    for priority in (submission.PRIORITY_MAX + 1, -submission.PRIORITY_MAX - 1):
         with pytest.raises(ValueError, match=f"priority is {priority}; it must be from -100 to 100"):
             submit_ranked(client, function, 1, priority)

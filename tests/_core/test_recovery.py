@@ -8,7 +8,10 @@ import time
 
 import pytest
 
-from fastrt._core import clients, fsck, functions, handles, recovery, tasks
+from fastrt._core.memory import clients
+from fastrt._core.objects import functions, handles
+from fastrt._core.repair import fsck, recovery
+from fastrt._core.tasks import tasks
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
 
 NOTHING = {"ending": [], "running": []}

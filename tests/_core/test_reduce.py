@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from fastrt._core import reduce
+from fastrt._core.collective import reduce
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
 NUMPY = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}

@@ -6,8 +6,8 @@ from array import array
 import numpy as np
 import pytest
 
-from fastrt._core.refcount import FREED, UNKNOWN, RefTable
-from fastrt._core.refcount_audit import check_invariants, dump, load
+from fastrt._core.refcounts.audit import check_invariants, dump, load
+from fastrt._core.refcounts.refcount import FREED, UNKNOWN, RefTable
 from fastrt.errors import ReferenceCountError
 
 MILLION = 1_000_000

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fastrt._core.refcount import FREED, UNKNOWN, RefTable
-from fastrt._core.refcount_audit import check_invariants, dump, load
+from fastrt._core.refcounts.audit import check_invariants, dump, load
+from fastrt._core.refcounts.refcount import FREED, UNKNOWN, RefTable
 from fastrt.errors import ReferenceCountError
 
 REF = st.integers(0, 7)  # one more than there may be

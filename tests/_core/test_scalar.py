@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrt._core import handles, scalar, tasks
+from fastrt._core.objects import handles, scalar
+from fastrt._core.tasks import tasks
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 SCALARS = st.one_of(

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import fastrt
-from fastrt._core import clients, handles, segment
-from fastrt._core.fsck import fsck, usage
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients, segment
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import handles
+from fastrt._core.repair.fsck import fsck, usage
 from fastrt.errors import ArenaCorrupt, AttachError, ObjectStoreFullError
 
 # Offsets in the superblock (include/layout.h).
@@ -178,7 +179,7 @@ def test_create_size_of_other_type_is_refused(store_bytes):
 def test_create_without_address_space_is_refused_and_leaves_nothing():
     code = """
         import resource
-        from fastrt._core import segment
+        from fastrt._core.memory import segment
         resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))
         try:
             segment.Segment.create(1 << 32)
@@ -349,7 +350,10 @@ def run_code(code: str, shm_bytes: int | None = None) -> str:
 
 PRELUDE = """
 import gc, os
-from fastrt._core import clients, fsck, handles, segment, tasks
+from fastrt._core.memory import clients, segment
+from fastrt._core.repair import fsck
+from fastrt._core.objects import handles
+from fastrt._core.tasks import tasks
 from fastrt.errors import AttachError, ObjectStoreFullError
 
 def attach(**sizes):

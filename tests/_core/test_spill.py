@@ -2,7 +2,8 @@
 
 import pytest
 
-from fastrt._core import fsck, handles, spill
+from fastrt._core.objects import handles, spill
+from fastrt._core.repair import fsck
 from fastrt.errors import FastrtError, ObjectStoreFullError, StaleReferenceError
 
 LARGE = 100_000  # above FRT_SPILL_BYTES_MIN

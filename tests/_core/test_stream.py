@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 
 PATIENCE_S = 20.0
 Pair = tuple[socket.socket, socket.socket]

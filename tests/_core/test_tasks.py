@@ -4,7 +4,9 @@ import os
 
 import pytest
 
-from fastrt._core import fsck, handles, special, stop, tasks
+from fastrt._core.objects import handles
+from fastrt._core.repair import fsck
+from fastrt._core.tasks import cancel, submission, tasks
 from fastrt.errors import FastrtError, ObjectStoreFullError, StaleReferenceError
 
 WAITING, READY, CLAIMED, RUNNING, BLOCKED, ENDING = 2, 3, 4, 5, 6, 7
@@ -514,13 +516,13 @@ def test_children_are_found_by_their_path_and_cancelled_by_their_id(node, client
 def test_attempt_that_waits_is_kept_and_hides_no_task_that_runs(client, function):
     ref, other = submit(client, function, 1, retries=1), submit(client, function, 2)
     task = next_task(client)
-    special.park(client, task)
+    submission.park(client, task)
     assert state(client, task) == CLAIMED
     running = next_task(client)
     assert tasks.cancel(client, other) == ("running", running, os.getpid())
     assert tasks.retry(client, task)
-    assert not stop.end_for(client, task, tasks.info(client, task)["id"], True)  # it does not run, so we live
-    assert not stop.end_for(client, running, tasks.info(client, running)["id"] + 1, True)
+    assert not cancel.end_for(client, task, tasks.info(client, task)["id"], True)  # it does not run, so we live
+    assert not cancel.end_for(client, running, tasks.info(client, running)["id"] + 1, True)
     assert tasks.finish_scalar(client, running, 2)
     assert run_all(client) == [1]
     assert handles.read(client, ref)[2] == 1
@@ -529,11 +531,11 @@ def test_attempt_that_waits_is_kept_and_hides_no_task_that_runs(client, function
 def test_another_attempt_begins_where_the_first_has_failed(client, function):
     ref = submit(client, function, 1, retries=1)
     task = next_task(client)
-    assert special.again(client, task)
+    assert submission.again(client, task)
     assert tasks.info(client, task)["attempts"] == 2
-    assert not special.again(client, task)
+    assert not submission.again(client, task)
     assert tasks.finish_scalar(client, task, 1)
-    for misused in (special.again, special.park):
+    for misused in (submission.again, submission.park):
         with pytest.raises(FastrtError, match="not this client's to run"):
             misused(client, task)
     assert handles.read(client, ref)[2] == 1

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from fastrt._core import trace
-from fastrt._core.clients import KIND_DRIVER
+from fastrt._core.memory import trace
+from fastrt._core.memory.clients import KIND_DRIVER
 
 RECORDS = trace.RECORDS
 

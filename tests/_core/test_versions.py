@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastrt._core.versions import READERS, SLOTS, PinnedView, Span, Versions
+from fastrt._core.tables.versions import READERS, SLOTS, PinnedView, Span, Versions
 from fastrt.errors import AttachError
 
 F = np.float32

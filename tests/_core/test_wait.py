@@ -8,8 +8,10 @@ import time
 
 import pytest
 
-from fastrt._core import clients, handles, tasks
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import handles
+from fastrt._core.tasks import tasks
 from fastrt.errors import ArenaCorrupt, NotInitializedError
 
 NAP_S = 0.05  # the longest sleep of a wait; whoever is woken comes back long before

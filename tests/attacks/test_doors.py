@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fastrt._core import connections
+from fastrt._core.transfer import connections
 from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 from fastrt.rpc.aio_server import AioServer
 from fastrt.rpc.descriptors import message_set

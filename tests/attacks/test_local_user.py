@@ -29,8 +29,9 @@ import pytest
 from click.testing import CliRunner
 
 import fastrt
-from fastrt._core import fsck, spill
-from fastrt._core.segment import start_time
+from fastrt._core.memory.segment import start_time
+from fastrt._core.objects import spill
+from fastrt._core.repair import fsck
 from fastrt.cli.main import main
 from fastrt.coordination.service import Coordinator, CoordinatorOptions
 from fastrt.durable import Journal, StateDirectoryError

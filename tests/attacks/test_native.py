@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import fastrt
-from fastrt._core.clients import KIND_DRIVER, Client, admit
-from fastrt._core.segment import Segment
+from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
+from fastrt._core.memory.segment import Segment
 from fastrt.rpc import identity as identity_module
 from fastrt.rpc import proof, sealed
 from fastrt.rpc.identity import Identity, new_token
@@ -465,8 +465,8 @@ def test_strangers_of_one_host_do_not_take_the_place_of_another(here: Node, stac
 
 WITHOUT_FILES = """
 import os, resource, sys
-from fastrt._core.clients import KIND_DRIVER, Client, admit
-from fastrt._core.segment import Segment
+from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
+from fastrt._core.memory.segment import Segment
 from fastrt.rpc.identity import Identity
 from fastrt.store.client import Store
 from fastrt.transfer.source import Source

@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from fastrt._core.segment import start_time
+from fastrt._core.memory.segment import start_time
 from fastrt.cli.main import main
 from fastrt.runtime.nodefile import NodeFile, nodes_here
 

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fastrt._core import reduce
+from fastrt._core.collective import reduce
 from fastrt.collective import as_bfloat16, init_group, new_token
 from fastrt.coordination import Coordinator, CoordinatorOptions
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import work
 
-from fastrt._core import actors, calls, handles, tasks
-from fastrt._core.calls import CallOfDead
-from fastrt._core.clients import Client
-from fastrt._core.handles import Ref
-from fastrt._core.inbox import Inbox, wait_any
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles
+from fastrt._core.objects.handles import Ref
+from fastrt._core.tasks import actors, calls, tasks
+from fastrt._core.tasks.calls import CallOfDead
+from fastrt._core.tasks.inbox import Inbox, wait_any
 
 
 def make(client: Client, function: Ref, name: str = "", detached: bool = False) -> tuple[Ref, int | None]:

@@ -121,7 +121,7 @@ def run_lanes(target: Path, spec: dict[str, Any], lanes: int) -> list[Lane]:
                     lane.close(early=True)  # one complaint is enough
                 done, running = [*done, *running], []
     # What lanes that were killed have left: the segments of the dead.
-    sweep = "from fastrt._core.segment import sweep; sweep()"
+    sweep = "from fastrt._core.memory.segment import sweep; sweep()"
     subprocess.run([sys.executable, "-c", sweep], env=variant.environment(target), check=True)
     return done
 
@@ -164,7 +164,8 @@ def place_of(point: str, source: str) -> tuple[str, str, str]:
     where, _, kind = point.partition(" ")
     file, _, line = where.partition(":")
     found = ""
-    for text in Path(source, file).read_text().splitlines()[: int(line)] if file.endswith(".pyx") else []:
+    lines = next(Path(source).rglob(file)).read_text().splitlines() if file.endswith(".pyx") else []
+    for text in lines[: int(line)]:
         match = re.match(r"(?:def|cdef|cpdef)\b[^=]*?(\w+)\(", text)
         found = match[1] if match else found
     return file, found, kind

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Iterator
 
-from fastrt._core import clients, handles, recovery
-from fastrt._core.clients import Client
-from fastrt._core.fsck import fsck
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import handles
+from fastrt._core.repair import recovery
+from fastrt._core.repair.fsck import fsck
 
 HELD = 10
 ROUNDS = 15

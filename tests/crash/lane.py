@@ -25,8 +25,8 @@ from scene import SHARED_BYTES, STORE_BYTES, Child, Scene
 from sharer import Board, Sharer
 from victim import Victim
 
-from fastrt._core import clients
-from fastrt._core.segment import sweep
+from fastrt._core.memory import clients
+from fastrt._core.memory.segment import sweep
 from fastrt.testing import SIDES, Failpoints
 
 VICTIMS = (clients.KIND_WORKER, clients.KIND_DRIVER)

@@ -53,13 +53,13 @@ MUTANTS = (
            "    page = _page_at(x, offset)\n    word = a64_load_acq(x.pages + page)\n    rc = FRT_OK\n",
            "    home[0] = 0\n"
            "    page = _page_at(x, offset)\n    word = a64_load_acq(x.pages + page)\n    rc = FRT_OK\n"),
-    gone("links: counts not rebuilt", "links.pyx", "_rebuild(x)"),
-    Mutant("links: functions not counted again", "links.pyx",
+    gone("links: counts not rebuilt", "references.pyx", "_rebuild(x)"),
+    Mutant("links: functions not counted again", "references.pyx",
            "if x.functions[k].objref and i < objects and", "if False and"),
-    gone("links: uncounted twice", "links.pyx", "flags[0] &= ~flag"),
-    gone("links: intent to queue missing", "links.pyx",
+    gone("links: uncounted twice", "references.pyx", "flags[0] &= ~flag"),
+    gone("links: intent to queue missing", "references.pyx",
          "a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if we do not come that far"),
-    Mutant("links: no second look after linking", "links.pyx",
+    Mutant("links: no second look after linking", "references.pyx",
            "            if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:\n                return\n",
            "            return\n"),
     Mutant("queue: cell dropped before the claim", "queue.pyx",
@@ -69,7 +69,7 @@ MUTANTS = (
            "        a64_store_rel(&sb.ring_head, sb.ring_head + 1)  # commit\n"
            "        claimed = queue_means(x, cell, word) and a64_cas_sc(\n"
            "            x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))\n"),
-    gone("ranked: stale cells kept when it is full", "ranked.pyx",
+    gone("ranked: stale cells kept when it is full", "priority_queue.pyx",
          "ranked_rebuild(x)  # drops what is stale, and finds this one, too",
          CORE + "test_queue.py::test_full_heap_drops_what_is_stale_and_keeps_the_rest"),
     Mutant("queue: wider before the cells are moved", "queue.pyx",
@@ -144,7 +144,7 @@ MUTANTS = (
 
 def apply(mutant: Mutant, core: Path) -> None:
     """Replace the text in a copy of the sources; the first place where it stands on a line of its own, if several."""
-    path = core / mutant.file
+    (path,) = core.rglob(mutant.file)
     text = path.read_text()
     if mutant.old not in text:
         raise LookupError(f"{mutant.name}: {mutant.file} has no {mutant.old!r}; the table is to be looked at again")

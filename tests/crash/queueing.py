@@ -11,10 +11,10 @@ from typing import Any
 import work
 from work import Wrong
 
-from fastrt._core import fifo, handles
-from fastrt._core.clients import Client
-from fastrt._core.fifo import Fifo
-from fastrt._core.handles import Ref
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import fifo, handles
+from fastrt._core.objects.fifo import Fifo
+from fastrt._core.objects.handles import Ref
 from fastrt.errors import ObjectStoreFullError
 
 FIRST = 30  # numbers of the survivor's

@@ -18,19 +18,22 @@ from scene import SHARED_BYTES, Child, Scene
 from sharer import Board
 from victim import Victim
 
-from fastrt._core import clients, handles, tasks
-from fastrt._core.clients import Client
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import handles
+from fastrt._core.tasks import tasks
 from fastrt.errors import LockStuck
 
-CORE = Path(clients.__file__).parent
+CORE = Path(clients.__file__).parents[1]
 _pause = threading.Event()
 _kept: list[Any] = []
 
 
 def place(points: list[str], file: str, op: str, text: str, source: Path) -> str:
     """The name of the point at the line of a core file that contains `text`."""
-    lines = [k for k, line in enumerate((source / file).read_text().splitlines(), 1) if text in line]
+    (path,) = source.rglob(file)
+    lines = [k for k, line in enumerate(path.read_text().splitlines(), 1) if text in line]
     found = [f"{file}:{k} {op}" for k in lines if f"{file}:{k} {op}" in points]
     if len(found) != 1:
         raise LookupError(f"{text!r} is the place of {found} in {file}: this race is to be looked at again")
@@ -150,12 +153,12 @@ RACES = (
     Race(drop, ("objects.pyx", "swap", "if not a64_cas_sc(state, word, deleting):"),
          take, ("objects.pyx", "swap", "a64_cas_sc(state, word, frt_word_undeleted(word)"),
          ("objects.pyx", "swap", "a64_cas_sc(state, deleting, frt_word_undeleted(deleting))")),
-    Race(depend, ("links.pyx", "store", "a32_store_sc(&x.entries[i].waiter, t + 1)"),
+    Race(depend, ("references.pyx", "store", "a32_store_sc(&x.entries[i].waiter, t + 1)"),
          seal, ("objects.pyx", "store", "a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # com"),
-         ("links.pyx", "store", "a32_store_sc(&x.entries[i].waiter, task.waiter)"), True),
-    Race(depend, ("links.pyx", "store", "a32_store_sc(&x.entries[i].waiter, t + 1)"),
+         ("references.pyx", "store", "a32_store_sc(&x.entries[i].waiter, task.waiter)"), True),
+    Race(depend, ("references.pyx", "store", "a32_store_sc(&x.entries[i].waiter, t + 1)"),
          seal, ("objects.pyx", "store", "a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # com"),
-         ("links.pyx", "store", "a32_store_sc(&x.entries[i].waiter, task.waiter)"), side="before"),
+         ("references.pyx", "store", "a32_store_sc(&x.entries[i].waiter, task.waiter)"), side="before"),
     Race(idle, ("wait.pyx", "or", "a64_or_sc(&x.sb.idle[x.me_word], x.me_bit)"),
          offer, ("queue.pyx", "and", "if a64_and_sc(&x.sb.idle[w], ~bit) & bit:"), None),
     Race(allocate, ("arena.pyx", "store", "a64_store_rel(x.pages + page, frt_page_word(kind, cls, n))"),

@@ -17,10 +17,13 @@ import work
 from victim import Victim, is_there
 from work import Expected, Wrong
 
-from fastrt._core import clients, functions, handles, recovery, stop, tasks
-from fastrt._core.clients import Client
-from fastrt._core.fsck import fsck, usage
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import functions, handles
+from fastrt._core.repair import recovery
+from fastrt._core.repair.fsck import fsck, usage
+from fastrt._core.tasks import cancel, tasks
 
 STORE_BYTES = 2 << 20  # little: a walk finds it full at times, which it expects
 SHARED_BYTES = 16 << 20  # room for several walks, of which some may be dead and hold what they held
@@ -176,8 +179,8 @@ class Scene:
             segment = Segment.attach(self.segment.name)
             client = Client(segment, *clients.admit(segment, os.getpid(), clients.KIND_WORKER, "late"))
             task = tasks.claim_for(client, handles.acquire(client, *name))
-            stop.end_for(client, task, tasks.info(client, task)["id"] + 1, False)  # not what it runs
-            stop.end_for(client, task, tasks.info(client, task)["id"], again)
+            cancel.end_for(client, task, tasks.info(client, task)["id"] + 1, False)  # not what it runs
+            cancel.end_for(client, task, tasks.info(client, task)["id"], again)
 
         child = Child(run)
         if not child.end("the late worker"):

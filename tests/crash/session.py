@@ -22,9 +22,10 @@ from typing import Any
 import psutil
 
 import fastrt
-from fastrt._core import clients, fsck
-from fastrt._core.clients import KIND_ACTOR, KIND_DAEMON, KIND_WORKER
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import KIND_ACTOR, KIND_DAEMON, KIND_WORKER
+from fastrt._core.memory.segment import Segment
+from fastrt._core.repair import fsck
 from fastrt.errors import AttachError
 from fastrt.store import attach
 from fastrt.store import client as store_client

@@ -10,9 +10,11 @@ from typing import Any
 import work
 from work import Expected, Wrong
 
-from fastrt._core import clients, handles, tasks
-from fastrt._core.clients import Client
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import handles
+from fastrt._core.tasks import tasks
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
 
 _NAME = struct.Struct("<QIIQ")  # objref, index, seed, their sum: a half-written name is not believed

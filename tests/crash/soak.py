@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "node"))
 from cluster import RunningNode
 
 import fastrt
-from fastrt._core import fsck
+from fastrt._core.repair import fsck
 from fastrt.node.daemon import sweep_sessions
 from fastrt.store import client as store_client
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import work
 from work import Wrong
 
-from fastrt._core import generators, handles, relay, special, tasks
-from fastrt._core.clients import Client
-from fastrt._core.generators import Producer
-from fastrt._core.handles import Ref
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles
+from fastrt._core.objects.handles import Ref
+from fastrt._core.tasks import generator_relay, generators, submission, tasks
+from fastrt._core.tasks.generators import Producer
 
 ITEMS = 7
 Stream = tuple[Ref, Ref, int]  # the stream, its end, its seed
@@ -24,11 +25,11 @@ def submit(client: Client, function: Ref, seed: int, limit: int = 0, big: int = 
     stream = generators.create(client, limit)
     if big:
         args = struct.pack("<QQ", work.YIELD, seed) + bytes(big)
-        end = special.submit(
+        end = submission.submit(
             client, function, work.KIND, args, [function], 0, 1, work.RETRIES, 0, None, function, stream
         )
     else:
-        end = special.submit_scalars(client, function, (work.YIELD, seed), 1, work.RETRIES, 0, None, None, stream)
+        end = submission.submit_scalars(client, function, (work.YIELD, seed), 1, work.RETRIES, 0, None, None, stream)
     return stream, end, seed
 
 
@@ -113,16 +114,16 @@ def play(client: Client, function: Ref, shared: Stream) -> list[Stream]:
 def pass_on(client: Client, function: Ref, stream: Stream) -> None:
     """Take items for readers elsewhere, who read one of them and then want nothing, as between two nodes."""
     again = generators.create(client, 2, 3)  # where three items were produced elsewhere
-    end = special.submit_scalars(client, function, (work.YIELD, stream[2]), 1, work.RETRIES, 0, None, None, again)
+    end = submission.submit_scalars(client, function, (work.YIELD, stream[2]), 1, work.RETRIES, 0, None, None, again)
     task = _begin(client, stream)
     if task is not None:
         if work.seed_of(client, task) == stream[2]:
-            relay.wait_either(client, [], [(Producer(client, task), 0)], [], 0.0003)
-        relay.pass_on(client, *stream[:2])
-        relay.pass_on(client, *stream[:2])
-        relay.told(client, stream[0], 1, generators.ITEMS)
-        relay.wait_either(client, [stream[:2]], [], [], 0.0003)
-        relay.told(client, stream[0], 0, generators.NOTHING)
+            generator_relay.wait_either(client, [], [(Producer(client, task), 0)], [], 0.0003)
+        generator_relay.pass_on(client, *stream[:2])
+        generator_relay.pass_on(client, *stream[:2])
+        generator_relay.told(client, stream[0], 1, generators.ITEMS)
+        generator_relay.wait_either(client, [stream[:2]], [], [], 0.0003)
+        generator_relay.told(client, stream[0], 0, generators.NOTHING)
         work.perform(client, function, task)
     del end
     fill(client)
@@ -131,12 +132,12 @@ def pass_on(client: Client, function: Ref, stream: Stream) -> None:
 def fill(client: Client) -> None:
     """Fill a stream with items of another node's, which somebody here has waited for."""
     stream = generators.create(client, generators.ELSEWHERE)
-    if generators.take(client, stream, stream, 0, 0.0) is not False or not relay.is_awaited(client, stream):
+    if generators.take(client, stream, stream, 0, 0.0) is not False or not generator_relay.is_awaited(client, stream):
         raise Wrong("a stream without items has some, or nobody wants them")
-    relay.wait_either(client, [], [], [(stream, 0)], 0.0003)
-    relay.add_to(client, stream, handles.put_scalar(client, 5))
+    generator_relay.wait_either(client, [], [], [(stream, 0)], 0.0003)
+    generator_relay.add_to(client, stream, handles.put_scalar(client, 5))
     generators.take(client, stream, stream, 0, 0.0003)
-    relay.close(client, stream)
+    generator_relay.close(client, stream)
     if generators.take(client, stream, stream, 0, 0.0) is not None:
         raise Wrong("a stream that is over has items")
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 import fastrt._core
-from fastrt._core import clients, fsck
-from fastrt._core.clients import Client
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.repair import fsck
 
 HERE = Path(__file__).resolve().parent
 KINDS = (clients.KIND_DAEMON, clients.KIND_DRIVER, clients.KIND_WORKER, clients.KIND_WORKER)  # one thread each

@@ -1,8 +1,8 @@
 # What one thread needs of the core; see threads.pyx.
 from libc.stdint cimport uint32_t, uint64_t
 
-from fastrt._core.clients cimport Client
-from fastrt._core.layout cimport frt_ctx
+from fastrt._core.memory.clients cimport Client
+from fastrt._core.memory.layout cimport frt_ctx
 
 
 cdef class Board:

@@ -1,4 +1,4 @@
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
 
 COUNTS: tuple[str, ...]
 

@@ -9,14 +9,14 @@ written (the read-only mapping has other addresses, where ThreadSanitizer would 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
-from fastrt._core.clients cimport Client, client_new_objref
-from fastrt._core.layout cimport *
-from fastrt._core.links cimport links_count, links_wait, task_result
-from fastrt._core.objects cimport *
-from fastrt._core.pool cimport pool_flush, pool_keep_task, pool_take_task
-from fastrt._core.queue cimport queue_pop, queue_push
-from fastrt._core.records cimport task_done
-from fastrt._core.wait cimport wait_sealed, wait_task
+from fastrt._core.memory.clients cimport Client, client_new_objref
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.pool cimport pool_flush, pool_keep_task, pool_take_task
+from fastrt._core.memory.queue cimport queue_pop, queue_push
+from fastrt._core.memory.wait cimport wait_sealed, wait_task
+from fastrt._core.objects.objects cimport *
+from fastrt._core.objects.references cimport links_count, links_wait, task_result
+from fastrt._core.tasks.records cimport task_done
 
 cdef enum:
     SLOTS = 64

@@ -69,7 +69,8 @@ def link_package(root: Path, target: Path) -> None:
     package, made = root / "src" / "fastrt", target / "fastrt"
     for path in [p for p in package.iterdir() if p.name not in ("_core", "rpc", "__pycache__")]:
         link(path, made / path.name)
-    link(package / "_core" / "__init__.py", made / "_core" / "__init__.py")
+    for path in (package / "_core").rglob("__init__.py"):
+        link(path, made / path.relative_to(package))
     (made / "rpc").mkdir(exist_ok=True)
     for path in [p for p in (package / "rpc").iterdir() if p.name not in ("descriptors", "__pycache__")]:
         link(path, made / "rpc" / path.name)

@@ -13,9 +13,12 @@ import streaming
 import work
 from work import BOX, BYTES, FAIL, INT, MANY, NEST, PROMISE, RETRY, SIZES, SUM
 
-from fastrt._core import actors, arena, clients, demands, functions, handles, pending, recovery, spill, tasks, trace
-from fastrt._core.clients import Client
-from fastrt._core.segment import Segment
+from fastrt._core.memory import arena, clients, trace
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import functions, handles, pending, spill
+from fastrt._core.repair import recovery
+from fastrt._core.tasks import actors, admission, tasks
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
 
 
@@ -167,22 +170,22 @@ class Victim:
     def demand(self) -> None:
         """Tasks that are held: admit, claim, give back, refuse and cancel some, and forget others."""
         c, f = self.client, self.function
-        others = demands.take_held(c)  # of the survivor, who wants their results: a refused task fails if we die then
+        others = admission.take_held(c)  # of the survivor, who wants their results: a refused task fails if we die then
         first = work.submit_demanding(c, f, INT, 9000)
         made = [first, work.submit_demanding(c, f, SUM, 9001, [first]), work.submit_demanding(c, f, INT, 9002, big=200)]
         made += [work.submit_demanding(c, f, RETRY if k == 4 else INT, 9003 + k) for k in range(5)]
         what, task, _ = tasks.cancel(c, made[3])
         if what == "ending":
             work.fail(c, task)
-        seen = demands.news(c)
-        for k, held in enumerate([*others, *demands.take_held(c)]):
-            if k % 4 == 1 and demands.claim(c, *held):
+        seen = admission.news(c)
+        for k, held in enumerate([*others, *admission.take_held(c)]):
+            if k % 4 == 1 and admission.claim(c, *held):
                 tasks.give_back(c, held[0])
-            elif k % 4 == 2 and held not in others and demands.refuse(c, *held):
+            elif k % 4 == 2 and held not in others and admission.refuse(c, *held):
                 work.fail(c, held[0])
             elif k % 4 != 3:
-                demands.admit(c, *held)
-        demands.wait_news(c, seen, 0.0003)
+                admission.admit(c, *held)
+        admission.wait_news(c, seen, 0.0003)
         work.run_all(c, f, 3)
         work.admit_all(c)
         work.run_all(c, f, 3)

@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fastrt._core import demands, handles, special, spill, tasks
-from fastrt._core.clients import Client
-from fastrt._core.handles import Ref
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles, spill
+from fastrt._core.objects.handles import Ref
+from fastrt._core.tasks import admission, submission, tasks
 
 KIND = 16  # of values that the core does not read by itself: 8 bytes of seed, then the pattern
 ERROR = b"given up"
@@ -102,7 +103,7 @@ def submit(
     count = 3 if op == MANY else 1
     if priority:
         more = (None, None, None, priority)
-        made = special.submit_scalars(client, function, (op, seed, *refs), count, RETRIES, 0, *more)
+        made = submission.submit_scalars(client, function, (op, seed, *refs), count, RETRIES, 0, *more)
     elif big:
         args = struct.pack("<QQ", op, seed) + bytes(big)
         made = tasks.submit(client, function, KIND, args, list(refs), len(refs), count, RETRIES, 0)
@@ -115,16 +116,16 @@ def submit_demanding(client: Client, function: Ref, op: int, seed: int, refs: Se
     """As `submit`, a task with one result that somebody has to admit."""
     if big:
         args = struct.pack("<QQ", op, seed) + bytes(big)
-        ref: Ref = demands.submit(client, function, KIND, args, list(refs), len(refs), 1, RETRIES, 0, function)
+        ref: Ref = admission.submit(client, function, KIND, args, list(refs), len(refs), 1, RETRIES, 0, function)
     else:
-        ref = demands.submit_scalars(client, function, (op, seed, *refs), 1, RETRIES, 0, function)
+        ref = admission.submit_scalars(client, function, (op, seed, *refs), 1, RETRIES, 0, function)
     return ref
 
 
 def admit_all(client: Client) -> int:
     """What a daemon does that takes a dead one's place, and has room for everybody; how many were admitted."""
-    demands.take_over(client)
-    return sum([demands.admit(client, *held) for held in demands.take_held(client)])
+    admission.take_over(client)
+    return sum([admission.admit(client, *held) for held in admission.take_held(client)])
 
 
 def fail(client: Client, task: int) -> None:
@@ -155,7 +156,7 @@ def _perform(client: Client, function: Ref, task: int) -> None:
     op, seed = struct.unpack_from("<QQ", args) if kind == KIND else args[:2]
     if op == RETRY and tasks.info(client, task)["attempts"] == 1:
         if seed & 1:
-            special.park(client, task)  # as one that waits for its next attempt
+            submission.park(client, task)  # as one that waits for its next attempt
         if tasks.retry(client, task):
             return
     if op == FAIL:

@@ -18,10 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fastrt._core import actors, arena, calls, clients, fsck, functions, handles, recovery, special, spill, tasks, trace
-from fastrt._core.clients import Client
-from fastrt._core.inbox import Inbox
-from fastrt._core.segment import Segment, sweep
+from fastrt._core.memory import arena, clients, trace
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment, sweep
+from fastrt._core.objects import functions, handles, spill
+from fastrt._core.repair import fsck, recovery
+from fastrt._core.tasks import actors, calls, submission, tasks
+from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import FastrtError
 from fastrt.node.spill_files import SpillFiles
 
@@ -356,7 +359,7 @@ class User:
         if function is not None:
             made = [attempt(tasks.submit_scalars, self.client, function, (n,), 1, 0, 0) for n in range(3)]
             given = (self.client, function, (3,), 1, 0, 0, None, None, None)
-            made += [attempt(special.submit_scalars, *given, priority) for priority in (1, -1, 2)]
+            made += [attempt(submission.submit_scalars, *given, priority) for priority in (1, -1, 2)]
             made = [ref for ref in made if ref is not None]
             made += attempt(tasks.submit, self.client, function, 17, bytes(400), made, len(made), 2, 0, 0) or []
             self.refs += made

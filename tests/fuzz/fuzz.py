@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fastrt._core.segment import sweep
+from fastrt._core.memory.segment import sweep
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus.txt"

@@ -39,7 +39,7 @@ def ps_greeting(data: bytes) -> None:
 
 def native_frames(data: bytes) -> None:
     """The opening, a request, a frame and a bundle's list of the native stream, with checksums that are right."""
-    from fastrt._core.stream import crc32c
+    from fastrt._core.transfer.stream import crc32c
     from fastrt.transfer import wire
 
     def message(size: int) -> bytearray:

@@ -33,7 +33,8 @@ def at(where: str) -> str:
     """'objects.object_acquire: a64_or_sc(bits' -> 'object_acquire (objects.pyx:156)', from the core as it is now."""
     place, text = where.split(": ", 1)
     module, function = place.split(".")
-    lines = (CORE / f"{module}.pyx").read_text().splitlines()
+    (path,) = CORE.rglob(f"{module}.pyx")
+    lines = path.read_text().splitlines()
     for start, line in enumerate(lines):
         if re.match(rf"(cdef|cpdef|def)\b[^=]*\b{function}\(", line):
             for number in itertools.count(start):

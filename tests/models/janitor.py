@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from .explorer import BLOCKED, Memory, Model, Program, add, at, await_victim, cas, load, lock, put, store, unlock
 
-R, OBJ, L, A, P, Q = "recovery.", "objects.", "links.", "arena.", "pool.", "queue."
+R, OBJ, L, A, P, Q = "recovery.", "objects.", "references.", "arena.", "pool.", "queue."
 VICTIM, EMPTY = 0, ("EMPTY", -1)
 
 

@@ -39,7 +39,7 @@ EMPTY, RESERVED, PENDING, SEALED, DELETING, FREEING = (
     "FREEING",
 )
 BIAS = 100
-OBJ, L, R, T = "objects.", "links.", "recovery.", "tasks."
+OBJ, L, R, T = "objects.", "references.", "recovery.", "tasks."
 NEW, READY, RUNNING, ENDING, GONE, STRAY = (
     "NEW",
     "READY",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from .explorer import BLOCKED, Memory, Model, Program, at, await_victim, get, load, lock, put, store, unlock
 
-T, L, G, R = "items.", "links.", "generators.", "recovery."
+T, L, G, R = "stream_items.", "references.", "generators.", "recovery."
 ITEMS = 2
 FREE = ("FREE", 0, 0)
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from .explorer import BLOCKED, Memory, Model, Program, at, await_victim, bit_on, get, lock, put, store, unlock
 
-L, R, T, OBJ = "links.", "recovery.", "tasks.", "objects."
+L, R, T, OBJ = "references.", "recovery.", "tasks.", "objects."
 NEW, WAITING, READY, ENDING, GONE = "NEW", "WAITING", "READY", "ENDING", "GONE"
 
 

@@ -5,10 +5,12 @@ import os
 
 import pytest
 
-from fastrt._core import actors, clients, functions
-from fastrt._core.clients import Client
-from fastrt._core.fsck import fsck
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import functions
+from fastrt._core.repair.fsck import fsck
+from fastrt._core.tasks import actors
 from fastrt.node.actors import Actors
 from fastrt.node.janitor import Janitor
 from fastrt.store.client import Store

@@ -10,7 +10,7 @@ import pytest
 from cluster import RunningNode
 
 import fastrt
-from fastrt._core import fsck
+from fastrt._core.repair import fsck
 from fastrt.store import attach
 from fastrt.store import client as store_client
 

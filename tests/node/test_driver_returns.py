@@ -11,8 +11,8 @@ import pytest
 from cluster import RunningNode
 
 import fastrt
-from fastrt._core import fsck
-from fastrt._core.clients import table
+from fastrt._core.memory.clients import table
+from fastrt._core.repair import fsck
 from fastrt.cli.look import joined
 from fastrt.errors import FastrtError, NotInitializedError, StaleReferenceError
 from fastrt.store import attach

@@ -6,11 +6,13 @@ import os
 
 import pytest
 
-from fastrt._core import actors, clients, demands, functions, generators, handles, special
-from fastrt._core import tasks as core
-from fastrt._core.clients import Client
-from fastrt._core.fsck import fsck, usage
-from fastrt._core.segment import Segment
+from fastrt._core.memory import clients
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import functions, handles
+from fastrt._core.repair.fsck import fsck, usage
+from fastrt._core.tasks import actors, admission, generators, submission
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError
 from fastrt.node.exchange import Exchange
 from fastrt.node.peers import Peer, nearest
@@ -358,7 +360,7 @@ def give(side, **value):
 async def test_items_are_added_in_order_and_make_no_sense_twice_or_with_gaps():
     async with pair() as (here, there):
         stream = generators.create(here.client, 0)
-        end = special.submit_scalars(here.client, here.function, (1,), 1, 0, 0, None, None, stream)
+        end = submission.submit_scalars(here.client, here.function, (1,), 1, 0, 0, None, None, stream)
         here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
         frame = await here.frames(lambda frame: frame.task)
         frame.task[0].results = 2
@@ -382,7 +384,7 @@ async def test_items_are_added_in_order_and_make_no_sense_twice_or_with_gaps():
 def lend_stream(side, limit=0):
     """Lend a generator's task: its stream and its end."""
     stream = generators.create(side.client, limit)
-    end = special.submit_scalars(side.client, side.function, (1,), 1, 0, 0, None, None, stream)
+    end = submission.submit_scalars(side.client, side.function, (1,), 1, 0, 0, None, None, stream)
     side.exchange.lend(core.next_task(side.client, 0.0, 0.0))
     return stream, end
 
@@ -439,7 +441,7 @@ async def test_limit_of_unread_items_holds_over_a_node_between():
 async def name_stream(here, there):
     """Name a generator that runs here to the other node: its producer here, and its stream and end there."""
     stream = generators.create(here.client, 0)
-    end = special.submit_scalars(here.client, here.function, (1,), 1, 0, 0, None, None, stream)
+    end = submission.submit_scalars(here.client, here.function, (1,), 1, 0, 0, None, None, stream)
     task = core.next_task(here.client, 0.0, 0.0)
     core.submit(here.client, here.function, 16, b"", [stream, end], 0, 0, 0, 0)
     here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
@@ -504,16 +506,16 @@ async def test_a_generator_of_a_node_that_is_lost_ends_with_an_error():
 async def test_a_task_with_a_demand_is_held_where_it_is_lent_to():
     async with pair() as (here, there):
         wanted = Demand((("CPU", 5000), ("gpu", 10000)), "spread")
-        ref = demands.submit_scalars(here.client, here.function, (1,), 1, 0, 0, export(here.store, wanted))
-        ((task, number),) = demands.take_held(here.client)
-        assert demands.claim(here.client, task, number)
+        ref = admission.submit_scalars(here.client, here.function, (1,), 1, 0, 0, export(here.store, wanted))
+        ((task, number),) = admission.take_held(here.client)
+        assert admission.claim(here.client, task, number)
         here.exchange.lend(task)
         there.exchange.on_frame(await here.frames(lambda frame: frame.task))
         assert core.next_task(there.client, 0.0, 0.0) == core.NO_TASK
-        ((borrowed, number),) = demands.take_held(there.client)
-        found = Demand.from_bytes(there.store.load(demands.demand_of(there.client, borrowed, number)))
+        ((borrowed, number),) = admission.take_held(there.client)
+        found = Demand.from_bytes(there.store.load(admission.demand_of(there.client, borrowed, number)))
         assert found == wanted._replace(strategy="", node=there.client.segment.session)
-        assert demands.admit(there.client, borrowed, number)
+        assert admission.admit(there.client, borrowed, number)
         assert core.finish_scalar(there.client, core.next_task(there.client, 0.0, 0.0), 42)
         here.exchange.on_frame(await there.frames(lambda frame: frame.ended))
         assert here.store.get(ref, timeout=0) == 42

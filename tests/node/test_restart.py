@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 import fastrt
-from fastrt._core import fsck, spill
+from fastrt._core.objects import spill
+from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 
 
@@ -76,7 +77,7 @@ def test_running_tasks_go_on_in_their_workers(kill_daemon, tmp_path, wait_until)
 
 
 def workers():
-    from fastrt._core import clients
+    from fastrt._core.memory import clients
 
     rows = clients.table(store_client.require().client.segment)
     return [row for row in rows if row["kind"] == clients.KIND_WORKER]

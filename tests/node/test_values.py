@@ -8,7 +8,7 @@ import pytest
 from test_exchange import Side
 from transfer.sites import Proxy, Unbound
 
-from fastrt._core import tasks as core
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import TaskCancelledError, WorkerCrashedError
 from fastrt.node.exchange import Exchange
 from fastrt.node.outgoing import PIECE_BYTES

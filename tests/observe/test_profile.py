@@ -13,8 +13,8 @@ import grpc
 import pytest
 import traces
 
-from fastrt._core.clients import KIND_DRIVER, Client, admit
-from fastrt._core.segment import Segment
+from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
+from fastrt._core.memory.segment import Segment
 from fastrt.config import SHM_DIR
 from fastrt.errors import FastrtError
 from fastrt.observe import charts

@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 import fastrt
-from fastrt._core import tasks as core
+from fastrt._core.tasks import tasks as core
 from fastrt.store import client as store_client
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt._core import clients, fsck
+from fastrt._core.memory import clients
+from fastrt._core.repair import fsck
 from fastrt.errors import TaskCancelledError, WorkerCrashedError
 from fastrt.store import client as store_client
 

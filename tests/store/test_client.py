@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt._core import fsck, handles
+from fastrt._core.objects import handles
+from fastrt._core.repair import fsck
 from fastrt.errors import GetTimeoutError, ObjectStoreFullError, StaleReferenceError, TaskCancelledError, TaskError
 from fastrt.store import client as store_client
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 import fastrt
-from fastrt._core import fsck
+from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt._core import fsck
+from fastrt._core.repair import fsck
 from fastrt.errors import SerializationError, StaleReferenceError, TaskError, WorkerCrashedError
 
 pytestmark = pytest.mark.usefixtures("rt")

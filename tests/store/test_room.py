@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt._core import fsck, spill
+from fastrt._core.objects import spill
+from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 from fastrt.store import room
 from fastrt.store.client import Store

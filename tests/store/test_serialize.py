@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt._core import handles
+from fastrt._core.objects import handles
 from fastrt.errors import SerializationError
 from fastrt.store.serialize import NDARRAY, PICKLE, PICKLE5, deserialize, serialize
 

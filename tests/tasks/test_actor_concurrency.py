@@ -248,7 +248,7 @@ def test_death_of_a_concurrent_actor_fails_all_that_ran():
 
 @fastrt.remote
 def pid_of(actor):
-    from fastrt._core import actors
+    from fastrt._core.tasks import actors
     from fastrt.store.client import require
 
     client = require().client

@@ -8,7 +8,8 @@ import time
 import pytest
 
 import fastrt
-from fastrt._core import actors, clients
+from fastrt._core.memory import clients
+from fastrt._core.tasks import actors
 from fastrt.errors import ActorDiedError
 from fastrt.store import client as store_client
 

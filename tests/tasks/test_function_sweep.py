@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt._core import fsck, functions
+from fastrt._core.objects import functions
+from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 
 
@@ -106,7 +107,7 @@ def test_slots_of_swept_functions_are_used_again_and_all_others_are_found(rt):
 def test_programs_that_store_and_drop_the_same_function_never_miss_it(rt, program):
     code = """
     import fastrt, os
-    from fastrt._core import functions
+    from fastrt._core.objects import functions
     from fastrt.store import attach, client
     from fastrt.store.client import Store
     joined, link = attach.join(os.environ["SOCKET"], "driver", "test")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt._core import fsck
+from fastrt._core.repair import fsck
 from fastrt.errors import FunctionNotFoundError, ObjectStoreFullError
 from fastrt.store import advice
 from fastrt.store import client as store_client
@@ -131,7 +131,7 @@ def test_session_with_very_many_functions_takes_more(program):
         """
         import hashlib
         import fastrt
-        from fastrt._core import functions
+        from fastrt._core.objects import functions
         from fastrt.store import client as store_client
 
         with fastrt.init(2, "64MiB"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt._core import generators
+from fastrt._core.tasks import generators
 from fastrt.errors import (
     ActorDiedError,
     GetTimeoutError,

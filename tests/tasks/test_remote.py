@@ -157,7 +157,7 @@ def test_remote_function_calls_itself_and_travels_as_an_argument(rt):
 
 
 def test_deep_recursion_over_all_workers_does_not_multiply_functions(rt):
-    from fastrt._core import fsck
+    from fastrt._core.repair import fsck
     from fastrt.store import client
 
     call(fib, 5)

@@ -13,9 +13,9 @@ from typing import Any
 
 import grpc
 
-from fastrt._core.clients import KIND_DRIVER, Client, admit
-from fastrt._core.fsck import fsck, usage
-from fastrt._core.segment import Segment
+from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
+from fastrt._core.memory.segment import Segment
+from fastrt._core.repair.fsck import fsck, usage
 from fastrt.rpc import proof
 from fastrt.rpc.channel import bearer
 from fastrt.rpc.descriptors import message_set

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 from fastrt.errors import NotFoundError, ObjectStoreFullError
 from fastrt.transfer import wire
 from fastrt.transfer.table import TransferError

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 from fastrt.errors import NotFoundError, ObjectLostError, ObjectStoreFullError
 from fastrt.rpc.identity import Identity, new_token
 from fastrt.rpc.proof import REPLY_BYTES, prove_as_server

@@ -22,8 +22,8 @@ RATE = 64 << 20  # bytes a second: slow enough to be in the middle
 START = f"""
     import os, sys
     import numpy as np
-    from fastrt._core.clients import KIND_DRIVER, Client, admit
-    from fastrt._core.segment import Segment
+    from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
+    from fastrt._core.memory.segment import Segment
     from fastrt.store.client import Store
     from fastrt.rpc.identity import Identity
     from fastrt.transfer.pull import Puller

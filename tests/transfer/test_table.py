@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fastrt._core import handles
+from fastrt._core.objects import handles
 from fastrt.errors import FastrtError, NotFoundError, ObjectLostError
 from fastrt.transfer.table import DuplicateError, Table, TransferError
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt._core import fsck
+from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 from fastrt.tasks.handle import kill
 from fastrt.util import Empty, Full, Queue

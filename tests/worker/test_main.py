@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import fastrt
-from fastrt._core import clients
+from fastrt._core.memory import clients
 from fastrt.errors import SerializationError, TaskError, WorkerCrashedError
 from fastrt.store import client as store_client
 

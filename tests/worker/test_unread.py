@@ -82,7 +82,7 @@ named = Actor.remote(True)
 other = Actor.remote()
 held = other.die.remote()
 fastrt.wait([held], timeout=20)
-from fastrt._core import actors
+from fastrt._core.tasks import actors
 from fastrt.store.client import require
 while sum(actors.info(require().client, k)["ended"] == actors.FAILED for k in range(4)) < 1:
     threading.Event().wait(0.005)

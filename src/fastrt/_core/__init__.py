@@ -1,19 +1,21 @@
 """The compiled core: bytes in shared memory. It knows no RPC, no pickle, no policy, no settings and no clock.
 
-Reading order: include/layout.h, segment, clients, arena, objects, tasks, queue, wait.
+Sub-packages, each of which imports only what is left of it: memory, objects, tasks, repair; collective, tables,
+refcounts and transfer import only memory. Reading order: include/layout.h; memory: segment, clients, arena; objects:
+objects; tasks: tasks; memory: queue, wait.
 """
 
 import sysconfig
 from pathlib import Path
 
 try:
-    import fastrt._core.errors as _errors  # noqa: F401  (the probe: any compiled module would do)
+    import fastrt._core.memory.errors as _errors  # noqa: F401  (the probe: any compiled module would do)
 except ModuleNotFoundError as exc:
     if not (exc.name or "").startswith("fastrt._core"):
         raise  # something else is missing, and Python's own message names it
     _here = Path(__file__).parent
     _wanted = sysconfig.get_config_var("EXT_SUFFIX")
-    _found = sorted({path.name.partition(".")[2] for path in _here.glob("*.so")} - {str(_wanted).lstrip(".")})
+    _found = sorted({path.name.partition(".")[2] for path in _here.rglob("*.so")} - {str(_wanted).lstrip(".")})
     _why = f"it was built for another Python ({', '.join(_found)})" if _found else "it is not built"
     raise ImportError(
         f"fastrt's compiled core cannot be loaded from {_here}: {_why}; this Python needs *{_wanted}. "

@@ -157,7 +157,7 @@ def _follow(refs: list[Any], advance: Advance) -> None:
 
 def _bytes_of(refs: list[Any]) -> int:
     """The size in the object store of the values of `refs`."""
-    from fastrt._core import handles
+    from fastrt._core.objects import handles
 
     return sum(handles.describe(ref.owner, ref)["bytes"] for ref in refs)
 

@@ -45,11 +45,12 @@ def look(socket_path: Path) -> dict[str, Any]:
         socket_path: of its node daemon.
     Returns:
         session, socket, and either error, or processes (the client table), the counts of
-        `fastrt._core.fsck.usage` (objects, tasks, queued, bytes_used, bytes_committed, bytes_max), and those of
-        `fastrt._core.spill.totals` with spill_dir and spill_error, what went wrong in the last round.
+        `fastrt._core.repair.fsck.usage` (objects, tasks, queued, bytes_used, bytes_committed, bytes_max), and those of
+        `fastrt._core.objects.spill.totals` with spill_dir and spill_error, what went wrong in the last round.
     """
-    from fastrt._core import fsck, spill
-    from fastrt._core.clients import table
+    from fastrt._core.memory.clients import table
+    from fastrt._core.objects import spill
+    from fastrt._core.repair import fsck
     from fastrt.errors import FastrtError
 
     found: dict[str, Any] = {"session": socket_path.parent.name, "socket": str(socket_path)}
@@ -76,7 +77,7 @@ def look(socket_path: Path) -> dict[str, Any]:
 
 
 def _kind(number: int) -> str:
-    from fastrt._core import clients
+    from fastrt._core.memory import clients
 
     names = {clients.KIND_DAEMON: "daemon", clients.KIND_DRIVER: "driver", clients.KIND_WORKER: "worker"}
     names[clients.KIND_ACTOR] = "actor"
@@ -84,7 +85,7 @@ def _kind(number: int) -> str:
 
 
 def _doing(row: dict[str, Any]) -> str:
-    from fastrt._core import clients
+    from fastrt._core.memory import clients
 
     if row["kind"] == clients.KIND_ACTOR:
         return "idle" if row["task"] is None else "running a call"

@@ -22,7 +22,7 @@ def timeline(out: Path, seconds: float | None, session: str | None) -> None:
     Raises:
         click.ClickException: no session runs here, more than one does, or it does not record.
     """
-    from fastrt._core import trace
+    from fastrt._core.memory import trace
     from fastrt.observe import chrome
     from fastrt.observe import timeline as drawn
 

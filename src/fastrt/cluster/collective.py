@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrt._core.reduce import DTYPES, REDUCTIONS, reduce_buffers
+from fastrt._core.collective.reduce import DTYPES, REDUCTIONS, reduce_buffers
 from fastrt.cluster.mailbox import Tag
 from fastrt.cluster.messages import MemberLostError, Messages
 from fastrt.cluster.options import ClusterTimeoutError

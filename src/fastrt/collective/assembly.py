@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fastrt._core.segment import boot_hash
+from fastrt._core.memory.segment import boot_hash
 from fastrt.collective.access import Access, Invitation, check_types
 from fastrt.collective.greetings import GREETING_S, Greetings, dial, receive_text, send_text
 from fastrt.coordination.client import Keys, open_keys

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrt._core.dlpack import Borrowed
+from fastrt._core.collective.dlpack import Borrowed
 
 
 class Bits:

@@ -55,7 +55,7 @@ class Group:
         raise NotImplementedError
 
     def perform(self, kind: str, source: Any, target: Any, root: int, op: str, timeout: float | None) -> Any:
-        """One operation, now; see `fastrt._core.collective`.
+        """One operation, now; see `fastrt._core.collective.collective`.
 
         Raises:
             NotImplementedError: always, here.

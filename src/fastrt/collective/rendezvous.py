@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fastrt._core.groups import GroupMemory
+from fastrt._core.collective.groups import GroupMemory
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 from fastrt.foreign_text import check_object, read_object
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrt._core.reduce import reduce_buffers
+from fastrt._core.collective.reduce import reduce_buffers
 from fastrt.collective.frames import Broken, Frames
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, FastrtError, PeerDied
 from fastrt.foreign_text import check_object, read_object

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastrt._core.channel import Channels
-from fastrt._core.collective import Collective
-from fastrt._core.groups import GroupMemory
+from fastrt._core.collective.channel import Channels
+from fastrt._core.collective.collective import Collective
+from fastrt._core.collective.groups import GroupMemory
 from fastrt.collective.buffers import Bits, as_buffer
 from fastrt.collective.group import Group, plain_wish
 from fastrt.collective.handles import Line

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastrt._core.collective import OPS
-from fastrt._core.reduce import reduce_buffers
-from fastrt._core.segment import start_time
+from fastrt._core.collective.collective import OPS
+from fastrt._core.collective.reduce import reduce_buffers
+from fastrt._core.memory.segment import start_time
 from fastrt.collective.access import Access
 from fastrt.collective.assembly import Assembled, Place, Watch, assemble
 from fastrt.collective.buffers import Bits, new_like, raw_bytes, shape_of

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 from fastrt.durable.errors import DamagedStateError, DiskFullError, StateDirectoryError, write_failed
 from fastrt.durable.mark import Mark, MarkFile, boot_id, new_mark, sync_folder
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object

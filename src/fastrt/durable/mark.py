@@ -17,7 +17,7 @@ import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 from fastrt.durable.errors import DamagedStateError, StateDirectoryError, write_failed
 
 _MAGIC = b"frtmark1"

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from fastrt._core.tasks import PATH_STEP
+from fastrt._core.tasks.tasks import PATH_STEP
 from fastrt.engines.generator import DYNAMIC, STREAMING, LocalGenerator
 from fastrt.engines.handle import EngineHandle
 from fastrt.engines.local_actor import LocalActor, may_retry

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt._core import actors, clients, handles, unread
-from fastrt._core import tasks as core
+from fastrt._core.memory import clients
+from fastrt._core.objects import handles, unread
+from fastrt._core.tasks import actors
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import ActorDiedError, StaleReferenceError
 from fastrt.store.client import Store
 from fastrt.tasks.handle import class_name

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastrt._core import actors, demands, handles
-from fastrt._core import tasks as core
-from fastrt._core.clients import KIND_WORKER, Client, table
-from fastrt._core.functions import function_name
+from fastrt._core.memory.clients import KIND_WORKER, Client, table
+from fastrt._core.objects import handles
+from fastrt._core.objects.functions import function_name
+from fastrt._core.tasks import actors, admission
+from fastrt._core.tasks import tasks as core
 from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, StaleReferenceError
 from fastrt.node.groups import Groups
@@ -84,7 +85,7 @@ class Admission:
 
     def take_over(self) -> None:
         """Learn what a dead daemon had admitted."""
-        for task in demands.take_over(self._client):
+        for task in admission.take_over(self._client):
             demand = self._demand(task)
             if demand is not None:
                 self.placing.found(task, demand)
@@ -157,7 +158,7 @@ class Admission:
         """End the thread."""
         self._closed = True
         with contextlib.suppress(FastrtError):  # the session is broken: it has ended
-            demands.tell(self._client)
+            admission.tell(self._client)
         self._thread.join()
         os.close(self.news)
 
@@ -234,7 +235,7 @@ class Admission:
         placing = self.placing
         placed = placing.placed()
         tasks = [task for task in placed if task[0] >= 0]
-        for task, (state, client) in zip(tasks, demands.states(self._client, tasks), strict=True):
+        for task, (state, client) in zip(tasks, admission.states(self._client, tasks), strict=True):
             placing.moved(task, self._place_of(state, client), now)
         here = [task for task in placed if task[0] < 0]
         for task, state in zip(here, actors.states(self._client, [(-1 - a, gen) for a, gen in here]), strict=True):
@@ -243,12 +244,12 @@ class Admission:
             ended, self._ended = self._ended, set()
             waiting = placing.waiting_actors
             self._drop_gone([(-1 - actor, waiting[actor]) for actor in ended if actor in waiting], now)
-        for task in demands.take_held(self._client):
+        for task in admission.take_held(self._client):
             demand = self._demand(task)
             if demand is not None and demand.bundle:
                 self._promised.setdefault(task, (demand.bundle, now))
             elif demand is not None:
-                named = demands.named(self._client, *task) if placing.held else ()
+                named = admission.named(self._client, *task) if placing.held else ()
                 placing.wait(task, demand, now, named, core.info(self._client, task[0])["priority"])
         if now - self._swept_at > _SWEEP_S:
             self._swept_at = now
@@ -275,7 +276,7 @@ class Admission:
                 self._cannot(order)
             elif order.task[0] < 0:
                 self._start_actors()
-            elif not demands.admit(self._client, *order.task):
+            elif not admission.admit(self._client, *order.task):
                 self.placing.moved(order.task, GONE, now)
                 done = False
         return done
@@ -297,7 +298,7 @@ class Admission:
             ready, why = self.groups.is_ready(name), self.groups.why_gone(name)
             if ready:
                 del self._promised[task]
-                if demands.claim(self._client, *task) and not core.finish_scalar(self._client, task[0], True):
+                if admission.claim(self._client, *task) and not core.finish_scalar(self._client, task[0], True):
                     raise AssertionError("a task that waits for a placement group has one result")
             elif ready is None and (why is not None or now - since > _KNOWN_S):
                 del self._promised[task]
@@ -309,12 +310,12 @@ class Admission:
         waiting = self.placing.waiting()
         self._drop_gone([task for task in waiting if task[0] < 0], now)
         waiting = [task for task in waiting if task[0] >= 0]
-        for task, (state, _) in zip(waiting, demands.states(self._client, waiting), strict=True):
-            if state == demands.GONE:
+        for task, (state, _) in zip(waiting, admission.states(self._client, waiting), strict=True):
+            if state == admission.GONE:
                 self.placing.moved(task, GONE, now)
         promised = list(self._promised)
-        for task, (state, _) in zip(promised, demands.states(self._client, promised), strict=True):
-            if state == demands.GONE:
+        for task, (state, _) in zip(promised, admission.states(self._client, promised), strict=True):
+            if state == admission.GONE:
                 del self._promised[task]
 
     def on_actor_ended(self, actor: int) -> None:
@@ -350,7 +351,7 @@ class Admission:
     def _running_without_demand(self) -> dict[int, int]:
         """Workers that run a task without a demand, and how many each had ended before it."""
         tasks = [task for task in self.placing.placed() if task[0] >= 0]
-        admitted = {client for state, client in demands.states(self._client, tasks) if state == demands.RUNNING}
+        admitted = {client for state, client in admission.states(self._client, tasks) if state == admission.RUNNING}
         rows = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
         busy = [row for row in rows if row["task"] is not None and not row["blocked"]]
         return {row["client"]: row["tasks_done"] for row in busy if row["client"] not in admitted}
@@ -362,13 +363,13 @@ class Admission:
                 self.placing.moved(task, GONE, now)
 
     def _place_of(self, state: int, client: int) -> int:
-        if state == demands.GONE:
+        if state == admission.GONE:
             return GONE
-        if state == demands.WAITING:
+        if state == admission.WAITING:
             return WAITING
-        if state != demands.QUEUED and not self._runs_here(client):
+        if state != admission.QUEUED and not self._runs_here(client):
             return ELSEWHERE
-        return BLOCKED if state != demands.QUEUED and self._is_blocked(client) else HERE
+        return BLOCKED if state != admission.QUEUED and self._is_blocked(client) else HERE
 
     def _place_of_actor(self, task: Task) -> int:
         return _PLACES[actors.states(self._client, [(-1 - task[0], task[1])])[0]]
@@ -389,7 +390,7 @@ class Admission:
 
     def _demand(self, task: Task) -> Demand | None:
         """What a task demands; None when it has ended meanwhile."""
-        ref = demands.demand_of(self._client, *task)
+        ref = admission.demand_of(self._client, *task)
         if ref is None:
             return None
         found = self._known.get(ref.objref)
@@ -442,7 +443,7 @@ class Admission:
         return int(actors.info(self._client, -1 - index)["function"])
 
     def _refuse(self, task: Task, error: FastrtError) -> None:
-        if demands.refuse(self._client, *task):
+        if admission.refuse(self._client, *task):
             self._store.put_error(task[0], error)
             core.finish(self._client, task[0])
 
@@ -462,7 +463,7 @@ class Admission:
         seen = 0
         while not self._closed:
             try:
-                now = demands.wait_news(self._client, seen, _NAP_S)
+                now = admission.wait_news(self._client, seen, _NAP_S)
             except FastrtError:
                 return  # the session is broken: the daemon ends by what it meets itself
             if now != seen:

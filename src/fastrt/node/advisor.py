@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fastrt._core import look, tasks
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
+from fastrt._core.repair import inspect
+from fastrt._core.tasks import tasks
 from fastrt.node.pool import Pool
 
 _TINY_MANY = 50_000
@@ -54,7 +55,7 @@ class Advisor:
     def _tiny_values(self) -> None:
         if "tiny" in self._given:
             return
-        there = look.small_values(self._client, _SAMPLE, _TINY_BYTES)
+        there = inspect.small_values(self._client, _SAMPLE, _TINY_BYTES)
         if there >= _TINY_MANY:
             self._give(
                 "tiny",

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import arena, spill
-from fastrt._core.handles import Writer
+from fastrt._core.memory import arena
+from fastrt._core.objects import spill
+from fastrt._core.objects.handles import Writer
 from fastrt.errors import ObjectStoreFullError
 from fastrt.node.budget import STALL_S
 from fastrt.node.references import PeerError

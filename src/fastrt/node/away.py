@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import actors, calls, functions, handles, special
-from fastrt._core import tasks as core
+from fastrt._core.objects import functions, handles
+from fastrt._core.tasks import actors, calls, submission
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError
 from fastrt.node.mailboxes import Mailboxes
 from fastrt.rpc.descriptors import message_set
@@ -134,7 +135,7 @@ class Away:
     def _lose(self, line: Line, how: str) -> None:
         for task, attempts in line.fallen:
             for _ in range(attempts - 1):  # the first is counted here already
-                special.again(self._client, task)
+                submission.again(self._client, task)
             if core.cancelled(self._client, task):
                 self._exchange.end(task, TaskCancelledError("the call was cancelled"))
             elif not calls.put_back(self._client, task, attempts > 0):

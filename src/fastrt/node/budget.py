@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from fastrt._core import arena
-from fastrt._core.clients import Client
+from fastrt._core.memory import arena
+from fastrt._core.memory.clients import Client
 
 _SHARE = 0.5  # of the store
 STALL_S = 0.5  # after which a head that has its arguments gives its place to another task

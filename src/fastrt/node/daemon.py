@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastrt._core import arena, functions, spill, tasks
-from fastrt._core.clients import (
+from fastrt._core.memory import arena
+from fastrt._core.memory.clients import (
     KIND_ACTOR,
     KIND_DAEMON,
     KIND_DRIVER,
@@ -32,7 +32,9 @@ from fastrt._core.clients import (
     table,
     want_workers,
 )
-from fastrt._core.segment import Segment, sweep
+from fastrt._core.memory.segment import Segment, sweep
+from fastrt._core.objects import functions, spill
+from fastrt._core.tasks import tasks
 from fastrt.config import RUNTIME_FOLDER, SHM_DIR, Config
 from fastrt.errors import FastrtError, LockStuck
 from fastrt.folders import UnsafeFolderError, has_private_folder, private_folder

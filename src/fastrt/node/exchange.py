@@ -14,8 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fastrt._core import actors, calls, demands, generators, handles, special, spill
-from fastrt._core import tasks as core
+from fastrt._core.objects import handles, spill
+from fastrt._core.tasks import actors, admission, calls, generators, submission
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, WorkerCrashedError
 from fastrt.node.arrivals import Arrivals, Arriving
 from fastrt.node.away import Away, Line
@@ -136,8 +137,8 @@ class Exchange:
             priority=info["priority"],
             hops=info["hops"] + 1,
         )
-        if info["flags"] & demands.DEMAND:
-            message.demand = self._store.load(demands.demand_of(self._client, task, info["id"]))
+        if info["flags"] & admission.DEMAND:
+            message.demand = self._store.load(admission.demand_of(self._client, task, info["id"]))
         self.describe(message, task, info)
         self.out.add("task", message, len(data) + 128)
 
@@ -208,7 +209,7 @@ class Exchange:
 
     def _on_task(self, message: Any) -> None:
         refs = [self.references.resolve(one) for one in message.ref]
-        if abs(message.priority) > special.PRIORITY_MAX:
+        if abs(message.priority) > submission.PRIORITY_MAX:
             raise PeerError(f"node {self.name} sends a task of priority {message.priority}")
         if message.results > self.RESULTS_MAX or message.dependencies > len(refs) or self.ledger.owed(message.task):
             raise PeerError(f"node {self.name} sends a task with impossible counts, or twice the same")
@@ -221,7 +222,7 @@ class Exchange:
             min(message.retries, RETRIES_FOREVER), flags,
         )  # fmt: skip
         demand = self.demand(message.demand) if message.demand else None
-        results = special.submit(*about, demand, policy, stream, message.priority, min(message.hops, _HOPS_TOLD_MAX))
+        results = submission.submit(*about, demand, policy, stream, message.priority, min(message.hops, _HOPS_TOLD_MAX))
         self.borrow(message, [results] if message.results == 1 else results, stream)
 
     def borrow(

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from fastrt._core import handles
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles
 from fastrt.node.exchange import Exchange
 from fastrt.store.attach import Lasting
 from fastrt.store.ref import ObjectRef

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fastrt._core import generators, handles, relay
-from fastrt._core.clients import Client
-from fastrt._core.generators import ITEMS, NOTHING, Producer
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles
+from fastrt._core.tasks import generator_relay, generators
+from fastrt._core.tasks.generators import ITEMS, NOTHING, Producer
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.node.references import PeerError
 from fastrt.node.sleeper import Sleeper
@@ -127,7 +128,7 @@ class Watch:
         for flow in flows:
             flow.prepare(nap)
         patience = (_PAUSED_S if nap.is_short else _LOOK_S) if flows else _IDLE_S
-        relay.wait_either(self._client, nap.readers, nap.producers, nap.fed, patience)
+        generator_relay.wait_either(self._client, nap.readers, nap.producers, nap.fed, patience)
 
     def _look(self) -> None:
         failed: list[FastrtError] = []
@@ -191,7 +192,7 @@ class Outflow:
         for _ in range(_ITEMS_A_LOOK):
             if self.is_paused():
                 return
-            item = relay.pass_on(self.exchange.client, self.stream, self.end)
+            item = generator_relay.pass_on(self.exchange.client, self.stream, self.end)
             if item is False:
                 return
             if item is None or item is self.end:
@@ -221,7 +222,7 @@ class Outflow:
 
     def on_reads(self, taken: int, wanted: int) -> None:
         """Readers over there have taken so many items, modulo 2^32, and want that much more."""
-        relay.told(self.exchange.client, self.stream, (self.next - taken) % (1 << 32), wanted)
+        generator_relay.told(self.exchange.client, self.stream, (self.next - taken) % (1 << 32), wanted)
         if wanted != ITEMS and not self.over:
             self.stop()
 
@@ -362,7 +363,7 @@ class Flows:
             raise PeerError(f"node {self._exchange.name} sends a generator with {message.results} results")
         plan = message.stream
         stream: ObjectRef = generators.create(self._store.client, plan.limit, plan.produced)
-        relay.told(self._store.client, stream, (plan.produced - plan.taken) % (1 << 32), ITEMS)
+        generator_relay.told(self._store.client, stream, (plan.produced - plan.taken) % (1 << 32), ITEMS)
         return stream
 
     def run(self, message: Any, stream: ObjectRef, end: ObjectRef, send: Callable[[ObjectRef], None]) -> None:
@@ -394,5 +395,5 @@ class Flows:
             self.drop(number)
         for flow in self._out.values():
             self.watch.drop(flow)
-            relay.told(self._store.client, flow.stream, 0, NOTHING)
+            generator_relay.told(self._store.client, flow.stream, 0, NOTHING)
         self._out.clear()

@@ -10,9 +10,9 @@ import pickle
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import actors, special
-from fastrt._core import tasks as core
-from fastrt._core.calls import CallOfDead
+from fastrt._core.tasks import actors, submission
+from fastrt._core.tasks import tasks as core
+from fastrt._core.tasks.calls import CallOfDead
 from fastrt.errors import ActorDiedError, FastrtError, ObjectStoreFullError
 from fastrt.node.references import PeerError
 from fastrt.rpc.descriptors import message_set
@@ -98,7 +98,7 @@ class Guests:
             return
         more = self._exchange.special(message)
         try:
-            made = special.call(
+            made = submission.call(
                 self._client, ref, message.method, message.kind, message.argument, refs, message.dependencies,
                 message.results, min(message.retries, RETRIES_FOREVER), *more,
             )  # fmt: skip

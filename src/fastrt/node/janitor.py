@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
-from fastrt._core import actors, stop
-from fastrt._core import tasks as core
-from fastrt._core.functions import function_name
-from fastrt._core.recovery import end_job, recover, wake_all
+from fastrt._core.objects.functions import function_name
+from fastrt._core.repair.recovery import end_job, recover, wake_all
+from fastrt._core.tasks import actors, cancel
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import (
     ActorDiedError,
     FastrtError,
@@ -68,7 +68,7 @@ class Janitor:
         info = core.info(store.client, task)
         name = function_name(store.client, info["function"][0])
         error: FastrtError
-        if info["flags"] & stop.LATE and not core.cancelled(store.client, task):
+        if info["flags"] & cancel.LATE and not core.cancelled(store.client, task):
             what = "task" if info["actor"] is None else "a call of actor"
             error = TaskTimeoutError(
                 f"{what} {name!r} ran for longer than its timeout, and did not end when it was told"

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from fastrt._core import demands, handles, special
-from fastrt._core import tasks as core
-from fastrt._core.functions import function_name
+from fastrt._core.objects import handles
+from fastrt._core.objects.functions import function_name
+from fastrt._core.tasks import admission, submission
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError, ObjectLostError
 from fastrt.node.readiness import Readiness
 from fastrt.store.client import Store
@@ -90,8 +91,8 @@ class Lineage:
         info = core.info(self._client, task)
         kind, data, refs = core.arguments(self._client, task, True)
         function = handles.acquire(self._client, *info["function"])
-        demand = demands.demand_of(self._client, task, info["id"])
-        policy = special.policy_of(self._client, task)
+        demand = admission.demand_of(self._client, task, info["id"])
+        policy = submission.policy_of(self._client, task)
         left = retries_left(info)
         flags = info["flags"] & core.RETRY_ERRORS
         again = left if left == RETRIES_FOREVER else left - 1
@@ -99,7 +100,7 @@ class Lineage:
         def run() -> list[ObjectRef]:
             self._client.adopt_job(info["job"])
             about = (self._client, function, kind, data, refs, info["deps"], info["returns"], again, flags)
-            submitted = special.submit(*about, demand, policy, None, info["priority"])
+            submitted = submission.submit(*about, demand, policy, None, info["priority"])
             return [submitted] if info["returns"] == 1 else list(submitted)
 
         nbytes = _RECORD_BYTES + len(data) + sum(handles.describe(self._client, ref)["bytes"] for ref in refs)

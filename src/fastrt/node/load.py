@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from fastrt._core import tasks as core
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError
 
 _LOOK_S = 0.125  # eight looks a second cost 0.02 % of a processor

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from fastrt._core import inbox
-from fastrt._core import tasks as core
-from fastrt._core.clients import Client
-from fastrt._core.inbox import Inbox
+from fastrt._core.memory.clients import Client
+from fastrt._core.tasks import inbox
+from fastrt._core.tasks import tasks as core
+from fastrt._core.tasks.inbox import Inbox
 from fastrt.node.sleeper import Sleeper
 
 _NAP_S = 1.0

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fastrt._core import actors, demands
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
+from fastrt._core.tasks import actors, admission
 from fastrt.node.admission import free_of
 from fastrt.store.attach import Lasting
 
@@ -73,7 +73,7 @@ class Orders:
     def _claim(self, task: int, id_: int) -> bool:
         if task < 0:
             return actors.carry(self._client, -1 - task, id_)
-        return demands.claim(self._client, task, id_)
+        return admission.claim(self._client, task, id_)
 
     def hold(self, node: str, objref: int, nbytes: int) -> None:
         """Tell the daemon that a node has the value of a large object, too; with 0 bytes: not any more."""

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastrt._core import tasks as core
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
+from fastrt._core.tasks import tasks as core
 from fastrt.node.exchange import Exchange
 
 _LENT_MAX = 4096

@@ -8,7 +8,7 @@ import signal
 import socket
 from typing import Any
 
-from fastrt._core.segment import start_time
+from fastrt._core.memory.segment import start_time
 from fastrt.foreign_text import read_object
 
 _MESSAGE_BYTES_MAX = 1 << 16

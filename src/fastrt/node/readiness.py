@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from fastrt._core.clients import Client
-from fastrt._core.pending import Watch
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects.pending import Watch
 from fastrt.errors import FastrtError
 from fastrt.store.ref import ObjectRef
 

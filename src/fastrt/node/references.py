@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt._core import generators, handles
-from fastrt._core import tasks as core
+from fastrt._core.objects import handles
+from fastrt._core.tasks import generators
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError
 from fastrt.node.lineage import Origin
 from fastrt.store.client import Store

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from fastrt._core import spill
+from fastrt._core.objects import spill
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.store import room
 from fastrt.store.client import Store

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from fastrt._core import functions, handles
+from fastrt._core.objects import functions, handles
 from fastrt.node.outgoing import Outgoing
 from fastrt.node.references import References
 from fastrt.rpc.descriptors import message_set

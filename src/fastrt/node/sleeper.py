@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from fastrt._core import tasks as core
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError
 
 _AGAIN_S = 0.01

@@ -12,8 +12,9 @@ import sys
 import threading
 from pathlib import Path
 
-from fastrt._core import spill, trace
-from fastrt._core.clients import Client
+from fastrt._core.memory import trace
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import spill
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.folders import UnsafeFolderError
 from fastrt.node.spill_files import SpillFiles

@@ -13,7 +13,7 @@ import pickle
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import generators, relay
+from fastrt._core.tasks import generator_relay, generators
 from fastrt.errors import ObjectLostError
 from fastrt.node.flows import InOrder, Nap, is_laden
 from fastrt.rpc.descriptors import message_set
@@ -40,7 +40,7 @@ class Feed:
     def __init__(self, exchange: Exchange, ref: ObjectRef) -> None:
         # A stream whose task has ended, or is a third node's, is its own end: what it lacks then it will never have.
         self._exchange, self._ref = exchange, ref
-        self.pair = (ref, relay.end_of(exchange.client, ref) or ref)
+        self.pair = (ref, generator_relay.end_of(exchange.client, ref) or ref)
         self._sent = self._allowed = self._sending = 0
 
     def is_paused(self) -> bool:
@@ -106,7 +106,7 @@ class Mirror:
     def look(self) -> None:
         """Ask for more, if they are wanted."""
         self.seen = generators.info(self._exchange.client, self.ref)["taken"]
-        if not self._asked and not relay.is_awaited(self._exchange.client, self.ref):
+        if not self._asked and not generator_relay.is_awaited(self._exchange.client, self.ref):
             return
         if self._asked - self.seen <= _AHEAD // 2:
             self._asked = self.seen + _AHEAD
@@ -114,7 +114,7 @@ class Mirror:
 
     def add(self, ref: ObjectRef) -> None:
         """The next item is there."""
-        relay.add_to(self._exchange.client, self.ref, ref)
+        generator_relay.add_to(self._exchange.client, self.ref, ref)
         self._close_if_whole()
 
     def on_over(self, items: int) -> None:
@@ -125,13 +125,15 @@ class Mirror:
     def _close_if_whole(self) -> None:
         if self.items.count == self._most:
             self._exchange.flows.watch.drop(self)
-            relay.close(self._exchange.client, self.ref)
+            generator_relay.close(self._exchange.client, self.ref)
 
     def lose(self, lost: str) -> None:
         """The other node is lost."""
         if self.items.count != self._most:
             error = serialize(ObjectLostError(f"further items of a generator are lost: {lost}"))
-            relay.add_to(self._exchange.client, self.ref, self._exchange.store.put_serialized(error, error=True))
+            generator_relay.add_to(
+                self._exchange.client, self.ref, self._exchange.store.put_serialized(error, error=True)
+            )
             self._most = self.items.count
             self._close_if_whole()
 

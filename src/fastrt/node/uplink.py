@@ -19,9 +19,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fastrt._core import demands
-from fastrt._core import tasks as core
-from fastrt._core.clients import KIND_WORKER, table
+from fastrt._core.memory.clients import KIND_WORKER, table
+from fastrt._core.tasks import admission
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.node.budget import ArgumentBudget
@@ -459,7 +459,7 @@ class Uplink:
                 return
             most -= 1
             # Admitted here, and waiting for a worker: decide again. Or lent so often that it is better off here.
-            if demands.is_demanding(self._client, task) or core.info(self._client, task)["hops"] >= _HOPS_MAX:
+            if admission.is_demanding(self._client, task) or core.info(self._client, task)["hops"] >= _HOPS_MAX:
                 kept += 1
                 self._give_back(task)
                 continue

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from fastrt._core import trace
-from fastrt._core.handles import Writer
+from fastrt._core.memory import trace
+from fastrt._core.objects.handles import Writer
 from fastrt.errors import NotFoundError
 from fastrt.node.outgoing import PIECE_BYTES
 from fastrt.rpc.streams import Access

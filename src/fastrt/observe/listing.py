@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastrt._core import actors as core_actors
-from fastrt._core import clients, fsck, handles, look, spill
+from fastrt._core.memory import clients
+from fastrt._core.objects import handles, spill
+from fastrt._core.repair import fsck, inspect
+from fastrt._core.tasks import actors as core_actors
 from fastrt.errors import FastrtError
 from fastrt.store.client import Store
 from fastrt.store.serialize import NDARRAY
@@ -42,7 +44,7 @@ class Names:
 
     def refresh(self) -> None:
         """Learn the names of what was shipped since."""
-        for objref, index, name in look.functions(self._store.client):
+        for objref, index, name in inspect.functions(self._store.client):
             self.by_objref[objref] = self.by_index[index] = name
 
     def of_task(self, row: Row) -> str:
@@ -95,7 +97,7 @@ def tasks(store: Store) -> list[Row]:
             "results": [f"{objref:016x}" for objref in row["returns"]], "cancelled": row["cancelled"],
             "priority": row["priority"],
         }
-        for row in sorted(look.tasks(store.client), key=lambda row: row["id"])
+        for row in sorted(inspect.tasks(store.client), key=lambda row: row["id"])
     ]  # fmt: skip
 
 
@@ -110,11 +112,11 @@ def actors(store: Store) -> list[Row]:
     """
     names = Names(store)
     calls: dict[int, int] = {}
-    for row in look.tasks(store.client):
+    for row in inspect.tasks(store.client):
         if row["actor"] is not None:
             calls[row["actor"]] = calls.get(row["actor"], 0) + 1
     found = []
-    for index in look.actors(store.client):
+    for index in inspect.actors(store.client):
         info = core_actors.info(store.client, index)
         if info["bare"]:
             continue  # what a placement group has reserved
@@ -145,7 +147,7 @@ def objects(store: Store) -> list[Row]:
     pids = {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
     lines = sites.read(store.socket_path)
     found = []
-    for row in sorted(look.objects(store.client), key=lambda row: row["objref"]):
+    for row in sorted(inspect.objects(store.client), key=lambda row: row["objref"]):
         if row["index"] in names.by_index:
             what = f"function {names.by_index[row['index']]}"
         elif row["is_actor"]:
@@ -176,7 +178,7 @@ def workers(store: Store) -> list[Row]:
     import psutil
 
     client, names = store.client, Names(store)
-    running = {row["task"]: names.of_task(row) for row in look.tasks(client)}
+    running = {row["task"]: names.of_task(row) for row in inspect.tasks(client)}
     held = {row["client"]: row["bytes"] for row in fsck.holders(client)}
     found = []
     for row in clients.table(client.segment):

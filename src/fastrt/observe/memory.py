@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fastrt._core import clients, fsck, spill
+from fastrt._core.memory import clients
+from fastrt._core.objects import spill
+from fastrt._core.repair import fsck
 from fastrt.observe import listing
 from fastrt.observe.listing import Row
 from fastrt.store.client import Store

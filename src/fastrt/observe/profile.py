@@ -30,9 +30,9 @@ from typing import Any
 import grpc
 import numpy as np
 
-from fastrt._core import handles
-from fastrt._core.clients import KIND_DRIVER, KIND_TOOL, Client, admit
-from fastrt._core.segment import Segment
+from fastrt._core.memory.clients import KIND_DRIVER, KIND_TOOL, Client, admit
+from fastrt._core.memory.segment import Segment
+from fastrt._core.objects import handles
 from fastrt.config import SHM_DIR
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import read_object

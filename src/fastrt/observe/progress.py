@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
-from fastrt._core import handles
+from fastrt._core.objects import handles
 from fastrt.store.client import get, require
 from fastrt.store.completed import as_completed
 from fastrt.store.ref import ObjectRef

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastrt._core import clients, trace
+from fastrt._core.memory import clients, trace
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import read_object
 from fastrt.observe.chrome import Event, micros, write
@@ -28,7 +28,7 @@ _SUBMIT_NS = 200  # a submission takes longer than that; its record has no end
 
 
 class Record(NamedTuple):
-    """One record of a ring; see `fastrt._core.trace.drain`."""
+    """One record of a ring; see `fastrt._core.memory.trace.drain`."""
 
     number: int
     start: int

@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 from fastrt.durable.mark import sync_folder
 from fastrt.folders import UnsafeFolderError, private_folder
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object

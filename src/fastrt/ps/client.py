@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrt._core.embedding import EmbeddingMemory
-from fastrt._core.versions import Versions
+from fastrt._core.tables.embedding import EmbeddingMemory
+from fastrt._core.tables.versions import Versions
 from fastrt.cluster.client import ClusterMember
 from fastrt.cluster.events import Role
 from fastrt.cluster.options import MemberEvent, MemberOptions

@@ -1,6 +1,6 @@
 """A server's parts of a dense table: in versions that other processes of the machine map, updated from one to the next.
 
-The parts lie one behind the other, each from a page on, in the slots of `_core.versions` as in the arrays of the
+The parts lie one behind the other, each from a page on, in the slots of `_core.tables.versions` as in the arrays of the
 optimizer's state; what fills the last page is zero and stays zero. A step reads the current version, writes the next
 one beside it and makes that the current one, so whoever looks at a version sees it whole.
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrt._core.reduce import reduce_buffers
-from fastrt._core.versions import READERS, Versions
+from fastrt._core.collective.reduce import reduce_buffers
+from fastrt._core.tables.versions import READERS, Versions
 from fastrt.ps.pace import Array, Pace, Pending
 from fastrt.ps.placement import PAGE_ELEMENTS
 from fastrt.ps.spec import Spec

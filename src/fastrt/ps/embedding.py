@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from fastrt._core.embedding import EmbeddingMemory, lookup
+from fastrt._core.tables.embedding import EmbeddingMemory, lookup
 from fastrt.ps.client import Directory, Opened, Request
 from fastrt.ps.handles import Handle, refuse_not_finite
 from fastrt.ps.rows import part_numbers, summed

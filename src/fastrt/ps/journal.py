@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 from fastrt.durable import DamagedStateError, DiskFullError, Mark, MarkFile, StateDirectoryError
 from fastrt.durable.lock import take_lock
 from fastrt.durable.mark import boot_id, new_mark, sync_folder

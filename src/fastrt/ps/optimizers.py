@@ -1,7 +1,8 @@
 """The optimizers of parameter tables: what they are called, what state they keep, and one update.
 
-Each is a frozen record, so it can be compared, printed and sent; the arithmetic is `_core.optimizer`'s. For embeddings
-only the rows of the keys that were pushed are touched: moments and weight decay of other rows stay as they are.
+Each is a frozen record, so it can be compared, printed and sent; the arithmetic is `_core.tables.optimizer`'s. For
+embeddings only the rows of the keys that were pushed are touched: moments and weight decay of other rows stay as they
+are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fastrt._core import optimizer
+from fastrt._core.tables import optimizer
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """A server's part of an embedding: rows under keys, made at the first touch, evicted when there are too many.
 
-The values are in `_core.embedding`'s shared memory, where other processes look them up; the optimizer's state is this
-process's own, at the same row numbers. Which rows are evicted depends on what was looked up, which no log knows: so the
-choice itself is put into the log, before what needs the room.
+The values are in `_core.tables.embedding`'s shared memory, where other processes look them up; the optimizer's state is
+this process's own, at the same row numbers. Which rows are evicted depends on what was looked up, which no log knows:
+so the choice itself is put into the log, before what needs the room.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrt._core.embedding import PARTS, ROWS_MAX, EmbeddingMemory, parts_of, sum_rows
+from fastrt._core.tables.embedding import PARTS, ROWS_MAX, EmbeddingMemory, parts_of, sum_rows
 from fastrt.errors import ObjectStoreFullError
 from fastrt.ps.pace import Array, Pace, Pending
 from fastrt.ps.spec import Spec

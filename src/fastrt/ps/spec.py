@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fastrt._core.embedding import PARTS, ROWS_MAX
+from fastrt._core.tables.embedding import PARTS, ROWS_MAX
 from fastrt.ps import initial, optimizers
 from fastrt.ps.placement import divide
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from fastrt._core import stream
-from fastrt._core.versions import SLOTS, PinnedView, Span, Versions
+from fastrt._core.tables.versions import SLOTS, PinnedView, Span, Versions
+from fastrt._core.transfer import stream
 from fastrt.ps.client import Directory, Opened, Plan, Replies, Request, Session
 from fastrt.ps.dense import layout, padded
 from fastrt.ps.errors import TableTimeoutError

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import read_int, read_json
 from fastrt.rpc.proof import prove_as_client, prove_as_server

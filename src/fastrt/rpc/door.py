@@ -3,9 +3,9 @@
 gRPC's core owns the listening socket and all accepted ones. Its own options bound streams, headers and requests not
 yet taken (`Limits.options`). They do not bound connections that never make a call, nor answers that are never read.
 A `Door` does that beside the core: the server reports each call with its peer's address, and a thread looks at the
-descriptors of this process that are connections of the server's port (`_core.connections`). It ends a connection by
-`shutdown` on a duplicate of its descriptor; the core then sees the end of the stream and cleans up as usual.
-Descriptors are looked at on the door's thread only: under load a look takes longer than hundreds of calls.
+descriptors of this process that are connections of the server's port (`_core.transfer.connections`). It ends a
+connection by `shutdown` on a duplicate of its descriptor; the core then sees the end of the stream and cleans up as
+usual. Descriptors are looked at on the door's thread only: under load a look takes longer than hundreds of calls.
 
 A proxy in front of the port was the other choice. It copies each byte twice more, and a call of the coordination
 service has 100 us. A look at 2,000 descriptors costs 10 ms without the lock of the interpreter, and none is taken
@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt._core import connections
+from fastrt._core.transfer import connections
 from fastrt.config import DESCRIPTORS_MAX, raise_descriptors
 from fastrt.rpc.visitors import hold_silent
 

@@ -27,7 +27,7 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 from fastrt.errors import FastrtError
 
 RECORD_BYTES = 256 << 10  # larger ones leave the processor's cache, smaller ones cost more calls

@@ -8,7 +8,7 @@ import os
 import signal
 from pathlib import Path
 
-from fastrt._core.segment import start_time
+from fastrt._core.memory.segment import start_time
 from fastrt.config import RUNTIME_FOLDER
 from fastrt.errors import AttachError, FastrtError
 from fastrt.folders import has_private_folder, read_private, replace_private

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastrt._core.segment import start_time
+from fastrt._core.memory.segment import start_time
 from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.folders import replace_private

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fastrt._core import arena
-from fastrt._core.segment import Segment
+from fastrt._core.memory import arena
+from fastrt._core.memory.segment import Segment
 from fastrt.config import Config
 from fastrt.errors import AttachError, FastrtError
 from fastrt.runtime.processes import Processes

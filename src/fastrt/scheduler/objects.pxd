@@ -2,7 +2,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
-from fastrt._core.refcount cimport RefTable
+from fastrt._core.refcounts.refcount cimport RefTable
 
 
 @cython.final

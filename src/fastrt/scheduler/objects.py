@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from fastrt._core.refcount import RefTable
-from fastrt._core.refcount_audit import check_invariants
+from fastrt._core.refcounts.audit import check_invariants
+from fastrt._core.refcounts.refcount import RefTable
 from fastrt.scheduler.events import DeallocateObject, DeliverObj, Effect, NotifyAlias, RequestFailed
 
 # Stores compared as sources of a delivery, in turn.

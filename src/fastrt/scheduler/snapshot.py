@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fastrt._core.refcount_audit import dump as dump_refs
-from fastrt._core.refcount_audit import load as load_refs
+from fastrt._core.refcounts.audit import dump as dump_refs
+from fastrt._core.refcounts.audit import load as load_refs
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 from fastrt.scheduler.objects import NOBODY, Delivery, Entry, Objects
 from fastrt.scheduler.policy import Demand

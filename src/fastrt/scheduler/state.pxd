@@ -3,7 +3,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 
 from fastrt.scheduler cimport events as ev
-from fastrt._core.refcount cimport RefTable
+from fastrt._core.refcounts.refcount cimport RefTable
 from fastrt.scheduler.objects cimport Entry, Objects
 from fastrt.scheduler.policy cimport Backlog, Node, Placement
 from fastrt.scheduler.records cimport Function, Group, Groups, Task, Worker

@@ -15,9 +15,10 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from fastrt._core import calls, look
-from fastrt._core import tasks as core_tasks
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
+from fastrt._core.repair import inspect
+from fastrt._core.tasks import calls
+from fastrt._core.tasks import tasks as core_tasks
 from fastrt.errors import PerformanceWarning
 from fastrt.store.ref import ObjectRef
 
@@ -98,7 +99,7 @@ class LoneGets:
         """A `get` of one reference is about to sleep; what to give to `after`, or 0."""
         if not _enabled or "gets in turn" in _given:
             return 0.0
-        idle = look.idle(client)  # those who are about to be woken for what is queued, too
+        idle = inspect.idle(client)  # those who are about to be woken for what is queued, too
         if not idle or core_tasks.queued(client) > idle or calls.is_call(client, ref):
             self._count, self._slept_s = self._count // 2, self._slept_s / 2
             return 0.0

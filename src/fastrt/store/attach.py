@@ -19,8 +19,8 @@ import time
 import weakref
 from typing import Any
 
-from fastrt._core.clients import Client
-from fastrt._core.segment import Segment
+from fastrt._core.memory.clients import Client
+from fastrt._core.memory.segment import Segment
 from fastrt.errors import AttachError
 from fastrt.folders import private_files
 from fastrt.foreign_text import ForeignTextError, read_object

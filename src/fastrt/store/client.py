@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastrt._core import arena, handles, recovery, spill, unread, unread_list
-from fastrt._core import tasks as core_tasks
-from fastrt._core.clients import Client, ForkedHandle
+from fastrt._core.memory import arena
+from fastrt._core.memory.clients import Client, ForkedHandle
+from fastrt._core.objects import handles, spill, unread, unread_list
+from fastrt._core.repair import recovery
+from fastrt._core.tasks import tasks as core_tasks
 from fastrt.errors import (
     FastrtError,
     GetTimeoutError,
@@ -35,7 +37,7 @@ from fastrt.store.ref import ObjectRef, kind_of
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, owned, serialize
 
 if TYPE_CHECKING:
-    from fastrt._core.handles import Writer
+    from fastrt._core.objects.handles import Writer
 
 _MISSING = object()
 _SPILL_PATIENCE_S = 60.0  # for one round: a disk that is slower than that counts as full

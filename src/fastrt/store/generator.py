@@ -7,8 +7,9 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import generators, handles
-from fastrt._core.clients import ForkedHandle
+from fastrt._core.memory.clients import ForkedHandle
+from fastrt._core.objects import handles
+from fastrt._core.tasks import generators
 from fastrt.errors import FastrtError, GetTimeoutError
 from fastrt.store import client as store_client
 from fastrt.store.client import Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import generators
+from fastrt._core.tasks import generators
 from fastrt.store.ref import ObjectRef, Waitable, kind_of
 
 if TYPE_CHECKING:

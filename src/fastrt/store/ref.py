@@ -6,7 +6,7 @@ import concurrent.futures
 from collections.abc import Callable, Generator
 from typing import Any
 
-from fastrt._core import handles
+from fastrt._core.objects import handles
 from fastrt.errors import FastrtError
 
 # What an ObjectRef cannot do by itself; store.client sets these when it is imported.

@@ -18,7 +18,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from fastrt._core import arena, fsck, spill
+from fastrt._core.memory import arena
+from fastrt._core.objects import spill
+from fastrt._core.repair import fsck
 
 if TYPE_CHECKING:
     from fastrt.errors import ObjectStoreFullError

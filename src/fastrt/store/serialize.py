@@ -32,15 +32,15 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from fastrt._core import scalar
-from fastrt._core.handles import Pin
-from fastrt._core.private import map_private
+from fastrt._core.objects import scalar
+from fastrt._core.objects.handles import Pin
+from fastrt._core.objects.private import map_private
 from fastrt.errors import SerializationError
 from fastrt.store import namespaces
 from fastrt.store.ref import ObjectRef
 
 if TYPE_CHECKING:
-    from fastrt._core.handles import Writer
+    from fastrt._core.objects.handles import Writer
 
 PICKLE, PICKLE5, NDARRAY = 16, 17, 18
 ALIGNMENT = 64

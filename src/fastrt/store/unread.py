@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from fastrt._core import unread, unread_list
-from fastrt._core.clients import Client
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import unread, unread_list
 from fastrt.errors import (
     ActorDiedError,
     ForkedRuntimeError,

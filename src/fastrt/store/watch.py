@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from fastrt._core.pending import Watch
+from fastrt._core.objects.pending import Watch
 from fastrt.errors import FastrtError, NotInitializedError
 from fastrt.store import client as store_client
 from fastrt.store import ref as ref_module

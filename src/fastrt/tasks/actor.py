@@ -10,9 +10,9 @@ import functools
 import inspect
 from typing import Any
 
-from fastrt._core import actors
-from fastrt._core import functions as functions_core
-from fastrt._core.clients import ForkedHandle
+from fastrt._core.memory.clients import ForkedHandle
+from fastrt._core.objects import functions as functions_core
+from fastrt._core.tasks import actors
 from fastrt.errors import ActorNotFoundError, ConfigError, NameTakenError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastrt._core import unread
+from fastrt._core.objects import unread
 from fastrt.store import advice
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -50,7 +50,7 @@ def pack(store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[i
     """Serialize arguments.
 
     Returns:
-        (kind, bytes, refs, ndeps) as `_core.tasks.submit` takes them: the first `ndeps` of `refs` are the
+        (kind, bytes, refs, ndeps) as `_core.tasks.tasks.submit` takes them: the first `ndeps` of `refs` are the
         dependencies, the others are only kept alive.
     Raises:
         SerializationError: an argument cannot be pickled.

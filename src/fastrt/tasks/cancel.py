@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
-from fastrt._core import calls, stop
-from fastrt._core import tasks as core
-from fastrt._core.clients import KIND_WORKER, table
+from fastrt._core.memory.clients import KIND_WORKER, table
+from fastrt._core.tasks import calls
+from fastrt._core.tasks import cancel as cancel_core
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import TaskCancelledError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
@@ -113,7 +114,7 @@ def interrupt(store: Store, pid: int, force: bool) -> None:
         kinds = [row["kind"] for row in table(store.client.segment) if row["pid"] == pid]
         if kinds:
             kill = force and KIND_WORKER in kinds
-            signal.pidfd_send_signal(pidfd, stop.SIGNAL if kill else signal.SIGINT)
+            signal.pidfd_send_signal(pidfd, cancel_core.SIGNAL if kill else signal.SIGINT)
     except ProcessLookupError:
         pass
     finally:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastrt._core import actors, demands, handles
-from fastrt._core import tasks as core
+from fastrt._core.objects import handles
+from fastrt._core.tasks import actors, admission
+from fastrt._core.tasks import tasks as core
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.client import Store
@@ -120,7 +121,7 @@ def _facts(store: Store) -> dict[str, Any]:
         facts |= {"task_id": f"{info['path']:016x}", "attempt": info["attempts"] - 1, "job_id": f"{info['job']:016x}"}
         facts["task_name"] = store.task_name(task)
         if actor is None:
-            ref = demands.demand_of(client, task, info["id"])
+            ref = admission.demand_of(client, task, info["id"])
             facts["assigned_resources"] = by_name(ONE_CPU) if ref is None else _demanded(store, ref)
     return facts
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fastrt._core import functions
+from fastrt._core.objects import functions
 from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
 from fastrt.errors import ConfigError
 from fastrt.foreign_text import read_json

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastrt._core import functions, handles
-from fastrt._core import tasks as core
+from fastrt._core.objects import functions, handles
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import FunctionNotFoundError, SerializationError
 from fastrt.store import advice
 from fastrt.store.client import Store

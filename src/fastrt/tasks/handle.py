@@ -12,11 +12,12 @@ import signal
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fastrt._core import actors, calls, generators, handles, unread
-from fastrt._core import special as special_core
-from fastrt._core import tasks as core
-from fastrt._core.clients import ForkedHandle, table
-from fastrt._core.functions import function_name
+from fastrt._core.memory.clients import ForkedHandle, table
+from fastrt._core.objects import handles, unread
+from fastrt._core.objects.functions import function_name
+from fastrt._core.tasks import actors, calls, generators
+from fastrt._core.tasks import submission as submission_core
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import ActorDiedError, ActorNotFoundError, AttachError, ObjectStoreFullError, StaleReferenceError
 from fastrt.store import attach
 from fastrt.store import client as store_client
@@ -250,10 +251,10 @@ class SpecialMethod(ActorMethod):
         refs = None
         try:
             if not kwargs:
-                refs = special_core.call_scalars(store.client, self._ref, self._number, args, *settings)
+                refs = submission_core.call_scalars(store.client, self._ref, self._number, args, *settings)
             if refs is None:
                 kind, data, named, ndeps = arguments.pack(store, args, kwargs)
-                refs = special_core.call(store.client, self._ref, self._number, kind, data, named, ndeps, *settings)
+                refs = submission_core.call(store.client, self._ref, self._number, kind, data, named, ndeps, *settings)
         except calls.CallOfDead as dead:
             refs = self._give_up(store, *dead.args)
         if stream is not None:

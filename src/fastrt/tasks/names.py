@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fastrt._core import functions
-from fastrt._core import tasks as core
-from fastrt._core.actors import NAME_BYTES_MAX
+from fastrt._core.objects import functions
+from fastrt._core.tasks import tasks as core
+from fastrt._core.tasks.actors import NAME_BYTES_MAX
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.tasks import environment

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt._core import actors, demands
+from fastrt._core.tasks import actors, admission
 from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
 from fastrt.errors import ConfigError, FastrtError, NameTakenError, NotFoundError
 from fastrt.store import attach
@@ -287,7 +287,7 @@ def _await_group(store: Store, group: PlacementGroup) -> ObjectRef:
     """
     function, _ = functions.export(store, "placement_group.ready", _reserved)
     demand = export(store, Demand((), bundle=group.id))
-    ref: ObjectRef = demands.submit_scalars(store.client, function, (), 1, RETRIES_FOREVER, 0, demand)
+    ref: ObjectRef = admission.submit_scalars(store.client, function, (), 1, RETRIES_FOREVER, 0, demand)
     return ref
 
 

@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
-from fastrt._core import demands, generators
-from fastrt._core import functions as functions_core
-from fastrt._core import special as special_core
-from fastrt._core import tasks as core
-from fastrt._core.clients import ForkedHandle
+from fastrt._core.memory.clients import ForkedHandle
+from fastrt._core.objects import functions as functions_core
+from fastrt._core.tasks import admission, generators
+from fastrt._core.tasks import submission as submission_core
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import ObjectStoreFullError
 from fastrt.store import advice, namespaces
 from fastrt.store import client as store_client
@@ -257,7 +257,7 @@ class DemandingFunction(RemoteFunction):
             return store.with_room(0, lambda: self._submit(store, function_ref, args, kwargs))
 
     def _submit(self, store: Store, function_ref: ObjectRef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        refs = self._hand_in(demands, store, function_ref, args, kwargs, self._demand_ref)
+        refs = self._hand_in(admission, store, function_ref, args, kwargs, self._demand_ref)
         return refs if self._num_returns else None
 
     def _bind(self) -> Bound:
@@ -291,7 +291,7 @@ class SpecialFunction(DemandingFunction):
     def _submit(self, store: Store, function_ref: ObjectRef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stream = generators.create(store.client, self._special.limit) if self._special.streaming else None
         more = (self._demand_ref, self._policy_ref, stream, self._special.priority)
-        refs = self._hand_in(special_core, store, function_ref, args, kwargs, *more)
+        refs = self._hand_in(submission_core, store, function_ref, args, kwargs, *more)
         if stream is not None:
             return ObjectRefGenerator(stream, refs)
         return refs if self._num_returns else None

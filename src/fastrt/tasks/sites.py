@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fastrt._core import look
+from fastrt._core.repair import inspect
 from fastrt.errors import FastrtError
 from fastrt.folders import open_private, private_folder
 from fastrt.store.client import Store
@@ -71,7 +71,7 @@ class Sites:
             elif isinstance(ref, ObjectRefGenerator):
                 ref = ref.completed()
             if isinstance(ref, ObjectRef) and not ref.owner.forked:
-                look.set_site(ref.owner, ref, number)
+                inspect.set_site(ref.owner, ref, number)
 
     def _write(self, text: str) -> int:
         import hashlib  # here: it loads OpenSSL, which most processes never need

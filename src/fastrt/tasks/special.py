@@ -10,9 +10,9 @@ import inspect
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastrt._core import functions
-from fastrt._core import special as core_special
-from fastrt._core.special import PRIORITY_MAX
+from fastrt._core.objects import functions
+from fastrt._core.tasks import submission as core_submission
+from fastrt._core.tasks.submission import PRIORITY_MAX
 from fastrt.errors import ObjectStoreFullError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -237,7 +237,7 @@ def carried(store: Store, task: int, job: int) -> bytes:
         task: its index.
         job: whose it is; 0: its actor knows where it is.
     """
-    ref = core_special.policy_of(store.client, task)
+    ref = core_submission.policy_of(store.client, task)
     data = b"" if ref is None else bytes(store.read(ref)[2])  # as it is: its types may be unknown here
     namespace = names.of_job(store, job) if job else ""
     return serialize(_Carried(data, namespace)).to_bytes() if namespace else data

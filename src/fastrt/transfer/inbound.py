@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from fastrt._core.chunk import Chunk
+from fastrt._core.transfer.chunk import Chunk
 from fastrt.errors import FastrtError, ObjectLostError, ObjectStoreFullError
 from fastrt.store.serialize import PICKLE
 from fastrt.transfer import obj

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from fastrt._core import stream
-from fastrt._core.handles import Writer
+from fastrt._core.objects.handles import Writer
+from fastrt._core.transfer import stream
 from fastrt.errors import FastrtError, NotFoundError
 from fastrt.rpc.proof import GREETING_S
 from fastrt.rpc.sealed import Link

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from fastrt._core import chunk
+from fastrt._core.transfer import chunk
 from fastrt.errors import NotFoundError
 from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
 from fastrt.rpc.descriptors import message_set

@@ -20,9 +20,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from fastrt._core import chunk
-from fastrt._core import stream as stream_module
-from fastrt._core.fsck import usage
+from fastrt._core.repair.fsck import usage
+from fastrt._core.transfer import chunk
+from fastrt._core.transfer import stream as stream_module
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
 from fastrt.rpc.auth import TlsFiles, reachable, refuse_clear_bind, refused_token
 from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel

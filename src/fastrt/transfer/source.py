@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 from fastrt.errors import FastrtError, NotFoundError
 from fastrt.rpc.auth import is_loopback
 from fastrt.rpc.proof import GREETING_S

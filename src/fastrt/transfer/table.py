@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from fastrt._core import bulk, handles, spill
-from fastrt._core.handles import Pin, Writer
+from fastrt._core.objects import bulk, handles, spill
+from fastrt._core.objects.handles import Pin, Writer
 from fastrt.errors import FastrtError, NotFoundError, ObjectLostError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef

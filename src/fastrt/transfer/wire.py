@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from fastrt._core import stream
+from fastrt._core.transfer import stream
 from fastrt.foreign_text import ForeignTextError, read_int
 from fastrt.transfer.table import TransferError
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fastrt._core import actors
+from fastrt._core.tasks import actors
 from fastrt.errors import ActorDiedError, GetTimeoutError
 from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef

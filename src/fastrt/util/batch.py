@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from fastrt._core import handles, unread
+from fastrt._core.objects import handles, unread
 from fastrt.errors import FastrtError, GetTimeoutError, TaskCancelledError, TaskError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef

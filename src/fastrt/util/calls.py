@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import BrokenExecutor
 from typing import Any
 
-from fastrt._core import pending
-from fastrt._core import tasks as core
+from fastrt._core.objects import pending
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import TaskCancelledError, TaskError, assign, format_user_traceback
 from fastrt.store import client as store_client
 from fastrt.store.client import Store

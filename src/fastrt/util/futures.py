@@ -10,7 +10,7 @@ import concurrent.futures
 from concurrent.futures._base import CANCELLED
 from typing import Any, Protocol
 
-from fastrt._core import pending
+from fastrt._core.objects import pending
 from fastrt.errors import FastrtError, GetTimeoutError, TaskCancelledError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef

@@ -1,9 +1,9 @@
 """`fastrt.util.Queue`: a first-in, first-out queue that any process of the node can put into and get from.
 
-Small values go straight through shared memory, see `_core/fifo.pyx`. Large ones, and those that contain references, go
-into the store; somebody must hold them there while they wait in the queue, as well as the memory of the queue itself,
-when it has grown. That is the keeper: an actor without which no value moves slower, and with whose last handle all of
-it goes.
+Small values go straight through shared memory, see `_core/objects/fifo.pyx`. Large ones, and those that contain
+references, go into the store; somebody must hold them there while they wait in the queue, as well as the memory of the
+queue itself, when it has grown. That is the keeper: an actor without which no value moves slower, and with whose last
+handle all of it goes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fastrt._core import fifo, handles
-from fastrt._core.clients import ForkedHandle
-from fastrt._core.fifo import Fifo
+from fastrt._core.memory.clients import ForkedHandle
+from fastrt._core.objects import fifo, handles
+from fastrt._core.objects.fifo import Fifo
 from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, StaleReferenceError
 from fastrt.store import client as store_client
 from fastrt.store.client import Store

@@ -15,10 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fastrt._core import actors, handles, trace
-from fastrt._core import tasks as core
-from fastrt._core.inbox import Inbox
-from fastrt._core.run import Runner
+from fastrt._core.memory import trace
+from fastrt._core.objects import handles
+from fastrt._core.tasks import actors
+from fastrt._core.tasks import tasks as core
+from fastrt._core.tasks.inbox import Inbox
+from fastrt._core.tasks.runner import Runner
 from fastrt.errors import ActorDiedError, format_user_traceback
 from fastrt.folders import private_folder, replace_private
 from fastrt.store.client import Store

@@ -17,9 +17,10 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import actors, trace
-from fastrt._core import tasks as core
-from fastrt._core.inbox import Inbox
+from fastrt._core.memory import trace
+from fastrt._core.tasks import actors
+from fastrt._core.tasks import tasks as core
+from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import ActorDiedError, FastrtError
 from fastrt.tasks.leaving import LEFT, ActorLeaves
 from fastrt.worker import special

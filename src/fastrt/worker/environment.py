@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
 from typing import Any
 
-from fastrt._core import tasks as core
+from fastrt._core.tasks import tasks as core
 from fastrt.errors import ConfigError
 from fastrt.store import namespaces
 from fastrt.store.client import Store

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from fastrt._core import special as core_special
-from fastrt._core import stop
-from fastrt._core import tasks as core
-from fastrt._core import unread as core_unread
-from fastrt._core.run import Runner
+from fastrt._core.objects import unread as core_unread
+from fastrt._core.tasks import cancel
+from fastrt._core.tasks import submission as core_submission
+from fastrt._core.tasks import tasks as core
+from fastrt._core.tasks.runner import Runner
 from fastrt.errors import FastrtError, ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
 from fastrt.store import unread
 from fastrt.store.client import Store
@@ -96,7 +96,7 @@ class Worker:
     def run(self) -> None:
         """Loop until the daemon says to stop."""
         self.take_signals()
-        stop.listen(self._client)
+        cancel.listen(self._client)
         while True:
             with self.waiting():
                 self._runner.run(_IDLE_S, self._store.spin_s)
@@ -181,7 +181,7 @@ class Worker:
 
     def policy_of(self, task: int) -> Policy:
         """How a task that has a policy is run."""
-        ref = core_special.policy_of(self._client, task)
+        ref = core_submission.policy_of(self._client, task)
         if ref is None:
             return _PLAIN
         found = self._policies.get(ref.objref)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import demands
+from fastrt._core.tasks import admission
 from fastrt.tasks.demand import Demand, cpus_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class NativeThreads:
         """
         count = self._asked(environment)
         if count is None and self._follows_cpus:
-            count = self._cpus(demands.demand_of(self._store.client, task, id))
+            count = self._cpus(admission.demand_of(self._store.client, task, id))
         if count is None or count == self._now:
             return function
 

@@ -1,6 +1,6 @@
 """How tasks and calls are run that are more than the common one: generators, and those with a policy.
 
-What is special wraps the function: to the frame that calls it (`_core.run`) it is a function like any other.
+What is special wraps the function: to the frame that calls it (`_core.tasks.runner`) it is a function like any other.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fastrt._core import demands, generators, stop
-from fastrt._core import special as core_special
-from fastrt._core import tasks as core
-from fastrt._core.generators import Producer
+from fastrt._core.tasks import admission, cancel, generators
+from fastrt._core.tasks import submission as core_submission
+from fastrt._core.tasks import tasks as core
+from fastrt._core.tasks.generators import Producer
 from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, TaskError, TaskTimeoutError
 from fastrt.store.serialize import serialize
 
@@ -34,7 +34,7 @@ _REMIND_S = 0.1  # it may have been deaf: in another task on top of it, or in na
 
 def begin(worker: Worker, task: int) -> FunctionCache:
     """Enter the environment of a task that this process has claimed, if it has one; return the functions there."""
-    if core_special.flags_of(worker.client, task) & core_special.POLICY:
+    if core_submission.flags_of(worker.client, task) & core_submission.POLICY:
         environment = worker.policy_of(task).environment
         if environment is not None:
             return worker.rooms.enter(task, environment)
@@ -43,11 +43,11 @@ def begin(worker: Worker, task: int) -> FunctionCache:
 
 def wrap(worker: Worker, task: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what to call instead of the function of a task that this process has claimed."""
-    flags = core_special.flags_of(worker.client, task)
+    flags = core_submission.flags_of(worker.client, task)
     if not flags:
         return function
     policy = worker.policy_of(task)
-    if flags & demands.DEMAND or policy.environment is not None:
+    if flags & admission.DEMAND or policy.environment is not None:
         id = core.info(worker.client, task)["id"]
         function = worker.native_threads.around(task, id, policy.environment, function)
     if policy.dynamic:
@@ -66,7 +66,7 @@ def wrap(worker: Worker, task: int, function: Callable[..., Any]) -> Callable[..
 
 def is_stream(worker: Worker, task: int) -> bool:
     """Whether what the task yields comes item by item."""
-    return bool(core_special.flags_of(worker.client, task) & generators.STREAM)
+    return bool(core_submission.flags_of(worker.client, task) & generators.STREAM)
 
 
 def _streaming(worker: Worker, task: int, function: Callable[..., Any]) -> Callable[..., None]:
@@ -192,7 +192,7 @@ class Timer:
                 self._told += 1
             if self._told * _REMIND_S > _GRACE_S:
                 again = self._worker.may_retry(self._task, self.error())
-                stop.end_for(self._worker.client, self._task, self._attempt[0], again)
+                cancel.end_for(self._worker.client, self._task, self._attempt[0], again)
             signal.pthread_kill(self._thread, signal.SIGINT)
             return _REMIND_S
         return None
@@ -206,7 +206,7 @@ def _retrying(worker: Worker, task: int, policy: Policy, function: Callable[...,
             try:
                 return function(*args, **kwargs)
             except Exception as exc:
-                if not worker.may_retry(task, exc) or not core_special.again(worker.client, task):
+                if not worker.may_retry(task, exc) or not core_submission.again(worker.client, task):
                     raise
             threading.Event().wait(policy.delay(core.info(worker.client, task)["attempts"] - 1))
             if core.cancelled(worker.client, task):
@@ -217,7 +217,7 @@ def _retrying(worker: Worker, task: int, policy: Policy, function: Callable[...,
 
 async def retry_async(worker: Worker, task: int, exc: BaseException) -> bool:
     """Whether a call on an event loop that has failed is to run again, after its delay."""
-    if not worker.may_retry(task, exc) or not core_special.again(worker.client, task):
+    if not worker.may_retry(task, exc) or not core_submission.again(worker.client, task):
         return False
     import asyncio  # here: workers that need no event loop start sooner without it
 
@@ -234,7 +234,7 @@ def retry_later(worker: Worker, task: int) -> bool:
     if not attempts_left(worker, task):
         return False
     until = time.monotonic() + delay
-    core_special.park(worker.client, task)
+    core_submission.park(worker.client, task)
 
     def look() -> float | None:
         with contextlib.suppress(FastrtError):  # the session has ended, or is broken

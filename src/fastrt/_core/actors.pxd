@@ -1,6 +1,0 @@
-from libc.stdint cimport uint32_t
-
-from fastrt._core.layout cimport frt_ctx
-
-cdef int actors_touch(frt_ctx *x) noexcept nogil
-cdef void actors_of_dead(frt_ctx *x, uint32_t v) noexcept nogil

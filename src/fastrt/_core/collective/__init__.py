@@ -1,0 +1,1 @@
+"""Groups of ranks over shared memory, and the vector loops of their operations."""

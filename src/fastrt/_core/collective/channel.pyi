@@ -1,0 +1,13 @@
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from fastrt._core.collective.groups import GroupMemory
+
+@disjoint_base
+class Channels:
+    closed: bool
+
+    def __new__(cls, memory: GroupMemory) -> Channels: ...
+    def send(self, array: Any, peer: int, tag: int, timeout: float) -> bool: ...
+    def receive(self, array: Any, peer: int, tag: int, timeout: float) -> bool: ...

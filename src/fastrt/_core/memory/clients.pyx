@@ -1,0 +1,355 @@
+# cython: language_level=3
+"""Who is attached to the segment, and each process's handle on it.
+
+A slot's word {state, gen} is written by the daemon: it opens the pidfd of a joining process first, compares
+the start time, then makes the slot LIVE; it frees the slot last of all when the process is gone. A slot's
+generation grows with each use, so stamps of an earlier tenant are recognised.
+
+A `Client` is one process's attachment: mappings, slot, private reference counts, magazines. It is bound to
+its pid: after a fork the child's first call raises `ForkedHandle` and the store attaches anew.
+"""
+import os
+
+cimport cython
+
+from fastrt.errors import ArenaCorrupt, AttachError, NodeDiedError, NotInitializedError
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
+
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.pool cimport pool_flush
+from fastrt._core.memory.segment cimport Segment, segment_commit, segment_lock_grow
+from fastrt._core.memory.segment import start_time
+from fastrt._core.memory.trace cimport FRT_TRACE_PROCESS, frt_trace_point
+from fastrt._core.memory.write_guard cimport guard_add, guard_remove
+
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE
+    void *MAP_FAILED
+
+KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL, KIND_ACTOR = (
+    FRT_KIND_DAEMON, FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_TOOL, FRT_KIND_ACTOR)
+
+cdef extern from "<string.h>" nogil:
+    size_t strnlen(const char *, size_t)
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept nogil)
+
+cdef uint64_t _epochs = 0
+cdef int _forks = 0  # how many forks lie between the first process that loaded this module and us
+
+
+cdef void _count_fork() noexcept nogil:
+    global _forks
+    _forks += 1
+
+
+pthread_atfork(NULL, NULL, _count_fork)
+
+
+class ForkedHandle(Exception):
+    """This client belongs to the process that forked us; attach anew."""
+
+
+cdef uint64_t client_new_objref(frt_ctx *x) noexcept nogil:
+    """A fresh objref: {node:16 | counter:48}, from a private range."""
+    if x.next_objref == x.end_objref:
+        x.next_objref = a64_add_rlx(&x.sb.next_objref, 1 << 16)
+        x.end_objref = x.next_objref + (1 << 16)
+    x.next_objref += 1
+    return (<uint64_t>x.node << 48) | (x.next_objref - 1)
+
+
+cdef void client_wake(frt_ctx *x, uint32_t client) noexcept nogil:
+    """Tell a client that something it may wait for has happened."""
+    cdef frt_client *slot = x.clients + client
+    a32_add_sc(&slot.wake, 1)
+    if a32_load_sc(&slot.sleepers):
+        frt_futex_wake(&slot.wake)
+
+
+cdef int _open_plane(frt_ctx *x) noexcept nogil:
+    """Give the next plane and its clients' slots memory. Under the slots lock."""
+    cdef uint32_t p = frt_planes(x)
+    cdef uint32_t first = frt_clients(x)
+    cdef int rc
+    if p == x.planes_max:
+        return FRT_CLIENTS_FULL
+    rc = segment_lock_grow(x)
+    if rc != FRT_OK:
+        return rc
+    rc = segment_commit(x, <char *>(x.clients + first) - x.base, FRT_PLANE_CLIENTS * sizeof(frt_client))
+    rc |= segment_commit(x, <char *>frt_plane(x, p, 0) - x.base,
+                         <uint64_t>frt_most(&x.sb.objects.committed, x.objects_max) * FRT_PLANE_BYTES)
+    if rc == FRT_OK:
+        if x.sb.planes_opened <= p:
+            a32_store_rel(&x.sb.planes_opened, p + 1)
+        a32_store_sc(&x.sb.planes, p + 1)  # commit
+    frt_lock_give(x.locks + FRT_LOCK_GROW)
+    return rc
+
+
+cdef int _free_slot(frt_ctx *x, uint32_t first, uint32_t most) noexcept nogil:
+    """A free slot from `first` on and below `most`, or a negative code. Under the slots lock."""
+    cdef uint32_t i = first
+    cdef int rc
+    while i < most:
+        while i >= frt_clients(x):
+            rc = _open_plane(x)
+            if rc != FRT_OK:
+                return rc
+        if frt_word_state(x.clients[i].word) == FRT_CLIENT_FREE:
+            return <int>i
+        i += 1
+    return FRT_CLIENTS_FULL
+
+
+def admit(Segment segment, int pid, int kind, str name="", uint32_t beyond=0, uint32_t first=0):
+    """Give a process a slot. The caller (the daemon) has opened the process's pidfd already.
+
+    Args:
+        segment: the mapped segment.
+        pid: of the joining process.
+        kind: KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL or KIND_ACTOR.
+        name: for people who look; at most 63 bytes.
+        beyond: how many slots above the limit it may take, up to 4: those that are kept for drivers and tools.
+        first: the lowest slot that it may get.
+    Returns:
+        (slot index, generation).
+    Raises:
+        AttachError: every slot is taken, /dev/shm has no room for more of them, or the process is gone.
+    """
+    cdef frt_ctx x
+    cdef frt_client *slot
+    cdef uint32_t i, gen
+    cdef bytes text = name.encode()[:63]
+    cdef uint64_t started = start_time(pid)
+    segment.describe(&x)
+    if started == 0:
+        raise AttachError(f"process {pid} ended before it could join")
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_SLOTS)
+    if rc < 0:
+        raise AttachError("the client table is locked by a process that is stopped")
+    if rc == FRT_LOCK_ORPHANED:
+        frt_lock_mend(x.locks + FRT_LOCK_SLOTS)  # one word commits a slot: nothing to repair
+    try:
+        rc = _free_slot(&x, first, x.clients_limit + min(beyond, FRT_SLOTS_BEYOND))
+        if rc >= 0:
+            i = <uint32_t>rc
+            slot = x.clients + i
+            gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
+            memset(&slot.pid, 0, sizeof(frt_client) - sizeof(uint64_t))
+            slot.pid, slot.starttime, slot.kind = pid, started, kind
+            for j in range(len(text)):
+                slot.name[j] = text[j]
+            a64_store_sc(&slot.word, frt_word(FRT_CLIENT_LIVE, 0, gen))  # commit
+            return i, gen
+    finally:
+        frt_lock_give(x.locks + FRT_LOCK_SLOTS)
+    if rc != FRT_CLIENTS_FULL:
+        raise AttachError(f"/dev/shm has no room for more than {frt_clients(&x)} client slots; give it more room")
+    raise AttachError(f"all {x.clients_limit} client slots of {segment.name} are taken; raise clients_max")
+
+
+cdef uint32_t clients_ever(frt_ctx *x) noexcept nogil:
+    """How many slots were ever there: no client has or had a higher one."""
+    return 64 * x.words + FRT_PLANE_CLIENTS * frt_most(&x.sb.planes_opened, x.planes_max)
+
+
+def readmit(Segment segment, uint32_t index, int kind, str name):
+    """Give a process its slot once more, when it left and joins again: a new generation, and so a new job.
+
+    Args:
+        segment: the mapped segment.
+        index: the slot.
+        kind, name: as for `admit`.
+    Returns:
+        The generation.
+    """
+    cdef frt_ctx x
+    cdef bytes text = name.encode()[:63]
+    cdef size_t j
+    segment.describe(&x)
+    if index >= x.clients_max:
+        raise ValueError(f"slot {index} is not in the table of {x.clients_max}")
+    cdef frt_client *slot = x.clients + index
+    cdef uint32_t gen = (frt_word_gen(slot.word) + 1) & 0xffffffff
+    slot.kind = kind
+    for j in range(sizeof(slot.name)):
+        slot.name[j] = text[j] if j < <size_t>len(text) else 0
+    a64_store_sc(&slot.word, frt_word(FRT_CLIENT_LIVE, 0, gen))
+    return gen
+
+
+def slots(Segment segment):
+    """How many slots were ever there: no client has or had a higher one."""
+    cdef frt_ctx x
+    segment.describe(&x)
+    return clients_ever(&x)
+
+
+cdef uint32_t clients_attached(frt_ctx *x) noexcept nogil:
+    """How many slots are in use."""
+    cdef uint32_t i, used = 0
+    for i in range(frt_clients(x)):
+        used += frt_word_state(a64_load_acq(&x.clients[i].word)) != FRT_CLIENT_FREE
+    return used
+
+
+def occupancy(Segment segment):
+    """(slots in use, those of them that tools use, slots that workers and actors may take)."""
+    cdef frt_ctx x
+    cdef uint32_t i, tools = 0
+    segment.describe(&x)
+    for i in range(frt_clients(&x)):
+        tools += x.clients[i].kind == FRT_KIND_TOOL and \
+            frt_word_state(a64_load_acq(&x.clients[i].word)) != FRT_CLIENT_FREE
+    return clients_attached(&x), tools, x.clients_limit
+
+
+def want_workers(Client client, uint32_t count):
+    """Say how many workers there should be: actors leave the slots of those that have not joined yet."""
+    client.ensure()
+    a32_store_rel(&client.x.sb.wanted_workers, count)
+
+
+def table(Segment segment):
+    """What the client table says: a list of dicts, one per slot in use."""
+    cdef frt_ctx x
+    cdef frt_client *slot
+    cdef uint32_t i
+    segment.describe(&x)
+    rows = []
+    for i in range(frt_clients(&x)):
+        slot = x.clients + i
+        if frt_word_state(slot.word) != FRT_CLIENT_FREE:
+            rows.append({
+                "client": i, "pid": slot.pid, "kind": slot.kind, "state": frt_word_state(slot.word),
+                "gen": frt_word_gen(slot.word), "start_time": slot.starttime, "blocked": slot.blocked,
+                "task": None if slot.task == 0 else slot.task - 1, "tasks_done": slot.tasks_done,
+                "name": slot.name[:strnlen(slot.name, 64)].decode("utf-8", "replace"),
+            })
+    return rows
+
+
+@cython.no_gc  # the collector would take the mapping away before the references that need it
+cdef class Client:
+    """A process's attachment to a segment through the slot it was given by `admit`.
+
+    Args:
+        segment: the mapped segment.
+        index, gen: the slot.
+        former: this process's attachment through the same slot before, which has left; its pins go on to count.
+    Raises:
+        AttachError: the slot is not this process's.
+    """
+
+    def __cinit__(self, Segment segment, uint32_t index, uint32_t gen, Client former=None):
+        global _epochs
+        segment.describe(&self.x)
+        self.x.refs_held = NULL
+        self.x.pins_held = NULL
+        self.segment = segment
+        self.pid = os.getpid()
+        self.forks = _forks
+        if index >= frt_clients(&self.x):
+            raise AttachError(f"slot {index} is not in the table of {frt_clients(&self.x)}")
+        cdef frt_client *slot = self.x.clients + index
+        if slot.word != frt_word(FRT_CLIENT_LIVE, 0, gen) or slot.pid != self.pid:
+            raise AttachError(f"slot {index} belongs to process {slot.pid}, not to {self.pid}")
+        self.x.me, self.x.gen = index, gen
+        self.x.me_word, self.x.me_bit = index >> 6, <uint64_t>1 << (index & 63)
+        self.x.mine = frt_bits(&self.x, 0, FRT_REFS, self.x.me_word)
+        if self.x.me_word < self.x.words:
+            self.x.mine_stride, self.x.mine_kinds = self.x.stride, self.x.words
+        else:
+            self.x.mine_stride, self.x.mine_kinds = FRT_KINDS * FRT_PLANE_WORDS, FRT_PLANE_WORDS
+        self.x.refs_held = self._private_counts()
+        self.former = former
+        self.x.pins_held = self._private_counts() if former is None else former.x.pins_held
+        frt_trace_point(&self.x, FRT_TRACE_PROCESS, self.pid, slot.kind, 0)
+        _epochs += 1
+        self.epoch = _epochs
+        guard_add(&self.x)
+
+    cdef uint32_t *_private_counts(self) except NULL:
+        # Sparse: only the pages of entries that this process uses ever exist.
+        cdef void *p = mmap(NULL, <size_t>self.x.objects_max * 4, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        if p == MAP_FAILED:
+            raise MemoryError("no address space for the private reference counts")
+        return <uint32_t *>p
+
+    def __dealloc__(self):
+        guard_remove(&self.x)
+        if self.x.refs_held != NULL:
+            munmap(self.x.refs_held, <size_t>self.x.objects_max * 4)
+        if self.x.pins_held != NULL and self.former is None:
+            munmap(self.x.pins_held, <size_t>self.x.objects_max * 4)
+
+    cdef int ensure(self) except -1:
+        """Raise unless this handle may be used here and now. Cheap enough for every call that may wait."""
+        if self.closed:
+            raise NotInitializedError("the runtime was shut down; call fastrt.init() again")
+        if self.forks != _forks:
+            raise ForkedHandle()
+        cdef uint32_t state = a32_load_acq(&self.x.sb.state)
+        if state != <uint32_t>FRT_SEG_READY:
+            why = self.x.sb.poison[:strnlen(self.x.sb.poison, 128)].decode("utf-8", "replace")
+            raise NodeDiedError(why) if state == <uint32_t>FRT_SEG_CLOSED else ArenaCorrupt(why)
+        return 0
+
+    def close(self):
+        """Leave in an orderly way: give the magazines back. The daemon frees the slot when the process tells it
+        or ends. Later calls raise `NotInitializedError`; views that are still alive stay readable."""
+        if self.usable():
+            pool_flush(&self.x)
+        self.closed = True
+
+    cdef bint may_let_go(self) noexcept:
+        """Whether pins and unsealed values are given back: also after `recovery.leave`, which keeps the slot."""
+        return (not self.closed or self.left) and self.forks == _forks
+
+    cdef bint usable(self) noexcept:
+        """Whether the segment may be touched through this handle (destructors must not raise)."""
+        return not self.closed and self.forks == _forks
+
+    def abandon(self):
+        """Forget the attachment without touching the segment (in a forked child)."""
+        self.closed = True
+
+    @property
+    def forked(self):
+        """Whether this handle belongs to the process that forked us."""
+        return self.forks != _forks
+
+    @property
+    def index(self):
+        """The slot's index in the client table."""
+        return self.x.me
+
+    @property
+    def gen(self):
+        """The slot's generation."""
+        return self.x.gen
+
+    @property
+    def job(self):
+        """The number that marks the tasks submitted on behalf of this client: never 0."""
+        return (<uint64_t>self.x.gen << 16) | (self.x.me + 1)
+
+    def adopt_job(self, uint64_t job):
+        """Work on behalf of a driver: tasks submitted from here on belong to its job."""
+        self.ensure()
+        self.x.clients[self.x.me].job = job
+
+    def wake(self, uint32_t client):
+        """Make another client look again at what it waits for."""
+        self.ensure()
+        if client < frt_clients(&self.x):
+            client_wake(&self.x, client)

@@ -1,0 +1,168 @@
+# cython: language_level=3
+"""The ready queue: a ring of tasks under one robust lock (9 ns), and who sleeps for want of work.
+
+The ring holds hints; the task words are the truth. A cell may name a task that is no longer READY (cancelled,
+or pushed twice after a death), or an earlier tenant of its record, as told by the generation: whoever pops it
+skips it. Push commits by storing the tail after the cell, pop
+by storing the head after the task's word, so a death inside the lock needs no repair of it. The ring's memory
+is committed together with the task records', two cells for each, so that a push cannot fail.
+
+Tasks that have a priority are not in the ring but in a heap beside it (ranked), under the same lock: those above 0
+go before the ring's, those below 0 after them.
+
+Waking: at most one idle worker spins, the others sleep with their bit set in `idle`. A push that finds a
+spinner needs no system call. Whoever stops being idle wakes the next one if there is more to do, so a burst
+wakes as many workers as it needs, each by one call.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastrt._core.memory.clients cimport client_wake
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.priority_queue cimport ranked_put, ranked_rebuild, ranked_take
+
+
+cdef int _lock(frt_ctx *x) noexcept nogil:
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_QUEUE)
+    if rc == FRT_LOCK_ORPHANED:
+        ranked_rebuild(x)
+        frt_lock_mend(x.locks + FRT_LOCK_QUEUE)
+        return FRT_OK
+    return rc
+
+
+cdef int queue_touch(frt_ctx *x) noexcept nogil:
+    """Take the lock once, so that a death inside it is noticed now."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+    return rc
+
+
+cdef uint32_t _cells(frt_ctx *x) noexcept nogil:
+    """How many cells the ring has: a power of two that fits, with no more in it than that; else 0."""
+    cdef uint32_t cells = a32_load_rlx(&x.sb.ring_cells)
+    if cells == 0 or cells & (cells - 1) or cells > x.ring_max or x.sb.ring_tail - x.sb.ring_head > cells:
+        frt_broken(x, "the ready queue's ends are damaged")
+        return 0
+    return cells
+
+
+cdef void _drop_stale(frt_ctx *x) noexcept nogil:
+    """Keep only the cells of READY tasks. There is then room: the ring has two cells for each task there can be."""
+    cdef uint64_t k, cell, h = x.sb.ring_tail
+    cdef uint32_t mask = x.sb.ring_cells - 1
+    # From the newest to the oldest, moved up against the tail: a death leaves doubles, never losses.
+    for k in range(x.sb.ring_tail - x.sb.ring_head):
+        cell = x.ring[(x.sb.ring_tail - 1 - k) & mask]
+        if <uint32_t>cell < x.tasks_max and queue_means(x, cell, a64_load_acq(x.task_words + <uint32_t>cell)):
+            h -= 1
+            x.ring[h & mask] = cell
+    a64_store_rel(&x.sb.ring_head, h)
+
+
+cdef bint queue_means(frt_ctx *x, uint64_t cell, uint64_t word) noexcept nogil:
+    """Whether a cell means the READY task whose word is `word`, and no earlier tenant of its record."""
+    return frt_word_state(word) == FRT_TASK_READY and frt_word_gen(word) == <uint32_t>(cell >> 32)
+
+
+cdef uint64_t queue_cells(uint64_t tasks) noexcept nogil:
+    """How many cells the ring may have, and has memory for, when so many task records are committed."""
+    cdef uint64_t cells = FRT_RING_CELLS
+    while cells < 2 * tasks:
+        cells *= 2
+    return cells
+
+
+cdef void _widen(frt_ctx *x) noexcept nogil:
+    """Double the ring."""
+    cdef uint32_t cells = x.sb.ring_cells
+    cdef uint64_t k
+    # Cells whose place changes go to the unused half, the others stay: the old ring is whole until the commit.
+    for k in range(x.sb.ring_head, x.sb.ring_tail):
+        if k & cells:
+            x.ring[k & (2 * cells - 1)] = x.ring[k & (cells - 1)]
+    a32_store_rel(&x.sb.ring_cells, 2 * cells)  # commit
+
+
+cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Queue a task whose word says READY, and see to it that somebody looks.
+
+    It does not give up while a stopped process holds the lock: the task is committed and would be forgotten.
+    """
+    cdef frt_superblock *sb = x.sb
+    cdef uint64_t cell = <uint64_t>frt_word_gen(a64_load_acq(x.task_words + t)) << 32 | t
+    cdef uint32_t cells
+    while _lock(x) != FRT_OK:
+        pass
+    cells = _cells(x)
+    if x.tasks[t].flags & FRT_TASK_RANKED:
+        ranked_put(x, t, cell)
+    elif cells:
+        if sb.ring_tail - sb.ring_head == cells:
+            if cells < queue_cells(frt_most(&sb.tasks.committed, x.tasks_max)):
+                _widen(x)
+            else:
+                _drop_stale(x)
+        x.ring[sb.ring_tail & (sb.ring_cells - 1) & (x.ring_max - 1)] = cell
+        a64_store_sc(&sb.ring_tail, sb.ring_tail + 1)  # commit
+    frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+    queue_wake_idle(x)
+
+
+cdef int queue_pop(frt_ctx *x) noexcept nogil:
+    """Claim the ready task whose turn it is: its index, now CLAIMED(me); FRT_NOT_FOUND when there is none."""
+    cdef frt_superblock *sb = x.sb
+    cdef uint32_t t, cells
+    cdef uint64_t cell, word
+    cdef bint claimed = False
+    cdef int rc
+    if not queue_any(x):
+        return FRT_NOT_FOUND
+    rc = _lock(x)
+    if rc != FRT_OK:
+        return rc
+    if sb.ranked:
+        rc = ranked_take(x, sb.ring_head == sb.ring_tail)
+        if rc != FRT_NOT_FOUND:
+            frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+            return rc
+    cells = _cells(x)
+    while cells and not claimed and sb.ring_head != sb.ring_tail:
+        cell = x.ring[sb.ring_head & (cells - 1)]
+        t = <uint32_t>cell
+        if t >= x.tasks_max:
+            cells = 0
+            frt_broken(x, "the ready queue names a task that cannot be")
+            break
+        word = a64_load_acq(x.task_words + t)
+        claimed = queue_means(x, cell, word) and a64_cas_sc(
+            x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))
+        a64_store_rel(&sb.ring_head, sb.ring_head + 1)  # commit
+    if claimed:
+        frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+        return <int>t
+    rc = ranked_take(x, True) if cells else FRT_CORRUPT  # the ring had only stale cells
+    frt_lock_give(x.locks + FRT_LOCK_QUEUE)
+    return rc
+
+
+cdef uint64_t queue_length(frt_ctx *x) noexcept nogil:
+    """Cells in the queue: the tasks that are ready, and those that went another way than through `queue_pop`."""
+    cdef uint64_t head = a64_load_sc(&x.sb.ring_head)
+    return a64_load_sc(&x.sb.ring_tail) - head + a32_load_sc(&x.sb.ranked)
+
+
+cdef void queue_wake_idle(frt_ctx *x) noexcept nogil:
+    """Wake one sleeping worker, unless one is spinning anyway."""
+    cdef uint64_t bits, bit
+    cdef uint32_t w
+    if a32_load_sc(&x.sb.spinner) != 0:
+        return
+    for w in range(frt_words(x)):
+        bits = a64_load_sc(&x.sb.idle[w])
+        while bits:
+            bit = bits & (~bits + 1)
+            if a64_and_sc(&x.sb.idle[w], ~bit) & bit:
+                client_wake(x, w * 64 + frt_lowest(bit))
+                return
+            bits = a64_load_sc(&x.sb.idle[w])

@@ -1,0 +1,202 @@
+# cython: language_level=3
+"""The one way to wait: for an object, for several, for a task to run.
+
+Every client has one wake word, a futex. A waiter sets its bit at what it waits for, reads the wake word, looks
+again, and sleeps while the word is unchanged; whoever makes the news sees the bit and bumps the word. Sleeping
+and waking costs 6 us, spinning 0.4 us: a wait spins first, for a time the caller gives, then sleeps. No sleep
+is longer than 50 ms (an idle worker's: 1 s), so that a waker killed between its store and its wake delays nobody
+for long, even while no daemon is there to wake everybody.
+
+All functions run without the GIL and return FRT_INTERRUPTED after a signal, so that Ctrl-C works in each.
+"""
+from libc.errno cimport EINTR
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.queue cimport queue_any, queue_length, queue_pop, queue_wake_idle
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef enum:
+    NAP_NS = 50000000
+    IDLE_NAP_NS = 1000000000  # a wake costs 55 us in a cold cache: 20 a second were 0.1 % of a processor a worker
+    SELFISH_NS = 4000  # a round trip between two spinning processes takes 1 to 2 us
+    SPINS_PER_LOOK = 32  # a pause is some 20 to 40 cycles: look at the clock about twice a microsecond
+
+
+cdef int wait_nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns, int64_t nap_ns=NAP_NS) noexcept nogil:
+    """Sleep until the wake word changes from `seen`, a signal, the deadline, or the end of the nap."""
+    cdef frt_client *me = x.clients + x.me
+    cdef int64_t left = deadline_ns - frt_now_ns()
+    cdef int rc
+    if left <= 0:
+        return FRT_TIMEOUT
+    if a32_load_acq(&x.sb.state) != <uint32_t>FRT_SEG_READY:
+        return FRT_CORRUPT
+    a32_add_sc(&me.sleepers, 1)
+    rc = frt_futex_wait(&me.wake, seen, left if left < nap_ns else nap_ns)
+    a32_sub_sc(&me.sleepers, 1)
+    return FRT_INTERRUPTED if rc == EINTR else FRT_OK
+
+
+cdef bint wait_spin_on(int64_t started, int64_t spin_ns) noexcept nogil:
+    """Between two looks of a spin: whether its time is not over.
+
+    After a few microseconds the processor is offered to others at each look: on a busy machine the process that
+    we wait for may be queued behind us on this very processor (an idle round trip then lasts as long as the spin).
+    """
+    cdef int64_t elapsed = frt_now_ns() - started
+    if elapsed > SELFISH_NS:
+        sched_yield()
+    return elapsed < spin_ns
+
+
+cdef inline bint _sealed(frt_ctx *x, uint32_t i) noexcept nogil:
+    return frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING
+
+
+cdef bint spin_sealed(frt_ctx *x, uint32_t i, int64_t spin_ns) noexcept nogil:
+    """Spin until entry i, which the caller holds, is sealed, or the time is over: whether it is."""
+    cdef int64_t started
+    cdef int _k
+    if _sealed(x, i):
+        return True
+    started = frt_now_ns()
+    while wait_spin_on(started, spin_ns):
+        for _k in range(SPINS_PER_LOOK):
+            if _sealed(x, i):
+                return True
+            a_relax()
+    return False
+
+
+cdef int wait_sealed(frt_ctx *x, uint32_t i, int64_t deadline_ns, int64_t spin_ns) noexcept nogil:
+    """Wait until entry i, which the caller holds, is sealed: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
+    cdef uint64_t *bits
+    cdef uint32_t seen
+    cdef int rc
+    if spin_sealed(x, i, spin_ns):
+        return FRT_OK
+    bits = frt_mine(x, i, FRT_WAITS)
+    while True:
+        seen = a32_load_sc(&x.clients[x.me].wake)
+        a64_or_sc(bits, x.me_bit)
+        if _sealed(x, i):
+            return FRT_OK
+        rc = wait_nap(x, seen, deadline_ns)
+        if _sealed(x, i):
+            return FRT_OK
+        if rc != FRT_OK:
+            return rc
+
+
+cdef int wait_resident(frt_ctx *x, uint32_t i, int64_t deadline_ns) noexcept nogil:
+    """Wait until a spilled entry's bytes are in memory again: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
+    cdef uint64_t *bits = frt_mine(x, i, FRT_WAITS)
+    cdef uint32_t seen
+    cdef int state, rc
+    while True:
+        seen = a32_load_sc(&x.clients[x.me].wake)
+        a64_or_sc(bits, x.me_bit)
+        state = frt_word_state(a64_load_sc(frt_state(x, i)))
+        if state != FRT_OBJ_SPILLED and state != FRT_OBJ_RESTORING:
+            return FRT_OK
+        rc = wait_nap(x, seen, deadline_ns)
+        if rc != FRT_OK:
+            return rc
+
+
+cdef int wait_news(frt_ctx *x, uint32_t *word, uint32_t seen, int64_t deadline_ns) noexcept nogil:
+    """Sleep once, unless a word whose changes wake every client differs from `seen` already."""
+    cdef uint32_t wake = a32_load_sc(&x.clients[x.me].wake)
+    return wait_nap(x, wake, deadline_ns) if a32_load_sc(word) == seen else FRT_OK
+
+
+cdef uint32_t _count_sealed(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want, bint mark) noexcept nogil:
+    """How many of the entries are sealed, counting no further than `want`; with `mark`, ask the rest to wake us."""
+    cdef uint32_t k, ready = 0
+    cdef uint64_t *bits
+    for k in range(n):
+        if _sealed(x, entries[k]):
+            ready += 1
+            if ready == want:
+                return ready
+        elif mark:
+            bits = frt_mine(x, entries[k], FRT_WAITS)
+            if not a64_load_sc(bits) & x.me_bit:
+                a64_or_sc(bits, x.me_bit)
+                if _sealed(x, entries[k]):
+                    ready += 1
+                    if ready == want:
+                        return ready
+    return ready
+
+
+cdef int wait_any(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want, int64_t deadline_ns,
+                  int64_t spin_ns) noexcept nogil:
+    """Wait until `want` of n entries are sealed: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
+    cdef int64_t started
+    cdef uint32_t seen
+    cdef int rc
+    if _count_sealed(x, entries, n, want, False) == want:
+        return FRT_OK
+    if spin_ns:
+        started = frt_now_ns()
+        while wait_spin_on(started, spin_ns):
+            if _count_sealed(x, entries, n, want, False) == want:
+                return FRT_OK
+            a_relax()
+    while True:
+        seen = a32_load_sc(&x.clients[x.me].wake)
+        if _count_sealed(x, entries, n, want, True) == want:
+            return FRT_OK
+        rc = wait_nap(x, seen, deadline_ns)
+        if rc != FRT_OK:
+            return FRT_OK if _count_sealed(x, entries, n, want, False) == want else rc
+
+
+cdef int _spin_for_task(frt_ctx *x, int64_t spin_ns) noexcept nogil:
+    """As the one idle worker that spins: a claimed task, or FRT_NOT_FOUND when the time is over."""
+    cdef int64_t started = frt_now_ns()
+    cdef int _k
+    cdef int t = FRT_NOT_FOUND
+    while t == FRT_NOT_FOUND and wait_spin_on(started, spin_ns):
+        for _k in range(SPINS_PER_LOOK):
+            if queue_any(x):
+                t = queue_pop(x)
+                break
+            a_relax()
+    return t
+
+
+cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept nogil:
+    """Claim a task: its index, now CLAIMED(me); FRT_INTERRUPTED; FRT_TIMEOUT, also when something else has woken us:
+    a signal may have come with it, and the caller looks."""
+    cdef uint32_t seen = a32_load_sc(&x.clients[x.me].wake)  # before the spin: a wake-up that comes meanwhile counts
+    cdef int rc = FRT_OK
+    cdef int t = queue_pop(x)
+    if t != FRT_NOT_FOUND:
+        return t
+    if spin_ns and a32_load_rlx(&x.sb.spinner) == 0 and a32_cas_sc(&x.sb.spinner, 0, x.me + 1):
+        t = _spin_for_task(x, spin_ns)
+        a32_store_sc(&x.sb.spinner, 0)
+        if t != FRT_NOT_FOUND:
+            # A push that sees a spinning worker wakes no sleeper: this worker wakes one.
+            if queue_length(x):
+                queue_wake_idle(x)
+            return t
+    a64_or_sc(&x.sb.idle[x.me_word], x.me_bit)
+    t = queue_pop(x)
+    if t == FRT_NOT_FOUND:
+        rc = wait_nap(x, seen, deadline_ns, IDLE_NAP_NS)
+        t = queue_pop(x)
+    a64_and_sc(&x.sb.idle[x.me_word], ~x.me_bit)
+    if t != FRT_NOT_FOUND:
+        if queue_length(x):
+            queue_wake_idle(x)
+        return t
+    # A push since we looked may have found our bit, and woken us instead of one who stays.
+    if queue_length(x):
+        queue_wake_idle(x)
+    return FRT_TIMEOUT if rc == FRT_OK else rc

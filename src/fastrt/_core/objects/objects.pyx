@@ -1,0 +1,300 @@
+# cython: language_level=3
+"""The life of an object table entry: new, filled, sealed, held, deleted.
+
+Invariants: a sealed entry's bytes never change while anybody holds it; an entry is alive exactly while a
+ref or pin bit is set or its `counted` word is not zero; each step commits by one store of the state word.
+The order of reads and writes between holders and deleters is explained at the entry's life in layout.h.
+Counts per process lie behind the bits: the first hold sets this client's bit, the last one clears it. They
+are touched with the GIL held, so they need no lock.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastrt._core.memory.arena cimport arena_alloc, arena_free
+from fastrt._core.memory.clients cimport client_new_objref, client_wake
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.pool cimport pool_keep_object, pool_take_object
+from fastrt._core.memory.segment cimport spill_remove
+from fastrt._core.objects.mailbox cimport mailbox_release
+from fastrt._core.objects.references cimport links_count, links_names, links_sealed, links_take_item, links_uncount
+from fastrt._core.objects.unread_list cimport unread_keep
+
+
+cdef int object_new(frt_ctx *x) noexcept nogil:
+    """A fresh entry with an objref of its own, RESERVED(me): its index, or a negative code."""
+    cdef int i = pool_take_object(x)
+    cdef frt_entry *entry
+    if i < 0:
+        return i
+    entry = x.entries + i
+    # Whoever comes too late for the entry's last tenant may be looking at it.
+    a64_store_rlx(&entry.objref, client_new_objref(x))
+    a32_store_rlx(&entry.task, 0)
+    a32_store_rlx(&entry.waiter, 0)
+    entry.bytes, entry.offset, entry.nrefs = 0, 0, 0
+    a8_store_rlx(&entry.flags, 0)
+    entry.kind, entry.actor, entry.site, entry.used = 0, 0, 0, x.sb.clock
+    return i
+
+
+cdef char *object_room(frt_ctx *x, uint32_t i, uint64_t nbytes, uint32_t nrefs, int *rc) noexcept nogil:
+    """Memory for a value of nbytes and nrefs contained refs: in the entry when it fits, else in a block.
+
+    The caller owns the entry (it is RESERVED(me), or PENDING and this client runs its task).
+    NULL with rc set when there is no room.
+    """
+    cdef frt_entry *entry = x.entries + i
+    cdef uint64_t total = nbytes
+    if nrefs:
+        total = ((nbytes + 7) & ~<uint64_t>7) + <uint64_t>nrefs * sizeof(frt_refslot)
+    rc[0] = FRT_OK if nbytes <= x.total_bytes else FRT_TOO_LARGE  # also keeps `total` from wrapping around
+    if rc[0] != FRT_OK:
+        return NULL
+    if total > FRT_INLINE_BYTES:
+        rc[0] = arena_alloc(x, total, i + 1, &entry.offset)
+        if rc[0] != FRT_OK:
+            return NULL
+    entry.bytes, entry.nrefs = nbytes, nrefs
+    return x.base + entry.offset if entry.offset else entry.inlined
+
+
+cdef int object_contain(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Count the refs that the caller has written after the value. Before the seal."""
+    cdef frt_entry *entry = x.entries + i
+    cdef uint32_t n
+    cdef frt_refslot *slots = frt_entry_refs(x, i, &n)
+    if entry.nrefs == 0:
+        return FRT_OK
+    return links_count(x, slots, n, &entry.flags, FRT_ENTRY_COUNTED)
+
+
+cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Seal an entry that nobody else knows yet, with one reference of ours."""
+    cdef uint64_t *state = frt_state(x, i)
+    x.refs_held[i] = 1
+    a64_or_sc(frt_mine(x, i, FRT_REFS), x.me_bit)
+    a64_store_rel(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(a64_load_rlx(state))))  # commit
+
+
+cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Wake the clients and release the tasks that wait for a sealed entry. Safe to repeat."""
+    cdef uint64_t *waits
+    cdef uint64_t bits
+    cdef uint32_t w
+    for w in range(frt_words(x)):
+        waits = frt_bits(x, i, FRT_WAITS, w)
+        if a64_load_sc(waits):
+            bits = a64_and_sc(waits, 0)
+            while bits:
+                client_wake(x, w * 64 + frt_lowest(bits))
+                bits &= bits - 1
+    links_sealed(x, i)
+
+
+cdef void object_seal_pending(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Seal a task's result. An entry that nobody holds any more is deleted at once."""
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word = a64_load_rlx(state)
+    cdef frt_client *me = x.clients + x.me
+    if frt_word_state(word) != FRT_OBJ_PENDING:
+        return
+    a32_store_rel(&me.sealing, i + 1)  # recovery tells the waiters if we die before we do
+    a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # commit
+    object_tell(x, i)
+    a32_store_rel(&me.sealing, 0)
+    if not frt_any(x, i, FRT_REFS):
+        object_maybe_delete(x, i)
+
+
+cdef int object_empty(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Take the value out of an entry that the caller owns and that is not sealed (a result half written)."""
+    cdef frt_entry *entry = x.entries + i
+    cdef int rc = FRT_OK
+    if entry.flags & FRT_ENTRY_COUNTED:
+        rc = _let_go(x, i, NULL)
+    if rc == FRT_OK and entry.offset:
+        rc = arena_free(x, i + 1, &entry.offset)
+    entry.bytes, entry.nrefs, entry.kind = 0, 0, 0
+    a8_store_rlx(&entry.flags, a8_load_rlx(&entry.flags) & FRT_ENTRY_READ)
+    return rc
+
+
+cdef int object_discard(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Give an unsealed entry that only the caller knows back."""
+    cdef int rc = object_empty(x, i)
+    cdef uint64_t *state = frt_state(x, i)
+    a64_store_rlx(&x.entries[i].objref, 0)
+    a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(a64_load_rlx(state)) + 1))
+    pool_keep_object(x, i)
+    return rc
+
+
+cdef bint object_is_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Whether the value is there, in memory or in a file. Only for entries that the caller holds."""
+    return frt_word_state(a64_load_acq(frt_state(x, i))) > FRT_OBJ_PENDING
+
+
+cdef const char *object_view(frt_ctx *x, uint32_t i, uint64_t *nbytes) noexcept nogil:
+    """The value's bytes in the read-only mapping, or in the entry, and how many; NULL when they lie outside."""
+    cdef uint64_t offset = a64_load_rlx(&x.entries[i].offset)
+    nbytes[0] = a64_load_rlx(&x.entries[i].bytes)
+    if offset == 0:
+        if nbytes[0] > FRT_INLINE_BYTES:
+            return NULL
+        return (<const char *>x.view) + (<char *>x.entries[i].inlined - x.base)
+    return x.view + offset if frt_inside(x, offset, nbytes[0]) != NULL else NULL
+
+
+# ---- holders against deleters ----
+
+cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexcept nogil:
+    """Take a hold for this process: FRT_OK; FRT_STALE when the object is gone; FRT_SPILLED when it is to be pinned
+    and its bytes are not in memory.
+
+    The bit comes first, the look at the state second.
+    """
+    cdef uint32_t *held = (x.pins_held if pin else x.refs_held) + i
+    cdef uint64_t *bits = frt_mine(x, i, FRT_PINS if pin else FRT_REFS)
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word
+    cdef int what, rc
+    if i >= x.objects_max:
+        return FRT_STALE
+    if held[0]:
+        if a64_load_rlx(&x.entries[i].objref) != objref:
+            return FRT_STALE
+        held[0] += 1
+        return FRT_OK
+    a64_or_sc(bits, x.me_bit)
+    word = a64_load_sc(state)
+    while frt_word_state(word) == FRT_OBJ_DELETING or pin and frt_word_state(word) == FRT_OBJ_SPILLING:
+        # Undecided, and our bit decides: the other, who may be dead, finds the word changed and looks again.
+        a64_cas_sc(state, word, frt_word_undeleted(word) if frt_word_state(word) == FRT_OBJ_DELETING
+                   else frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+        word = a64_load_sc(state)
+    what = frt_word_state(word)
+    rc = FRT_STALE
+    if a64_load_rlx(&x.entries[i].objref) == objref:
+        if what == FRT_OBJ_SEALED or what == FRT_OBJ_PENDING:
+            rc = FRT_OK
+        elif what >= FRT_OBJ_SPILLING:
+            rc = FRT_SPILLED if pin else FRT_OK
+    if rc == FRT_OK:
+        held[0] = 1
+        return FRT_OK
+    a64_and_sc(bits, ~x.me_bit)
+    object_maybe_delete(x, i)  # somebody may have spared it because of our bit
+    return rc
+
+
+cdef void object_release(frt_ctx *x, uint32_t i, bint pin) noexcept nogil:
+    """Give one hold of this process back; the last one of all deletes."""
+    cdef uint32_t *held = (x.pins_held if pin else x.refs_held) + i
+    held[0] -= 1
+    if held[0] == 0:
+        a64_and_sc(frt_mine(x, i, FRT_PINS if pin else FRT_REFS), ~x.me_bit)
+        object_maybe_delete(x, i)
+
+
+cdef inline bint _held(frt_ctx *x, uint32_t i) noexcept nogil:
+    return frt_held(x, i) or a32_load_sc(&x.entries[i].counted) != 0
+
+
+cdef bint _condemn(frt_ctx *x, uint32_t i) noexcept nogil:
+    """SEALED or SPILLED and held by nobody: make it FREEING(me). False when it is held or another changes it."""
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word, deleting
+    while True:
+        word = a64_load_sc(state)
+        if frt_word_state(word) != FRT_OBJ_SEALED and frt_word_state(word) != FRT_OBJ_SPILLED or _held(x, i):
+            return False
+        deleting = frt_word_deleting(x.me, word)
+        if not a64_cas_sc(state, word, deleting):
+            continue
+        if not _held(x, i):
+            if a64_cas_sc(state, deleting, frt_word(FRT_OBJ_FREEING, x.me, frt_word_gen(word))):
+                return True
+        else:
+            a64_cas_sc(state, deleting, frt_word_undeleted(deleting))
+        # Decide again: the holder who stopped us may have let go while it could not delete.
+
+
+cdef int _let_go(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
+    """Uncount what entry i contains; children that nobody holds now are condemned and listed.
+
+    The list runs through the children's `task` fields (nobody asks who will seal a sealed entry), so a chain of
+    any length is deleted without recursion and without memory.
+    """
+    cdef frt_entry *entry = x.entries + i
+    cdef frt_refslot slot
+    cdef uint32_t k, n, child
+    cdef frt_refslot *slots = frt_entry_refs(x, i, &n)
+    cdef int rc = links_uncount(x, slots, n, &entry.flags, FRT_ENTRY_COUNTED)
+    if rc != FRT_OK:
+        return rc
+    for k in range(n):
+        slot = slots[k]
+        child = slot.index
+        if links_names(x, &slot):
+            if condemned == NULL:
+                object_maybe_delete(x, child)
+            elif _condemn(x, child):
+                a32_store_rlx(&x.entries[child].task, condemned[0])
+                condemned[0] = child + 1
+    return FRT_OK
+
+
+cdef int _let_go_items(frt_ctx *x, uint32_t s, uint32_t *condemned) noexcept nogil:
+    """Let go of a stream's unread items; those that nobody else holds are condemned and listed, as in _let_go."""
+    cdef uint64_t head = a64_load_acq(&frt_stream_of(x, s).head)
+    cdef uint32_t item = <uint32_t>head
+    cdef int rc = FRT_OK
+    while item and rc == FRT_OK:
+        rc = links_take_item(x, s, head)
+        if rc == FRT_OK and _condemn(x, item - 1):
+            a32_store_rlx(&x.entries[item - 1].task, condemned[0])
+            condemned[0] = item
+        head = a64_load_acq(&frt_stream_of(x, s).head)
+        item = <uint32_t>head
+    return rc
+
+
+cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Free an entry that is FREEING(me), and all that only it kept alive."""
+    cdef uint32_t condemned = i + 1
+    cdef frt_entry *entry
+    cdef uint64_t *state
+    a32_store_rlx(&x.entries[i].task, 0)
+    while condemned:
+        if condemned > x.objects_max:
+            frt_broken(x, "the list of objects to free is damaged")
+            return
+        i = condemned - 1
+        entry = x.entries + i
+        condemned = a32_load_rlx(&entry.task)
+        if entry.flags & (FRT_ENTRY_ERROR | FRT_ENTRY_ACTOR):
+            unread_keep(x, i)
+        if entry.nrefs and _let_go(x, i, &condemned) != FRT_OK:
+            return  # a stuck lock; the entry stays FREEING(me), recovery finds it
+        if entry.flags & FRT_ENTRY_STREAM and _let_go_items(x, i, &condemned) != FRT_OK:
+            return
+        entry.nrefs = 0  # before the slots go: recovery would look at as many, harmlessly (names are checked)
+        if entry.offset and arena_free(x, i + 1, &entry.offset) != FRT_OK:
+            return
+        if entry.flags & FRT_ENTRY_FILE:
+            spill_remove(x, entry.objref)
+        if entry.flags & FRT_ENTRY_ACTOR:
+            mailbox_release(x, i)
+        a64_store_rlx(&entry.objref, 0)
+        a8_store_rlx(&entry.flags, 0)
+        frt_clear_waits(x, i)
+        state = frt_state(x, i)
+        a64_store_rel(state, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(a64_load_rlx(state)) + 1))  # commit
+        pool_keep_object(x, i)
+
+
+cdef void object_maybe_delete(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Delete a sealed entry if nobody holds it."""
+    if _condemn(x, i):
+        object_free(x, i)
+    elif a8_load_rlx(&x.entries[i].flags) & FRT_ENTRY_STREAM:  # perhaps the next tenant's: then nobody is hurt
+        object_tell(x, i)  # its task may wait for a reader that there will never be

@@ -1,0 +1,17 @@
+from libc.stdint cimport int64_t, uint32_t
+
+from fastrt._core.memory.clients cimport Client
+from fastrt._core.memory.layout cimport frt_ctx
+
+
+cdef class Watch:
+    cdef Client client
+    cdef list kept      # (ref, who), in the order of `entries`
+    cdef list incoming  # the same, not yet among them
+    cdef uint32_t *entries
+    cdef uint32_t count, room
+    cdef uint32_t added, poked, asleep
+
+    cdef int _merge(self) except -1
+    cdef list _collect(self)
+    cdef int _sleep(self, frt_ctx *x, uint32_t added, uint32_t poked, int64_t deadline) noexcept nogil

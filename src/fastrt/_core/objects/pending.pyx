@@ -1,0 +1,220 @@
+# cython: language_level=3
+"""Results that are still to come: one thread that waits for all of them, and what may be done to their tasks.
+
+A Watch sleeps in the same futex as every other wait of this process, and is told by the same bits: who adds a
+reference sets the bit itself, so that nobody need wake the sleeper for that. It polls nothing; the nap only
+covers a waker that was killed between its store and its wake. The table of entries belongs to the thread that
+waits; the others leave theirs with the GIL held, and count them.
+"""
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+
+from fastrt._core.memory.clients cimport Client, client_wake
+from fastrt._core.memory.errors cimport check
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.wait cimport wait_nap
+from fastrt._core.objects.handles cimport Ref, ref_use
+from fastrt._core.objects.objects cimport object_is_sealed
+from fastrt._core.objects.references cimport links_unwait
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef enum:
+    NAP_NS = 250000000
+
+DONE, QUEUED, RUNNING = 0, 1, 2
+
+
+cdef class Watch:
+    """References of this process that somebody waits for, and who; see `wait`."""
+
+    def __cinit__(self, Client client):
+        client.ensure()
+        self.client = client
+        self.kept = []
+        self.incoming = []
+
+    def __dealloc__(self):
+        free(self.entries)
+
+    def __len__(self):
+        return len(self.kept) + len(self.incoming)
+
+    def add(self, Ref ref, who):
+        """Have `wait` return (ref, who) once when `ref` is ready. From any thread."""
+        cdef frt_ctx *x = &self.client.x
+        self.client.ensure()
+        ref_use(self.client, ref)
+        self.incoming.append((ref, who))
+        a32_add_sc(&self.added, 1)
+        a64_or_sc(frt_mine(x, ref.index, FRT_WAITS), x.me_bit)
+        # Whoever seals it stores the state and then looks at the bits; we do it the other way round.
+        if object_is_sealed_sc(x, ref.index):
+            self.poke()
+
+    def poke(self):
+        """Have `wait` return soon, with or without a result. From any thread."""
+        a32_add_sc(&self.poked, 1)
+        if a32_load_sc(&self.asleep) and self.client.usable():
+            client_wake(&self.client.x, self.client.x.me)
+
+    def wait(self, double timeout_s):
+        """Sleep until some are ready. One thread at a time.
+
+        Args:
+            timeout_s: how long, in seconds, at most.
+        Returns:
+            A list of (ref, who), which are watched no longer; empty after the timeout, and perhaps after a `poke`.
+        Raises:
+            StaleReferenceError, NotInitializedError: the session has ended.
+        """
+        cdef frt_ctx *x = &self.client.x
+        cdef int64_t deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
+        cdef uint32_t added, poked
+        cdef int rc = FRT_OK
+        while True:
+            self.client.ensure()
+            poked = a32_load_sc(&self.poked)
+            self._merge()
+            added = a32_load_sc(&self.added)
+            if self.incoming:
+                continue
+            found = self._collect()
+            if found or frt_now_ns() >= deadline:
+                return found
+            with nogil:
+                rc = self._sleep(x, added, poked, deadline)
+            PyErr_CheckSignals()
+            self.client.ensure()
+            if rc != FRT_TIMEOUT and rc != FRT_INTERRUPTED:
+                check(rc)
+            if a32_load_sc(&self.poked) != poked:
+                self._merge()
+                return self._collect()
+
+    def take_all(self):
+        """Stop watching: a list of (ref, who) of all that are left."""
+        kept, self.kept = self.kept + self.incoming, []
+        self.incoming = []
+        self.count = 0
+        return kept
+
+    cdef int _merge(self) except -1:
+        """Take what others have added into the table."""
+        cdef uint32_t *more
+        cdef uint32_t room
+        cdef list incoming = self.incoming
+        self.incoming = []
+        if self.count + len(incoming) > self.room:
+            room = 2 * (self.count + <uint32_t>len(incoming)) + 64
+            more = <uint32_t *>realloc(self.entries, <size_t>room * sizeof(uint32_t))
+            if more == NULL:
+                self.incoming = incoming + self.incoming
+                raise MemoryError("no memory for the references that are waited for")
+            self.entries, self.room = more, room
+        for ref, who in incoming:
+            self.entries[self.count] = (<Ref>ref).index
+            self.count += 1
+            self.kept.append((ref, who))
+        return 0
+
+    cdef list _collect(self):
+        """Take those that are ready out of the table."""
+        cdef frt_ctx *x = &self.client.x
+        cdef uint32_t k, left = 0
+        cdef list found = []
+        cdef list kept
+        for k in range(self.count):
+            if object_is_sealed(x, self.entries[k]):
+                break
+        else:
+            return found
+        kept = self.kept
+        left = k
+        for k in range(k, self.count):
+            if object_is_sealed(x, self.entries[k]):
+                found.append(kept[k])
+            else:
+                self.entries[left] = self.entries[k]
+                kept[left] = kept[k]
+                left += 1
+        del kept[left:]
+        self.count = left
+        return found
+
+    cdef int _sleep(self, frt_ctx *x, uint32_t added, uint32_t poked, int64_t deadline) noexcept nogil:
+        """Until an entry of the table is sealed, or the others have left something or want us back."""
+        cdef uint32_t seen, k
+        cdef int rc = FRT_OK
+        a32_store_sc(&self.asleep, 1)
+        while rc == FRT_OK:
+            seen = a32_load_sc(&x.clients[x.me].wake)
+            if a32_load_sc(&self.poked) != poked:
+                break
+            for k in range(self.count):
+                if object_is_sealed_sc(x, self.entries[k]):
+                    break
+            else:
+                rc = wait_nap(x, seen, deadline, NAP_NS)
+                # What they have added meanwhile may be what woke us.
+                if rc == FRT_OK and a32_load_sc(&self.added) == added:
+                    continue
+            break
+        a32_store_sc(&self.asleep, 0)
+        return rc
+
+
+cdef inline bint object_is_sealed_sc(frt_ctx *x, uint32_t i) noexcept nogil:
+    return frt_word_state(a64_load_sc(frt_state(x, i))) > FRT_OBJ_PENDING
+
+
+cdef int _task_of(Client client, Ref ref) except -2:
+    """The task that will make `ref`; -1 when the value is there."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t
+    client.ensure()
+    ref_use(client, ref)
+    t = a32_load_rlx(&x.entries[ref.index].task)
+    if t == 0 or object_is_sealed(x, ref.index):
+        return -1
+    if t > frt_tasks(x):
+        check(FRT_CORRUPT)
+    return <int>t - 1
+
+
+def stage(Client client, Ref ref):
+    """How far the task is that makes `ref`: QUEUED until somebody has claimed it, RUNNING until the value is there."""
+    cdef frt_ctx *x = &client.x
+    cdef int t = _task_of(client, ref)
+    cdef int state
+    if t < 0:
+        return DONE
+    state = frt_word_state(a64_load_sc(x.task_words + t))
+    if object_is_sealed(x, ref.index):  # the record may have been another's already
+        return DONE
+    return QUEUED if state == FRT_TASK_WAITING or state == FRT_TASK_READY else RUNNING
+
+
+def withdraw(Client client, Ref ref):
+    """Take the task back that will make `ref`, if nobody has begun with it.
+
+    Returns:
+        Its index: it is now this client's to end, by sealing its results with an error and `tasks.finish`; -1 when it
+        is too late.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t word
+    cdef int state
+    cdef int t = _task_of(client, ref)
+    while t >= 0:
+        word = a64_load_sc(x.task_words + t)
+        state = frt_word_state(word)
+        # Sealed after the word was read: the word may be that of the record's next tenant.
+        if object_is_sealed(x, ref.index) or state != FRT_TASK_WAITING and state != FRT_TASK_READY:
+            break
+        if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
+            links_unwait(x, t)
+            return t
+    return -1

@@ -1,0 +1,58 @@
+# cython: language_level=3
+"""A stored value's bytes once more, private to this process and writable (mmap(2), MAP_PRIVATE).
+
+A page shows the arena until this process writes to it; then the kernel gives the process a copy of that page. The pin
+holds the value in place until the mapping is gone, because pages that were not written still show the arena.
+"""
+import mmap as pages_of
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+
+from libc.stdint cimport uint64_t
+
+from fastrt._core.objects.handles cimport Pin
+
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int PROT_READ, PROT_WRITE, MAP_PRIVATE, MAP_NORESERVE
+    void *MAP_FAILED
+
+cdef uint64_t PAGE_BYTES = pages_of.PAGESIZE
+
+
+@cython.no_gc
+cdef class Private:
+    """The bytes, exported writable through the buffer protocol. Made by `map_private`."""
+
+    cdef Pin pin
+    cdef char *pages
+    cdef uint64_t before  # bytes of the first page that lie before the value
+
+    def __dealloc__(self):
+        if self.pages != NULL:
+            munmap(self.pages, self.pin.nbytes + self.before)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        if self.pages == NULL:
+            raise TypeError("a Private is made by map_private only")
+        PyBuffer_FillInfo(view, self, self.pages + self.before, self.pin.nbytes, 0, flags)
+
+
+def map_private(Pin pin):
+    """Map the bytes of a pinned value copy-on-write.
+
+    Returns:
+        A `Private`, which keeps the pin; None when the kernel gives no further mapping (vm.max_map_count).
+    """
+    cdef Private mine
+    cdef uint64_t offset = pin.data - pin.client.x.view
+    cdef uint64_t before = offset % PAGE_BYTES
+    cdef void *pages = mmap(NULL, pin.nbytes + before, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
+                            pin.client.x.fd, <long>(offset - before))
+    if pages == MAP_FAILED:
+        return None
+    mine = Private.__new__(Private)
+    mine.pin, mine.pages, mine.before = pin, <char *>pages, before
+    return mine

@@ -1,0 +1,376 @@
+# cython: language_level=3
+"""What objects and tasks hold of each other: counts of contained and argument refs, and tasks that wait.
+
+Two derived things under one robust lock:
+  counted    how many containers and unfinished tasks name an entry. The record that causes a count carries a
+             COUNTED flag, set in the same critical section; after a death inside it, all counts are rebuilt
+             from the flagged records.
+  waiters    per unsealed entry the list of tasks that wait for it. A task waits for one argument at a time:
+             when that is sealed, its arguments are read again, and it either waits for the next unsealed one
+             or becomes READY by one compare-and-swap. No counter can disagree with the truth. A task's LINKED
+             flag says that it is in a list, so that linking may be asked for by several.
+A task that demands resources and has its arguments goes to one more list instead of the queue, `held`, and is queued
+by whoever admits it.
+"""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.queue cimport queue_push
+from fastrt._core.objects.stream_items cimport stream_pop, stream_push, stream_rebuild
+
+cdef enum:
+    BIAS = 0x80000000  # on every count while they are rebuilt: deleters look without the lock
+
+cdef int task_result(frt_ctx *x, uint32_t t, uint32_t k) noexcept nogil:
+    """The entry of result k if it is still to be sealed; FRT_NOT_FOUND otherwise (it may be a stranger's by now)."""
+    cdef frt_body body
+    cdef frt_refslot slot
+    if not frt_task_body(x, t, &body) or k >= body.nreturns:
+        return FRT_NOT_FOUND
+    slot = body.results[k]
+    if not links_names(x, &slot) or a32_load_rlx(&x.entries[slot.index].task) != t + 1 or \
+            frt_word_state(a64_load_acq(frt_state(x, slot.index))) != FRT_OBJ_PENDING:
+        return FRT_NOT_FOUND
+    return <int>slot.index
+
+
+cdef bint task_is_mine(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Whether there is such a task and this client runs or ends it."""
+    cdef uint64_t word
+    if t >= frt_tasks(x):
+        return False
+    word = a64_load_acq(x.task_words + t)
+    return frt_word_state(word) >= FRT_TASK_CLAIMED and frt_word_client(word) == x.me
+
+
+cdef int _lock(frt_ctx *x) noexcept nogil:
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_LINKS)
+    if rc == FRT_LOCK_ORPHANED:
+        _rebuild(x)
+        frt_lock_mend(x.locks + FRT_LOCK_LINKS)
+        return FRT_OK
+    return rc
+
+
+cdef void _lock_surely(frt_ctx *x) noexcept nogil:
+    """For what must be told: however long a stopped process holds the lock."""
+    while _lock(x) != FRT_OK:
+        pass
+
+
+cdef inline void _unlock(frt_ctx *x) noexcept nogil:
+    frt_lock_give(x.locks + FRT_LOCK_LINKS)
+
+
+cdef int links_touch(frt_ctx *x) noexcept nogil:
+    """Take the lock once, so that a death inside it is repaired now."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        _unlock(x)
+    return rc
+
+
+cdef void links_recount(frt_ctx *x) noexcept nogil:
+    """Rebuild everything although nobody died inside this lock (somebody did next to it)."""
+    _lock_surely(x)
+    _rebuild(x)
+    _unlock(x)
+
+
+cdef bint links_names(frt_ctx *x, const frt_refslot *slot) noexcept nogil:
+    """Whether a slot, copied to where nobody changes it, names an object that is there."""
+    return slot.index < x.objects_max and a64_load_rlx(&x.entries[slot.index].objref) == slot.objref
+
+
+cdef int links_count(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil:
+    """Count n refs that the record with these flags names. The caller holds each of them."""
+    cdef frt_refslot slot
+    cdef uint32_t k
+    cdef int rc = _lock(x)
+    if rc != FRT_OK:
+        return rc
+    for k in range(n):
+        slot = slots[k]
+        if slot.index < x.objects_max:
+            a32_add_sc(&x.entries[slot.index].counted, 1)
+    flags[0] |= flag
+    _unlock(x)
+    return FRT_OK
+
+
+cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil:
+    """Take the counts back; the caller then deletes what nobody holds any more."""
+    cdef frt_refslot slot
+    cdef uint32_t k
+    cdef int rc = _lock(x)
+    if rc != FRT_OK:
+        return rc
+    if flags[0] & flag:
+        for k in range(n):
+            # After a death half-way some may be gone already, and their entries be others'.
+            slot = slots[k]
+            if links_names(x, &slot):
+                a32_sub_sc(&x.entries[slot.index].counted, 1)
+        flags[0] &= ~flag
+    _unlock(x)
+    return FRT_OK
+
+
+cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Count an entry once on behalf of the function table (which a rebuild reads too)."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        a32_add_sc(&x.entries[i].counted, 1)
+        _unlock(x)
+    return rc
+
+
+cdef int links_add_item(frt_ctx *x, uint32_t s, uint32_t i) noexcept nogil:
+    """Add entry i to stream s; see stream_push."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        rc = stream_push(x, s, i)
+        _unlock(x)
+    return rc
+
+
+cdef int links_take_item(frt_ctx *x, uint32_t s, uint64_t head) noexcept nogil:
+    """Take the first item off stream s; see stream_pop."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        rc = stream_pop(x, s, head)
+        _unlock(x)
+    return rc
+
+
+cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Under the lock: make a task that waits wait for its next unsealed argument, or READY and queued."""
+    cdef frt_task *task = x.tasks + t
+    cdef frt_body body
+    cdef uint64_t word = a64_load_acq(x.task_words + t)
+    cdef uint32_t i, dep
+    if frt_word_state(word) != FRT_TASK_WAITING or task.flags & FRT_TASK_LINKED:
+        return
+    if not frt_task_body(x, t, &body):
+        frt_broken(x, "a waiting task's body lies outside the arena")
+        return
+    dep = task.dep
+    while dep < body.ndeps:
+        i = body.refs[dep].index
+        if i >= x.objects_max:
+            frt_broken(x, "a waiting task names an object that cannot be")
+            return
+        if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:
+            task.waiter = a32_load_rlx(&x.entries[i].waiter)
+            task.flags |= FRT_TASK_LINKED
+            a32_store_sc(&x.entries[i].waiter, t + 1)
+            # A sealer stores the state and then looks for waiters; we do it the other way round.
+            if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:
+                return
+            a32_store_sc(&x.entries[i].waiter, task.waiter)
+            task.flags &= ~FRT_TASK_LINKED
+        dep += 1
+        task.dep = dep
+    if task.flags & FRT_TASK_DEMAND:
+        task.waiter = a32_load_rlx(&x.sb.held)
+        task.flags |= FRT_TASK_LINKED
+        a32_store_sc(&x.sb.held, t + 1)
+        links_tell_held(x)
+        return
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if we do not come that far
+    if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word))):
+        queue_push(x, t)
+    a32_store_rel(&x.clients[x.me].pushing, 0)
+
+
+cdef void links_wait(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Let a task whose word says WAITING wait for its arguments; it is queued at once if all are sealed.
+
+    A rebuild, or the recovery of the submitter, may have done so already.
+    """
+    _lock_surely(x)
+    if frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_WAITING and not x.tasks[t].flags & FRT_TASK_LINKED:
+        x.tasks[t].dep = 0
+        _advance(x, t)
+    _unlock(x)
+
+
+cdef void links_unwait(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Take a task that is being cancelled out of the list it waits in, if it is in one."""
+    _lock_surely(x)
+    _unlink(x, t)
+    _unlock(x)
+
+
+cdef void _unlink(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Under the lock: take a task out of the list that it is in."""
+    cdef frt_task *task = x.tasks + t
+    cdef frt_body body
+    cdef uint32_t *at
+    cdef uint32_t i, dep, waiter
+    cdef uint32_t left = x.tasks_max
+    if task.flags & FRT_TASK_LINKED:
+        dep = task.dep
+        i = body.refs[dep].index if frt_task_body(x, t, &body) and dep < body.ndeps else FRT_NONE
+        at = &x.entries[i].waiter if i < x.objects_max else &x.sb.held if task.flags & FRT_TASK_DEMAND else NULL
+        waiter = at[0] if at != NULL else 0
+        while waiter != 0 and waiter != t + 1:
+            left -= 1
+            if waiter > x.tasks_max or left == 0:
+                frt_broken(x, "a list of waiting tasks is damaged")
+                break
+            at = &x.tasks[waiter - 1].waiter
+            waiter = at[0]
+        if waiter == t + 1:
+            at[0] = task.waiter
+        task.flags &= ~FRT_TASK_LINKED
+
+
+cdef void links_tell_held(frt_ctx *x) noexcept nogil:
+    """Have whoever admits tasks look again."""
+    a32_add_sc(&x.sb.held_news, 1)
+    frt_futex_wake(&x.sb.held_news)
+
+
+cdef bint links_hold(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Let a task that demands resources, and that this client had claimed, wait to be admitted once more: True."""
+    if x.clients[x.me].task == t + 1:
+        x.clients[x.me].task = 0
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery does it if we do not come that far
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING, x.me, frt_word_gen(x.task_words[t])))
+    links_wait(x, t)
+    a32_store_rel(&x.clients[x.me].pushing, 0)
+    return True
+
+
+cdef int links_take_held(frt_ctx *x) noexcept nogil:
+    """Take the first task off the list of those that wait to be admitted: its index, or FRT_NOT_FOUND."""
+    cdef uint32_t t
+    cdef int rc = _lock(x)
+    if rc != FRT_OK:
+        return rc
+    t = a32_load_rlx(&x.sb.held)
+    if t > x.tasks_max:
+        rc = frt_broken(x, "the list of tasks that wait to be admitted is damaged")
+    elif t == 0:
+        rc = FRT_NOT_FOUND
+    else:
+        a32_store_sc(&x.sb.held, x.tasks[t - 1].waiter)
+        x.tasks[t - 1].flags &= ~FRT_TASK_LINKED
+        rc = <int>t - 1
+    _unlock(x)
+    return rc
+
+
+cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state) noexcept nogil:
+    """Give a held task another state, stamped by this client; FRT_NOT_FOUND when it is not that task, or not held.
+
+    A task that becomes READY is queued.
+    """
+    cdef frt_task *task = x.tasks + t
+    cdef uint64_t word
+    cdef int rc = _lock(x)
+    if rc != FRT_OK:
+        return rc
+    word = a64_load_acq(x.task_words + t)
+    rc = FRT_NOT_FOUND
+    if frt_word_state(word) == FRT_TASK_WAITING and task.id == id and task.flags & FRT_TASK_DEMAND and \
+            task.dep == task.ndeps:
+        _unlink(x, t)  # a rebuild, or somebody's recovery, may have put it there again
+        a32_store_rel(&x.clients[x.me].pushing, t + 1)
+        if a64_cas_sc(x.task_words + t, word, frt_word(state, x.me, frt_word_gen(word))):
+            rc = FRT_OK
+            if state == FRT_TASK_READY:
+                queue_push(x, t)
+        a32_store_rel(&x.clients[x.me].pushing, 0)
+    _unlock(x)
+    return rc
+
+
+cdef void links_relist(frt_ctx *x) noexcept nogil:
+    """Put held tasks on the list that somebody took off it who has died since."""
+    cdef uint32_t t
+    _lock_surely(x)
+    for t in range(frt_tasks(x)):
+        if x.tasks[t].flags & FRT_TASK_DEMAND and frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_WAITING:
+            x.tasks[t].dep = 0 if not x.tasks[t].flags & FRT_TASK_LINKED else x.tasks[t].dep
+            _advance(x, t)
+    _unlock(x)
+
+
+cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Tell the tasks that wait for entry i, which was just sealed."""
+    cdef uint32_t t, waiter
+    cdef uint32_t left = x.tasks_max
+    if a32_load_sc(&x.entries[i].waiter) == 0:
+        return
+    _lock_surely(x)
+    # Detached first: the entry may have been freed and taken by a new tenant meanwhile, and then a task of
+    # the old list that waits for the new tenant links itself again.
+    waiter = a32_load_rlx(&x.entries[i].waiter)
+    a32_store_sc(&x.entries[i].waiter, 0)
+    while waiter:
+        if waiter > x.tasks_max or left == 0:
+            frt_broken(x, "a list of waiting tasks is damaged")
+            break
+        left -= 1
+        t = waiter - 1
+        waiter = x.tasks[t].waiter
+        x.tasks[t].flags &= ~FRT_TASK_LINKED
+        _advance(x, t)
+    _unlock(x)
+
+
+cdef void _count(frt_ctx *x, const frt_refslot *slots, uint32_t n) noexcept nogil:
+    cdef frt_refslot slot
+    cdef uint32_t k
+    for k in range(n):
+        slot = slots[k]
+        if links_names(x, &slot):
+            a32_add_sc(&x.entries[slot.index].counted, 1)
+
+
+cdef void _rebuild(frt_ctx *x) noexcept nogil:
+    """All counts and waiter lists again, from the records. Under the lock, after a death inside it.
+
+    Objects that others could not delete because of the bias are found by the recovery that follows the death.
+    """
+    cdef uint32_t i, t, k, n
+    cdef uint32_t objects = frt_objects(x)
+    cdef uint32_t tasks = frt_tasks(x)
+    cdef const frt_refslot *slots
+    cdef frt_body body
+    a32_store_sc(&x.sb.held, 0)
+    for i in range(objects):
+        a32_store_sc(&x.entries[i].counted, BIAS)
+        a32_store_sc(&x.entries[i].waiter, 0)
+    for i in range(objects):
+        if x.entries[i].flags & FRT_ENTRY_COUNTED and \
+                frt_word_state(a64_load_acq(frt_state(x, i))) != FRT_OBJ_EMPTY:
+            slots = frt_entry_refs(x, i, &n)
+            _count(x, slots, n)
+        if x.entries[i].flags & FRT_ENTRY_STREAM and \
+                frt_word_state(a64_load_acq(frt_state(x, i))) != FRT_OBJ_EMPTY and stream_rebuild(x, i) != FRT_OK:
+            break
+    for k in range(frt_functions(x)):
+        i = x.functions[k].index
+        if x.functions[k].objref and i < objects and x.entries[i].objref == x.functions[k].objref:
+            a32_add_sc(&x.entries[i].counted, 1)
+    for k in range(frt_actors(x)):
+        i = x.actors[k].index
+        if x.actors[k].flags & FRT_ACTOR_COUNTED and i < objects and x.entries[i].objref == x.actors[k].objref and \
+                frt_word_state(a64_load_acq(&x.actors[k].word)) != FRT_ACTOR_EMPTY:
+            a32_add_sc(&x.entries[i].counted, 1)
+    for t in range(tasks):
+        if x.tasks[t].flags & FRT_TASK_LINKED:
+            x.tasks[t].flags &= ~FRT_TASK_LINKED
+        if x.tasks[t].flags & FRT_TASK_COUNTED and \
+                frt_word_state(a64_load_acq(x.task_words + t)) != FRT_TASK_EMPTY:
+            frt_task_body(x, t, &body)
+            _count(x, body.refs, body.nrefs)
+    for i in range(objects):
+        a32_sub_sc(&x.entries[i].counted, BIAS)
+    for t in range(tasks):
+        if frt_word_state(a64_load_acq(x.task_words + t)) == FRT_TASK_WAITING:
+            x.tasks[t].dep = 0
+            _advance(x, t)

@@ -1,0 +1,381 @@
+# cython: language_level=3
+"""Taking the bytes of sealed values out of memory and putting them back. Files are the caller's business.
+
+    SEALED -> SPILLING(me) -> RESTORING(me) -> SPILLED(me) -> RESTORING(c) -> SEALED
+
+While SPILLING the bytes are still there: whoever pins the value swaps it back to SEALED, and the spiller's swap to
+RESTORING fails (pins set their bit first and look at the state second, the spiller the other way round). The block
+goes while the entry is RESTORING, which nobody else changes: a SPILLED one may be deleted and be another value's at
+any moment. A death while RESTORING ends in SPILLED: the file is removed only when the value is SEALED again.
+References and waits do not care: a spilled value is ready. Only values without contained refs are spilled.
+"""
+from cpython.buffer cimport PyBuffer_FillInfo
+
+from fastrt.errors import FastrtError
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from fastrt._core.memory.arena cimport arena_alloc, arena_block_bytes, arena_free
+from fastrt._core.memory.clients cimport Client, client_wake
+from fastrt._core.memory.errors cimport check
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.wait cimport wait_nap, wait_news, wait_resident
+from fastrt._core.objects.handles cimport Ref, ref_use
+from fastrt._core.objects.objects cimport object_maybe_delete, object_tell
+
+cdef extern from "<string.h>" nogil:
+    size_t strnlen(const char *, size_t)
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef enum:
+    SIGNALS_NS = 50000000  # a signal that came before the sleep does not end it: look this often
+
+KIND_LOST = 7  # an error without bytes: the value's file could not be read back
+
+
+cdef class Bytes:
+    """The memory of a value that is being spilled (read-only) or restored (writable), for the length of that."""
+
+    cdef char *data
+    cdef Py_ssize_t nbytes
+    cdef bint readonly
+    cdef object client  # keeps the mapping
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.nbytes, self.readonly, flags)
+
+
+cdef Bytes _bytes(Client client, uint32_t i, bint readonly):
+    """The bytes of an entry; None when it names none (it has another tenant: somebody pinned and dropped it)."""
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t offset = x.entries[i].offset
+    cdef uint64_t nbytes = x.entries[i].bytes
+    cdef Bytes b
+    if frt_inside(x, offset, nbytes) == NULL:
+        return None
+    b = Bytes.__new__(Bytes)
+    b.client, b.readonly, b.nbytes = client, readonly, nbytes
+    b.data = (<char *>x.view if readonly else x.base) + offset
+    return b
+
+
+cdef int _check_entry(Client client, uint32_t i) except -1:
+    client.ensure()
+    if i >= frt_objects(&client.x):
+        raise IndexError(f"there is no entry {i}")
+    return 0
+
+
+def configure(Client client, str directory):
+    """Say where the files are, so that whoever drops the last reference removes its file.
+
+    Raises:
+        ValueError: the path is longer than 255 bytes.
+    """
+    cdef bytes text = directory.encode("utf-8", "surrogateescape")
+    client.ensure()
+    if len(text) > 255:
+        raise ValueError(f"the spill directory's path has {len(text)} bytes, more than 255")
+    memset(client.x.sb.spill_dir, 0, 256)
+    for k in range(len(text)):
+        client.x.sb.spill_dir[k] = text[k]
+
+
+def candidates(Client client):
+    """What could be spilled now: (last use, block bytes, index, objref), least recently used first."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_entry *entry
+    cdef uint32_t i
+    client.ensure()
+    rows = []
+    for i in range(frt_objects(x)):
+        entry = x.entries + i
+        if frt_word_state(a64_load_acq(frt_state(x, i))) == FRT_OBJ_SEALED and entry.nrefs == 0 \
+                and entry.bytes >= FRT_SPILL_BYTES_MIN and entry.offset and not frt_any(x, i, FRT_PINS):
+            rows.append((entry.used, arena_block_bytes(x, entry.offset), i, entry.objref))
+    rows.sort()
+    return rows
+
+
+def begin(Client client, uint32_t i, uint64_t objref):
+    """Start to spill an entry.
+
+    Returns:
+        Its bytes as a read-only buffer; None when it is pinned, gone, or no longer the object `objref`.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state
+    cdef uint64_t word, spilling
+    client.ensure()
+    if i >= frt_objects(x):
+        return None
+    state = frt_state(x, i)
+    word = a64_load_sc(state)
+    spilling = frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word))
+    if frt_word_state(word) != FRT_OBJ_SEALED or not a64_cas_sc(state, word, spilling):
+        return None
+    if x.entries[i].objref != objref or x.entries[i].nrefs or not x.entries[i].offset \
+            or frt_any(x, i, FRT_PINS):
+        give_up(client, i)
+        return None
+    a8_or_sc(&x.entries[i].flags, FRT_ENTRY_FILE)
+    return _bytes(client, i, True)
+
+
+def commit(Client client, uint32_t i):
+    """The file is written: free the bytes' memory.
+
+    Returns:
+        The number of bytes freed; 0 when somebody has pinned the value meanwhile (it stays in memory).
+    """
+    _check_entry(client, i)
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word = a64_load_sc(state)
+    cdef uint64_t room = arena_block_bytes(x, x.entries[i].offset)
+    cdef int rc
+    if word != frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word)) or not a64_cas_sc(
+            state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
+        give_up(client, i)
+        return 0
+    rc = arena_free(x, i + 1, &x.entries[i].offset)
+    if rc != FRT_OK:  # a stuck lock: the bytes are still there
+        a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+        object_tell(x, i)
+        object_maybe_delete(x, i)
+        check(rc)
+    a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))  # commit
+    x.sb.spilled_objects += 1
+    x.sb.spilled_bytes += x.entries[i].bytes
+    object_maybe_delete(x, i)  # its last holder may have let go while it could not delete
+    return room
+
+
+def give_up(Client client, uint32_t i):
+    """Leave an entry whose spilling has begun in memory."""
+    _check_entry(client, i)
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word = a64_load_sc(state)
+    if word == frt_word(FRT_OBJ_SPILLING, x.me, frt_word_gen(word)):
+        a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+    object_maybe_delete(x, i)
+
+
+def begin_restore(Client client, uint32_t i, uint64_t objref):
+    """Start to restore a spilled entry.
+
+    Returns:
+        Memory for its bytes as a writable buffer; None when there is nothing to restore.
+    Raises:
+        ObjectStoreFullError: there is no room for it; it stays spilled.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state
+    cdef uint64_t word
+    cdef int rc
+    client.ensure()
+    if i >= frt_objects(x):
+        return None
+    state = frt_state(x, i)
+    word = a64_load_sc(state)
+    if frt_word_state(word) != FRT_OBJ_SPILLED or x.entries[i].objref != objref or not a64_cas_sc(
+            state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
+        return None
+    with nogil:
+        rc = arena_alloc(x, x.entries[i].bytes, i + 1, &x.entries[i].offset)
+    if rc != FRT_OK:
+        a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))
+        object_maybe_delete(x, i)
+        check(rc)
+    return _bytes(client, i, False)
+
+
+def finish_restore(Client client, uint32_t i, bint good):
+    """The bytes are in memory again; or, when not `good`, they are lost: reading the value raises."""
+    _check_entry(client, i)
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t *state = frt_state(x, i)
+    cdef uint64_t word = a64_load_sc(state)
+    cdef frt_entry *entry = x.entries + i
+    if word != frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word)):
+        raise FastrtError(f"object {i} is not being restored by this client")
+    if good:
+        x.sb.restored_objects += 1
+        x.sb.restored_bytes += entry.bytes
+        entry.used = x.sb.clock
+        # FRT_ENTRY_FILE stays: whoever frees the value looks for the file that a death from here on leaves.
+    else:
+        check(arena_free(x, i + 1, &entry.offset))
+        entry.bytes, entry.kind = 0, KIND_LOST
+        entry.flags |= FRT_ENTRY_ERROR
+    a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # commit
+    object_tell(x, i)
+    object_maybe_delete(x, i)
+
+
+def is_spilled(Client client, Ref ref):
+    """Whether the value's bytes are in a file only."""
+    client.ensure()
+    ref_use(client, ref)
+    return frt_word_state(a64_load_acq(frt_state(&client.x, ref.index))) in (FRT_OBJ_SPILLED, FRT_OBJ_RESTORING)
+
+
+def wait_restored(Client client, Ref ref, double timeout_s):
+    """Wait until the value's bytes are in memory; False after the timeout."""
+    cdef frt_ctx *x = &client.x
+    cdef int64_t look, deadline = _deadline(timeout_s)
+    cdef int rc = FRT_TIMEOUT
+    client.ensure()
+    ref_use(client, ref)
+    while rc == FRT_INTERRUPTED or rc == FRT_TIMEOUT:
+        look = frt_now_ns() + SIGNALS_NS
+        with nogil:
+            rc = wait_resident(x, ref.index, look if look < deadline else deadline)
+        PyErr_CheckSignals()
+        client.ensure()
+        if rc == FRT_TIMEOUT and frt_now_ns() >= deadline:
+            return False
+    check(rc)
+    return True
+
+
+cdef int64_t _deadline(double timeout_s) noexcept:
+    return frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
+
+
+def rounds(Client client):
+    """How many rounds of spilling have ended."""
+    client.ensure()
+    return a32_load_acq(&client.x.sb.spill_rounds)
+
+
+def end_round(Client client, uint64_t freed, str error=""):
+    """Tell everybody who waits for room that a round has ended, and what it freed."""
+    cdef frt_ctx *x = &client.x
+    cdef bytes text = error.encode("utf-8", "replace")[:127]
+    cdef uint32_t c
+    client.ensure()
+    memset(x.sb.spill_error, 0, 128)
+    for c in range(<uint32_t>len(text)):
+        x.sb.spill_error[c] = text[c]
+    x.sb.spill_freed = freed
+    a32_store_sc(&x.sb.spill_rounds, x.sb.spill_rounds + 1)
+    for c in range(frt_clients(x)):
+        if frt_word_state(x.clients[c].word) == FRT_CLIENT_LIVE:
+            client_wake(x, c)
+
+
+def last_round(Client client):
+    """(bytes freed by the last round, what went wrong in it or "")."""
+    client.ensure()
+    cdef frt_superblock *sb = client.x.sb
+    return sb.spill_freed, sb.spill_error[:strnlen(sb.spill_error, 128)].decode("utf-8", "replace")
+
+
+def tick(Client client):
+    """Count the clock on that tells how long ago values were used. The daemon's business."""
+    client.ensure()
+    client.x.sb.clock += 1
+
+
+def totals(Client client):
+    """A dict: objects and bytes that were ever spilled and restored in this session."""
+    client.ensure()
+    cdef frt_superblock *sb = client.x.sb
+    return {"spilled_objects": sb.spilled_objects, "spilled_bytes": sb.spilled_bytes,
+            "restored_objects": sb.restored_objects, "restored_bytes": sb.restored_bytes}
+
+
+def directory(Client client):
+    """Where the files of spilled values are; "" when nothing can be spilled."""
+    client.ensure()
+    cdef frt_superblock *sb = client.x.sb
+    return sb.spill_dir[:strnlen(sb.spill_dir, 256)].decode("utf-8", "surrogateescape")
+
+
+def wait_round(Client client, uint32_t seen, double timeout_s):
+    """Wait until another round than number `seen` was the last to end; False after the timeout."""
+    cdef frt_ctx *x = &client.x
+    cdef int64_t deadline = _deadline(timeout_s)
+    cdef int rc = FRT_OK
+    client.ensure()
+    while rc != FRT_TIMEOUT and a32_load_sc(&x.sb.spill_rounds) == seen:
+        client.ensure()
+        with nogil:
+            rc = wait_news(x, &x.sb.spill_rounds, seen, deadline)
+        PyErr_CheckSignals()
+    return a32_load_sc(&x.sb.spill_rounds) != seen
+
+
+def nap(Client client, double timeout_s):
+    """Sleep for that long, whatever other clients do; to them this client is asleep."""
+    cdef frt_ctx *x = &client.x
+    cdef int64_t deadline = _deadline(timeout_s)
+    cdef int rc = FRT_OK
+    while rc != FRT_TIMEOUT:
+        client.ensure()
+        with nogil:
+            rc = wait_nap(x, a32_load_sc(&x.clients[x.me].wake), deadline)
+        PyErr_CheckSignals()
+
+
+cdef bint _is_others(frt_ctx *x, uint32_t i, bint unfinished) noexcept:
+    """Whether any other client could free the block of entry i, by letting go of it or by sealing it."""
+    cdef uint64_t bits, word = a64_load_acq(frt_state(x, i))
+    cdef int state = frt_word_state(word)
+    cdef uint32_t w, task = a32_load_rlx(&x.entries[i].task)
+    for w in range(frt_words(x)):
+        bits = a64_load_rlx(frt_bits(x, i, FRT_REFS, w)) | a64_load_rlx(frt_bits(x, i, FRT_PINS, w))
+        if bits & ~(x.me_bit if w == x.me_word else 0):
+            return True
+    if state == FRT_OBJ_PENDING:  # half written
+        return not 0 < task <= frt_tasks(x) or frt_word_client(a64_load_acq(x.task_words + task - 1)) != x.me
+    if state != FRT_OBJ_SEALED:
+        return frt_word_client(word) != x.me
+    return unfinished and a32_load_rlx(&x.entries[i].counted) != 0
+
+
+def outlook(Client client):
+    """Which memory others may free, and which clients run code.
+
+    Returns:
+        (others, awake, mark): bytes that another client, or a task that has not ended, keeps in use; the indices of
+        drivers, workers and actors that do not sleep in the arena, without this client, and of tools that run tasks
+        elsewhere; a number that changes when any block of memory gets another object.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i, c
+    cdef uint64_t room, word, others = 0, mark = 0
+    cdef bint unfinished = False
+    cdef set awake = set()
+    client.ensure()
+    for i in range(frt_tasks(x)):
+        word = a64_load_acq(x.task_words + i)
+        if frt_word_state(word) <= FRT_TASK_RESERVED:
+            continue
+        unfinished = True
+        c = frt_word_client(word)
+        if frt_word_state(word) >= FRT_TASK_CLAIMED and c < x.clients_max and x.clients[c].kind == FRT_KIND_TOOL:
+            awake.add(c)
+    for c in range(frt_clients(x)):
+        if c != x.me and frt_word_state(x.clients[c].word) == FRT_CLIENT_LIVE and not a32_load_sc(
+                &x.clients[c].sleepers) and x.clients[c].kind in (FRT_KIND_DRIVER, FRT_KIND_WORKER, FRT_KIND_ACTOR):
+            awake.add(c)
+    for i in range(frt_objects(x)):
+        room = arena_block_bytes(x, x.entries[i].offset) if x.entries[i].offset else 0
+        if room:
+            mark += (x.entries[i].objref + 1) * <uint64_t>0x9E3779B97F4A7C15
+            if _is_others(x, i, unfinished):
+                others += room
+    return others, awake, mark
+
+
+def size(Client client, uint32_t i):
+    """How many bytes the value of entry i has; a hint, read without any hold."""
+    client.ensure()
+    return client.x.entries[i].bytes if i < frt_objects(&client.x) else 0

@@ -1,0 +1,149 @@
+# cython: language_level=3
+"""Errors that were freed before anything read them, until this process reports them.
+
+A read marks an error's entry. Where the last hold of an error that has no mark goes, the process that frees the entry
+copies its bytes into a list first: it owns the entry by then, so no reader can come in between. The object of an actor
+whose constructor raised counts as such an error until a call of the actor has said so. Results that are no errors pay
+nothing: the flags are looked at where an entry is freed anyway.
+"""
+from libc.stddef cimport size_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from fastrt._core.memory.layout cimport *
+
+cdef extern from "<string.h>" nogil:
+    size_t strnlen(const char *, size_t)
+
+cdef extern from *:
+    """
+    static inline void *frt_swap_pointer(void **at, void *to) { return __atomic_exchange_n(at, to, __ATOMIC_ACQ_REL); }
+    static inline int frt_cas_pointer(void **at, void *want, void *to) {
+        return __atomic_compare_exchange_n(at, &want, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    }
+    static inline uint32_t frt_swap_count(uint32_t *at, uint32_t to) {
+        return __atomic_exchange_n(at, to, __ATOMIC_ACQ_REL);
+    }
+    """
+    void *frt_swap_pointer(void **, void *) noexcept nogil
+    bint frt_cas_pointer(void **, void *, void *) noexcept nogil
+    uint32_t frt_swap_count(uint32_t *, uint32_t) noexcept nogil
+
+cdef enum:
+    KEPT_MAX = 1000  # until they are reported; what comes then is counted only
+    BYTES_MAX = 1 << 18
+
+ACTOR = 0xffff  # the kind of an actor's reason, which is text
+
+cdef struct kept_error:
+    kept_error *next
+    uint64_t objref
+    uint64_t nbytes
+    uint16_t kind
+    char *data
+
+cdef void *_first = NULL
+cdef uint32_t _count = 0
+cdef uint32_t _dropped = 0
+cdef bint _notified = False
+cdef object _callback = None
+
+
+cdef void unread_read(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Mark an error, or the object of an actor, as read."""
+    a8_or_sc(&x.entries[i].flags, FRT_ENTRY_READ)
+
+
+cdef void unread_keep(frt_ctx *x, uint32_t i) noexcept nogil:
+    """Keep what entry i says for a report, if it is an error that was not read. The caller owns the entry."""
+    cdef frt_entry *entry = x.entries + i
+    cdef frt_actor *actor
+    cdef const char *data
+    if entry.flags & FRT_ENTRY_READ:
+        return
+    if entry.flags & FRT_ENTRY_ACTOR:
+        actor = x.actors + (entry.actor - 1)
+        if entry.actor - 1 < FRT_ACTORS and actor.objref == entry.objref and \
+                a32_load_sc(&actor.ended) == FRT_END_FAILED and not actor.flags & FRT_ACTOR_BARE:
+            _keep(entry.objref, <uint16_t>0xffff, actor.reason, strnlen(actor.reason, sizeof(actor.reason)))
+    elif entry.flags & FRT_ENTRY_ERROR and entry.bytes:
+        data = entry.inlined if entry.bytes <= FRT_INLINE_BYTES else NULL
+        if entry.offset:
+            data = frt_inside(x, entry.offset, entry.bytes)
+        if data != NULL:  # not one that lies in a file
+            _keep(entry.objref, entry.kind, data, entry.bytes)
+
+
+cdef void _keep(uint64_t objref, uint16_t kind, const char *data, uint64_t nbytes) noexcept nogil:
+    global _count, _dropped
+    cdef kept_error *made
+    cdef void *before
+    if _count >= KEPT_MAX or nbytes > BYTES_MAX:
+        _dropped += 1
+        return
+    made = <kept_error *>malloc(sizeof(kept_error) + nbytes)
+    if made == NULL:
+        _dropped += 1
+        return
+    made.objref, made.kind, made.nbytes, made.data = objref, kind, nbytes, <char *>(made + 1)
+    memcpy(made.data, data, nbytes)
+    _count += 1
+    while True:
+        before = _first
+        made.next = <kept_error *>before
+        if frt_cas_pointer(&_first, before, made):
+            return
+
+
+cdef bint unread_waits() noexcept nogil:
+    """Whether there is something to report that the callback has not been called for."""
+    return _first != NULL and not _notified
+
+
+cdef int unread_notify() except -1:
+    """Call the callback; once, until the list is taken."""
+    global _notified
+    if _callback is not None:
+        _notified = True
+        _callback()
+    return 0
+
+
+def keep(uint16_t kind, bytes data):
+    """Report an error that no result holds: the task has none."""
+    _keep(0, kind, data, len(data))
+
+
+def on_unread(callback):
+    """Have `callback()` called when an error is freed unread by a reference that goes; it must not block or raise."""
+    global _callback
+    _callback = callback
+
+
+def waits():
+    """Whether there is something to report."""
+    return _first != NULL or _dropped != 0
+
+
+def take():
+    """Take what there is to report.
+
+    Returns:
+        (errors, dropped): a list of (objref, kind, bytes), the oldest first, and how many more were not kept. The
+        kind is the store's, or ACTOR: then the bytes are the text of why an actor could not be built.
+    """
+    global _notified, _count
+    cdef kept_error *one
+    cdef kept_error *following
+    cdef list found = []
+    _notified = False
+    one = <kept_error *>frt_swap_pointer(&_first, NULL)
+    _count = 0
+    while one != NULL:
+        found.append((one.objref, one.kind, one.data[:one.nbytes]))
+        following = one.next
+        free(one)
+        one = following
+    found.reverse()
+    return found, frt_swap_count(&_dropped, 0)

@@ -1,0 +1,1 @@
+"""The scheduler's reference counts of the objects in a cluster."""

@@ -1,0 +1,591 @@
+# cython: language_level=3
+"""The scheduler's reference counts: of references that it made itself, dense from 0, their aliases and contents.
+
+An alias and its target are one class. The class is canonical by the reference where its chain of aliases ends, which
+is known once that one is ready. A class lives while any member has a count (a client's) or a hold (the scheduler's:
+one for a producer to come, one per delivery in flight). When none has, all members are deallocated at once; then what
+they contained is decremented, and so on down, by a list through the dead entries: depth and length cost no stack and
+no memory.
+
+A batch of changes is carried out whole or not at all. Large ones release the GIL; the table's lock is held over C
+code only, never while a Python object is made, since that may run a finalizer which comes back here.
+
+Invariants: the fields of all references exist; chains of aliases end, and only their ends may be
+ready; the members of a class are in one ring and die together; a dead one never comes back; a class that lives has a
+member that does.
+
+Source: the scheduler of early Ray (ray-legacy, `reference_counts_` and its neighbours), with the two later repairs:
+an object whose producer is to come, or that is on its way to a store, is not deallocated.
+"""
+from array import array
+
+from fastrt.errors import ReferenceCountError
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy
+
+from fastrt._core.refcounts.batch cimport Batch
+
+cdef extern from "stdlib.h" nogil:
+    void *aligned_alloc(size_t alignment, size_t size)
+
+cdef extern from "pthread.h" nogil:
+    int pthread_mutex_init(pthread_mutex_t *, const void *)
+    int pthread_mutex_destroy(pthread_mutex_t *)
+    int pthread_mutex_trylock(pthread_mutex_t *)
+    int pthread_mutex_lock(pthread_mutex_t *)
+    int pthread_mutex_unlock(pthread_mutex_t *)
+
+cdef extern from *:
+    void prefetch "__builtin_prefetch"(const void *) noexcept nogil
+
+cdef enum:
+    # Below this a batch takes less time than giving the GIL away and taking it back.
+    GIL_FREE_MIN = 2048
+    # How far ahead of the reference being counted its count is fetched: in random order it is far from the last one.
+    AHEAD = 24
+    NOT_YET = -1
+
+cdef enum:
+    OK, UNKNOWN_REF, FREED_REF, BELOW_ZERO, ALIASED, READY, CIRCULAR, FULL, UNCOUNTED, NO_HOLD, NO_MEMORY
+
+UNKNOWN = NIL
+FREED = NIL
+
+_KINDS = ("", "unknown", "freed", "negative", "aliased", "ready", "circular", "contained", "uncounted", "negative")
+_WORDS = (
+    "",
+    "Reference {0} is unknown: {1} were made here, numbered from 0.",
+    "Reference {0} is deallocated: its counts reached zero. Increment a reference before its last count is dropped.",
+    "Reference {0} has no counts left to drop. Each decrement must match an increment, or the first count.",
+    "Reference {0} is an alias of {2} already, and stays that.",
+    "Reference {0} is an object of its own already, and cannot become an alias.",
+    "Reference {0} would become an alias of itself.",
+    "Reference {0} has its contents already; name all contained references in one call.",
+    "Reference {0} is named as contained but has no count. Increment contained references before naming them.",
+    "Reference {0} has no hold to release.",
+)
+
+
+cdef inline int enter(RefTable table) noexcept:
+    """Lock the table, giving the GIL away only where another thread has it.
+
+    A mutex of the C library: Python's own lock asks the clock each time, and takes four times as long.
+    """
+    if pthread_mutex_trylock(&table.lock) != 0:
+        with nogil:
+            pthread_mutex_lock(&table.lock)
+    return 0
+
+
+cdef inline void leave(RefTable table) noexcept:
+    pthread_mutex_unlock(&table.lock)
+
+
+cdef class RefTable:
+    """Counts, aliases and contents of references. May be used by several threads.
+
+    Raises:
+        ReferenceCountError: by every method that changes something, when it cannot; then nothing is changed.
+    """
+
+    def __cinit__(self):
+        pthread_mutex_init(&self.lock, NULL)
+
+    def __dealloc__(self):
+        cdef uint64_t r
+        for r in range(self.length):
+            free(ref_at(self, r).contents)
+        for r in range(self.block_count):
+            free(self.blocks[r])
+        free(<void *>self.blocks)
+        pthread_mutex_destroy(&self.lock)
+
+    def __len__(self):
+        """How many references were ever made here."""
+        return self.length
+
+    @property
+    def alive(self):
+        """How many references are not deallocated."""
+        return self.alive_count()
+
+    cpdef uint64_t alive_count(self) noexcept:
+        """As `alive`, for compiled callers."""
+        return self.length - self.freed_count
+
+    @property
+    def dangling(self):
+        """How often a deallocated object contained a reference that nobody counted any more: a client's mistake."""
+        return self.dangling_count
+
+    cpdef uint64_t add(self, uint64_t n=1, uint64_t count=1, bint pending=True) except? 0:
+        """Make references; returns the first.
+
+        Args:
+            n: how many, one after the other.
+            count: what each is counted to begin with.
+            pending: hold each until it is ready, becomes an alias, or is abandoned.
+        Raises:
+            ValueError: neither counted nor pending, they would be deallocated at once.
+        """
+        cdef uint64_t first, r
+        cdef frt_ref *made
+        if (count == 0 and not pending) or count >= NIL >> 1 or n >= NIL >> 8:
+            raise ValueError(f"Cannot make {n} references counted {count} each.")
+        enter(self)
+        first = self.length
+        try:
+            self.grow(first + n)
+        except MemoryError:
+            leave(self)
+            raise
+        for r in range(first, first + n):
+            made = ref_at(self, r)
+            made.count, made.hold, made.live, made.contents = count, PENDING if pending else 0, 1, NULL
+            made.target, made.parent, made.next, made.end = NIL, r, r, r
+        self.length = first + n
+        leave(self)
+        return first
+
+    cpdef increment(self, refs):
+        """Count each reference once more; one named twice, twice.
+
+        Args:
+            refs: a NumPy array or other buffer of 64-bit integers (not copied), or any iterable of ints.
+        """
+        cdef Batch batch = Batch(refs)
+        cdef uint64_t bad = 0
+        cdef int failed
+        enter(self)
+        if batch.n < GIL_FREE_MIN:
+            failed = self.increment_all(batch.refs, batch.n, &bad)
+        else:
+            with nogil:
+                failed = self.increment_all(batch.refs, batch.n, &bad)
+        leave(self)
+        if failed != OK:
+            self.fail(failed, bad)
+
+    cpdef list decrement(self, refs):
+        """Count each reference once less; one named twice, twice.
+
+        Returns:
+            All references deallocated by it, classes one after the other, each from its end on.
+        """
+        cdef Batch batch = Batch(refs)
+        cdef uint64_t bad = 0, head = NIL
+        cdef int failed
+        cdef uint64_t *zeros = <uint64_t *>malloc(max(batch.n, 1) * sizeof(uint64_t))
+        if zeros == NULL:
+            raise MemoryError(f"no memory to drop {batch.n} references")
+        enter(self)
+        if batch.n < GIL_FREE_MIN:
+            failed = self.decrement_all(batch.refs, batch.n, zeros, &head, &bad)
+        else:
+            with nogil:
+                failed = self.decrement_all(batch.refs, batch.n, zeros, &head, &bad)
+        leave(self)
+        free(zeros)
+        if failed != OK:
+            self.fail(failed, bad)
+        return self.listed(head)
+
+    cpdef hold(self, uint64_t ref):
+        """Keep a reference alive for a delivery."""
+        cdef frt_ref *at
+        enter(self)
+        cdef int failed = self.seen(ref)
+        if failed == OK:
+            at = ref_at(self, ref)
+            if at.count == 0 and at.hold == 0:
+                ref_at(self, self.find(ref)).live += 1
+            at.hold += 1
+        leave(self)
+        if failed != OK:
+            self.fail(failed, ref)
+
+    cpdef list release(self, uint64_t ref):
+        """End one `hold`; returns what was deallocated, as `decrement` does."""
+        enter(self)
+        cdef uint64_t head = NIL
+        cdef int failed = self.seen(ref)
+        if failed == OK and ref_at(self, ref).hold & ~PENDING == 0:
+            failed = NO_HOLD
+        if failed == OK:
+            ref_at(self, ref).hold -= 1
+            if ref_at(self, ref).hold == 0 and ref_at(self, ref).count == 0:
+                head = self.drop(&ref, 1)
+        leave(self)
+        if failed != OK:
+            self.fail(failed, ref)
+        return self.listed(head)
+
+    cpdef list ready(self, uint64_t ref):
+        """The object of this reference exists: it is canonical, and waits for no producer any more.
+
+        Returns:
+            What was deallocated, as `decrement` does: the reference itself when nobody counts it.
+        """
+        enter(self)
+        cdef uint64_t head = NIL
+        cdef int failed = self.seen(ref)
+        if failed == OK and ref_at(self, ref).target != NIL and ref_at(self, ref).target != ref:
+            failed = ALIASED
+        if failed == OK:
+            ref_at(self, ref).target = ref
+            if ref_at(self, ref).hold & PENDING:
+                ref_at(self, ref).hold &= ~PENDING
+                if ref_at(self, ref).hold == 0 and ref_at(self, ref).count == 0:
+                    head = self.drop(&ref, 1)
+        leave(self)
+        if failed != OK:
+            self.fail(failed, ref)
+        return self.listed(head)
+
+    def abandon(self, uint64_t ref):
+        """No producer is to come any more for this reference. It may become ready all the same, later.
+
+        Returns:
+            What was deallocated, as `decrement` does.
+        """
+        enter(self)
+        cdef uint64_t head = NIL
+        cdef int failed = self.seen(ref)
+        if failed == OK and ref_at(self, ref).hold & PENDING:
+            ref_at(self, ref).hold &= ~PENDING
+            if ref_at(self, ref).hold == 0 and ref_at(self, ref).count == 0:
+                head = self.drop(&ref, 1)
+        leave(self)
+        if failed != OK:
+            self.fail(failed, ref)
+        return self.listed(head)
+
+    def alias(self, uint64_t alias, uint64_t target):
+        """Make a reference that is neither ready nor an alias an alias of another one, in whatever state that is."""
+        enter(self)
+        cdef uint64_t bad = alias
+        cdef int failed = self.seen(alias)
+        if failed == OK:
+            failed = self.seen(target)
+            if failed != OK:
+                bad = target
+            elif ref_at(self, alias).target == alias:
+                failed = READY
+            elif ref_at(self, alias).target != NIL:
+                failed = ALIASED
+            else:
+                failed = self.merge(alias, target)
+        leave(self)
+        if failed != OK:
+            self.fail(failed, bad)
+
+    def contain(self, uint64_t ref, refs):
+        """Say which references the object of this one contains; they are decremented when it is deallocated.
+
+        Args:
+            ref: the container.
+            refs: the contained ones, as for `increment`; each was counted before for being contained.
+        """
+        cdef Batch batch = Batch(refs)
+        cdef uint64_t bad = ref
+        enter(self)
+        cdef int failed = self.contain_all(ref, batch.refs, batch.n, &bad)
+        leave(self)
+        if failed == NO_MEMORY:
+            raise MemoryError(f"no memory for {batch.n} contained references")
+        if failed != OK:
+            self.fail(failed, bad)
+
+    def canonical(self, uint64_t ref):
+        """As `canonical_of`, but None while that is not known."""
+        cdef int64_t end = self.canonical_of(ref)
+        return None if end == NOT_YET else end
+
+    cpdef int64_t canonical_of(self, uint64_t ref) except? -2:
+        """The reference whose object this one means; -1 while that is not known.
+
+        Raises:
+            ReferenceCountError: the reference is unknown or deallocated.
+        """
+        enter(self)
+        cdef uint64_t end = NIL
+        cdef int failed = self.seen(ref)
+        if failed == OK:
+            end = ref_at(self, ref_at(self, self.find(ref)).end).target
+        leave(self)
+        if failed != OK:
+            self.fail(failed, ref)
+        return NOT_YET if end == NIL else <int64_t>end
+
+    cpdef uint64_t end(self, uint64_t ref) except? 0:
+        """Where the chain of aliases of this reference ends, whether that is ready or not; itself when it has none.
+
+        Raises:
+            ReferenceCountError: the reference is unknown or deallocated.
+        """
+        enter(self)
+        cdef uint64_t end = NIL
+        cdef int failed = self.seen(ref)
+        if failed == OK:
+            end = ref_at(self, self.find(ref)).end
+        leave(self)
+        if failed != OK:
+            self.fail(failed, ref)
+        return end
+
+    cpdef bint is_alive(self, uint64_t ref) except -1:
+        """Whether the reference was made here and is not deallocated."""
+        return ref < self.length and ref_at(self, ref).count != NIL
+
+    cpdef bint is_pending(self, uint64_t ref) except -1:
+        """Whether a producer is to come."""
+        return ref < self.length and ref_at(self, ref).count != NIL and ref_at(self, ref).hold & PENDING != 0
+
+    cpdef list members(self, uint64_t ref):
+        """All references of a live reference's class, itself first.
+
+        Raises:
+            ReferenceCountError: the reference is unknown or deallocated.
+        """
+        cdef uint64_t m = ref
+        cdef list found = []
+        enter(self)
+        cdef int failed = self.seen(ref)
+        while failed == OK:
+            found.append(m)  # an int is not collected, and so runs nobody's code
+            m = ref_at(self, m).next
+            if m == ref:
+                break
+        leave(self)
+        if failed != OK:
+            self.fail(failed, ref)
+        return found
+
+    def contained(self, uint64_t ref):
+        """What the reference was said to contain; nothing once it is deallocated."""
+        cdef frt_contents *held
+        if ref >= self.length or ref_at(self, ref).contents == NULL:
+            return []
+        held = ref_at(self, ref).contents
+        return [held.refs[i] for i in range(held.count)]
+
+    def count(self, uint64_t ref):
+        """The count of one reference; `FREED` once it is deallocated.
+
+        Raises:
+            ReferenceCountError: the reference is unknown.
+        """
+        if ref >= self.length:
+            self.fail(UNKNOWN_REF, ref)
+        return ref_at(self, ref).count
+
+    def counts(self):
+        """A copy of all counts as array('Q'), by reference; `FREED` where deallocated. Holds are not in them."""
+        cdef uint64_t r
+        enter(self)
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, self.length * 8)
+        for r in range(self.length):
+            (<uint64_t *>PyBytes_AS_STRING(data))[r] = ref_at(self, r).count
+        leave(self)
+        return array("Q", data)
+
+    def targets(self):
+        """A copy of all targets as array('Q'), by reference: itself where canonical, `UNKNOWN` where not known."""
+        cdef uint64_t r
+        enter(self)
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, self.length * 8)
+        for r in range(self.length):
+            (<uint64_t *>PyBytes_AS_STRING(data))[r] = ref_at(self, r).target
+        leave(self)
+        return array("Q", data)
+
+    cdef int fail(self, int kind, uint64_t ref) except -1:
+        """Raise the error of this kind about one reference."""
+        target = ref_at(self, ref).target if ref < self.length else 0
+        raise ReferenceCountError(_WORDS[kind].format(ref, self.length, target), _KINDS[kind], ref)
+
+    cdef int grow(self, uint64_t wanted) except -1:
+        """Make room for so many references. What is there stays where it is."""
+        cdef uint64_t room = max(self.block_room * 2, 16)
+        while self.block_count << BLOCK_BITS < wanted:
+            if self.block_count == self.block_room:
+                blocks = realloc(<void *>self.blocks, room * sizeof(frt_ref *))
+                if blocks == NULL:
+                    raise MemoryError(f"no memory for a table of references: {room} blocks")
+                self.blocks, self.block_room, room = <frt_ref **>blocks, room, room * 2
+            block = aligned_alloc(sizeof(frt_ref), sizeof(frt_ref) << BLOCK_BITS)
+            if block == NULL:
+                raise MemoryError(f"no memory for a table of references: {sizeof(frt_ref) << BLOCK_BITS} bytes")
+            self.blocks[self.block_count] = <frt_ref *>block
+            self.block_count += 1
+        return 0
+
+    cdef uint64_t find(self, uint64_t ref) noexcept nogil:
+        """The root of a reference's class."""
+        cdef frt_ref *at = ref_at(self, ref)
+        while at.parent != ref:
+            at.parent = ref_at(self, at.parent).parent
+            ref = at.parent
+            at = ref_at(self, ref)
+        return ref
+
+    cdef int seen(self, uint64_t ref) noexcept nogil:
+        """OK for a live reference, else what is wrong with it."""
+        if ref >= self.length:
+            return UNKNOWN_REF
+        return FREED_REF if ref_at(self, ref).count == NIL else OK
+
+    cdef int increment_all(self, const uint64_t *refs, Py_ssize_t n, uint64_t *bad) noexcept nogil:
+        cdef uint64_t length = self.length, r
+        cdef frt_ref *at
+        cdef Py_ssize_t i
+        for i in range(n):
+            if i + AHEAD < n and refs[i + AHEAD] < length:
+                prefetch(ref_at(self, refs[i + AHEAD]))
+            r = refs[i]
+            if r >= length or ref_at(self, r).count == NIL:
+                bad[0] = r
+                break
+            at = ref_at(self, r)
+            at.count += 1
+            if at.count == 1 and at.hold == 0:
+                ref_at(self, self.find(r)).live += 1
+        else:
+            return OK
+        for i in range(i):
+            at = ref_at(self, refs[i])
+            at.count -= 1
+            if at.count == 0 and at.hold == 0:
+                ref_at(self, self.find(refs[i])).live -= 1
+        return self.seen(bad[0])
+
+    cdef int decrement_all(
+        self, const uint64_t *refs, Py_ssize_t n, uint64_t *zeros, uint64_t *head, uint64_t *bad
+    ) noexcept nogil:
+        cdef uint64_t length = self.length, r, count
+        cdef frt_ref *at
+        cdef Py_ssize_t i, zero_count = 0
+        for i in range(n):
+            if i + AHEAD < n and refs[i + AHEAD] < length:
+                prefetch(ref_at(self, refs[i + AHEAD]))
+            r = refs[i]
+            count = ref_at(self, r).count if r < length else NIL
+            if count - 1 >= NIL - 1:  # 0 or NIL
+                bad[0] = r
+                break
+            at = ref_at(self, r)
+            at.count = count - 1
+            if count == 1 and at.hold == 0:
+                zeros[zero_count] = r
+                zero_count += 1
+        else:
+            head[0] = self.drop(zeros, zero_count)
+            return OK
+        for i in range(i):
+            ref_at(self, refs[i]).count += 1
+        return BELOW_ZERO if self.seen(bad[0]) == OK else self.seen(bad[0])
+
+    cdef uint64_t drop(self, uint64_t *zeros, Py_ssize_t n) noexcept nogil:
+        """References have lost their last count and hold: deallocate every class that has no live member left.
+
+        Returns the first of the chain of deallocated references, NIL when there are none.
+        """
+        cdef uint64_t root, ref, last, end, stack = NIL, head = NIL, tail = NIL
+        cdef Py_ssize_t i
+        for i in range(n):
+            root = self.find(zeros[i])
+            ref_at(self, root).live -= 1
+            if ref_at(self, root).live == 0:
+                ref_at(self, root).live, stack = stack, root
+        while stack != NIL:
+            root = stack
+            stack, ref_at(self, root).live = ref_at(self, root).live, 0
+            end = ref = ref_at(self, root).end
+            while True:
+                ref_at(self, ref).count = NIL
+                self.freed_count += 1
+                last, ref = ref, ref_at(self, ref).next
+                if ref == end:
+                    break
+            ref_at(self, last).next = NIL
+            if tail == NIL:
+                head = end
+            else:
+                ref_at(self, tail).next = end
+            tail, ref = last, end
+            while ref != NIL:
+                if ref_at(self, ref).contents != NULL:
+                    stack = self.drop_contents(ref, stack)
+                ref = ref_at(self, ref).next
+        return head
+
+    cdef uint64_t drop_contents(self, uint64_t ref, uint64_t stack) noexcept nogil:
+        """Decrement what a deallocated reference contained; returns the stack with the classes that die of it."""
+        cdef frt_contents *held = ref_at(self, ref).contents
+        cdef uint64_t i, inner, root
+        for i in range(held.count):
+            inner = held.refs[i]
+            if ref_at(self, inner).count == NIL or ref_at(self, inner).count == 0:
+                self.dangling_count += 1
+                continue
+            ref_at(self, inner).count -= 1
+            if ref_at(self, inner).count == 0 and ref_at(self, inner).hold == 0:
+                root = self.find(inner)
+                ref_at(self, root).live -= 1
+                if ref_at(self, root).live == 0:
+                    ref_at(self, root).live, stack = stack, root
+        free(held)
+        ref_at(self, ref).contents = NULL
+        return stack
+
+    cdef int contain_all(self, uint64_t ref, const uint64_t *refs, Py_ssize_t n, uint64_t *bad) noexcept nogil:
+        cdef Py_ssize_t i
+        cdef int failed = self.seen(ref)
+        if failed == OK and ref_at(self, ref).contents != NULL:
+            failed = FULL
+        if failed != OK or n == 0:
+            return failed
+        for i in range(n):
+            failed = self.seen(refs[i])
+            if failed == OK and ref_at(self, refs[i]).count == 0:
+                failed = UNCOUNTED
+            if failed != OK:
+                bad[0] = refs[i]
+                return failed
+        return self.keep_contents(ref, refs, n)
+
+    cdef int keep_contents(self, uint64_t ref, const uint64_t *refs, Py_ssize_t n) noexcept nogil:
+        cdef frt_contents *held = <frt_contents *>malloc((n + 1) * 8)
+        if held == NULL:
+            return NO_MEMORY
+        held.count = n
+        if n:
+            memcpy(held.refs, refs, n * 8)
+        ref_at(self, ref).contents = held
+        return OK
+
+    cdef int merge(self, uint64_t alias, uint64_t target) noexcept nogil:
+        """Join the class that ends at `alias` to that of `target`, and take the hold for its producer back."""
+        cdef uint64_t below = self.find(alias), above = self.find(target)
+        if below == above:
+            return CIRCULAR
+        ref_at(self, alias).target = target
+        ref_at(self, below).parent = above
+        ref_at(self, above).live += ref_at(self, below).live
+        ref_at(self, below).next, ref_at(self, above).next = ref_at(self, above).next, ref_at(self, below).next
+        if ref_at(self, alias).hold & PENDING:
+            ref_at(self, alias).hold &= ~PENDING
+            if ref_at(self, alias).hold == 0 and ref_at(self, alias).count == 0:
+                ref_at(self, above).live -= 1  # never the last: the target's class lives
+        return OK
+
+    cdef list listed(self, uint64_t head):
+        """The chain of deallocated references as a list. Nobody else touches it: the dead are not changed."""
+        cdef list found = []
+        while head != NIL:
+            found.append(head)
+            head = ref_at(self, head).next
+        return found

@@ -1,0 +1,374 @@
+# cython: language_level=3
+"""After a death: give back what the dead client held. Any client may do it; the daemon normally does.
+
+And when a client leaves: it gives its references back itself (`leave`), and the daemon ends its tasks (`end_job`).
+
+Every step is idempotent and the slot is freed last, so a recoverer may itself be killed: the next one sees the
+slot DYING and starts again. Only the pidfd tells that a process is gone; a lock found orphaned never does.
+The scans touch one dense word array each (32 bytes an object for up to 64 clients). They keep the GIL: threads of
+this process share the client's magazines and its stamp.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastrt._core.memory.arena cimport arena_free, arena_touch
+from fastrt._core.memory.clients cimport Client, client_wake, clients_ever
+from fastrt._core.memory.errors cimport check
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.pool cimport pool_flush, pool_return, pool_touch
+from fastrt._core.memory.queue cimport queue_push, queue_touch
+from fastrt._core.objects.functions cimport functions_touch
+from fastrt._core.objects.objects cimport object_empty, object_free, object_maybe_delete, object_release, object_tell
+from fastrt._core.objects.references cimport links_hold, links_names, links_touch, links_unwait, links_wait, task_result
+from fastrt._core.tasks.actors cimport actors_of_dead, actors_touch
+from fastrt._core.tasks.records cimport (
+    task_done, task_is_cancelled, task_let_go, task_mark_cancelled, task_results_sealed)
+from fastrt._core.memory.segment import start_time
+
+
+cdef int _repair_locks(frt_ctx *x) noexcept nogil:
+    """Deaths inside locks are repaired now, not in some user's call."""
+    cdef int rc = actors_touch(x)
+    rc = rc or functions_touch(x)
+    rc = rc or links_touch(x)
+    rc = rc or queue_touch(x)
+    rc = rc or pool_touch(x, False)
+    rc = rc or pool_touch(x, True)
+    return rc or arena_touch(x)
+
+
+cdef void _intents(frt_ctx *x, uint32_t v) noexcept nogil:
+    """Finish what the dead client was about to tell others.
+
+    The record may have another tenant by now: telling too much is harmless.
+    """
+    cdef frt_client *slot = x.clients + v
+    cdef uint32_t t
+    cdef int state
+    if a32_cas_sc(&x.sb.spinner, v + 1, 0):
+        pass
+    a64_and_sc(&x.sb.idle[v >> 6], ~(<uint64_t>1 << (v & 63)))
+    t = slot.sealing
+    if t:
+        if t <= x.objects_max:
+            object_tell(x, t - 1)
+        slot.sealing = 0
+    t = slot.pushing
+    if t > x.tasks_max:
+        slot.pushing = 0
+    elif t:
+        t -= 1
+        state = frt_word_state(a64_load_sc(x.task_words + t))
+        if state == FRT_TASK_READY:
+            queue_push(x, t)
+        elif state == FRT_TASK_WAITING:
+            links_wait(x, t)
+        slot.pushing = 0
+
+
+cdef int _unsubmit(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Give back a record that the dead client had in reserve, perhaps half made into a task."""
+    cdef frt_task *task = x.tasks + t
+    cdef frt_body body
+    cdef frt_refslot slot
+    cdef uint32_t k, i
+    cdef uint64_t word
+    cdef int rc = task_let_go(x, t)
+    frt_task_body(x, t, &body)
+    for k in range(body.nreturns):
+        slot = body.results[k]
+        i = slot.index
+        if links_names(x, &slot) and x.entries[i].task == t + 1:
+            word = a64_load_sc(frt_state(x, i))
+            if frt_word_state(word) == FRT_OBJ_PENDING:
+                # Only the dead one ever knew it: the object scan takes it from here.
+                a64_store_sc(frt_state(x, i), frt_word(FRT_OBJ_RESERVED, frt_word_client(x.task_words[t]),
+                                                       frt_word_gen(word)))
+    task.nreturns = 0
+    if task.offset:
+        rc = rc or arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
+    if task.actor:  # it may be linked in: let the link not fit whoever gets the record next
+        task.actor = 0
+        a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RESERVED, x.me, frt_word_gen(x.task_words[t]) + 1))
+    return rc or pool_return(x, True, &t, 1)
+
+
+cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
+    """Make a task of the dead client READY again; what its last attempt had written is dropped."""
+    cdef int i, rc
+    cdef frt_body body
+    frt_task_body(x, t, &body)
+    for k in range(body.nreturns):
+        i = task_result(x, t, k)
+        if i >= 0:
+            rc = object_empty(x, i)
+            if rc != FRT_OK:
+                return rc
+    if x.tasks[t].flags & FRT_TASK_DEMAND:
+        links_hold(x, t)
+        return FRT_OK
+    if x.tasks[t].actor:  # the next process of the actor looks for it
+        a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
+        return FRT_OK
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # we may die, too
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
+    queue_push(x, t)
+    a32_store_rel(&x.clients[x.me].pushing, 0)
+    return FRT_OK
+
+
+cdef int _end_here(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
+    """Take a task over in order to end it. 1 when its results still have to be sealed with an error."""
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word)))
+    links_unwait(x, t)  # it was waiting when a canceller took it, who died before he came to this
+    if task_results_sealed(x, t):
+        return task_done(x, t)
+    return 1
+
+
+cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
+    """One task record stamped with the dead client. 1 when the caller must end it with an error."""
+    cdef frt_task *task = x.tasks + t
+    cdef int state = frt_word_state(word)
+    if state == FRT_TASK_RESERVED:
+        return _unsubmit(x, t)
+    if state == FRT_TASK_READY and 0 < task.actor <= frt_actors(x) and \
+            frt_word_state(a64_load_sc(&x.actors[task.actor - 1].word)) == FRT_ACTOR_DEAD:
+        # It was called when it was dead already, and its caller did not come to end the call.
+        return 1 if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))) else FRT_OK
+    if state == FRT_TASK_ENDING or state >= FRT_TASK_CLAIMED and task_is_cancelled(x, t):
+        return _end_here(x, t, word)
+    if state == FRT_TASK_CLAIMED:
+        return _requeue(x, t, word)
+    if state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED:
+        if task_results_sealed(x, t) or task.attempts > task.retries or task.flags & FRT_TASK_LATE:
+            return _end_here(x, t, word)
+        return _requeue(x, t, word)
+    return FRT_OK
+
+
+cdef bint _take_waiting(frt_ctx *x, uint32_t t, uint64_t *word) noexcept nogil:
+    """Take a task that nobody has started in order to end it; False when somebody else did, with its word then."""
+    cdef uint32_t gen = frt_word_gen(word[0])
+    while frt_word_gen(word[0]) == gen and frt_word_state(word[0]) in (FRT_TASK_WAITING, FRT_TASK_READY):
+        if a64_cas_sc(x.task_words + t, word[0], frt_word(FRT_TASK_ENDING, x.me, gen)):
+            return True
+        word[0] = a64_load_acq(x.task_words + t)  # from WAITING to READY, perhaps: try that, too
+    return False
+
+
+cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, bint dead):
+    """End the tasks of a job, if one is given; with `dead` also what client v, which is dead, had of the task table."""
+    cdef uint32_t t, gen
+    cdef uint64_t word
+    cdef int state, rc, pid
+    cdef list ending = []
+    for t in range(frt_tasks(x)):
+        word = a64_load_acq(x.task_words + t)
+        state, gen = frt_word_state(word), frt_word_gen(word)
+        if state == FRT_TASK_EMPTY:
+            continue
+        rc = FRT_OK
+        if job and x.tasks[t].job == job and state != FRT_TASK_RESERVED and state != FRT_TASK_ENDING:
+            pid = 0
+            while pid == 0:  # until it is taken, marked, or not to be stopped
+                if _take_waiting(x, t, &word):
+                    links_unwait(x, t)
+                    ending.append(t)
+                    break
+                pid = FRT_NOT_FOUND
+                # A call that runs goes on: its actor may be others', too.
+                if FRT_TASK_CLAIMED <= frt_word_state(word) <= FRT_TASK_BLOCKED and frt_word_gen(word) == gen and \
+                        x.tasks[t].actor == 0:
+                    pid = task_mark_cancelled(x, t, word, FRT_CANCEL_FORCE)
+                    word = word if pid else a64_load_acq(x.task_words + t)
+            if pid == 0:
+                continue
+            if pid > 0 and (not dead or frt_word_client(word) != v):
+                if start_time(pid) == x.clients[frt_word_client(word)].starttime:
+                    running.append(pid)
+                continue
+        if dead and frt_word_client(word) == v:
+            rc = check(_task_of_dead(x, t, word))
+            if rc == 1:
+                ending.append(t)
+    return ending
+
+
+cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
+    """Entries the dead client was changing, and its bits at all the others."""
+    cdef uint64_t bit = <uint64_t>1 << (v & 63)
+    cdef uint32_t w = v >> 6
+    cdef uint32_t i
+    cdef uint64_t word
+    cdef uint64_t *state
+    cdef uint64_t *refs
+    cdef uint64_t *pins
+    cdef uint64_t *waits
+    cdef int what
+    cdef int rc = FRT_OK
+    for i in range(frt_objects(x)):
+        refs, pins = frt_bits(x, i, FRT_REFS, w), frt_bits(x, i, FRT_PINS, w)
+        waits = frt_bits(x, i, FRT_WAITS, w)
+        state = frt_state(x, i)
+        word = a64_load_acq(state)
+        what = frt_word_state(word)
+        if what == FRT_OBJ_EMPTY:
+            # The dead client may have come too late for an object and not have taken its bit back. By now the entry
+            # may have a new tenant, which was spared because of that bit: decide again below.
+            if not refs[0] & bit:
+                continue
+        elif frt_word_client(word) == v and what != FRT_OBJ_PENDING and what != FRT_OBJ_SEALED:
+            if what == FRT_OBJ_RESERVED:
+                a64_and_sc(refs, ~bit)
+                rc = rc or object_empty(x, i)
+                x.entries[i].objref = 0
+                rc = rc or pool_return(x, False, &i, 1)
+                continue
+            if what == FRT_OBJ_FREEING:
+                a64_store_sc(state, frt_word(FRT_OBJ_FREEING, x.me, frt_word_gen(word)))
+                object_free(x, i)
+                continue
+            if what == FRT_OBJ_SPILLED or what == FRT_OBJ_RESTORING:
+                # The file is whole; a block is one that was about to be freed, or half read back. A SPILLED entry
+                # must be ours first: somebody may be deleting it.
+                if a64_cas_sc(state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
+                    rc = rc or arena_free(x, i + 1, &x.entries[i].offset)
+                    a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))
+            elif what == FRT_OBJ_SPILLING:
+                a64_cas_sc(state, word, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
+            else:
+                # Undecided: decide again below. A holder may have put it back already.
+                a64_cas_sc(state, word, frt_word_undeleted(word))
+        if refs[0] & bit:
+            a64_and_sc(refs, ~bit)
+        if pins[0] & bit:
+            a64_and_sc(pins, ~bit)
+        if waits[0] & bit:
+            a64_and_sc(waits, ~bit)
+        # Looked at here: a call for each of a million values that only other values hold takes twice as long.
+        if not frt_any(x, i, FRT_REFS) and a32_load_sc(&x.entries[i].counted) == 0:
+            object_maybe_delete(x, i)
+    return rc
+
+
+def leave(Client client):
+    """Leave as `Client.close` does, and give all references back; the slot stays this process's.
+
+    So views that are still alive keep their values in place, and the process may attach through the slot again.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i
+    client.ensure()
+    client.closed = client.left = True
+    for i in range(frt_objects(x)):
+        if x.refs_held[i]:
+            x.refs_held[i] = 1
+            object_release(x, i, False)
+    pool_flush(x)
+    client_wake(x, x.me)  # threads that wait look again, and raise
+
+
+cdef uint64_t _job_of(frt_ctx *x, uint32_t v) noexcept nogil:
+    """The job that driver v's tasks belong to; see `Client.job`."""
+    return (<uint64_t>frt_word_gen(x.clients[v].word) << 16) | (v + 1)
+
+
+def end_job(Client client, uint32_t v):
+    """End the tasks of a driver that leaves, and lives.
+
+    Args:
+        client: the attachment of who ends them.
+        v: the driver's slot.
+    Returns:
+        As `recover`.
+    Raises:
+        LockStuck: a live process has held a lock for 5 s; call again.
+    """
+    client.ensure()
+    if v >= client.x.clients_max:
+        raise ValueError(f"there is no client {v}")
+    running = []
+    return {"ending": _scan_tasks(&client.x, v, _job_of(&client.x, v), running, False), "running": running}
+
+
+cdef void _close_planes(frt_ctx *x) noexcept nogil:
+    """Stop to look at planes without clients: each one in use is more to read at every release. They keep their
+    memory, so who counted one in use a moment ago may read it."""
+    cdef uint32_t c, n
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_SLOTS)
+    if rc == FRT_LOCK_ORPHANED:
+        frt_lock_mend(x.locks + FRT_LOCK_SLOTS)
+    elif rc != FRT_OK:
+        return
+    n = frt_planes(x)
+    c = 64 * x.words + FRT_PLANE_CLIENTS * n
+    while c > 64 * x.words and frt_word_state(a64_load_acq(&x.clients[c - 1].word)) == FRT_CLIENT_FREE:
+        c -= 1
+    c = (c - 64 * x.words + FRT_PLANE_CLIENTS - 1) // FRT_PLANE_CLIENTS
+    if c != n:
+        a32_store_sc(&x.sb.planes, c)
+    frt_lock_give(x.locks + FRT_LOCK_SLOTS)
+
+
+def recover(Client client, uint32_t v, bint wake=True):
+    """Give back all that a dead client held, and free its slot.
+
+    The caller has seen the process's pidfd become readable.
+
+    Args:
+        client: the recoverer's own attachment.
+        v: the dead client's slot.
+        wake: whether to call `wake_all` at the end; who recovers several calls it once, after the last one.
+    Returns:
+        {"ending": task indexes, "running": pids}: tasks that are now this client's to end by sealing an error
+        (their attempts are used up, they were cancelled, or their driver is gone), and processes that still run
+        tasks of a dead driver's job.
+    Raises:
+        LockStuck: a live process has held a lock for 5 s; call again.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_client *slot
+    cdef uint64_t job = 0
+    cdef int rc
+    client.ensure()
+    if v >= clients_ever(x) or v == x.me:
+        raise ValueError(f"client {v} cannot be recovered by client {x.me}")
+    slot = x.clients + v
+    rc = frt_lock_take(x.locks + FRT_LOCK_JANITOR)
+    if rc == FRT_LOCK_ORPHANED:
+        frt_lock_mend(x.locks + FRT_LOCK_JANITOR)
+    else:
+        check(rc)
+    try:
+        if frt_word_state(slot.word) == FRT_CLIENT_FREE:
+            return {"ending": [], "running": []}
+        x.sb.janitor_victim = v + 1
+        a64_store_sc(&slot.word, frt_word(FRT_CLIENT_DYING, 0, frt_word_gen(slot.word)))
+        check(_repair_locks(x))
+        _intents(x, v)
+        if slot.kind == <uint32_t>FRT_KIND_DRIVER:
+            job = _job_of(x, v)
+        running = []
+        ending = _scan_tasks(x, v, job, running, True)
+        check(_scan_objects(x, v))
+        actors_of_dead(x, v)
+        a32_add_sc(&x.sb.death_epoch, 1)
+        a64_store_sc(&slot.word, frt_word(FRT_CLIENT_FREE, 0, frt_word_gen(slot.word)))
+        x.sb.janitor_victim = 0
+        _close_planes(x)
+    finally:
+        frt_lock_give(x.locks + FRT_LOCK_JANITOR)
+    if wake:
+        wake_all(client)
+    return {"ending": ending, "running": running}
+
+
+def wake_all(Client client):
+    """Make every client look again at what it waits for: a waker was killed between its store and its wake, or a
+    sleeper after eating one."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i
+    client.ensure()
+    for i in range(frt_clients(x)):
+        if frt_word_state(x.clients[i].word) == FRT_CLIENT_LIVE:
+            client_wake(x, i)

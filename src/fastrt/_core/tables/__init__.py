@@ -1,0 +1,1 @@
+"""Tables of the parameter server in shared memory, and its optimizers."""

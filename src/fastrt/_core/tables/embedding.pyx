@@ -1,0 +1,545 @@
+# cython: language_level=3
+"""Rows of float32 under 64-bit keys, in shared memory: made and changed by one server, looked up by other processes.
+
+`include/rows.h` is the map and says who writes what. A lookup takes no lock and asks nobody: it finds the row in the
+server's hash table and copies it, or says that the key is missing, which is then the server's to answer. All functions
+check what they are given before they change anything, and what they read from shared memory before they use it.
+"""
+import fcntl
+import os
+
+from fastrt.errors import AttachError, ObjectStoreFullError
+
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+
+from fastrt._core.memory.layout cimport (
+    a32_load_acq, a32_load_rlx, a32_store_rel, a32_store_rlx, a64_add_rlx, a64_load_acq, a64_load_rlx, a64_store_rel,
+    a64_store_rlx, a_relax,
+)
+
+cdef extern from "<sys/mman.h>" nogil:
+    void *mmap(void *, size_t, int, int, int, long)
+    int munmap(void *, size_t)
+    int madvise(void *, size_t, int)
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE, MADV_HUGEPAGE, MADV_REMOVE
+    void *MAP_FAILED
+
+cdef extern from * nogil:
+    """
+    static inline void frt_fetch(const void *at) { __builtin_prefetch(at, 0, 3); }
+    static inline void frt_fence_acq(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+    static inline void frt_fence_rel(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
+    """
+    void frt_fetch(const void *)
+    void frt_fence_acq()
+    void frt_fence_rel()
+
+cdef enum:
+    PART_COUNT = 256
+    AHEAD = 16        # keys whose memory is asked for before the first of them is needed
+    LINE_FLOATS = 16
+    TRIES = 20000     # looks at a row that is being written, about a millisecond; then the server is asked
+    SERVERS_MAX = 256
+    HUGE_FROM = 32 << 20
+
+PARTS = PART_COUNT
+ROWS_MAX = FRT_ROWS_MAX
+cdef int SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+cdef class _Array:
+    """A contiguous buffer of items of one size, held while a call lasts."""
+    cdef Py_buffer view
+    cdef bint held
+    cdef size_t count
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+
+cdef _Array take(array, int item_bytes, bint writable, str what):
+    cdef _Array made = _Array.__new__(_Array)
+    PyObject_GetBuffer(array, &made.view, PyBUF_C_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0))
+    made.held = True
+    if made.view.itemsize != item_bytes:
+        raise TypeError(f"{what} must have items of {item_bytes} bytes, not {made.view.itemsize}")
+    made.count = made.view.len // item_bytes
+    return made
+
+
+cdef uint64_t page_up(uint64_t nbytes) noexcept nogil:
+    return (nbytes + PAGE - 1) & ~<uint64_t>(PAGE - 1)
+
+
+cdef int64_t search(uint64_t key, const frt_entry_of_row *entries, uint64_t mask, uint64_t rows_max) noexcept nogil:
+    """The row of a key, or -1."""
+    cdef uint64_t at = frt_mix(key) & mask, _k
+    cdef uint32_t row
+    for _k in range(mask + 1):
+        row = a32_load_acq(&entries[at].row)
+        if row == FRT_ROW_NONE:
+            return -1
+        if row != FRT_ROW_GONE and a64_load_rlx(&entries[at].key) == key:
+            return <int64_t>row - 1 if row <= rows_max else -1
+        at = (at + 1) & mask
+    return -1
+
+
+cdef bint copy_row(frt_note *note, uint64_t key, const float *values, float *to, size_t dim) noexcept nogil:
+    """Copy a row whole; False when it is not, or no longer, that of the key."""
+    cdef uint32_t seq
+    cdef int _k
+    for _k in range(TRIES):
+        seq = a32_load_acq(&note.seq)
+        if seq & 1:
+            a_relax()
+            continue
+        if a64_load_rlx(&note.key) != key:
+            return False
+        memcpy(to, values, dim * sizeof(float))
+        frt_fence_acq()
+        if a32_load_rlx(&note.seq) == seq:
+            return True
+    return False
+
+
+cdef class EmbeddingMemory:
+    """One process's mapping of one server's rows. Its buffer is all values, rows_max x dim of float32."""
+
+    def __cinit__(self):
+        self.fd = -1
+        self.base = NULL
+        self.free = []
+
+    def __dealloc__(self):
+        if self.base != NULL:
+            munmap(self.base, self.total_bytes)
+        if self.fd >= 0:
+            try:
+                os.close(self.fd)
+            except OSError:
+                pass
+
+    @staticmethod
+    def create(uint32_t dim, uint64_t rows_max, bint tracks_use):
+        """Make the memory, without rows. It takes room as rows are made, not for `rows_max` at once.
+
+        Args:
+            dim: float32 values of a row.
+            rows_max: how many rows there can ever be at a time.
+            tracks_use: whether lookups note what was used last.
+        Raises:
+            ValueError: a number is out of range.
+        """
+        cdef EmbeddingMemory self = EmbeddingMemory.__new__(EmbeddingMemory)
+        if not (1 <= dim <= 1 << 20 and 1 <= rows_max < FRT_ROWS_MAX and dim * rows_max <= <uint64_t>1 << 42):
+            raise ValueError(f"{rows_max} rows of {dim} values cannot be; there can be {FRT_ROWS_MAX - 1} rows, and "
+                             "16 TiB")
+        self.place(rows_max, dim)
+        fd = os.memfd_create("fastrt-embedding", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, self.total_bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
+            self._map(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.is_server = True
+        self.head.rows_max, self.head.dim, self.head.tracks_use = rows_max, dim, tracks_use
+        self.head.index, self.head.clock = BITS_MIN, 1
+        self.head.magic = FRT_ROWS_MAGIC
+        return self
+
+    @staticmethod
+    def attach(int fd):
+        """Map memory that `create` made in another process.
+
+        Args:
+            fd: its descriptor; belongs to the result from now on, and still to the caller when this raises.
+        Raises:
+            AttachError: it is not what another process of this build makes.
+        """
+        cdef EmbeddingMemory self = EmbeddingMemory.__new__(EmbeddingMemory)
+        cdef frt_rows head
+        refused = AttachError("an embedding's memory is not what a server of this fastrt makes")
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size < HEAD:
+            raise refused
+        raw = os.pread(fd, sizeof(head), 0)
+        memcpy(&head, <const char *>raw, sizeof(head))
+        if head.magic != FRT_ROWS_MAGIC or not (1 <= head.dim <= 1 << 20 and 1 <= head.rows_max < FRT_ROWS_MAX):
+            raise refused
+        self.place(head.rows_max, head.dim)
+        if self.total_bytes != <uint64_t>os.fstat(fd).st_size:
+            raise refused
+        self._map(fd)
+        return self
+
+    cdef void place(self, uint64_t rows_max, uint32_t dim) noexcept:
+        """Where things are, from two numbers."""
+        self.rows_max, self.dim = rows_max, dim
+        self.bits_max = BITS_MIN
+        while <uint64_t>1 << self.bits_max < 2 * rows_max:
+            self.bits_max += 1
+        self.shape[0], self.strides[0] = rows_max * dim, sizeof(float)
+        # The places of all sizes up to 2^bits take less than twice those of the largest.
+        self.total_bytes = HEAD + page_up(rows_max * sizeof(frt_note)) + page_up(rows_max * dim * sizeof(float)) + \
+            4 * sizeof(frt_entry_of_row) * (<uint64_t>1 << self.bits_max)
+
+    def _map(self, int fd):
+        cdef void *at = mmap(NULL, self.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0)
+        if at == MAP_FAILED:
+            raise AttachError(f"cannot map {self.total_bytes} bytes of an embedding: raise the address-space limit "
+                              "(ulimit -v), or name a smaller capacity")
+        self.fd = fd
+        self.base = <char *>at
+        self.head = <frt_rows *>at
+        self.notes = <frt_note *>(self.base + HEAD)
+        self.values = <float *>(self.base + HEAD + page_up(self.rows_max * sizeof(frt_note)))
+        self.indexes = <char *>self.values + page_up(self.rows_max * self.dim * sizeof(float))
+        self.ask_for_huge_pages(<char *>self.notes, <char *>self.values)
+        self.ask_for_huge_pages(<char *>self.values, self.indexes)
+        self.ask_for_huge_pages(self.indexes, self.base + self.total_bytes)
+
+    cdef void ask_for_huge_pages(self, char *begin, char *end) noexcept nogil:
+        """Behind the first of its bytes: rows are given out one behind the other, so these are used whole."""
+        if <uint64_t>(end - begin) > HUGE_FROM:
+            madvise(begin + HUGE_FROM, end - begin - HUGE_FROM, MADV_HUGEPAGE)  # a kernel without them says no
+
+    cdef frt_entry_of_row *index(self, uint64_t word) noexcept nogil:
+        """The entries that a word of `head.index` names; NULL for one that cannot be."""
+        cdef int bits = <int>(word & 0xff)
+        if bits < BITS_MIN or bits > self.bits_max or word >> 9:
+            return NULL
+        # Before it: two places of each smaller size, which are 2^(bits + 1) entries in all, less the smallest.
+        cdef uint64_t before = (<uint64_t>2 << bits) - (<uint64_t>2 << BITS_MIN)
+        return <frt_entry_of_row *>self.indexes + before + ((word >> 8) << bits)
+
+    cdef void enter(self, uint64_t key, uint32_t row, frt_entry_of_row *entries, uint64_t mask) noexcept nogil:
+        """Name the row of a key that is not there; there is room."""
+        cdef uint64_t at = frt_mix(key) & mask
+        while entries[at].row != FRT_ROW_NONE and entries[at].row != FRT_ROW_GONE:
+            at = (at + 1) & mask
+        if entries[at].row == FRT_ROW_GONE:
+            self.tombs -= 1
+        a64_store_rlx(&entries[at].key, key)
+        a32_store_rel(&entries[at].row, row + 1)
+
+    cdef void describe(self, frt_mapped *mapped) noexcept nogil:
+        """What a lookup needs to know; `head` stays NULL when the index cannot be."""
+        cdef uint64_t word = a64_load_acq(&self.head.index)
+        mapped.entries = self.index(word)
+        if mapped.entries != NULL:
+            mapped.mask = (<uint64_t>1 << (word & 0xff)) - 1
+            mapped.head, mapped.notes, mapped.values = self.head, self.notes, self.values
+            mapped.rows_max = self.rows_max
+
+    # ---- the server's side ----
+
+    def find(self, keys, rows):
+        """Write the row of each key, or -1 (int64); returns how many are missing."""
+        cdef _Array k = take(keys, 8, False, "keys"), r = take(rows, 8, True, "rows")
+        cdef uint64_t word = a64_load_acq(&self.head.index), mask, i, missing = 0
+        cdef frt_entry_of_row *entries = self.index(word)
+        cdef const uint64_t *key = <const uint64_t *>k.view.buf
+        cdef int64_t *row = <int64_t *>r.view.buf
+        if k.count != r.count or entries == NULL:
+            raise ValueError(f"{k.count} keys and {r.count} rows")
+        mask = (<uint64_t>1 << (word & 0xff)) - 1
+        with nogil:
+            for i in range(k.count):
+                if i + AHEAD < k.count:
+                    frt_fetch(entries + (frt_mix(key[i + AHEAD]) & mask))
+                row[i] = search(key[i], entries, mask, self.rows_max)
+                missing += row[i] < 0
+        return missing
+
+    def insert(self, keys, values, rows):
+        """Make rows for keys that are not there, each once, and write their numbers (int64).
+
+        Raises:
+            ObjectStoreFullError: there are not so many rows left; nothing was made.
+        """
+        cdef _Array k = take(keys, 8, False, "keys"), v = take(values, 4, False, "values")
+        cdef _Array r = take(rows, 8, True, "rows")
+        cdef const uint64_t *key = <const uint64_t *>k.view.buf
+        cdef const float *value = <const float *>v.view.buf
+        cdef int64_t *row = <int64_t *>r.view.buf
+        cdef uint64_t i, word, mask, at
+        cdef frt_note *note
+        if not self.is_server or r.count != k.count or v.count != k.count * self.dim:
+            raise ValueError(f"{k.count} keys, {r.count} rows and {v.count} values of {self.dim}")
+        self.make_room(k.count)
+        word = self.head.index
+        mask = (<uint64_t>1 << (word & 0xff)) - 1
+        for i in range(k.count):
+            if self.free:
+                at = self.free.pop()
+            else:
+                at = self.rows_used
+                self.rows_used += 1
+            note = self.notes + at
+            a32_store_rel(&note.seq, note.seq | 1)
+            frt_fence_rel()
+            a64_store_rlx(&note.key, key[i])
+            memcpy(self.values + at * self.dim, value + i * self.dim, self.dim * sizeof(float))
+            a32_store_rlx(&note.used, <uint32_t>self.head.clock)
+            a32_store_rel(&note.seq, note.seq + 1)
+            self.enter(key[i], <uint32_t>at, self.index(word), mask)
+            self.count += 1
+            row[i] = at
+
+    cdef int make_room(self, uint64_t more) except -1:
+        """Have so many rows and entries free, by a new index if need be."""
+        cdef uint64_t word = self.head.index, fresh, mask, k
+        cdef int bits = <int>(word & 0xff), target = bits
+        cdef frt_entry_of_row *old
+        cdef frt_entry_of_row *new
+        if self.count + more > self.rows_max:
+            raise ObjectStoreFullError(f"{more} more rows wanted of an embedding with {self.count} of at most "
+                                       f"{self.rows_max}: evict some, or make it with more")
+        while 3 * (<uint64_t>1 << target) < 4 * (self.count + more) + 4:
+            target += 1
+        target = min(target, self.bits_max)
+        if target == bits and 8 * (self.count + more + self.tombs) < 7 * (<uint64_t>1 << bits):
+            return 0
+        fresh = <uint64_t>target | ((word >> 8 & 1) ^ (target == bits)) << 8
+        old, new = self.index(word), self.index(fresh)
+        mask = (<uint64_t>1 << target) - 1
+        self.tombs = 0
+        with nogil:
+            for k in range(<uint64_t>1 << bits):
+                if old[k].row != FRT_ROW_NONE and old[k].row != FRT_ROW_GONE:
+                    self.enter(old[k].key, old[k].row - 1, new, mask)
+            a64_store_rel(&self.head.index, fresh)
+            if bits >= BITS_MIN + 2:
+                madvise(old, sizeof(frt_entry_of_row) << bits, MADV_REMOVE)
+            else:
+                memset(old, 0, sizeof(frt_entry_of_row) << bits)
+        return 0
+
+    def remove(self, rows):
+        """Forget the keys of rows (int64), which can then be used for others.
+
+        Raises:
+            IndexError: a row has no key.
+        """
+        cdef _Array r = take(rows, 8, False, "rows")
+        cdef const int64_t *row = <const int64_t *>r.view.buf
+        cdef uint64_t i, word = self.head.index, mask = (<uint64_t>1 << (word & 0xff)) - 1, at
+        cdef frt_entry_of_row *entries = self.index(word)
+        cdef frt_note *note
+        if not self.is_server:
+            raise ValueError("only the server removes rows")
+        for i in range(r.count):
+            if not 0 <= row[i] < <int64_t>self.rows_used or \
+                    search(self.notes[row[i]].key, entries, mask, self.rows_max) != row[i]:
+                raise IndexError(f"row {row[i]} of {self.rows_used} has no key")
+            note = self.notes + row[i]
+            at = frt_mix(note.key) & mask
+            while entries[at].row != row[i] + 1:
+                at = (at + 1) & mask
+            a32_store_rel(&entries[at].row, FRT_ROW_GONE)
+            a32_store_rel(&note.seq, note.seq | 1)
+            frt_fence_rel()
+            a64_store_rlx(&note.key, ~note.key)
+            a32_store_rel(&note.seq, note.seq + 1)
+            self.tombs += 1
+            self.count -= 1
+            self.free.append(row[i])
+
+    def begin(self, rows):
+        """Readers wait for these rows (int64, each once), which are about to change, until `end`."""
+        self._bump(rows, 0)
+
+    def end(self, rows):
+        """The values of rows of `begin` are whole again."""
+        self._bump(rows, 1)
+
+    def _bump(self, rows, uint32_t odd):
+        cdef _Array r = take(rows, 8, False, "rows")
+        cdef const int64_t *row = <const int64_t *>r.view.buf
+        cdef uint64_t i
+        cdef uint32_t tick = <uint32_t>a64_add_rlx(&self.head.clock, 1)
+        for i in range(r.count):
+            if not 0 <= row[i] < <int64_t>self.rows_used or self.notes[row[i]].seq & 1 != odd:
+                raise IndexError(f"row {row[i]} of {self.rows_used} is not there, or is being changed already")
+        with nogil:
+            for i in range(r.count):
+                if i + AHEAD < r.count:
+                    frt_fetch(self.notes + row[i + AHEAD])
+                    frt_fetch(self.values + row[i + AHEAD] * self.dim)
+                a32_store_rel(&self.notes[row[i]].seq, self.notes[row[i]].seq + 1)
+                a32_store_rlx(&self.notes[row[i]].used, tick)
+            frt_fence_rel()
+
+    def retire(self):
+        """Let readers find nothing here any more, so that they ask; what was here is elsewhere now."""
+        a64_store_rel(&self.head.index, 0)
+
+    def keys_of(self, rows, keys):
+        """Write the keys of rows (int64), each of which has one."""
+        cdef _Array r = take(rows, 8, False, "rows"), k = take(keys, 8, True, "keys")
+        cdef const int64_t *row = <const int64_t *>r.view.buf
+        cdef uint64_t i
+        if r.count != k.count:
+            raise ValueError(f"{r.count} rows and {k.count} keys")
+        for i in range(r.count):
+            if not 0 <= row[i] < <int64_t>self.rows_used:
+                raise IndexError(f"row {row[i]} of {self.rows_used} was never used")
+            (<uint64_t *>k.view.buf)[i] = self.notes[row[i]].key
+
+    def notes_bytes(self):
+        """A copy of the notes of all rows that were ever used: key u64, seq u32, used u32 of each."""
+        return (<char *>self.notes)[:self.rows_used * sizeof(frt_note)]
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        view.buf, view.obj, view.len = self.values, self, self.shape[0] * sizeof(float)
+        view.itemsize, view.readonly, view.ndim = sizeof(float), 0, 1
+        view.format = b"f"
+        view.shape, view.strides, view.suboffsets, view.internal = self.shape, self.strides, NULL, NULL
+
+
+def lookup(list memories, bytes owners not None, keys, out, missing):
+    """Copy the rows of keys, wherever they are; no server is asked.
+
+    Args:
+        memories: of each server, or None for one whose memory is not mapped here.
+        owners: the server of each of PARTS parts.
+        keys: 64-bit integers.
+        out: float32, a row for each key.
+        missing: int64, as many: the positions whose key was not found are written here.
+    Returns:
+        How many were not found.
+    Raises:
+        ValueError: sizes do not fit.
+    """
+    cdef EmbeddingMemory memory
+    cdef frt_mapped mapped[SERVERS_MAX]
+    cdef _Array k = take(keys, 8, False, "keys"), o = take(out, 4, True, "out"), m = take(missing, 8, True, "missing")
+    cdef size_t servers = len(memories), i, dim = 0, found
+    cdef const uint8_t *owner = owners
+    if servers > SERVERS_MAX or len(owners) != PART_COUNT or m.count < k.count:
+        raise ValueError(f"{servers} servers, {len(owners)} parts, {m.count} places for {k.count} positions")
+    for i in range(servers):
+        memory = memories[i]
+        mapped[i].head = NULL
+        if memory is None:
+            continue
+        if dim and dim != memory.dim:
+            raise ValueError("rows of different sizes")
+        dim = memory.dim
+        memory.describe(&mapped[i])
+        if memory.head.tracks_use:
+            a64_add_rlx(&memory.head.clock, 1)
+    if dim and o.count != k.count * dim:
+        raise ValueError(f"{k.count} rows of {dim} into {o.count} values")
+    with nogil:
+        found = _lookup(mapped, servers, owner, <const uint64_t *>k.view.buf, k.count, dim, <float *>o.view.buf,
+                        <int64_t *>m.view.buf)
+    return found
+
+
+cdef size_t _lookup(const frt_mapped *mapped, size_t servers, const uint8_t *owners, const uint64_t *keys, size_t count,
+                    size_t dim, float *out, int64_t *missing) noexcept nogil:
+    """By blocks, so that memory's latency is paid once for many keys: ask for entries, for rows, then copy."""
+    cdef const frt_mapped *of[AHEAD]
+    cdef int64_t rows[AHEAD]
+    cdef size_t block, begin, i, n, line, server, found = 0
+    cdef size_t lines = min((dim + LINE_FLOATS - 1) // LINE_FLOATS, <size_t>16)
+    cdef uint64_t hash
+    for block in range((count + AHEAD - 1) // AHEAD):
+        begin = block * AHEAD
+        n = min(count - begin, <size_t>AHEAD)
+        for i in range(n):
+            hash = frt_mix(keys[begin + i])
+            server = owners[hash >> 56]
+            of[i] = mapped + server if server < servers and mapped[server].head != NULL else NULL
+            if of[i] != NULL:
+                frt_fetch(of[i].entries + (hash & of[i].mask))
+        for i in range(n):
+            rows[i] = -1
+            if of[i] != NULL:
+                rows[i] = search(keys[begin + i], of[i].entries, of[i].mask, of[i].rows_max)
+            if rows[i] >= 0:
+                frt_fetch(of[i].notes + rows[i])
+                for line in range(lines):
+                    frt_fetch(of[i].values + rows[i] * dim + line * LINE_FLOATS)
+        for i in range(n):
+            if rows[i] >= 0 and copy_row(of[i].notes + rows[i], keys[begin + i], of[i].values + rows[i] * dim,
+                                         out + (begin + i) * dim, dim):
+                if of[i].head.tracks_use:
+                    a32_store_rlx(&of[i].notes[rows[i]].used, <uint32_t>a64_load_rlx(&of[i].head.clock))
+            else:
+                missing[found] = begin + i
+                found += 1
+    return found
+
+
+def parts_of(keys, parts):
+    """Write the part (uint8) that each 64-bit key belongs to."""
+    cdef _Array k = take(keys, 8, False, "keys"), p = take(parts, 1, True, "parts")
+    cdef const uint64_t *key = <const uint64_t *>k.view.buf
+    cdef uint8_t *part = <uint8_t *>p.view.buf
+    cdef size_t i
+    if k.count != p.count:
+        raise ValueError(f"{k.count} keys and {p.count} parts")
+    for i in range(k.count):
+        part[i] = <uint8_t>(frt_mix(key[i]) >> 56)
+
+
+def sum_rows(keys, grads, out_keys, out_grads):
+    """Add up rows that have the same key, in their order.
+
+    Args:
+        keys: 64-bit integers.
+        grads: float32, a row for each.
+        out_keys, out_grads: as large as these; the keys come in the order of their first appearance.
+    Returns:
+        How many different keys there are.
+    Raises:
+        ValueError: sizes do not fit.
+        MemoryError: there is none.
+    """
+    cdef _Array k = take(keys, 8, False, "keys"), g = take(grads, 4, False, "grads")
+    cdef _Array ok = take(out_keys, 8, True, "out_keys"), og = take(out_grads, 4, True, "out_grads")
+    cdef size_t dim = g.count // k.count if k.count else 0
+    cdef uint64_t mask = 15
+    cdef uint32_t *table
+    cdef size_t found
+    if g.count != k.count * dim or ok.count < k.count or og.count < g.count or k.count >= FRT_ROWS_MAX:
+        raise ValueError(f"{k.count} keys and {g.count} values into {ok.count} and {og.count}")
+    while mask < 2 * k.count:
+        mask = 2 * mask + 1
+    table = <uint32_t *>calloc(mask + 1, sizeof(uint32_t))
+    if table == NULL:
+        raise MemoryError()
+    with nogil:
+        found = _sum(<const uint64_t *>k.view.buf, <const float *>g.view.buf, k.count, dim,
+                     <uint64_t *>ok.view.buf, <float *>og.view.buf, table, mask)
+    free(table)
+    return found
+
+
+cdef size_t _sum(const uint64_t *keys, const float *grads, size_t count, size_t dim, uint64_t *out_keys,
+                 float *out_grads, uint32_t *table, uint64_t mask) noexcept nogil:
+    cdef size_t i, j, found = 0
+    cdef uint64_t at
+    cdef float *to
+    for i in range(count):
+        at = frt_mix(keys[i]) & mask
+        while table[at] and out_keys[table[at] - 1] != keys[i]:
+            at = (at + 1) & mask
+        if table[at] == 0:
+            out_keys[found] = keys[i]
+            memcpy(out_grads + found * dim, grads + i * dim, dim * sizeof(float))
+            found += 1
+            table[at] = <uint32_t>found
+        else:
+            to = out_grads + (table[at] - 1) * dim
+            for j in range(dim):
+                to[j] += grads[i * dim + j]
+    return found

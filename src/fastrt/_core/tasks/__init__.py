@@ -1,0 +1,1 @@
+"""Task records and the calls of actors: submission, admission, execution, cancellation."""

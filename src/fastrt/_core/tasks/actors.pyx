@@ -1,0 +1,589 @@
+# cython: language_level=3
+"""The table of actors: made, started, found by name, ended.
+
+    WANTED -> STARTING -> LIVE -> DOWN -> WANTED again, or DEAD        WANTED | STARTING -> DOWN | DEAD
+    WANTED -> AWAY -> DOWN: by the client that stands for its process, which is on another node
+
+The word says it all, and each change commits by one store or swap of it. A creator makes it WANTED, the actor's own
+process STARTING and LIVE, recovery DOWN, and everything else is the daemon's: it alone decides whether an actor is
+started again. Names are looked up under the lock, in the records; there is no index that could disagree with them.
+"""
+from fastrt.errors import AttachError
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset, strncmp
+
+from fastrt.errors import ObjectStoreFullError
+
+from fastrt._core.memory.clients cimport Client
+from fastrt._core.memory.errors cimport check
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.segment cimport segment_commit, segment_lock_grow
+from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
+from fastrt._core.objects.mailbox cimport mailbox_forget, mailbox_wake
+from fastrt._core.objects.objects cimport object_acquire, object_maybe_delete, object_release
+from fastrt._core.objects.references cimport links_count, links_recount, links_uncount
+from fastrt._core.tasks.calls cimport actor_of
+
+cdef extern from "<string.h>" nogil:
+    size_t strnlen(const char *, size_t)
+
+EMPTY, WANTED, STARTING, LIVE, DOWN, DEAD, AWAY = (
+    FRT_ACTOR_EMPTY, FRT_ACTOR_WANTED, FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_DOWN, FRT_ACTOR_DEAD,
+    FRT_ACTOR_AWAY)
+KILLED, FAILED, EXITED = FRT_END_KILLED, FRT_END_FAILED, FRT_END_EXITED
+ORDER_NONE, ORDER_KILL = FRT_ORDER_NONE, FRT_ORDER_KILL
+ORDER_END = FRT_ORDER_KILL + 1  # the same after cleanup code
+NAME_BYTES_MAX = 63
+cdef enum:
+    KEPT = 4  # slots of the client table that actors leave to tools and drivers that come later
+SLOTS_KEPT = KEPT
+
+
+cdef inline frt_actor *_at(Client client, uint32_t a) except NULL:
+    client.ensure()
+    if a >= frt_actors(&client.x):
+        raise IndexError(f"there is no actor {a}")
+    return client.x.actors + a
+
+
+cdef int _lock(frt_ctx *x) noexcept nogil:
+    cdef int rc = frt_lock_take(x.locks + FRT_LOCK_ACTORS)
+    if rc == FRT_LOCK_ORPHANED:
+        # A record counts from the store of its word on; its object may have been counted before that.
+        links_recount(x)
+        frt_lock_mend(x.locks + FRT_LOCK_ACTORS)
+        return FRT_OK
+    return rc
+
+
+cdef int actors_touch(frt_ctx *x) noexcept nogil:
+    """Take the lock once, so that a death inside it is repaired now."""
+    cdef int rc = _lock(x)
+    if rc == FRT_OK:
+        frt_lock_give(x.locks + FRT_LOCK_ACTORS)
+    return rc
+
+
+cdef frt_refslot _object(frt_actor *actor) noexcept nogil:
+    cdef frt_refslot slot
+    slot.objref, slot.index, slot.pad = actor.objref, actor.index, 0
+    return slot
+
+
+cdef bint _has_client(uint64_t word) noexcept nogil:
+    """Whether a client is its process, or stands for it."""
+    return frt_word_state(word) in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_AWAY)
+
+
+cdef bint _answers(frt_actor *actor, const char *name) noexcept nogil:
+    """Whether it is there to stay and has that name."""
+    cdef int state = frt_word_state(a64_load_sc(&actor.word))
+    return state != FRT_ACTOR_EMPTY and state != FRT_ACTOR_DEAD and a32_load_sc(&actor.ended) == 0 and \
+        a32_load_sc(&actor.released) == 0 and strncmp(actor.name, name, sizeof(actor.name)) == 0
+
+
+cdef bint _needs_slot(frt_actor *actor) noexcept nogil:
+    """Whether an actor has a process on this node, or will get one and nothing else has to happen first."""
+    cdef int state = frt_word_state(a64_load_acq(&actor.word))
+    if actor.flags & FRT_ACTOR_BARE or a32_load_acq(&actor.ended) or a32_load_acq(&actor.released):
+        return False
+    return state in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_DOWN) or \
+        state == FRT_ACTOR_WANTED and actor.demand == 0
+
+
+cdef uint32_t _others(frt_ctx *x) noexcept nogil:
+    """How many slots actors cannot have: those of other processes, of workers to come, and those kept for tools."""
+    cdef uint32_t c, kind, workers = 0, tools = 0, others = 0
+    for c in range(frt_clients(x)):
+        if frt_word_state(a64_load_acq(&x.clients[c].word)) != FRT_CLIENT_FREE:
+            kind = x.clients[c].kind
+            workers += kind == <uint32_t>FRT_KIND_WORKER
+            tools += kind == <uint32_t>FRT_KIND_TOOL
+            others += kind in (<uint32_t>FRT_KIND_DAEMON, <uint32_t>FRT_KIND_DRIVER)
+    return others + max(tools, <uint32_t>KEPT) + max(workers, frt_most(&x.sb.wanted_workers, x.clients_limit))
+
+
+cdef int _commit_record(frt_ctx *x, uint32_t a) noexcept nogil:
+    """Commit memory for record a. The caller holds the actors lock."""
+    cdef int rc
+    if a < a32_load_acq(&x.sb.actors_committed):
+        return FRT_OK
+    rc = segment_lock_grow(x)
+    if rc != FRT_OK:
+        return rc
+    rc = segment_commit(x, <char *>(x.actors + a) - x.base, FRT_ACTORS_STEP * sizeof(frt_actor))
+    if rc == FRT_OK:
+        a32_store_rel(&x.sb.actors_committed, a + FRT_ACTORS_STEP)
+    frt_lock_give(x.locks + FRT_LOCK_GROW)
+    return rc
+
+
+def create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, bint detached, Ref demand=None,
+           bint bare=False):
+    """Make the actor that lives as long as an object, and have it started.
+
+    Args:
+        ref: the object. Nobody else knows it yet.
+        function: objref of the object of its class.
+        name: under which others find it; at most 63 bytes; "": none.
+        max_restarts: how often it gets another process; -1: any number.
+        detached: it also lives without any handle, to the end of the session.
+        demand: what it takes while it lives, an object that `ref` or the table of functions keeps; None: nothing.
+        bare: it has no process, and only holds what it demands.
+    Returns:
+        The actor's index; None when another actor has that name.
+    Raises:
+        AttachError: it demands nothing, so it is for this node, which has no client slot for another process.
+        ObjectStoreFullError: the table of actors is full.
+    """
+    return _create(client, ref, function, name, max_restarts,
+                   (FRT_ACTOR_DETACHED if detached else 0) | (FRT_ACTOR_BARE if bare else 0), demand, False)
+
+
+def stand_in(Client client, Ref ref, uint64_t function):
+    """Make an object stand for an actor of another node: calls of it come to this client, which passes them on.
+
+    Args:
+        ref, function: as for `create`; the object may still be without its value.
+    Returns:
+        The actor's index.
+    Raises:
+        ObjectStoreFullError: the table of actors is full.
+    """
+    return _create(client, ref, function, "", 0, 0, None, True)
+
+
+cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t max_restarts, uint8_t flags,
+                    Ref demand, bint away):
+    cdef frt_ctx *x = &client.x
+    cdef bytes text = name.encode() + b"\0"
+    cdef const char *chars = text
+    cdef frt_actor *actor = NULL
+    cdef frt_refslot slot
+    cdef uint32_t a, processes = 0, others = 0
+    cdef bint taken = False
+    cdef int rc = FRT_OK
+    client.ensure()
+    ref_use(client, ref)
+    if len(text) > 64:
+        raise ValueError(f"the name {name!r} has {len(text) - 1} bytes; at most 63 are kept")
+    check(_lock(x))
+    for a in range(frt_actors(x)):
+        if frt_word_state(x.actors[a].word) == FRT_ACTOR_EMPTY:
+            actor = x.actors + a if actor == NULL else actor
+        elif len(text) > 1 and _answers(x.actors + a, chars):
+            taken = True
+        else:
+            processes += _needs_slot(x.actors + a)
+    if not away and not flags & FRT_ACTOR_BARE and demand is None and not taken and \
+            processes + KEPT >= x.clients_limit // 2:
+        others = _others(x)
+        if processes + others >= x.clients_limit:
+            frt_lock_give(x.locks + FRT_LOCK_ACTORS)
+            raise AttachError(
+                f"no client slot is left for another actor: there are {x.clients_limit} (clients_max), {processes} of "
+                f"them for actors and {others} for other processes and tools that join later. Raise "
+                "clients_max (fastrt.init(clients_max=...) or FASTRT_CLIENTS_MAX), or end actors")
+    if actor == NULL and frt_actors(x) < FRT_ACTORS:
+        rc = _commit_record(x, frt_actors(x))
+        if rc == FRT_OK:
+            actor = x.actors + frt_actors(x)
+            a32_store_rel(&x.sb.actors_fresh, frt_actors(x) + 1)
+    if actor != NULL and not taken:
+        memset(&actor.mailbox, 0, sizeof(frt_actor) - sizeof(uint64_t))
+        memcpy(actor.name, chars, len(text))
+        actor.function, actor.objref, actor.index, actor.max_restarts = function, ref.objref, ref.index, max_restarts
+        if demand is not None:
+            actor.demand, actor.demand_index = demand.objref, demand.index
+        slot = _object(actor)
+        actor.flags = flags
+        if not away:
+            rc = links_count(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
+        if rc == FRT_OK:
+            x.entries[ref.index].actor = <uint32_t>(actor - x.actors) + 1
+            x.entries[ref.index].flags |= FRT_ENTRY_ACTOR
+            if away:
+                a64_store_sc(&actor.word, frt_word(FRT_ACTOR_AWAY, x.me, frt_word_gen(actor.word)))  # commit
+            else:
+                a64_store_sc(&actor.word, frt_word(FRT_ACTOR_WANTED, 0, frt_word_gen(actor.word)))  # commit
+    frt_lock_give(x.locks + FRT_LOCK_ACTORS)
+    check(rc)
+    if taken:
+        return None
+    if actor == NULL:
+        raise ObjectStoreFullError(
+            f"the node's table of actors and bundles of placement groups is full: it has {FRT_ACTORS} places, and an "
+            "actor that has ended keeps its own while a handle is left; drop handles, or remove placement groups")
+    return <uint32_t>(actor - x.actors)
+
+
+def find(Client client, str name):
+    """A reference to the object of the actor of that name; None when there is none."""
+    cdef frt_ctx *x = &client.x
+    cdef bytes text = name.encode() + b"\0"
+    cdef const char *chars = text
+    cdef frt_actor *actor
+    cdef uint32_t a, index
+    cdef uint64_t objref
+    client.ensure()
+    if 1 < len(text) <= 64:
+        for a in range(frt_actors(x)):
+            actor = x.actors + a
+            index, objref = actor.index, actor.objref
+            if _answers(actor, chars) and index < x.objects_max and \
+                    object_acquire(x, index, objref, False) == FRT_OK:  # fails when its last handle is just going
+                return ref_wrap(client, index)
+    return None
+
+
+def names(Client client):
+    """The names of all actors that have one and are not dead."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_actor *actor
+    cdef uint32_t a
+    cdef list found = []
+    client.ensure()
+    for a in range(frt_actors(x)):
+        actor = x.actors + a
+        if actor.name[0] and _answers(actor, actor.name):
+            found.append(actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"))
+    return found
+
+
+def index_of(Client client, Ref ref):
+    """The index of the actor that lives as long as the object of `ref`."""
+    client.ensure()
+    return <uint32_t>(actor_of(client, ref) - client.x.actors)
+
+
+def is_actor(Client client, Ref ref):
+    """Whether an object is an actor's."""
+    client.ensure()
+    ref_use(client, ref)
+    return client.x.entries[ref.index].flags & FRT_ENTRY_ACTOR != 0
+
+
+def info(Client client, uint32_t a):
+    """What an actor's record says: a dict for people, the daemon and error messages."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_acq(&actor.word)
+    cdef uint32_t w = frt_word_client(word)
+    cdef bint there = _has_client(word) and w < frt_clients(&client.x)
+    return {"actor": a, "state": frt_word_state(word), "gen": frt_word_gen(word), "client": w if there else None,
+            "pid": client.x.clients[w].pid if there else None, "function": actor.function,
+            "object": (actor.objref, actor.index), "max_restarts": actor.max_restarts, "restarts": actor.restarts,
+            "released": actor.released != 0, "ended": actor.ended, "detached": actor.flags & FRT_ACTOR_DETACHED != 0,
+            "order": actor.order, "bare": actor.flags & FRT_ACTOR_BARE != 0,
+            "demand": (actor.demand, actor.demand_index) if actor.demand else None,
+            "name": actor.name[:strnlen(actor.name, 64)].decode("utf-8", "replace"),
+            "reason": actor.reason[:strnlen(actor.reason, 448)].decode("utf-8", "replace"),
+            "how": actor.how[:strnlen(actor.how, 256)].decode("utf-8", "replace")}
+
+
+# ---- the actor's own process ----
+
+def enter(Client client, uint32_t a):
+    """Become the process of an actor that is WANTED; False when it is not, or not any more."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    if frt_word_state(word) != FRT_ACTOR_WANTED or actor.ended:
+        return False
+    a32_store_sc(&actor.rescan, 1)  # a former process may have taken calls out of the mailbox
+    return a64_cas_sc(&actor.word, word, frt_word(FRT_ACTOR_STARTING, client.x.me, frt_word_gen(word)))
+
+
+def alive(Client client, uint32_t a):
+    """Say that the actor, whose process this client is, takes calls now."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    if frt_word_client(word) == client.x.me and frt_word_state(word) == FRT_ACTOR_STARTING:
+        a64_store_sc(&actor.word, frt_word(FRT_ACTOR_LIVE, client.x.me, frt_word_gen(word)))
+        if not actor.flags & FRT_ACTOR_DETACHED:
+            check(_uncount(&client.x, actor))
+
+
+def hold(Client client, uint32_t a):
+    """Say that a bare actor has what it demands: its client is this one, the daemon."""
+    if enter(client, a):
+        alive(client, a)
+
+
+# ---- a client that stands for a process on another node ----
+
+def carry(Client client, uint32_t a, uint32_t gen):
+    """Take an actor that is WANTED in order to have another node run it; False when it is not, or not any more."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    if frt_word_state(word) != FRT_ACTOR_WANTED or frt_word_gen(word) != gen or actor.ended:
+        return False
+    a32_store_sc(&actor.rescan, 1)
+    actor.order = FRT_ORDER_NONE
+    return a64_cas_sc(&actor.word, word, frt_word(FRT_ACTOR_AWAY, client.x.me, gen))
+
+
+def carried(Client client, uint32_t a):
+    """Say that the other node has all that it takes to build an actor that this client stands for."""
+    cdef frt_actor *actor = _at(client, a)
+    if _is_mine(client, actor) and not actor.flags & FRT_ACTOR_DETACHED:
+        check(_uncount(&client.x, actor))
+
+
+def tell_how(Client client, uint32_t a, str how):
+    """Note in an actor's record how its process ended, before the record says DOWN: whoever decides finds it then.
+
+    Args:
+        how: about 250 bytes of it are kept; what was noted first stays, until the actor is started again.
+    """
+    cdef frt_actor *actor = _at(client, a)
+    if not actor.how[0]:
+        _write(actor.how, sizeof(actor.how), how)
+
+
+def drop(Client client, uint32_t a, str how=""):
+    """Say that an actor that this client stands for has no process any more: the daemon decides what follows.
+
+    Of a bare one: that it has not any more what it demands.
+
+    Args:
+        how: it ended, as for `tell_how`.
+    """
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    if _is_mine(client, actor):
+        tell_how(client, a, how)
+        a32_store_sc(&actor.asleep, 0)
+        a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DOWN, 0, frt_word_gen(word)))  # commit
+
+
+def has_calls(Client client, uint32_t a):
+    """Whether there are calls of the actor that have not ended."""
+    _at(client, a)
+    return _has_calls(&client.x, a)
+
+
+def order(Client client, uint32_t a, uint32_t what):
+    """Ask the client that stands for an actor's process for something: ORDER_KILL or ORDER_END."""
+    cdef frt_actor *actor = _at(client, a)
+    a32_store_sc(&actor.order, what)
+    mailbox_wake(&client.x, actor)
+
+
+def take_order(Client client, uint32_t a):
+    """What was asked of this client, which stands for the actor's process; ORDER_NONE when nothing was."""
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint32_t what = a32_load_sc(&actor.order)
+    if what != FRT_ORDER_NONE:
+        a32_store_sc(&actor.order, FRT_ORDER_NONE)
+    return what
+
+
+cdef bint _is_mine(Client client, frt_actor *actor) noexcept:
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    return frt_word_client(word) == client.x.me and (
+        frt_word_state(word) == FRT_ACTOR_AWAY or
+        frt_word_state(word) == FRT_ACTOR_LIVE and actor.flags & FRT_ACTOR_BARE != 0)
+
+
+cdef int _uncount(frt_ctx *x, frt_actor *actor) noexcept nogil:
+    """Let go of the object; it goes now if there is no handle left."""
+    cdef frt_refslot slot = _object(actor)
+    cdef int rc = FRT_OK
+    if actor.flags & FRT_ACTOR_COUNTED:
+        rc = links_uncount(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
+        if rc == FRT_OK and slot.index < x.objects_max:
+            object_maybe_delete(x, slot.index)
+    return rc
+
+
+def end_for_good(Client client, uint32_t a, uint32_t why, str reason):
+    """See to it that the actor is not started again.
+
+    Args:
+        why: KILLED, FAILED or EXITED.
+        reason: for the errors of its calls; about 440 bytes of it are kept.
+    Returns:
+        False when it was to end already, for another reason.
+    """
+    cdef frt_actor *actor = _at(client, a)
+    if not a32_cas_sc(&actor.ended, 0, why):
+        return False
+    _write(actor.reason, sizeof(actor.reason), reason)
+    return True
+
+
+cdef int _write(char *field, size_t room, str words) except -1:
+    """Write words to a field of a record, as much as it has room for."""
+    cdef bytes text = words.encode("utf-8", "replace")[:room - 1]
+    text = text.decode("utf-8", "ignore").encode() + b"\0"  # not half a character
+    memcpy(field, <char *>text, len(text))
+    return 0
+
+
+cdef bint _has_calls(frt_ctx *x, uint32_t a) noexcept nogil:
+    cdef uint32_t t
+    cdef int state
+    for t in range(frt_tasks(x)):
+        state = frt_word_state(a64_load_acq(x.task_words + t))
+        if state > FRT_TASK_RESERVED and state != FRT_TASK_ENDING and x.tasks[t].actor == a + 1:
+            return True
+    return False
+
+
+def is_over(Client client, uint32_t a):
+    """Whether nobody can call the actor any more, and all its calls have ended."""
+    cdef frt_actor *actor = _at(client, a)
+    return a32_load_sc(&actor.released) != 0 and not _has_calls(&client.x, a)
+
+
+# ---- the daemon ----
+
+def of_client(Client client, uint32_t v):
+    """The actors whose process client v is, or stands for."""
+    cdef frt_ctx *x = &client.x
+    cdef uint64_t word
+    cdef uint32_t a
+    cdef list found = []
+    client.ensure()
+    for a in range(frt_actors(x)):
+        word = a64_load_acq(&x.actors[a].word)
+        if frt_word_client(word) == v and _has_client(word):
+            found.append(a)
+    return found
+
+
+def demanding(Client client):
+    """The actors that take something while they live: a list of (index, generation)."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t a
+    cdef list found = []
+    client.ensure()
+    for a in range(frt_actors(x)):
+        if frt_word_state(a64_load_acq(&x.actors[a].word)) != FRT_ACTOR_EMPTY and x.actors[a].demand:
+            found.append((a, frt_word_gen(a64_load_acq(&x.actors[a].word))))
+    return found
+
+
+def states(Client client, list actors):
+    """The states of actors, given (index, generation) of each; EMPTY for one whose record is another's by now."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t a, gen
+    cdef uint64_t word
+    cdef list found = []
+    client.ensure()
+    for a, gen in actors:
+        word = a64_load_acq(&x.actors[a].word) if a < frt_actors(x) else 0
+        found.append(frt_word_state(word) if word and frt_word_gen(word) == gen else EMPTY)
+    return found
+
+
+def attention(Client client, dict waiting=None):
+    """The actors for which there is something to do: a list of (index, state); see `node.actors`.
+
+    Args:
+        waiting: generations by index of those that may not start yet: they are left out as long as they are to start.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_actor *actor
+    cdef uint32_t a
+    cdef int state
+    cdef list found = []
+    client.ensure()
+    for a in range(frt_actors(x)):
+        actor = x.actors + a
+        state = frt_word_state(a64_load_sc(&actor.word))
+        if state == FRT_ACTOR_WANTED and waiting is not None and not a32_load_sc(&actor.ended) and \
+                waiting.get(a) == frt_word_gen(a64_load_sc(&actor.word)):
+            continue
+        if state == FRT_ACTOR_WANTED or state == FRT_ACTOR_DOWN or \
+                state == FRT_ACTOR_DEAD and not a32_load_sc(&actor.swept) or \
+                state == FRT_ACTOR_LIVE and actor.flags & FRT_ACTOR_BARE and (
+                    a32_load_sc(&actor.ended) or a32_load_sc(&actor.released)):
+            found.append((a, state))
+    return found
+
+
+def let_go(Client client, uint32_t a):
+    """Of an actor that is DOWN and has no calls, keep only what handles keep: it ends when the last one goes.
+
+    One whose process ended before it was built has kept its own object until then, for the calls that were made.
+    """
+    cdef frt_actor *actor = _at(client, a)
+    if frt_word_state(a64_load_sc(&actor.word)) == FRT_ACTOR_DOWN and not actor.flags & FRT_ACTOR_DETACHED and \
+            actor.flags & FRT_ACTOR_COUNTED and not _has_calls(&client.x, a):
+        check(_uncount(&client.x, actor))
+
+
+def lacks_process(Client client, uint32_t a):
+    """Whether all that an actor needs is a process: it is WANTED, demands nothing and shall not end."""
+    cdef frt_actor *actor = _at(client, a)
+    return frt_word_state(a64_load_sc(&actor.word)) == FRT_ACTOR_WANTED and actor.demand == 0 and \
+        not actor.flags & FRT_ACTOR_BARE and a32_load_sc(&actor.ended) == 0
+
+
+def start_again(Client client, uint32_t a):
+    """Make an actor that is DOWN WANTED; it is counted as a restart. False when nothing can call it."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    cdef frt_refslot slot = _object(actor)
+    cdef int rc = FRT_OK
+    let_go(client, a)
+    if frt_word_state(word) != FRT_ACTOR_DOWN or slot.index >= x.objects_max or \
+            object_acquire(x, slot.index, slot.objref, False) != FRT_OK:
+        return False
+    if not actor.flags & FRT_ACTOR_COUNTED:
+        rc = links_count(x, &slot, 1, &actor.flags, FRT_ACTOR_COUNTED)
+    object_release(x, slot.index, False)
+    check(rc)
+    actor.restarts += 1
+    memset(actor.how, 0, sizeof(actor.how))
+    a64_store_sc(&actor.word, frt_word(FRT_ACTOR_WANTED, 0, frt_word_gen(word)))
+    return True
+
+
+def end(Client client, uint32_t a, str reason):
+    """Declare an actor that has no process dead. For one that is dead already: look for calls once more.
+
+    Args:
+        reason: for the errors of its calls, unless there is one already.
+    Returns:
+        Indexes of tasks: its calls, which are now this client's to end by sealing an error.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_actor *actor = _at(client, a)
+    cdef uint64_t word = a64_load_sc(&actor.word)
+    cdef uint32_t t
+    cdef list ending = []
+    if frt_word_state(word) not in (FRT_ACTOR_WANTED, FRT_ACTOR_DOWN, FRT_ACTOR_DEAD):
+        raise ValueError(f"actor {a} has a process: its state is {frt_word_state(word)}")
+    if not actor.reason[0]:
+        _write(actor.reason, sizeof(actor.reason), reason)
+    if frt_word_state(word) == FRT_ACTOR_WANTED and not a64_cas_sc(
+            &actor.word, word, frt_word(FRT_ACTOR_DEAD, 0, frt_word_gen(word))):
+        return ending  # its process has come: the next look decides
+    a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DEAD, 0, frt_word_gen(word)))  # before the look at its calls
+    for t in range(frt_tasks(x)):
+        word = a64_load_sc(x.task_words + t)
+        if frt_word_state(word) == FRT_TASK_READY and x.tasks[t].actor == a + 1 and a64_cas_sc(
+                x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
+            ending.append(t)
+    check(_uncount(x, actor))
+    a32_store_sc(&actor.swept, 1)  # from here on the record may be another actor's any time
+    mailbox_forget(actor)
+    return ending
+
+
+cdef void actors_of_dead(frt_ctx *x, uint32_t v) noexcept nogil:
+    """Make the actors whose process client v was, or stood for, DOWN."""
+    cdef frt_actor *actor
+    cdef uint64_t word
+    cdef uint32_t a
+    for a in range(frt_actors(x)):
+        actor = x.actors + a
+        word = a64_load_acq(&actor.word)
+        if frt_word_client(word) == v and _has_client(word):
+            a32_store_sc(&actor.asleep, 0)
+            a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DOWN, 0, frt_word_gen(word)))  # commit
+        mailbox_forget(actor)  # if the dead one saw last that nobody needs the record, and did not come to freeing it

@@ -1,0 +1,213 @@
+# cython: language_level=3
+"""Tasks that demand resources: submitted with a reference to what they demand, held until somebody admits them.
+
+Submission, results, cancellation, and what a death leaves are those of every task. Held tasks are on a list in the
+arena (links); who admits them, the node daemon, takes them off it, remembers them, and makes them READY one by one.
+What the memory of a dead daemon held is in the tasks' own words: the next one calls `take_over`.
+"""
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from fastrt._core.memory.clients cimport Client
+from fastrt._core.memory.errors cimport check
+from fastrt._core.memory.layout cimport *
+from fastrt._core.objects.handles cimport Ref, ref_wrap
+from fastrt._core.objects.objects cimport object_acquire
+from fastrt._core.objects.references cimport (
+    links_relist, links_take_held, links_take_waiting, links_tell_held, task_is_mine)
+from fastrt._core.objects.scalar cimport args_write
+from fastrt._core.tasks.tasks cimport ARGS_SCALARS, task_start, task_submit
+
+DEMAND = FRT_TASK_DEMAND
+# Where a task is, for `states`.
+GONE, WAITING, QUEUED, RUNNING, BLOCKED = 0, 1, 2, 3, 4
+
+cdef enum:
+    SCALAR_ROOM = 2048
+
+
+def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, uint8_t retries, uint8_t flags,
+                   Ref demand):
+    """As `tasks.submit_scalars`, for a task that demands what the sealed object `demand` says."""
+    cdef char room[SCALAR_ROOM]
+    cdef list refs = []
+    cdef Py_ssize_t n = args_write(args, Ref, room, SCALAR_ROOM, refs)
+    if n < 0:
+        return None
+    client.ensure()
+    refs.append(demand)
+    return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns,
+                       retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0, 0)
+
+
+def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
+           uint8_t retries, uint8_t flags, Ref demand):
+    """As `tasks.submit`, for a task that demands what the sealed object `demand` says."""
+    client.ensure()
+    if ndeps > len(refs):
+        raise ValueError(f"{ndeps} dependencies among {len(refs)} references")
+    if len(args) >= 1 << 32:
+        raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
+    return task_submit(client, function, kind, args, <uint32_t>len(args), [*refs[:ndeps], demand, *refs[ndeps:]],
+                       ndeps + 1, nreturns, retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0, 0)
+
+
+def demand_of(Client client, uint32_t t, uint64_t id):
+    """A reference to what a task demands; None when the record is another task's by now."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_body body
+    cdef frt_refslot slot
+    cdef Ref ref
+    client.ensure()
+    if t >= frt_tasks(x) or not _is(x, t, id) or not frt_task_body(x, t, &body) or body.ndeps == 0:
+        return None
+    slot = body.refs[body.ndeps - 1]
+    if slot.index >= x.objects_max or object_acquire(x, slot.index, slot.objref, False) != FRT_OK:
+        return None
+    ref = ref_wrap(client, slot.index)
+    return ref if _is(x, t, id) else None
+
+
+def named(Client client, uint32_t t, uint64_t id):
+    """Numbers of the objects that the arguments of a task name; empty when the record is another task's by now."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_body body
+    cdef uint32_t k
+    cdef list found = []
+    client.ensure()
+    if t >= frt_tasks(x) or not _is(x, t, id) or not frt_task_body(x, t, &body):
+        return found
+    for k in range(body.nrefs - min(body.nrefs, frt_task_extras(x.tasks[t].flags))):
+        if k + 1 != body.ndeps:  # which says what it demands
+            found.append(body.refs[k].objref)
+    return found if _is(x, t, id) else []
+
+
+cdef bint _is(frt_ctx *x, uint32_t t, uint64_t id) noexcept nogil:
+    """Whether it is the record of that task, and what its arguments name is alive."""
+    return x.tasks[t].id == id and x.tasks[t].flags & FRT_TASK_DEMAND and x.tasks[t].flags & FRT_TASK_COUNTED
+
+
+def take_held(Client client):
+    """Take all held tasks off the list: (index, id) of each, the oldest first. The same task may come again."""
+    cdef frt_ctx *x = &client.x
+    cdef list found = []
+    cdef int t
+    client.ensure()
+    while a32_load_acq(&x.sb.held):
+        t = links_take_held(x)
+        if t == FRT_NOT_FOUND:
+            break
+        check(t)
+        found.append((t, x.tasks[t].id))
+    found.reverse()
+    return found
+
+
+def take_over(Client client):
+    """Put on the list what a dead daemon had taken off it.
+
+    Returns:
+        (index, id) of the tasks that it had admitted and that have not ended.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t
+    cdef int state
+    cdef list found = []
+    client.ensure()
+    links_relist(x)
+    for t in range(frt_tasks(x)):
+        state = frt_word_state(a64_load_acq(x.task_words + t))
+        if state >= FRT_TASK_READY and state <= FRT_TASK_BLOCKED and x.tasks[t].flags & FRT_TASK_DEMAND:
+            found.append((t, x.tasks[t].id))
+    return found
+
+
+def states(Client client, list tasks):
+    """Where tasks are.
+
+    Args:
+        tasks: (index, id) of each.
+    Returns:
+        (state, client) of each: GONE; WAITING: submitted, not admitted; QUEUED: admitted; RUNNING and BLOCKED:
+        `client` has claimed it, and runs it or has lent it to another node.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t
+    cdef uint64_t id, word
+    cdef int state
+    cdef list found = []
+    client.ensure()
+    for t, id in tasks:
+        state = FRT_TASK_EMPTY
+        word = 0
+        if t < frt_tasks(x):
+            word = a64_load_acq(x.task_words + t)
+            state = frt_word_state(word)
+        # An ending task has let go of its arguments before it gives its record back.
+        if state < FRT_TASK_WAITING or state == FRT_TASK_ENDING or x.tasks[t].id != id or \
+                not x.tasks[t].flags & FRT_TASK_COUNTED:
+            found.append((0, 0))
+        elif state == FRT_TASK_WAITING:
+            found.append((1, 0))
+        elif state == FRT_TASK_READY:
+            found.append((2, 0))
+        else:
+            found.append((4 if state == FRT_TASK_BLOCKED else 3, frt_word_client(word)))
+    return found
+
+
+def admit(Client client, uint32_t t, uint64_t id):
+    """Queue a held task for the workers; False when it is not held any more."""
+    client.ensure()
+    return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_READY))
+
+
+def claim(Client client, uint32_t t, uint64_t id):
+    """Run a held task in this process (or have another node run it); False when it is not held any more."""
+    client.ensure()
+    if t >= frt_tasks(&client.x) or not _done(links_take_waiting(&client.x, t, id, FRT_TASK_CLAIMED)):
+        return False
+    task_start(&client.x, t)
+    return True
+
+
+def refuse(Client client, uint32_t t, uint64_t id):
+    """Take a held task in order to end it with an error; False when it is not held any more."""
+    client.ensure()
+    return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_ENDING))
+
+
+def news(Client client):
+    """A number that changes when a task is held, and when one that demanded something has ended."""
+    client.ensure()
+    return a32_load_sc(&client.x.sb.held_news)
+
+
+def tell(Client client):
+    """Wake whoever sleeps in `wait_news`."""
+    client.ensure()
+    links_tell_held(&client.x)
+
+
+def is_demanding(Client client, uint32_t t):
+    """Whether a task that this client has claimed demands something."""
+    client.ensure()
+    return task_is_mine(&client.x, t) and client.x.tasks[t].flags & FRT_TASK_DEMAND != 0
+
+
+def wait_news(Client client, uint32_t seen, double timeout_s):
+    """Sleep until `news` differs from `seen`, for so many seconds at most; what it is then."""
+    cdef uint32_t *word = &client.x.sb.held_news
+    cdef int64_t timeout = <int64_t>(timeout_s * 1e9)
+    client.ensure()
+    if a32_load_sc(word) == seen:
+        with nogil:
+            frt_futex_wait(word, seen, timeout)
+    return a32_load_sc(word)
+
+
+cdef bint _done(int rc) except -1:
+    if rc == FRT_NOT_FOUND:
+        return False
+    check(rc)
+    return True

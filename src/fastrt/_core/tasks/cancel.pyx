@@ -1,0 +1,96 @@
+# cython: language_level=3
+"""How a process is told to end for the sake of one task, and of no other: by a signal, whose handler looks first.
+
+Between a canceller's look at a task and the signal that it sends, the worker may have gone on to the next one; so it
+sends none that kills. The handler runs in the thread that runs tasks, which therefore stands still, and ends the
+process if the task that it runs is one that somebody has cancelled by force.
+"""
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastrt._core.memory.clients cimport Client
+from fastrt._core.memory.layout cimport *
+from fastrt._core.objects.references cimport task_is_mine
+
+cdef extern from *:
+    """
+    #include <signal.h>
+    #include <string.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    /* Of the real-time signals, which a program rarely uses, one that glibc does not. */
+    #define frt_stop_signal() (SIGRTMIN + 7)
+    static inline int frt_handle_stop(void (*handler)(int)) {
+        struct sigaction action;
+        memset(&action, 0, sizeof action);
+        action.sa_handler = handler;
+        action.sa_flags = SA_RESTART | SA_ONSTACK;
+        return sigaction(frt_stop_signal(), &action, NULL);
+    }
+    static inline int frt_this_thread(void) { return (int)syscall(SYS_gettid); }
+    static inline void frt_pass_on(int thread, int number) { syscall(SYS_tgkill, getpid(), thread, number); }
+    static inline void frt_end_now(void) { kill(getpid(), SIGKILL); }
+    """
+    int frt_stop_signal() noexcept nogil
+    int frt_handle_stop(void (*handler)(int) noexcept nogil) noexcept nogil
+    int frt_this_thread() noexcept nogil
+    void frt_pass_on(int thread, int number) noexcept nogil
+    void frt_end_now() noexcept nogil
+
+cdef Client _client = None  # kept alive for the handler
+cdef frt_ctx *_ctx = NULL
+cdef int _thread = 0
+
+SIGNAL = frt_stop_signal()
+LATE = FRT_TASK_LATE
+
+
+def listen(Client client):
+    """Let this process be ended for the sake of a task that this thread runs for `client`.
+
+    Raises:
+        OSError: the handler cannot be installed.
+    """
+    global _client, _ctx, _thread
+    client.ensure()
+    _client, _ctx, _thread = client, &client.x, frt_this_thread()
+    if frt_handle_stop(_on_stop) != 0:
+        raise OSError("the handler of the signal that ends tasks cannot be installed")
+
+
+def end_for(Client client, uint32_t t, uint64_t id, bint again):
+    """End this process for the sake of a task, unless that is not what it runs (any more).
+
+    Called by another thread of this process. While it holds the interpreter's lock, no task begins or ends here.
+
+    Args:
+        id: of the task.
+        again: whether it may run again; otherwise its error is that it ran for too long.
+    Returns:
+        False, if it does.
+    """
+    cdef frt_ctx *x = &client.x
+    client.ensure()
+    if not task_is_mine(x, t) or x.tasks[t].id != id or x.clients[x.me].task != t + 1:
+        return False
+    if not again:
+        x.tasks[t].flags |= FRT_TASK_LATE
+    frt_end_now()
+    return True
+
+
+cdef void _on_stop(int number) noexcept nogil:
+    """The signal's handler; all that it does may be done in one."""
+    cdef frt_ctx *x = _ctx
+    cdef uint32_t t
+    cdef uint64_t word, told
+    if frt_this_thread() != _thread:
+        frt_pass_on(_thread, number)  # in a forked child there is no such thread, and nothing happens
+        return
+    t = a32_load_acq(&x.clients[x.me].task) - 1
+    if t >= frt_tasks(x):
+        return
+    word = a64_load_acq(x.task_words + t)
+    told = a64_load_sc(&x.tasks[t].cancelled)
+    if frt_word_client(word) == x.me and frt_word_state(word) in (FRT_TASK_RUNNING, FRT_TASK_BLOCKED) and \
+            frt_cancels(told, x.tasks[t].id) and told & FRT_CANCEL_FORCE:
+        frt_end_now()

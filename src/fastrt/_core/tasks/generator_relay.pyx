@@ -1,0 +1,111 @@
+# cython: language_level=3
+"""Generators between nodes: what a process does that reads streams for another node, or fills some with its items."""
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int64_t, uint32_t
+
+from fastrt._core.memory.clients cimport Client
+from fastrt._core.memory.errors cimport check
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.wait cimport wait_nap
+from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
+from fastrt._core.objects.objects cimport object_acquire
+from fastrt._core.objects.references cimport links_add_item
+from fastrt._core.tasks.generators cimport Producer, generator_stream, generator_tell
+from fastrt._core.tasks.generators import is_ready, take
+
+
+def pass_on(Client client, Ref stream, Ref end):
+    """As `take`, without waiting, for a process that reads for others elsewhere: to the task, they have not read it."""
+    cdef frt_stream *s = generator_stream(client, stream)
+    cdef object found
+    a32_store_sc(&s.away, s.away + 1)  # first: the task must not see it read
+    found = take(client, stream, end, 0, 0.0)
+    if found is False or found is None or found is end:
+        a32_store_sc(&s.away, s.away - 1)
+    return found
+
+
+def told(Client client, Ref stream, uint32_t away, uint32_t wanted):
+    """What readers elsewhere, for whom this process takes the items, have told.
+
+    Args:
+        away: how many of the items that it took they have not read.
+        wanted: NOTHING, END or ITEMS.
+    """
+    cdef frt_stream *s = generator_stream(client, stream)
+    a32_store_sc(&s.away, away)
+    a32_store_sc(&s.elsewhere, wanted + 1)
+    generator_tell(&client.x, stream.index)
+
+
+def end_of(Client client, Ref stream):
+    """A reference to the end of a stream; None when its task has ended, or is another node's."""
+    cdef frt_ctx *x = &client.x
+    cdef frt_body body
+    cdef frt_refslot slot
+    cdef uint32_t t
+    generator_stream(client, stream)
+    for t in range(frt_tasks(x)):
+        if frt_word_state(a64_load_acq(x.task_words + t)) <= FRT_TASK_RESERVED or \
+                not x.tasks[t].flags & FRT_TASK_STREAM or not frt_task_body(x, t, &body) or \
+                body.nrefs == 0 or body.nreturns == 0 or body.refs[body.nrefs - 1].objref != stream.objref:
+            continue
+        slot = body.results[0]
+        if slot.index < frt_objects(x) and object_acquire(x, slot.index, slot.objref, False) == FRT_OK:
+            return ref_wrap(client, slot.index)
+    return None
+
+
+def add_to(Client client, Ref stream, Ref item):
+    """Add an item of another node's."""
+    generator_stream(client, stream)
+    ref_use(client, item)
+    check(links_add_item(&client.x, stream.index, item.index))
+    generator_tell(&client.x, stream.index)
+
+
+def close(Client client, Ref stream):
+    """The last item of another node's stream has been added."""
+    a32_store_sc(&generator_stream(client, stream).limit, 0)
+    generator_tell(&client.x, stream.index)
+
+
+def is_awaited(Client client, Ref stream):
+    """Whether somebody has found no item, and been told of none since."""
+    generator_stream(client, stream)
+    return frt_any(&client.x, stream.index, FRT_WAITS)
+
+
+def wait_either(Client client, list readers, list producers, list fed, double timeout_s):
+    """Sleep once, until there is something to do for a process that reads some streams and fills others.
+
+    Args:
+        readers: pairs as `take` has them.
+        producers: (Producer, its `taken` as last seen) of each.
+        fed: (stream, how many items of it had been taken) of those that another node's items are added to.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t seen, taken
+    cdef int64_t deadline = frt_now_ns() + <int64_t>(timeout_s * 1e9)
+    cdef Ref stream, end
+    cdef Producer producer
+    client.ensure()
+    seen = a32_load_sc(&x.clients[x.me].wake)
+    for stream, taken in fed:
+        a64_or_sc(frt_mine(x, stream.index, FRT_WAITS), x.me_bit)
+        if <uint32_t>(a64_load_sc(&generator_stream(client, stream).head) >> 32) != taken:
+            return
+    for producer, taken in producers:
+        a64_or_sc(frt_mine(x, producer.index, FRT_WAITS), x.me_bit)
+        if <uint32_t>(a64_load_sc(&producer.stream.head) >> 32) != taken:
+            return
+    for stream, end in readers:
+        generator_stream(client, stream)
+        ref_use(client, end)
+        a64_or_sc(frt_mine(x, stream.index, FRT_WAITS), x.me_bit)
+        a64_or_sc(frt_mine(x, end.index, FRT_WAITS), x.me_bit)
+        if is_ready(client, stream, end):
+            return
+    with nogil:
+        wait_nap(x, seen, deadline)
+    PyErr_CheckSignals()

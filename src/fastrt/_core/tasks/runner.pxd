@@ -1,0 +1,16 @@
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastrt._core.memory.clients cimport Client
+
+
+cdef class Runner:
+    cdef readonly list stack
+    cdef public bint interruptible, leaving
+
+    cdef Client client
+    cdef dict loaded
+    cdef list methods
+    cdef object prepare, seal, fail, leave
+    cdef tuple outputs
+    cdef object last_function
+    cdef uint64_t last_objref

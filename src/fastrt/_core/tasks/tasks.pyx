@@ -1,0 +1,597 @@
+# cython: language_level=3
+"""The task path: submit, claim, run, finish, cancel. No system call and no daemon when both sides are awake.
+
+    WAITING -> READY -> CLAIMED -> RUNNING (<-> BLOCKED) -> gone, its results sealed
+    WAITING | READY -> ENDING (cancelled)   RUNNING | BLOCKED of a dead worker -> READY again, or ENDING
+
+Commit points: submit by storing WAITING or READY, claim by the swap to CLAIMED, the end by sealing the last
+result and then giving the record back. What a task needs is counted (links) from before its commit until its end,
+so the submitter may drop its own references at once.
+"""
+from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from fastrt._core.memory.clients cimport Client, client_new_objref
+from fastrt._core.memory.errors cimport check
+from fastrt._core.memory.layout cimport *
+from fastrt._core.memory.priority_queue cimport ranked_mark
+from fastrt._core.memory.queue cimport queue_length, queue_pop, queue_push
+from fastrt._core.memory.wait cimport wait_nap, wait_task
+from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
+from fastrt._core.objects.objects cimport *
+from fastrt._core.objects.references cimport (
+    links_count, links_hold, links_unwait, links_wait, task_is_mine, task_result)
+from fastrt._core.objects.scalar cimport args_read, args_write, scalar_size, scalar_write
+from fastrt._core.tasks.records cimport *
+from fastrt.errors import FastrtError
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+cdef enum:
+    SIGNALS_NS = 1000000000  # a signal that came before the sleep does not end it; 20 looks a second cost 0.15 % CPU
+    CHILDREN_MAX = 1 << 24  # of one task; their paths come after its own, and no other task's are that near
+    SCALAR_ROOM = 2048  # larger argument tuples go through the store's serializer
+
+RETRY_ERRORS = FRT_TASK_RETRY_ERRORS
+NO_TASK = FRT_NOT_FOUND
+PATH_STEP = FRT_PATH_STEP
+
+
+# ---- submit ----
+
+cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
+    """Make a filled record a task."""
+    cdef frt_task *task = x.tasks + t
+    cdef frt_refslot *slots = task_slots(x, t)
+    cdef int rc
+    if task.nrefs:
+        rc = links_count(x, slots + task.nreturns, task.nrefs, &task.flags, FRT_TASK_COUNTED)
+        if rc != FRT_OK:
+            task_forget(x, t)
+            return rc
+    task_announce(x, t)
+    task.ndeps = ndeps
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING if ndeps else FRT_TASK_READY, x.me,
+                                            frt_word_gen(x.task_words[t])))  # commit
+    if ndeps:
+        links_wait(x, t)
+    else:
+        queue_push(x, t)
+    a32_store_rel(&x.clients[x.me].pushing, 0)
+    return FRT_OK
+
+
+cdef int _rank(frt_ctx *x, uint32_t t, int8_t priority) noexcept nogil:
+    """Give a filled record a priority; it is forgotten when there is no room for that."""
+    cdef int rc = ranked_mark(x, t, priority)
+    if rc != FRT_OK:
+        task_forget(x, t)
+    return rc
+
+
+cdef object task_submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
+                        uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags, int8_t priority,
+                        uint8_t hops):
+    cdef frt_refslot *slots
+    cdef uint32_t t, k
+    ref_use(client, function)
+    t = task_fill(client, function.objref, function.index, kind, args, nbytes, refs, nreturns, retries, flags)
+    client.x.tasks[t].hops = hops
+    if priority:
+        check(_rank(&client.x, t, priority))
+    slots = task_slots(&client.x, t)
+    # The results' indexes are read before the commit: a fast worker may end the task before we look again.
+    if nreturns == 1:
+        k = slots[0].index
+        check(_commit(&client.x, t, ndeps))
+        return ref_wrap(client, k)
+    indexes = [slots[k].index for k in range(nreturns)]
+    check(_commit(&client.x, t, ndeps))
+    return [ref_wrap(client, k) for k in indexes]
+
+
+def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, uint8_t retries, uint8_t flags):
+    """Submit a task whose arguments are scalars and references, the common case.
+
+    Args:
+        function: reference to the function's object.
+        args: positional arguments; references among them are resolved before the task runs.
+        nreturns: number of results; 1 gives one Ref, anything else a list.
+        retries, flags: runs allowed beyond the first; RETRY_ERRORS or 0.
+    Returns:
+        The result's Ref or a list of them; None when an argument is of another kind (nothing happened).
+    Raises: as `submit`.
+    """
+    cdef char room[SCALAR_ROOM]
+    cdef list refs = []
+    cdef Py_ssize_t n = args_write(args, Ref, room, SCALAR_ROOM, refs)
+    if n < 0:
+        return None
+    client.ensure()
+    return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns, retries,
+                       flags & FRT_TASK_RETRY_ERRORS, 0, 0)
+
+
+def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
+           uint8_t retries, uint8_t flags):
+    """Submit a task with serialized arguments.
+
+    Args:
+        kind: how `args` is written, a number >= 16 that the worker understands.
+        args: the serialized arguments.
+        refs: references that the arguments name; the first `ndeps` must be sealed before the task runs,
+            all stay alive until it has ended.
+        function, nreturns, retries, flags: as for `submit_scalars`.
+    Returns:
+        The result's Ref or a list of them.
+    Raises:
+        ObjectStoreFullError: no room for the task or its results.
+        StaleReferenceError: a reference of an ended session.
+    """
+    client.ensure()
+    if ndeps > len(refs):
+        raise ValueError(f"{ndeps} dependencies among {len(refs)} references")
+    if len(args) >= 1 << 32:
+        raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
+    return task_submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries,
+                       flags & FRT_TASK_RETRY_ERRORS, 0, 0)
+
+
+def promise(Client client):
+    """An object that this client will seal, while everybody may name it and wait for it already.
+
+    It is the result of a task without a function that this client runs from the start: seal it by
+    `handles.result(client, task, 0, ...)` and end the task by `finish`. When the client dies first, it becomes an
+    error.
+
+    Returns:
+        (task, Ref).
+    Raises:
+        ObjectStoreFullError: no room for another task or object.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task
+    cdef uint32_t t, i
+    client.ensure()
+    t = check(task_record(x, 1, 0, 0))
+    task = x.tasks + t
+    task.id = client_new_objref(x)
+    task.function, task.function_index, task.job = 0, 0, x.clients[x.me].job
+    task.cancelled, task.path, task.kind, task.retries, task.attempts = 0, 0, 0, 0, 1
+    i = task_slots(x, t)[0].index
+    task_announce(x, t)
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(x.task_words[t])))  # commit
+    return t, ref_wrap(client, i)
+
+
+# ---- run: a worker's side ----
+
+cpdef int next_task(Client client, double timeout_s, double spin_s) except -100:
+    """Claim the next task and mark it RUNNING.
+
+    Args:
+        timeout_s, spin_s: how long to wait, in seconds, and how much of it to spend spinning.
+    Returns:
+        The task's index; NO_TASK after the timeout or a signal.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef int64_t now, look, deadline, spin
+    cdef int t
+    client.ensure()
+    t = queue_pop(x)  # a busy worker never looks at the clock: 25 ns
+    if t >= 0:
+        return task_start(x, t)
+    PyErr_CheckSignals()  # one may have come while the last task ended
+    now = frt_now_ns()
+    deadline = now + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
+    spin = <int64_t>(min(max(spin_s, 0.0), 1e9) * 1e9)
+    t = FRT_TIMEOUT
+    while t == FRT_TIMEOUT:
+        look = now + spin + SIGNALS_NS
+        with nogil:
+            t = wait_task(x, look if look < deadline else deadline, spin)
+        now = frt_now_ns()
+        spin = 0
+        if t < 0:
+            PyErr_CheckSignals()
+            client.ensure()
+            if t == FRT_INTERRUPTED or t == FRT_TIMEOUT and now >= deadline:
+                return NO_TASK
+    return task_start(x, check(t))
+
+
+cdef uint32_t task_start(frt_ctx *x, uint32_t t) noexcept nogil:
+    """A claimed task's user code is about to run."""
+    x.clients[x.me].task = t + 1
+    x.clients[x.me].job = x.tasks[t].job
+    if x.tasks[t].attempts < 255:
+        x.tasks[t].attempts += 1
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(x.task_words[t])))
+    return t
+
+
+def function_of(Client client, uint32_t t):
+    """(objref, index) of the function that a claimed task runs."""
+    _check_task(client, t)
+    return client.x.tasks[t].function, client.x.tasks[t].function_index
+
+
+def arguments(Client client, uint32_t t, bint raw=False):
+    """The arguments of a claimed task.
+
+    Args:
+        raw: leave them as they are written, for `submit` on another node.
+    Returns:
+        (kind, args, refs): for kind ARGS_SCALARS `args` is the tuple, with Refs in the places of dependencies;
+        otherwise the serialized bytes. `refs` are references to all that the arguments name.
+    """
+    _check_mine(client, t)
+    cdef frt_ctx *x = &client.x
+    cdef uint16_t kind = x.tasks[t].kind
+    cdef frt_body body
+    cdef frt_refslot slot
+    cdef list refs = []
+    cdef uint32_t k, extras = frt_task_extras(x.tasks[t].flags)
+    if not frt_task_body(x, t, &body) or body.nrefs < extras:
+        check(FRT_CORRUPT)
+    for k in range(body.nrefs - extras):
+        if k + 1 == body.ndeps and x.tasks[t].flags & FRT_TASK_DEMAND:
+            continue
+        slot = body.refs[k]
+        check(object_acquire(x, slot.index, slot.objref, False))
+        refs.append(ref_wrap(client, slot.index))
+    if kind == ARGS_SCALARS and not raw:
+        return ARGS_SCALARS, args_read(body.args, body.bytes, refs), refs
+    return kind, body.args[:body.bytes], refs
+
+
+cdef int _check_task(Client client, uint32_t t) except -1:
+    client.ensure()
+    if t >= frt_tasks(&client.x):
+        raise IndexError(f"there is no task {t}")
+    return 0
+
+
+cdef int _check_mine(Client client, uint32_t t) except -1:
+    client.ensure()
+    if not task_is_mine(&client.x, t):
+        raise FastrtError(f"task {t} is not this client's to run or to end")
+    return 0
+
+
+def finish(Client client, uint32_t t):
+    """End a task that this client runs or ends. Raises RuntimeError when a result of it is not sealed."""
+    cdef frt_ctx *x = &client.x
+    _check_mine(client, t)
+    if not task_results_sealed(x, t):
+        raise RuntimeError(f"task {t} has results that are not sealed")
+    if x.clients[x.me].task == t + 1:
+        x.clients[x.me].task = 0
+        x.clients[x.me].tasks_done += 1
+    check(task_done(x, t))
+
+
+cpdef bint finish_scalar(Client client, uint32_t t, object value) except -1:
+    """Seal a task's only result and end the task.
+
+    Returns:
+        False when the value is not a scalar, the task has another number of results, or its result is sealed
+        already (nothing happened).
+    Raises:
+        ObjectStoreFullError: no room for the value.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint16_t kind = 0
+    cdef Py_ssize_t n
+    cdef int i
+    cdef int rc = FRT_OK
+    cdef char *room
+    _check_mine(client, t)
+    if x.tasks[t].nreturns != 1:
+        return False
+    n = scalar_size(value, &kind)
+    if n < 0:
+        return False
+    i = task_result(x, t, 0)
+    if i < 0:
+        return False
+    if x.entries[i].offset or x.entries[i].flags:
+        check(object_empty(x, i))  # an attempt that died left something
+    room = object_room(x, i, n, 0, &rc)
+    if room == NULL:
+        check(rc)
+    scalar_write(value, kind, room, n)
+    x.entries[i].kind = kind
+    x.clients[x.me].task = 0
+    x.clients[x.me].tasks_done += 1
+    object_seal_pending(x, i)
+    check(task_done(x, t))
+    return True
+
+
+def retry(Client client, uint32_t t):
+    """Queue a task that this client runs once more (its function raised and may be retried).
+
+    Returns:
+        False when its attempts are used up or it was cancelled.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task = x.tasks + t
+    _check_mine(client, t)
+    if task.attempts > task.retries or task_is_cancelled(x, t):
+        return False
+    task_requeue(x, t)
+    return True
+
+
+def give_back(Client client, uint32_t t):
+    """Let whoever comes next run a task that this client has claimed, and not begun with: it was no attempt.
+
+    Returns:
+        False when it was cancelled meanwhile: it is this client's to end.
+    Raises:
+        FastrtError: it is not this client's.
+    """
+    cdef frt_ctx *x = &client.x
+    _check_mine(client, t)
+    if task_is_cancelled(x, t):
+        return False
+    if x.tasks[t].attempts:
+        x.tasks[t].attempts -= 1
+    task_requeue(x, t)
+    return True
+
+
+cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
+    """Have a task that this client has claimed run by whoever comes next."""
+    if x.tasks[t].flags & FRT_TASK_DEMAND:
+        links_hold(x, t)
+        return
+    if x.clients[x.me].task == t + 1:  # not when it was kept for later, and another runs here by now
+        x.clients[x.me].task = 0
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
+    queue_push(x, t)
+    a32_store_rel(&x.clients[x.me].pushing, 0)
+
+
+def set_blocked(Client client, uint32_t t, bint blocked):
+    """Say that the task this client runs sleeps in a get or wait, or that it goes on."""
+    cdef frt_ctx *x = &client.x
+    _check_mine(client, t)
+    x.clients[x.me].blocked = 1 if blocked else 0
+    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_BLOCKED if blocked else FRT_TASK_RUNNING, x.me,
+                                            frt_word_gen(x.task_words[t])))
+
+
+def claim_for(Client client, Ref ref):
+    """Claim the task that `ref` waits for, or one that it in turn waits for, if nobody has started it.
+
+    For a worker that must wait while no other worker can be had: running just these tasks cannot deadlock,
+    because the waiting task cannot go on without them. A generator may wait for whoever reads it: never one of those.
+
+    Returns:
+        The task's index, now RUNNING here; NO_TASK when others run what is needed.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t i, t, task, dep
+    cdef uint32_t left = x.tasks_max
+    cdef uint64_t word, objref
+    cdef frt_body body
+    cdef frt_refslot slot
+    client.ensure()
+    ref_use(client, ref)
+    i, objref = ref.index, ref.objref
+    while left:
+        left -= 1
+        task = a32_load_rlx(&x.entries[i].task)
+        if task == 0 or task > frt_tasks(x):
+            break
+        t = task - 1
+        word = a64_load_sc(x.task_words + t)
+        # We hold only the first of these objects; another may have gone while we looked, and its entry and its task
+        # be strangers'. If it is there after the word was read, the word is its task's, or the swap fails.
+        if frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING or \
+                a64_load_rlx(&x.entries[i].objref) != objref or a32_load_rlx(&x.entries[i].task) != task:
+            break
+        if frt_word_state(word) == FRT_TASK_READY and x.tasks[t].actor == 0 and \
+                not x.tasks[t].flags & FRT_TASK_STREAM:
+            if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word))):
+                return task_start(x, t)
+        elif frt_word_state(word) == FRT_TASK_WAITING and frt_task_body(x, t, &body):
+            dep = x.tasks[t].dep
+            if dep >= body.ndeps:
+                break
+            slot = body.refs[dep]
+            i, objref = slot.index, slot.objref
+            if i >= frt_objects(x):
+                break
+        else:
+            break
+    return NO_TASK
+
+
+def resume(Client client, uint32_t t):
+    """Say that this client is back at task `t` after it ran another on top of it."""
+    _check_mine(client, t)
+    client.x.clients[client.x.me].task = t + 1
+    client.x.clients[client.x.me].job = client.x.tasks[t].job
+
+
+# ---- look and cancel ----
+
+def info(Client client, uint32_t t):
+    """What a task's record says: a dict for people, the daemon and error messages."""
+    _check_task(client, t)
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task = x.tasks + t
+    cdef uint64_t word = a64_load_acq(x.task_words + t)
+    return {"task": t, "id": task.id, "path": task.path, "state": frt_word_state(word), "client": frt_word_client(word),
+            "function": (task.function, task.function_index), "job": task.job, "attempts": task.attempts,
+            "retries": task.retries, "signal": task.signal, "returns": task.nreturns, "refs": task.nrefs,
+            "deps": task.ndeps - (task.flags & FRT_TASK_DEMAND != 0), "flags": task.flags, "kind": task.kind,
+            "priority": task_priority(x, t), "cancelled": task_is_cancelled(x, t),
+            "hops": 0 if task.actor else task.hops,
+            "actor": None if task.actor == 0 else task.actor - 1}
+
+
+def queued(Client client):
+    """How many tasks are ready and not yet taken."""
+    client.ensure()
+    return queue_length(&client.x)
+
+
+def wait_load(Client client, uint32_t seen, double timeout_s, double look_s):
+    """Sleep until the load of this node differs from `seen`: whether tasks are queued, and how many workers are idle.
+
+    A push wakes idle workers only, so this looks now and then, without the GIL: 2 us each time.
+
+    Args:
+        timeout_s: how long to sleep at most.
+        look_s: how long between two looks.
+    Returns:
+        The load as it is now.
+    """
+    cdef frt_ctx *x = &client.x
+    cdef int64_t deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
+    cdef int64_t look = <int64_t>(look_s * 1e9)
+    cdef uint32_t now
+    cdef int rc = FRT_OK
+    client.ensure()
+    with nogil:
+        now = _load(x)
+        while now == seen and rc == FRT_OK:
+            rc = wait_nap(x, a32_load_sc(&x.clients[x.me].wake), deadline, look)
+            now = _load(x)
+    client.ensure()
+    return now
+
+
+cdef uint32_t _load(frt_ctx *x) noexcept nogil:
+    cdef uint32_t i, idle = 0
+    for i in range(frt_clients(x)):
+        idle += frt_word_state(x.clients[i].word) != FRT_CLIENT_FREE and x.clients[i].kind == FRT_KIND_WORKER and \
+            a32_load_rlx(&x.clients[i].task) == 0
+    return 2 * idle + (queue_length(x) > 0)
+
+
+def cancelled(Client client, uint32_t t):
+    """Whether somebody asked for the task's end."""
+    _check_task(client, t)
+    return task_is_cancelled(&client.x, t)
+
+
+def cancel_terms(Client client, uint32_t t):
+    """What those who asked for the task's end want: (its process shall end for it, what it submitted is spared).
+
+    None when nobody has asked for it.
+    """
+    _check_task(client, t)
+    cdef uint64_t told = a64_load_sc(&client.x.tasks[t].cancelled)
+    if not frt_cancels(told, client.x.tasks[t].id):
+        return None
+    return told & FRT_CANCEL_FORCE != 0, told & FRT_CANCEL_ALONE != 0
+
+
+def cancel(Client client, Ref ref, bint force=False, bint alone=False):
+    """Cancel the task that will make `ref`.
+
+    Args:
+        force: its process shall end for it; `alone`: what it submitted is spared. For whoever runs it.
+    Returns:
+        (what, task, pid): "ending" when the task had not started: it is now this client's to end, by sealing its
+        results with an error and `finish`; "running" when process `pid` runs it, must be interrupted; else "done".
+    """
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t
+    client.ensure()
+    ref_use(client, ref)
+    t = a32_load_rlx(&x.entries[ref.index].task)
+    if t == 0 or object_is_sealed(x, ref.index):
+        return "done", 0, 0
+    if t > frt_tasks(x):
+        check(FRT_CORRUPT)
+    return _cancel(x, t - 1, ref.index, 0, _how(force, alone))
+
+
+def cancel_task(Client client, uint32_t t, uint64_t id, bint force=False, bint alone=False):
+    """As `cancel`, for the task of that id, if it is still in record `t`."""
+    client.ensure()
+    if t >= frt_tasks(&client.x):
+        return "done", 0, 0
+    return _cancel(&client.x, t, FRT_NONE, id, _how(force, alone))
+
+
+cdef inline uint32_t _how(bint force, bint alone) noexcept:
+    return (FRT_CANCEL_FORCE if force else 0) | (FRT_CANCEL_ALONE if alone else 0)
+
+
+cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id, uint32_t how):
+    """Cancel the task that will make entry i, or the one of that id."""
+    cdef uint64_t word
+    cdef int state, pid
+    while True:
+        word = a64_load_sc(x.task_words + t)
+        state = frt_word_state(word)
+        # After the word was read: it is the task's, or another generation is on it.
+        if object_is_sealed(x, i) if i != FRT_NONE else a64_load_acq(&x.tasks[t].id) != id:
+            return "done", 0, 0
+        if state == FRT_TASK_WAITING or state == FRT_TASK_READY:
+            if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
+                links_unwait(x, t)
+                return "ending", t, 0
+        elif state == FRT_TASK_RUNNING or state == FRT_TASK_BLOCKED or state == FRT_TASK_CLAIMED:
+            pid = check(task_mark_cancelled(x, t, word, how))
+            if pid > 0:
+                return "running", t, pid
+        else:
+            return "done", 0, 0
+
+
+def begin_path(Client client, uint64_t parent):
+    """Let the paths of the tasks that this client submits from now on count up from a parent's that is no task."""
+    client.ensure()
+    client.x.path = (parent ^ <uint64_t>1 << 63) * FRT_PATH_STEP  # its number may be some task's path, too
+
+
+def maker_of(Client client, Ref ref):
+    """(job, path) of the task that will make `ref`, to find its children by; None when its value is there."""
+    cdef frt_ctx *x = &client.x
+    cdef uint32_t t
+    cdef uint64_t job, path
+    client.ensure()
+    ref_use(client, ref)
+    t = a32_load_rlx(&x.entries[ref.index].task)
+    if t == 0 or t > frt_tasks(x):
+        return None
+    job, path = x.tasks[t - 1].job, x.tasks[t - 1].path
+    return None if object_is_sealed(x, ref.index) else (job, path)  # while it is not, the record is its task's
+
+
+def children(Client client, uint64_t job, uint64_t path):
+    """The tasks that are there and that the task of a job with that path has submitted.
+
+    Returns:
+        A list of (index, id, path, whether it is an actor's call).
+    """
+    cdef frt_ctx *x = &client.x
+    cdef frt_task *task
+    cdef uint32_t t
+    cdef uint64_t word
+    cdef uint64_t first = path * FRT_PATH_STEP
+    cdef list found = []
+    cdef tuple row
+    client.ensure()
+    if path == 0:
+        return found  # not a task: those of every driver, and of whoever else runs none, come after it
+    for t in range(frt_tasks(x)):
+        word = a64_load_acq(x.task_words + t)
+        if frt_word_state(word) <= FRT_TASK_RESERVED:
+            continue
+        task = x.tasks + t
+        if task.job == job and task.path - first - 1 < CHILDREN_MAX:
+            row = (t, task.id, task.path, task.actor != 0)
+            if a64_load_acq(x.task_words + t) == word or frt_word_gen(x.task_words[t]) == frt_word_gen(word):
+                found.append(row)
+    return found

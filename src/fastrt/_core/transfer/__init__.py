@@ -1,0 +1,1 @@
+"""Objects in chunks and over TCP, and the TCP connections of this process."""

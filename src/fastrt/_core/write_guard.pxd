@@ -1,5 +1,0 @@
-from fastrt._core.layout cimport frt_ctx
-
-
-cdef void guard_add(const frt_ctx *x) noexcept
-cdef void guard_remove(const frt_ctx *x) noexcept
