@@ -74,7 +74,7 @@ def _native(token: str, tls: bool) -> tuple[str, Callable[[], None]]:
 
 
 def _ps_scheduler(token: str, http: bool) -> tuple[str, Callable[[], None]]:
-    from fastrt.cluster import ClusterOptions, ClusterScheduler, Settings
+    from fastrt.membership import ClusterOptions, ClusterScheduler, Settings
 
     scheduler = ClusterScheduler(ClusterOptions(settings=Settings(1, 0), token=token, http_address="127.0.0.1:0"))
     scheduler.start()
@@ -187,12 +187,12 @@ class Client:
             made.close()
 
     def _ps_frames(self) -> None:
-        from fastrt.cluster.peers import look
+        from fastrt.membership.peers import look
 
         look(self._address, self._trust.token, CALL_S)
 
     def _ps_http(self) -> None:
-        from fastrt.cluster.http import request
+        from fastrt.membership.http import request
 
         status, _ = request(self._address, self._trust, "GET", "/state", timeout_s=CALL_S)
         assert status == 200

@@ -23,12 +23,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fastrt.cluster import wire
-from fastrt.cluster.events import Phase, Role
-from fastrt.cluster.framing import Frame, Kind
-from fastrt.cluster.http import request
-from fastrt.cluster.links import FrameConnection
-from fastrt.cluster.wire import Command, Meta, request_frame
+from fastrt.membership import wire
+from fastrt.membership.events import Phase, Role
+from fastrt.membership.framing import Frame, Kind
+from fastrt.membership.http import request
+from fastrt.membership.links import FrameConnection
+from fastrt.membership.wire import Command, Meta, request_frame
 from fastrt.rpc.trust import trust_of
 
 BAR_S = 5.0  # for 1,000 members, of the whole

@@ -6,9 +6,9 @@ import socket
 import grpc
 
 import fastrt.ps
-from fastrt.cluster.http import request
-from fastrt.cluster.peers import look
 from fastrt.errors import FastrtError
+from fastrt.membership.http import request
+from fastrt.membership.peers import look
 from fastrt.ps.wire import dial
 from fastrt.rpc.identity import Identity
 from fastrt.rpc.trust import Trust

@@ -14,13 +14,13 @@ from typing import Any
 import grpc
 import pytest
 
-from fastrt.cluster import ClusterOptions, ClusterScheduler, Role, Settings, wire
-from fastrt.cluster.events import Refused, ScaleOut
-from fastrt.cluster.framing import Parser
-from fastrt.cluster.wire import Command
 from fastrt.coordination import Coordinator, CoordinatorOptions, connect
 from fastrt.coordination.front import Front
 from fastrt.durable import DiskFullError, Journal, WriteLog
+from fastrt.membership import ClusterOptions, ClusterScheduler, Role, Settings, wire
+from fastrt.membership.events import Refused, ScaleOut
+from fastrt.membership.framing import Parser
+from fastrt.membership.wire import Command
 from fastrt.ps.journal import FolderMedium
 from fastrt.ps.journal import Journal as PushJournal
 from fastrt.rpc.channel import open_channel

@@ -18,6 +18,7 @@ import grpc
 import psutil
 import pytest
 
+from fastrt.cluster.membership import JOIN, Membership
 from fastrt.node.daemon import sweep_sessions
 from fastrt.rpc import streams
 from fastrt.rpc.auth import read_token
@@ -25,7 +26,6 @@ from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.identity import Identity, new_token
 from fastrt.rpc.streams import Access
 from fastrt.runtime.nodes import nodes_at
-from fastrt.scheduler.membership import JOIN, Membership
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "node"))
 from cluster import START, RunningNode
@@ -295,7 +295,7 @@ async def tell(address: str, access: Access, reports: list[Any]) -> tuple[Any, s
 
 
 def test_hostile_reports_close_their_own_stream_only(head: RunningNode, ours: Identity) -> None:
-    uplink, keeper = head.child("fastrt.node.uplink"), head.child("fastrt.runtime.head")
+    uplink, keeper = head.child("fastrt.cluster.uplink"), head.child("fastrt.cluster.head")
     assert uplink is not None
     assert keeper is not None
 
@@ -312,7 +312,7 @@ def test_hostile_reports_close_their_own_stream_only(head: RunningNode, ours: Id
     asyncio.run(run())
     assert uplink.is_running()
     assert keeper.is_running()
-    assert head.child("fastrt.node.uplink") == uplink
+    assert head.child("fastrt.cluster.uplink") == uplink
 
 
 def test_report_of_a_million_resources_is_not_even_parsed(head: RunningNode, ours: Identity) -> None:
@@ -359,11 +359,11 @@ def test_program_that_takes_the_port_of_a_dead_head_is_not_believed(
         with serving(Access(Identity.from_token(token)), Membership().join, wait_until) as address:
             node = RunningNode(folder / "rt", "--address", address, "--num-workers", "1")
             stack.callback(node.stop)
-        uplink = node.child("fastrt.node.uplink")
+        uplink = node.child("fastrt.cluster.uplink")
         _, got = stack.enter_context(recorder(b"HTTP/1.1 200 OK\r\n\r\n", int(address.rpartition(":")[2])))
         assert node.process.stderr is not None
         said = node.process.stderr.readline()
-        assert node.child("fastrt.node.uplink") == uplink
+        assert node.child("fastrt.cluster.uplink") == uplink
     assert (
         said
         == f"fastrt: the head is away: the process at {address} is not part of this cluster: it does not speak TLS\n"
@@ -389,9 +389,9 @@ def test_hostile_head_cannot_end_an_uplink(
     with serving(Access(Identity.from_token(token)), join, wait_until) as address:
         node = RunningNode(folder / "rt", "--address", address, "--num-workers", "1")
         try:
-            uplink = node.child("fastrt.node.uplink")
+            uplink = node.child("fastrt.cluster.uplink")
             wait_until(lambda: len(nodes_at(node.note.socket_path)) >= 3, "the sound reports")
-            assert node.child("fastrt.node.uplink") == uplink
+            assert node.child("fastrt.cluster.uplink") == uplink
         finally:
             _, said = node.stop()
     assert "report that is left out" in said

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from fastrt import ps
-from fastrt.cluster import ClusterOptions, ClusterScheduler, MemberUnreachableError, Role, Settings, wire
-from fastrt.cluster.framing import Frame, Kind, Parser
-from fastrt.cluster.http import request
-from fastrt.cluster.wire import NO_RANK, Command, request_frame
+from fastrt.membership import ClusterOptions, ClusterScheduler, MemberUnreachableError, Role, Settings, wire
+from fastrt.membership.framing import Frame, Kind, Parser
+from fastrt.membership.http import request
+from fastrt.membership.wire import NO_RANK, Command, request_frame
 from fastrt.ps.wire import BrokenWireError, dial
 from fastrt.rpc.identity import new_token
 from fastrt.rpc.trust import trust_of

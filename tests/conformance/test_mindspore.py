@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fastrt.cluster import ClusterMember, MemberOptions, Phase, RegistrationRefusedError, Role
+from fastrt.membership import ClusterMember, MemberOptions, Phase, RegistrationRefusedError, Role
 
 PYTHON = os.environ.get("FASTRT_MINDSPORE", "")
 SCHEDULER = Path(__file__).with_name("mindspore_scheduler.py")

@@ -9,7 +9,7 @@ PACKAGES = [
     "fastrt.foreign_text",
     "fastrt.ps.wire",
     "fastrt.rpc",
-    "fastrt.scheduler.membership",
+    "fastrt.cluster.membership",
     "fastrt.store.attach",
     "fastrt.transfer.wire",
 ]
@@ -178,7 +178,7 @@ def report(data: bytes) -> None:
 
     from google.protobuf.message import DecodeError
 
-    from fastrt.scheduler.membership import refused_report
+    from fastrt.cluster.membership import refused_report
 
     with contextlib.suppress(DecodeError):
         found = _report().FromString(data)

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ["fastrt.cluster", "fastrt.foreign_text", "http.server", "http.client"]
-FRAMES = Path(__file__).parents[1] / "cluster" / "mindspore_frames.json"
+PACKAGES = ["fastrt.membership", "fastrt.foreign_text", "http.server", "http.client"]
+FRAMES = Path(__file__).parents[1] / "membership" / "mindspore_frames.json"
 
 
 def frames(data: bytes) -> None:
     """One connection's bytes, in two pieces: requests, or the connection's end with a reason."""
-    from fastrt.cluster import events as ev
-    from fastrt.cluster.framing import FramingError, Parser
-    from fastrt.cluster.links import is_same_machine
-    from fastrt.cluster.state import ClusterState, Settings
-    from fastrt.cluster.wire import Encoder, Meta, parse, parse_request
+    from fastrt.membership import events as ev
+    from fastrt.membership.framing import FramingError, Parser
+    from fastrt.membership.links import is_same_machine
+    from fastrt.membership.state import ClusterState, Settings
+    from fastrt.membership.wire import Encoder, Meta, parse, parse_request
 
     state, encoder, parser = ClusterState(Settings(1, 1), 0.0), Encoder(), Parser(1 << 20)
     cut = data[0] if data else 0
@@ -46,7 +46,7 @@ class _Server:
 
     @staticmethod
     def ask(make: Callable[[int], Any]) -> Any:
-        from fastrt.cluster.events import Refused
+        from fastrt.membership.events import Refused
 
         make(1)
         raise Refused("no")
@@ -54,7 +54,7 @@ class _Server:
 
 def http(data: bytes) -> None:
     """One connection's bytes: an answer, or the connection's end."""
-    from fastrt.cluster.http import _Handler
+    from fastrt.membership.http import _Handler
 
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -46,7 +46,7 @@ class RunningNode:
         return self.note.head
 
     def child(self, module: str) -> psutil.Process | None:
-        """A process of the node: "fastrt.node.uplink", "fastrt.runtime.head"; None while there is none."""
+        """A process of the node: "fastrt.cluster.uplink", "fastrt.cluster.head"; None while there is none."""
         for process in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
                 if module in " ".join(process.cmdline()):

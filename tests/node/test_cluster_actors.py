@@ -347,8 +347,10 @@ def test_killed_uplinks_are_dead_processes(nodes, two, wait_until):
     for victim in nodes:
         more = Counter.options(scheduling="two", max_restarts=-1, max_task_retries=-1).remote(5)
         assert get(more.add.remote()) == 6
-        dead = victim.kill_child("fastrt.node.uplink")
-        wait_until(lambda victim=victim, dead=dead: victim.child("fastrt.node.uplink") not in (None, dead), "another")
+        dead = victim.kill_child("fastrt.cluster.uplink")
+        wait_until(
+            lambda victim=victim, dead=dead: victim.child("fastrt.cluster.uplink") not in (None, dead), "another"
+        )
         wait_until(lambda: len(fastrt.nodes()) == 2, "both nodes")
         assert get(more.add.remote()) in (6, 7)
         assert get(more.where.remote())[0] == two

@@ -32,10 +32,10 @@ def alone(path, k):
     return k
 
 
-@pytest.mark.parametrize("module", ["fastrt.runtime.head", "fastrt.node.uplink", "fastrt.node.__main__"])
+@pytest.mark.parametrize("module", ["fastrt.cluster.head", "fastrt.cluster.uplink", "fastrt.node.__main__"])
 def test_gpu_is_never_used_twice_and_no_task_is_lost(pair, tmp_path, wait_until, module):
     refs = [alone.remote(str(tmp_path / "gpu"), k) for k in range(150)]
-    victims = pair[:1] if module == "fastrt.runtime.head" else pair
+    victims = pair[:1] if module == "fastrt.cluster.head" else pair
     for number, victim in enumerate(victims):
         assert fastrt.wait(refs, num_returns=30 * (number + 1), timeout=40)[1]
         dead = victim.kill_child(module)
@@ -64,8 +64,8 @@ def test_next_head_knows_all_nodes_and_what_is_in_use_there(pair, start, tmp_pat
 
     held = hold.remote(str(tmp_path / "gate"))
     wait_until(lambda: fastrt.available_resources().get("GPU") is None, "the gpu to be taken", 30)
-    dead = pair[0].kill_child("fastrt.runtime.head")
-    wait_until(lambda: pair[0].child("fastrt.runtime.head") not in (None, dead), "another head", 30)
+    dead = pair[0].kill_child("fastrt.cluster.head")
+    wait_until(lambda: pair[0].child("fastrt.cluster.head") not in (None, dead), "another head", 30)
     start("--address", pair[0].head, "--name", "three", *MORE)
     wait_until(lambda: fastrt.cluster_resources() == {"CPU": 5.0, "GPU": 2.0}, "all three", 30)
     wait_until(lambda: fastrt.available_resources().get("GPU") == 1.0, "what is in use", 30)

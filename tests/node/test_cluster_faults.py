@@ -32,8 +32,10 @@ def test_a_killed_uplink_loses_nothing(pair, wait_until):
     refs = [slow.remote(k, 0.01) for k in range(200)]
     for victim in (pair[0], pair[1], pair[0]):
         assert fastrt.wait(refs, num_returns=20, timeout=30)[1]
-        dead = victim.kill_child("fastrt.node.uplink")
-        wait_until(lambda victim=victim, dead=dead: victim.child("fastrt.node.uplink") not in (None, dead), "another")
+        dead = victim.kill_child("fastrt.cluster.uplink")
+        wait_until(
+            lambda victim=victim, dead=dead: victim.child("fastrt.cluster.uplink") not in (None, dead), "another"
+        )
     assert fastrt.get(refs, timeout=60) == list(range(1, 201))
 
 
@@ -59,9 +61,9 @@ def test_a_task_whose_attempts_are_used_up_by_lost_nodes_says_so(pair):
 def test_nodes_work_on_while_the_head_is_dead_and_join_the_next(pair, start, wait_until):
     head = pair[0]
     assert fastrt.get(slow.remote(1, 0), timeout=20) == 2
-    dead = head.kill_child("fastrt.runtime.head")
+    dead = head.kill_child("fastrt.cluster.head")
     assert fastrt.get([slow.remote(k, 0) for k in range(100)], timeout=20) == list(range(1, 101))
-    wait_until(lambda: head.child("fastrt.runtime.head") not in (None, dead), "another head")
+    wait_until(lambda: head.child("fastrt.cluster.head") not in (None, dead), "another head")
     pair[1].kill()
     start("--address", head.head, "--num-workers", "1", "--name", "three")
     assert fastrt.get([slow.remote(k, 0) for k in range(100)], timeout=30) == list(range(1, 101))
@@ -173,7 +175,7 @@ def test_an_uplink_that_waits_for_the_head_ends_with_its_node(runtime_dir, tmp_p
         assert node.stderr is not None
         assert "This node waits for it" in node.stderr.readline()
         children = psutil.Process(node.pid).children(recursive=True)
-        assert any("fastrt.node.uplink" in " ".join(child.cmdline()) for child in children)
+        assert any("fastrt.cluster.uplink" in " ".join(child.cmdline()) for child in children)
         node.kill()
         wait_until(lambda: not psutil.wait_procs(children, 0)[1], "the node's processes to end")
 

@@ -13,11 +13,11 @@ from fastrt._core.objects import functions, handles
 from fastrt._core.repair.fsck import fsck, usage
 from fastrt._core.tasks import actors, admission, generators, submission
 from fastrt._core.tasks import tasks as core
+from fastrt.cluster.peer import Peer, nearest
+from fastrt.cluster.peer_stream import Exchange
+from fastrt.cluster.readiness import Readiness
+from fastrt.cluster.references import PeerError
 from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError
-from fastrt.node.exchange import Exchange
-from fastrt.node.peers import Peer, nearest
-from fastrt.node.readiness import Readiness
-from fastrt.node.references import PeerError
 from fastrt.rpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.tasks.demand import Demand, export

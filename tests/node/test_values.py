@@ -9,10 +9,10 @@ from test_exchange import Side
 from transfer.sites import Proxy, Unbound
 
 from fastrt._core.tasks import tasks as core
+from fastrt.cluster.large_values import Native
+from fastrt.cluster.outbox import PIECE_BYTES
+from fastrt.cluster.peer_stream import Exchange
 from fastrt.errors import TaskCancelledError, WorkerCrashedError
-from fastrt.node.exchange import Exchange
-from fastrt.node.outgoing import PIECE_BYTES
-from fastrt.node.values import Native
 from fastrt.rpc.descriptors import message_set
 from fastrt.rpc.identity import Identity, new_token
 from fastrt.rpc.streams import Access

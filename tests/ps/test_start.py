@@ -17,10 +17,10 @@ import pytest
 
 import fastrt
 from fastrt import ps
-from fastrt.cluster import ClusterOptions, ClusterScheduler, Role
-from fastrt.cluster.http import request
 from fastrt.durable import StateDirectoryError
 from fastrt.errors import ConfigError, ForkedRuntimeError, NotInitializedError
+from fastrt.membership import ClusterOptions, ClusterScheduler, Role
+from fastrt.membership.http import request
 from fastrt.rpc.identity import new_token
 from fastrt.rpc.trust import trust_of
 

@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from fastrt.cli.tables import table_console
-from fastrt.cluster import http
-from fastrt.cluster.peers import look
-from fastrt.cluster.service import ClusterOptions, ClusterScheduler
-from fastrt.cluster.state import Settings
 from fastrt.errors import FastrtError
+from fastrt.membership import http
+from fastrt.membership.peers import look
+from fastrt.membership.service import ClusterOptions, ClusterScheduler
+from fastrt.membership.state import Settings
 from fastrt.rpc.auth import TlsFiles, read_token
 from fastrt.rpc.identity import new_token
 from fastrt.rpc.trust import Trust, trust_of

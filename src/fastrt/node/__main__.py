@@ -15,7 +15,7 @@ import sys
 from fastrt.config import Config, raise_descriptors
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
 from fastrt.node.daemon import Daemon, ZygoteEndedError
-from fastrt.node.pool import Pool
+from fastrt.node.worker_pool import Pool
 
 _SPARE_WORKERS = 16
 

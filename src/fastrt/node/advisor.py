@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fastrt._core.memory.clients import Client
 from fastrt._core.repair import inspect
 from fastrt._core.tasks import tasks
-from fastrt.node.pool import Pool
+from fastrt.node.worker_pool import Pool
 
 _TINY_MANY = 50_000
 _TINY_BYTES = 1024

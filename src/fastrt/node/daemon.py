@@ -43,9 +43,9 @@ from fastrt.node.admission import Admission
 from fastrt.node.advisor import Advisor
 from fastrt.node.janitor import Janitor, explain
 from fastrt.node.logs import Forwarding, LogPipe, Printed
-from fastrt.node.memory import KillCounters
-from fastrt.node.pool import Pool, kill_group, pidfd_of
+from fastrt.node.memory_limit import KillCounters
 from fastrt.node.spiller import Spiller
+from fastrt.node.worker_pool import Pool, kill_group, pidfd_of
 from fastrt.store import unread
 from fastrt.store.attach import Link, answers, listen
 from fastrt.store.client import Store

@@ -18,7 +18,7 @@ from fastrt.errors import (
     TaskTimeoutError,
     WorkerCrashedError,
 )
-from fastrt.node.memory import LACK
+from fastrt.node.memory_limit import LACK
 from fastrt.store import unread
 from fastrt.store.client import Store
 from fastrt.tasks.cancel import interrupt

@@ -3,7 +3,7 @@
 `start` starts servers and gives a `Cluster`, whose tables workers push gradients to and pull values from.
 """
 
-from fastrt.cluster.options import MemberEvent
+from fastrt.membership.options import MemberEvent
 from fastrt.ps.embedding import Embedding
 from fastrt.ps.errors import CheckpointError, NotFiniteError, ServerLostError, TableMismatchError, TableTimeoutError
 from fastrt.ps.handles import Handle

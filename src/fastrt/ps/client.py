@@ -22,10 +22,10 @@ import numpy as np
 
 from fastrt._core.tables.embedding import EmbeddingMemory
 from fastrt._core.tables.versions import Versions
-from fastrt.cluster.client import ClusterMember
-from fastrt.cluster.events import Role
-from fastrt.cluster.options import MemberEvent, MemberOptions
 from fastrt.errors import ForkedRuntimeError, NotInitializedError
+from fastrt.membership.client import ClusterMember
+from fastrt.membership.events import Role
+from fastrt.membership.options import MemberEvent, MemberOptions
 from fastrt.ps.errors import ServerLostError, TableTimeoutError
 from fastrt.ps.refusals import raise_refusal
 from fastrt.ps.spec import Spec

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastrt.cluster.service import ClusterOptions, ClusterScheduler
-from fastrt.cluster.state import Settings
 from fastrt.errors import ConfigError, FastrtError, NotFoundError
+from fastrt.membership.service import ClusterOptions, ClusterScheduler
+from fastrt.membership.state import Settings
 from fastrt.ps.barrier import Barrier
 from fastrt.ps.checkpoints import Checkpoints
 from fastrt.ps.elsewhere import DistantServer

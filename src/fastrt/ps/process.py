@@ -73,9 +73,9 @@ def _join(settings: dict[str, Any]) -> Callable[[], None]:
 
     A scheduler that does not answer is the head's to notice: tables are served all the same.
     """
-    from fastrt.cluster.client import ClusterMember
-    from fastrt.cluster.events import Role
-    from fastrt.cluster.options import MemberOptions
+    from fastrt.membership.client import ClusterMember
+    from fastrt.membership.events import Role
+    from fastrt.membership.options import MemberOptions
 
     options = MemberOptions(
         settings["scheduler"], f"server-{settings['index']}", settings["host"], token=settings["token"]

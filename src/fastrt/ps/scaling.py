@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fastrt.cluster import events as ev
-from fastrt.cluster.events import MemberView, Phase, Role
 from fastrt.errors import ConfigError, FastrtError
+from fastrt.membership import events as ev
+from fastrt.membership.events import MemberView, Phase, Role
 from fastrt.ps.errors import ServerLostError, TableTimeoutError
 
 if TYPE_CHECKING:

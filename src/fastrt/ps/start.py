@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastrt.cluster.events import MemberView
-from fastrt.cluster.options import MemberEvent
 from fastrt.errors import ConfigError
+from fastrt.membership.events import MemberView
+from fastrt.membership.options import MemberEvent
 from fastrt.ps.client import Session
 from fastrt.ps.elsewhere import make_distant
 from fastrt.ps.embedding import Embedding

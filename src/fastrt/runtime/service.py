@@ -34,7 +34,7 @@ _TOKEN = "token"  # in the session's folder
 # gRPC takes TLS 1.2 too and has no option against it. The identity's certificates have EC keys, so TLS 1.2 finds no
 # suite where the only one is for RSA keys. The suites of 1.3 are fixed. It suits processes without other certificates.
 _TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES128-GCM-SHA256"}
-_MODULES = {"head": "fastrt.runtime.head", "uplink": "fastrt.node.uplink", "store": "fastrt.runtime.bridge"}
+_MODULES = {"head": "fastrt.cluster.head", "uplink": "fastrt.cluster.uplink", "store": "fastrt.runtime.bridge"}
 
 
 @dataclass(frozen=True)

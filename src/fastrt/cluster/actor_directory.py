@@ -1,0 +1,65 @@
+"""Finds actors of other nodes by their names: every node that is there is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles
+from fastrt.cluster.peer_stream import Exchange
+from fastrt.store.attach import Lasting
+from fastrt.store.ref import ObjectRef
+
+_CONNECT_S = 2.0  # for streams to nodes that nobody has called yet
+_CONNECT_STEP_S = 0.01
+_ANSWER_S = 5.0
+_KEEP_S = 2.0  # in which whoever has asked takes what was found
+
+
+class Finder:
+    """Answers the daemon's questions.
+
+    Args:
+        client: this process's attachment.
+        daemon: the connection to it.
+        connected: the streams to other nodes, and whether there is one to each.
+    """
+
+    def __init__(self, client: Client, daemon: Lasting, connected: Callable[[], tuple[list[Exchange], bool]]) -> None:
+        self._client = client
+        self._daemon = daemon
+        self._connected = connected
+        self._kept: list[tuple[float, ObjectRef]] = []
+
+    async def find(self, ticket: int, name: str) -> None:
+        """Ask all nodes for the actor of a name, or with none for the names that they have, and tell the daemon.
+
+        Args:
+            ticket: of the question.
+            name: the actor's.
+        """
+        until = time.monotonic() + _CONNECT_S
+        exchanges, complete = self._connected()
+        while not complete and time.monotonic() < until:
+            await asyncio.sleep(_CONNECT_STEP_S)
+            exchanges, complete = self._connected()
+        asked = [exchange.away.ask(name) for exchange in exchanges]
+        answers = [one.result() for one in (await asyncio.wait(asked, timeout=_ANSWER_S))[0]] if asked else []
+        names = sorted({one for names, _ in answers for one in names})
+        found = next((ref for _, ref in answers if ref is not None), None)
+        where = (0, 0)
+        if found is not None:
+            self._kept.append((time.monotonic(), found))
+            where = found.objref, handles.describe(self._client, found)["index"]
+        self._daemon.send(op="found_actor", ticket=ticket, names=names, objref=where[0], index=where[1])
+
+    def kept(self) -> set[int]:
+        """Numbers of the stand-ins that were found, and that the process which asked may not hold yet."""
+        return {ref.objref for _, ref in self._kept}
+
+    def tidy(self) -> None:
+        """Let go of what has been taken by now."""
+        now = time.monotonic()
+        self._kept = [one for one in self._kept if now - one[0] < _KEEP_S]

@@ -1,0 +1,214 @@
+"""Generators whose handles came from the other node of a stream: read here, while their tasks are that node's.
+
+What stands for such a generator's stream here is a stream, too, which this process fills (`Mirror`). Nothing is fetched
+before somebody here has wanted an item; from then on some are fetched ahead of the readers, so that they need not wait
+for each. The other node takes items as any reader does (`Feed`), as many as it was asked for: readers on both nodes
+share them. Its task's result travels by itself, and may come first; what ends the readers' wait is that the other node
+says how many items there were. When it is lost, the last item is an error.
+"""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fastrt._core.tasks import generator_relay, generators
+from fastrt.cluster.generators import InOrder, Nap, is_laden
+from fastrt.errors import ObjectLostError
+from fastrt.rpc.descriptors import message_set
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
+
+if TYPE_CHECKING:
+    from fastrt.cluster.peer_stream import Exchange
+
+_SET = message_set("node")
+_Over, _Reads = (_SET.message(f"fastrt.node.{name}") for name in ("Over", "Reads"))
+_AHEAD = 64  # items that are fetched ahead; once half of them are read, more are asked for
+_ITEMS_A_LOOK = 256
+
+
+class Feed:
+    """A stream of this node's that the other one reads.
+
+    Args:
+        exchange: the stream to that node.
+        ref: the stream.
+    """
+
+    def __init__(self, exchange: Exchange, ref: ObjectRef) -> None:
+        # A stream whose task has ended, or is a third node's, is its own end: what it lacks then it will never have.
+        self._exchange, self._ref = exchange, ref
+        self.pair = (ref, generator_relay.end_of(exchange.client, ref) or ref)
+        self._sent = self._allowed = self._sending = 0
+
+    def is_paused(self) -> bool:
+        """Whether no more should be sent for now."""
+        return is_laden(self._exchange, self._sending)
+
+    def prepare(self, nap: Nap) -> None:
+        """As every flow."""
+        if self.is_paused():
+            nap.is_short = True
+        else:
+            nap.readers.append(self.pair)
+
+    def on_reads(self, items: int) -> None:
+        """The other node may be sent so many items in all."""
+        self._allowed = items
+        self._exchange.flows.watch.open(self)
+
+    def look(self) -> None:
+        """Send what there is."""
+        exchange = self._exchange
+        for _ in range(_ITEMS_A_LOOK):
+            if self.is_paused():
+                return
+            if self._sent >= self._allowed:
+                break
+            item = generators.take(exchange.client, *self.pair, 0, 0.0)
+            if item is False:
+                return
+            if item is None or item is self.pair[1]:
+                exchange.out.add("over", _Over(objref=self._ref.objref, items=self._sent))
+                break
+            self._sent += 1
+            self._sending += 1
+            exchange.send_value(item, self._taken, objref=self._ref.objref, item=self._sent)
+        else:
+            return
+        exchange.flows.watch.drop(self)
+
+    def _taken(self) -> None:
+        self._sending -= 1
+
+
+class Mirror:
+    """A stream of the other node's, read here.
+
+    Args:
+        exchange: the stream to that node.
+        objref: there.
+        ref: what stands for it here.
+    """
+
+    def __init__(self, exchange: Exchange, objref: int, ref: ObjectRef) -> None:
+        self._exchange, self.objref, self.ref = exchange, objref, ref
+        self.items = InOrder(f"a stream of node {exchange.name}")
+        self.seen, self._asked, self._most = 0, 0, -1
+
+    def prepare(self, nap: Nap) -> None:
+        """As every flow. Nobody tells when somebody wants the first item: that is looked for now and then."""
+        if self._asked:
+            nap.fed.append((self.ref, self.seen))
+
+    def look(self) -> None:
+        """Ask for more, if they are wanted."""
+        self.seen = generators.info(self._exchange.client, self.ref)["taken"]
+        if not self._asked and not generator_relay.is_awaited(self._exchange.client, self.ref):
+            return
+        if self._asked - self.seen <= _AHEAD // 2:
+            self._asked = self.seen + _AHEAD
+            self._exchange.out.add("reads", _Reads(objref=self.objref, items=self._asked))
+
+    def add(self, ref: ObjectRef) -> None:
+        """The next item is there."""
+        generator_relay.add_to(self._exchange.client, self.ref, ref)
+        self._close_if_whole()
+
+    def on_over(self, items: int) -> None:
+        """So many items there are in all."""
+        self._most = items
+        self._close_if_whole()
+
+    def _close_if_whole(self) -> None:
+        if self.items.count == self._most:
+            self._exchange.flows.watch.drop(self)
+            generator_relay.close(self._exchange.client, self.ref)
+
+    def lose(self, lost: str) -> None:
+        """The other node is lost."""
+        if self.items.count != self._most:
+            error = serialize(ObjectLostError(f"further items of a generator are lost: {lost}"))
+            generator_relay.add_to(
+                self._exchange.client, self.ref, self._exchange.store.put_serialized(error, error=True)
+            )
+            self._most = self.items.count
+            self._close_if_whole()
+
+
+class Streams:
+    """The generators that the two nodes of one stream have named to each other.
+
+    Args:
+        exchange: the stream.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._feeds: dict[int, Feed] = {}  # by this node's object
+        self._mirrors: dict[int, Mirror] = {}  # by the other node's
+
+    def feed(self, ref: ObjectRef) -> None:
+        """The other node has been named a stream of this one, and has nothing of it."""
+        self.stop(ref.objref)
+        self._feeds[ref.objref] = Feed(self._exchange, ref)
+
+    def stop(self, objref: int) -> None:
+        """It does not read it any more."""
+        feed = self._feeds.pop(objref, None)
+        if feed is not None:
+            self._exchange.flows.watch.drop(feed)
+
+    def on_reads(self, message: Any) -> None:
+        """The other node wants items."""
+        feed = self._feeds.get(message.objref)
+        if feed is not None:
+            feed.on_reads(message.items)
+
+    def mirror(self, objref: int, ref: ObjectRef) -> None:
+        """A stream of the other node's has been named."""
+        mirror = self._mirrors[objref] = Mirror(self._exchange, objref, ref)
+        self._exchange.flows.watch.open(mirror)
+
+    def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
+        """An item has come, or the first piece of one; False when nobody wants it.
+
+        Raises:
+            PeerError: it makes no sense.
+        """
+        mirror = self._mirrors.get(message.objref)
+        if mirror is None:
+            return False
+
+        def put(ref: ObjectRef) -> None:
+            mirror.items.put(message.item, partial(mirror.add, ref))
+
+        if message.kind == 0 and not message.error and len(message.data) == message.size:
+            put(
+                self._exchange.store.put_or_error(pickle.loads(message.data))
+            )  # the stream has shown the session's token
+        else:
+            self._exchange.receive(message, contains, -message.objref, put)
+        return True
+
+    def on_over(self, message: Any) -> None:
+        """A stream of the other node's has ended."""
+        mirror = self._mirrors.get(message.objref)
+        if mirror is not None:
+            mirror.on_over(message.items)
+
+    def given_up(self, objref: int) -> None:
+        """Nobody here reads that stream of the other node's any more."""
+        mirror = self._mirrors.pop(objref, None)
+        if mirror is not None:
+            self._exchange.flows.watch.drop(mirror)
+
+    def close(self, lost: str) -> None:
+        """The other node is lost."""
+        for objref in list(self._feeds):
+            self.stop(objref)
+        for objref, mirror in list(self._mirrors.items()):
+            self.given_up(objref)
+            mirror.lose(lost)

@@ -1,0 +1,399 @@
+"""Generators whose items are read on another node: they come as they are made, a stream in the arena at either end.
+
+The node that runs the task is one reader of its stream, for all readers elsewhere: it takes items and sends them in
+order (`Outflow`). The node that lent the task is the producer of its own, which its program reads (`Inflow`): it adds
+what comes, tells what was read and what is still wanted. Items that were not read there are unread to the task, too, so
+its limit holds over both nodes, and a generator that nobody reads any more is closed. What has come stays when the
+other node is lost: the next attempt, wherever it runs, leaves that out.
+
+Order: items are numbered; the task's result is sent when all its items have been taken off this node's hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fastrt._core.memory.clients import Client
+from fastrt._core.objects import handles
+from fastrt._core.tasks import generator_relay, generators
+from fastrt._core.tasks.generators import ITEMS, NOTHING, Producer
+from fastrt.cluster.references import PeerError
+from fastrt.cluster.sleeper import Sleeper
+from fastrt.errors import FastrtError, ObjectStoreFullError
+from fastrt.rpc.descriptors import message_set
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+
+if TYPE_CHECKING:
+    from fastrt.cluster.peer_stream import Exchange
+
+_SET = message_set("node")
+_Stream, _Reads = (_SET.message(f"fastrt.node.{name}") for name in ("Stream", "Reads"))
+_LOOK_S = 0.05  # nobody tells when the last reader goes
+_PAUSED_S = 0.002  # while so much is to be sent that nothing is added to it
+_IDLE_S = 1.0
+_SENDING_MAX = 64  # items of a stream that are on their way out of this node's memory
+_WAITING_BYTES = 4 << 20  # of small messages, beyond which no items are added to them
+_ITEMS_A_LOOK = 256
+
+
+class Nap:
+    """What a process sleeps for, as `relay.wait_either` has it; and whether a flow waits for something else."""
+
+    def __init__(self) -> None:
+        self.readers: list[tuple[ObjectRef, ObjectRef]] = []
+        self.producers: list[tuple[Producer, int]] = []
+        self.fed: list[tuple[ObjectRef, int]] = []
+        self.is_short = False
+
+
+class Flow(Protocol):
+    """Items on their way from one node to another, at either end."""
+
+    def look(self) -> None:
+        """Do what there is to do."""
+
+    def prepare(self, nap: Nap) -> None:
+        """Say what it sleeps for; on another thread than that of the loop, which does not look meanwhile."""
+
+
+class InOrder:
+    """Items that may come in any order, large ones after small ones, and are added in their own.
+
+    Args:
+        what: they are of, for errors.
+        count: how many were there before.
+
+    Attributes:
+        count: how many have been added.
+    """
+
+    def __init__(self, what: str, count: int = 0) -> None:
+        self.count = count
+        self._what = what
+        self._early: dict[int, Callable[[], None]] = {}
+
+    def put(self, item: int, add: Callable[[], None]) -> None:
+        """Item number so and so has come: add it when those before it have been.
+
+        Raises:
+            PeerError: it has come before.
+        """
+        if item <= self.count or item in self._early:
+            raise PeerError(f"item {item} of {self._what} has come twice")
+        self._early[item] = add
+        while self.count + 1 in self._early:
+            self.count += 1
+            self._early.pop(self.count)()
+
+    def is_whole(self) -> bool:
+        """Whether nothing is missing before what came last."""
+        return not self._early
+
+
+class Watch:
+    """Looks after the flows of all exchanges of a process: one thread sleeps in the arena for them.
+
+    Args:
+        client: this process's attachment.
+        loop: where flows are looked at.
+    """
+
+    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._flows: dict[Flow, None] = {}  # in order
+        self._sleeper = Sleeper(client, loop, "fastrt-flows", self._sleep, self._look)
+
+    def open(self, flow: Flow) -> None:
+        """Look after a flow."""
+        self._flows[flow] = None
+        self._sleeper.stir()
+
+    def drop(self, flow: Flow) -> None:
+        """Look after it no more."""
+        self._flows.pop(flow, None)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._sleeper.close()
+
+    def _sleep(self) -> None:
+        nap = Nap()
+        flows = list(self._flows)
+        for flow in flows:
+            flow.prepare(nap)
+        patience = (_PAUSED_S if nap.is_short else _LOOK_S) if flows else _IDLE_S
+        generator_relay.wait_either(self._client, nap.readers, nap.producers, nap.fed, patience)
+
+    def _look(self) -> None:
+        failed: list[FastrtError] = []
+        for flow in list(self._flows):
+            if flow in self._flows:  # what came before it may have ended it
+                try:
+                    flow.look()
+                except FastrtError as exc:  # of one of them: the others go on
+                    failed.append(exc)
+        if failed:
+            raise failed[0]
+
+
+def is_laden(exchange: Exchange, sending: int) -> bool:
+    """Whether no more items of a flow should be sent for now, of which so many are on their way."""
+    return sending >= _SENDING_MAX or exchange.out.nbytes > _WAITING_BYTES
+
+
+@dataclass(eq=False)
+class Outflow:
+    """A generator of the other node's that runs here.
+
+    Attributes:
+        exchange: the stream to that node.
+        number: of its task.
+        stream: what it fills.
+        end: its result.
+        next: the number of the next item.
+        finish: sends the result.
+        sending: how many items are on their way.
+        over: there are no more.
+    """
+
+    exchange: Exchange
+    number: int
+    stream: ObjectRef
+    end: ObjectRef
+    next: int
+    finish: Callable[[ObjectRef], None]
+    sending: int = 0
+    over: bool = False
+
+    @property
+    def pair(self) -> tuple[ObjectRef, ObjectRef]:
+        """As `generators.take` has it."""
+        return self.stream, self.end
+
+    def is_paused(self) -> bool:
+        """Whether no more should be sent for now."""
+        return is_laden(self.exchange, self.sending)
+
+    def prepare(self, nap: Nap) -> None:
+        """As every flow."""
+        if self.is_paused():
+            nap.is_short = True
+        else:
+            nap.readers.append(self.pair)
+
+    def look(self) -> None:
+        """Send what there is."""
+        for _ in range(_ITEMS_A_LOOK):
+            if self.is_paused():
+                return
+            item = generator_relay.pass_on(self.exchange.client, self.stream, self.end)
+            if item is False:
+                return
+            if item is None or item is self.end:
+                self.stop()
+                return
+            self.next += 1
+            self.sending += 1
+            self.exchange.send_value(item, self._sent, task=self.number, item=self.next)
+
+    def stop(self) -> None:
+        """Send no more items; the result follows those that are on their way."""
+        self.exchange.flows.watch.drop(self)
+        self.over = True
+        self._end()
+
+    def _sent(self) -> None:
+        self.sending -= 1
+        self._end()
+
+    def _end(self) -> None:
+        if not self.over or self.sending:
+            return
+        if handles.is_ready(self.exchange.client, self.end):
+            self.finish(self.end)
+        else:
+            self.exchange.readiness.watch(self.end, self.finish)
+
+    def on_reads(self, taken: int, wanted: int) -> None:
+        """Readers over there have taken so many items, modulo 2^32, and want that much more."""
+        generator_relay.told(self.exchange.client, self.stream, (self.next - taken) % (1 << 32), wanted)
+        if wanted != ITEMS and not self.over:
+            self.stop()
+
+
+class Inflow:
+    """A generator of this node's that the other node runs.
+
+    Args:
+        exchange: the stream to that node.
+        producer: fills the stream that the program reads.
+        task: of this process.
+
+    Attributes:
+        number: by which the other node knows the task.
+        limit: unread items from which on the task waits; 0: it never does.
+        seen: how many items had been taken at the last look.
+    """
+
+    def __init__(self, exchange: Exchange, producer: Producer, task: int) -> None:
+        self.exchange, self.producer, self.task = exchange, producer, task
+        self.number = 0
+        self.limit = int(producer.limit)
+        self.seen = producer.taken
+        self._read, self._wanted = producer.read, ITEMS  # as the other node has been told
+        self.items = InOrder(f"a stream that node {exchange.name} fills", int(producer.skip))
+
+    def plan(self) -> Any:
+        """What the other node must know."""
+        return _Stream(limit=self.limit, produced=self.producer.skip, taken=self._read)
+
+    def wants_items(self) -> bool:
+        """Whether anybody can read what comes."""
+        return self.producer.wanted == ITEMS
+
+    def look(self) -> None:
+        """Tell what was read."""
+        self.seen = self.producer.taken
+        # What this process took for readers on a third node, those may not have read.
+        read, wanted = self.producer.read, self.producer.wanted
+        if (read != self._read and self.limit) or wanted != self._wanted:
+            self._read, self._wanted = read, wanted
+            self.exchange.out.add("reads", _Reads(task=self.number, taken=read, wanted=wanted))
+
+    def prepare(self, nap: Nap) -> None:
+        """As every flow."""
+        if self.limit:
+            nap.producers.append((self.producer, self.seen))
+
+    def add_scalar(self, value: Any) -> None:
+        """Add a value, or an error in its place where no room for it can be had."""
+        try:
+            if self.producer.add(value):
+                return
+        except ObjectStoreFullError:
+            pass  # the store knows whom to ask for room
+        self.producer.add_ref(self.exchange.store.put_or_error(value))
+
+
+class Flows:
+    """The generators of one exchange.
+
+    Args:
+        exchange: the stream to the other node.
+        store: this process's attachment.
+        watch: looks after them.
+    """
+
+    def __init__(self, exchange: Exchange, store: Store, watch: Watch) -> None:
+        self._exchange = exchange
+        self._store = store
+        self.watch = watch
+        self._in: dict[int, Inflow] = {}  # by the task's number
+        self._out: dict[int, Outflow] = {}
+
+    # ---- the side that lends ----
+
+    def lend(self, task: int, message: Any) -> Inflow:
+        """Describe a generator that this process has claimed, for the other node."""
+        flow = Inflow(self._exchange, Producer(self._store.client, task), task)
+        message.stream.CopyFrom(flow.plan())
+        return flow
+
+    def lent(self, number: int, flow: Inflow) -> None:
+        """It has a number."""
+        flow.number = number
+        self._in[number] = flow
+        self.watch.open(flow)
+
+    def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
+        """An item has come, or the first piece of one; False when nobody wants it.
+
+        Raises:
+            PeerError: it makes no sense.
+        """
+        flow = self._in.get(message.task)
+        if flow is None:
+            return False
+        if not flow.wants_items():
+            flow.items.put(message.item, lambda: None)
+            return False
+        if message.kind == 0 and not message.error and len(message.data) == message.size:
+            value = pickle.loads(message.data)  # the stream has shown the session's token
+            flow.items.put(message.item, partial(flow.add_scalar, value))
+            return True
+        self._exchange.receive(
+            message, contains, flow.task, lambda ref: flow.items.put(message.item, partial(flow.producer.add_ref, ref))
+        )
+        return True
+
+    def end(self, number: int) -> None:
+        """The result of a task has come: before the task is given back, after which its stream is not ours to look at.
+
+        Raises:
+            PeerError: items are missing.
+        """
+        flow = self._in.get(number)
+        if flow is not None and not flow.items.is_whole():
+            raise PeerError(f"node {self._exchange.name} ends a stream of which items are missing")
+        self.drop(number)
+
+    def drop(self, number: int) -> None:
+        """A task that was lent is not any more."""
+        flow = self._in.pop(number, None)
+        if flow is not None:
+            self.watch.drop(flow)
+
+    # ---- the side that runs ----
+
+    def create(self, message: Any) -> ObjectRef | None:
+        """The stream that a task or a call of the other node's fills here; None when it has none.
+
+        Raises:
+            PeerError: it is not that of a task with one result.
+        """
+        if not message.HasField("stream"):
+            return None
+        if message.results != 1:
+            raise PeerError(f"node {self._exchange.name} sends a generator with {message.results} results")
+        plan = message.stream
+        stream: ObjectRef = generators.create(self._store.client, plan.limit, plan.produced)
+        generator_relay.told(self._store.client, stream, (plan.produced - plan.taken) % (1 << 32), ITEMS)
+        return stream
+
+    def run(self, message: Any, stream: ObjectRef, end: ObjectRef, send: Callable[[ObjectRef], None]) -> None:
+        """Send what a generator of the other node's yields here.
+
+        Args:
+            message: how that node has named the task.
+            stream, end: it fills, and its result.
+            send: sends the result, once everything before it is sent.
+        """
+        number = message.task
+
+        def finish(ref: ObjectRef) -> None:
+            self._out.pop(number, None)
+            send(ref)
+
+        flow = self._out[number] = Outflow(self._exchange, number, stream, end, message.stream.produced, finish)
+        self.watch.open(flow)
+
+    def on_reads(self, message: Any) -> None:
+        """The other node tells what was read there."""
+        flow = self._out.get(message.task)
+        if flow is not None:
+            flow.on_reads(message.taken, min(message.wanted, ITEMS))
+
+    def close(self) -> None:
+        """The exchange has ended: nobody reads what runs here."""
+        for number in list(self._in):
+            self.drop(number)
+        for flow in self._out.values():
+            self.watch.drop(flow)
+            generator_relay.told(self._store.client, flow.stream, 0, NOTHING)
+        self._out.clear()

@@ -1,0 +1,313 @@
+"""Values of the other node of a stream that are on their way here.
+
+Small values come in pieces between the tasks, and are written as they come. A large value is offered first. It is
+fetched once it is admitted: there is room for it, or others were spilled to make some, and it is within the budget for
+arguments of tasks that have not run. Until then its bytes stay with the other node, so a full store makes the sender
+wait. An offer is answered by fetching the value over the other node's native stream, or by asking for its pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastrt._core.memory import arena
+from fastrt._core.objects import spill
+from fastrt._core.objects.handles import Writer
+from fastrt.cluster.budget import STALL_S
+from fastrt.cluster.references import PeerError
+from fastrt.errors import ObjectStoreFullError
+from fastrt.store import room
+from fastrt.store.client import NO_ROOM
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import PICKLE, serialize
+
+if TYPE_CHECKING:
+    from fastrt.cluster.peer_stream import Exchange
+
+_SPARE_BYTES = 1 << 20  # of a store that has room for a frame beside its values
+_REFUSALS_MAX = 64  # values that are tried in vain at one look
+
+
+@dataclass
+class Arriving:
+    """A value that comes here.
+
+    Attributes:
+        make: takes memory for it: called with size, kind, number of references, whether it is an error, and whether to
+            wait for room; returns None when nothing waits for the value any more.
+        kind, error, contains, size: describe it.
+        task: of this node's table,
+        result: whose result it is; below 0: whose item.
+        objref: of the other node's object that it is; 0: it is a result or an item.
+        finish: called with it once it is whole.
+        writer: takes its bytes; None until it is admitted.
+        at: how many bytes have come, if they come in pieces.
+    """
+
+    make: Callable[[int, int, int, bool, bool], Writer | None]
+    kind: int
+    error: bool
+    contains: list[ObjectRef]
+    size: int
+    task: int
+    result: int
+    objref: int
+    finish: Callable[[ObjectRef], None]
+    writer: Any = None
+    at: int = 0
+
+    def allocate(self, patient: bool) -> bool:
+        """Take memory for it; False when nothing waits for it any more.
+
+        Raises:
+            ObjectStoreFullError: there is none now, or, where it is `patient`, none can be had.
+        """
+        self.writer = self.make(self.size, self.kind, len(self.contains), self.error, patient)
+        return self.writer is not None
+
+    def seal(self) -> None:
+        """Make it visible, after its last byte."""
+        writer, self.writer = self.writer, None
+        self.finish(writer.seal(self.contains))
+
+    def give_up(self, error: ObjectStoreFullError) -> None:
+        """Make an error of it, for want of room."""
+        self.writer = None
+        for parts in (serialize(error), NO_ROOM):
+            try:
+                writer = self.make(parts.nbytes, PICKLE, 0, True, False)
+            except ObjectStoreFullError:
+                continue
+            if writer is not None:
+                parts.write(writer)
+                self.finish(writer.seal(()))
+            return
+
+
+class Arrivals:
+    """What comes over one stream.
+
+    Args:
+        exchange: the stream.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._client = exchange.client
+        self._arriving: dict[int, Arriving] = {}  # by transfer; below 0: by the other node's offer
+        self._offered: dict[int, Arriving] = {}  # that are not admitted yet, in order
+        self._oldest = 0  # the first offer that there is no room for,
+        self._wait: room.RoomWait | None = None  # and its wait
+        self._asked: int | None = None  # how many rounds of spilling had ended when this process asked for one
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a value waits for room."""
+        return self._wait is not None
+
+    def begin(self, message: Any, arriving: Arriving) -> None:
+        """A value, or the first piece of one, has come, or is offered.
+
+        Raises:
+            PeerError: it makes no sense.
+        """
+        if message.native:
+            if self._exchange.values is None:
+                who = self._exchange.name
+                raise PeerError(f"node {who} offers a value by a stream that this node does not have")
+            self._offered[message.native] = arriving
+            self.tend()
+            return
+        try:
+            if not arriving.allocate(True):
+                return
+        except ObjectStoreFullError as exc:
+            arriving.give_up(exc)
+            return
+        self._take_piece(arriving, message)
+        if arriving.at < arriving.size:
+            self._arriving[message.transfer] = arriving
+
+    def resume(self, message: Any) -> None:
+        """The first piece of a value that was offered, admitted and asked for in pieces.
+
+        Raises:
+            PeerError: it makes no sense.
+        """
+        arriving = self._arriving.pop(-message.native, None)
+        if arriving is not None:
+            self._take_piece(arriving, message)
+            if arriving.at < arriving.size:
+                self._arriving[message.transfer] = arriving
+
+    def on_piece(self, message: Any) -> None:
+        """A further piece.
+
+        Raises:
+            PeerError: it does not fit.
+        """
+        arriving = self._arriving.get(message.transfer)
+        if arriving is None:
+            return  # of a value that is not wanted any more
+        self._take_piece(arriving, message)
+        if arriving.at == arriving.size:
+            del self._arriving[message.transfer]
+
+    def _take_piece(self, arriving: Arriving, message: Any) -> None:
+        if message.at != arriving.at or arriving.at + len(message.data) > arriving.size:
+            raise PeerError(
+                f"node {self._exchange.name} sends {len(message.data)} bytes at {message.at} of a value of "
+                f"{arriving.size}, of which {arriving.at} have come"
+            )
+        arriving.writer.copy(arriving.at, message.data)
+        arriving.at += len(message.data)
+        if arriving.at == arriving.size:
+            arriving.seal()
+
+    async def room_for(self, frame: Any) -> None:
+        """Wait until there is room for the values in a frame; the sender waits meanwhile.
+
+        It ends without room where none can be had.
+        """
+        wanted = sum(value.size for value in frame.value if not value.at and not value.native)
+        if not wanted:
+            return
+        wanted += _SPARE_BYTES
+        store = self._exchange.store
+        waiting: room.RoomWait | None = None
+        asked: int | None = None
+        while not self._exchange.closed and store.tell is not None:
+            used, _, most = arena.room(self._client)
+            if most - used >= wanted or wanted > most:
+                return
+            waiting = waiting or room.RoomWait(store, wanted, serves=True)
+            if asked is None or spill.rounds(self._client) != asked:
+                if asked is None or spill.last_round(self._client)[0]:
+                    waiting.stir()
+                elif waiting.look():
+                    return
+                asked = spill.rounds(self._client)
+                store.tell(op="spill", bytes=wanted)
+            await asyncio.sleep(waiting.pause_s)
+
+    # ---- offers ----
+
+    def tend_soon(self) -> None:
+        """The budget for arguments has room again."""
+        self._exchange.readiness.loop.call_soon(self.tend)
+
+    def tend(self) -> None:
+        """Fetch what is offered and can be admitted."""
+        if self._exchange.closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        budget, stream = self._exchange.budget, self._exchange
+        arguments = {one.objref for one in self._offered.values() if one.objref}
+        first = budget.first(stream, arguments) if arguments else ()
+        oldest = refused = 0
+        is_late = False
+        for number, one in list(self._offered.items()):
+            if one.objref and one.objref not in first and not budget.admits(stream, one.objref, one.size):
+                is_late = True
+                continue
+            try:
+                is_wanted = one.allocate(False)
+            except ObjectStoreFullError as exc:
+                if not exc.may_pass or one.size > arena.room(self._client)[2]:
+                    self._give_up(number, room.explain(exc, room.story(self._exchange.store, one.size)))
+                    continue
+                oldest = oldest or number
+                refused += 1
+                if refused == _REFUSALS_MAX:
+                    break
+                continue
+            del self._offered[number]
+            if is_wanted:
+                budget.fetch(stream, one.objref, one.size)
+                self._fetch(number, one)
+            else:
+                self._exchange.out.add("taken", number)
+        self._wait_for_room(oldest)
+        if is_late and self._timer is None:
+            self._timer = self._exchange.readiness.loop.call_later(STALL_S, self.tend)
+
+    def _fetch(self, number: int, arriving: Arriving) -> None:
+        self._arriving[-number] = arriving
+        values = self._exchange.values
+        assert values is not None
+        if values.is_reachable:
+            values.take(number, arriving.writer, arriving.kind)
+        else:
+            self._exchange.out.add("again", number)
+
+    def _wait_for_room(self, number: int) -> None:
+        """Wait for room for an offer, 0 for none; look again in a moment."""
+        if number == 0:
+            self._oldest, self._wait, self._asked = 0, None, None
+            return
+        store, one = self._exchange.store, self._offered[number]
+        if self._wait is None or number != self._oldest:
+            if self._wait is None:
+                self._exchange.out.stir()  # it says that there is little room
+            self._oldest, self._wait, self._asked = number, room.RoomWait(store, one.size, serves=True), None
+        if self._asked is not None and spill.rounds(self._client) != self._asked:
+            self._asked = None
+            if spill.last_round(self._client)[0]:
+                self._wait.stir()
+            else:
+                why = self._wait.look()
+                if why:
+                    error = ObjectStoreFullError(f"no room for a value of node {self._exchange.name}")
+                    self._give_up(number, room.explain(error, room.story(store, one.size), why, True))
+        if self._asked is None and store.tell is not None:
+            self._asked = spill.rounds(self._client)
+            store.tell(op="spill", bytes=one.size)
+        self._timer = self._exchange.readiness.loop.call_later(self._wait.pause_s, self.tend)
+
+    def _give_up(self, number: int, error: ObjectStoreFullError) -> None:
+        self._offered.pop(number).give_up(error)
+        self._exchange.out.add("taken", number)
+
+    def landed(self, number: int, error: BaseException | None) -> None:
+        """A value has come by the native stream, or cannot: then its pieces are asked for."""
+        arriving = self._arriving.get(-number)
+        if arriving is None:
+            return
+        if error is not None:
+            self._exchange.out.add("again", number)
+            return
+        del self._arriving[-number]
+        arriving.seal()
+        self._exchange.out.add("taken", number)
+
+    def drop(self, task: int, result: int | None = None) -> None:
+        """Write no more of a result, or of all, of a task: its memory goes elsewhere."""
+        for number, one in list(self._offered.items()):
+            if one.task == task and result in (None, one.result):
+                del self._offered[number]
+                self._exchange.out.add("taken", number)
+        for transfer, one in list(self._arriving.items()):
+            if one.task == task and result in (None, one.result):
+                del self._arriving[transfer]
+                if transfer < 0 and self._exchange.values is not None:
+                    self._exchange.values.cancel(-transfer)
+                    self._exchange.out.add("taken", -transfer)
+
+    def named(self) -> set[int]:
+        """Numbers of the objects that these values name."""
+        return {ref.objref for one in (*self._arriving.values(), *self._offered.values()) for ref in one.contains}
+
+    def clear(self) -> None:
+        """The stream has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._arriving.clear()
+        self._offered.clear()
+        self._wait = None

@@ -1,0 +1,242 @@
+"""Large values between two nodes, by the native stream of `transfer`, beside the exchange that names them.
+
+The sender of a value says its size, kind and contents on the exchange, and a number instead of bytes. Once the other
+node has room for it (`arrivals`), it takes the value by that number from the sender's native stream, straight into the
+memory of the result that it becomes, and says `taken`. Where the stream cannot be reached, it says `again`, and the
+bytes come in pieces as without one.
+
+Invariants: an offer lasts until it is answered or the exchange ends; nothing is written into a result's memory once
+`cancel` has returned, as it may be somebody else's then; all but the bytes themselves is done on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from fastrt._core.memory import trace
+from fastrt._core.objects.handles import Writer
+from fastrt.cluster.outbox import PIECE_BYTES
+from fastrt.errors import NotFoundError
+from fastrt.rpc.streams import Access
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.transfer.pull import Puller
+from fastrt.transfer.source import Source
+from fastrt.transfer.table import Receipt, Sealed, Table, TransferError
+
+# Smaller values go with the tasks that need them, in one piece. One in several pieces would take memory here before its
+# last piece has come, and might wait behind others for which there is no room.
+BYTES_MIN = PIECE_BYTES + 1
+_OBJREF_MOST = (1 << 64) - 1
+_SILENCE_S = 5.0  # an exchange whose network is cut ends after ten
+
+
+class Offers(Table):
+    """What other nodes may take from here, by number; the numbers of another process are never among them."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._next = secrets.randbits(62)
+
+    def offer(self, ref: ObjectRef) -> int:
+        """Let a value be taken; its number."""
+        self._next += 1
+        self.add(self._next, ref)
+        return self._next
+
+    def read(self, objref: int) -> Sealed:
+        """Pin a value's bytes; what it contains is named on the exchange.
+
+        Raises:
+            NotFoundError: it is not offered any more.
+            FastrtError: it cannot be read.
+        """
+        ref = self.find(objref)
+        if ref is None:
+            raise NotFoundError(f"value {objref:#x} is not offered any more")
+        kind, is_error, pin = self.store.read(ref, raw=True)
+        return Sealed(kind, is_error, pin, [])
+
+
+class Native:
+    """This node's native stream for its exchanges.
+
+    Args:
+        store: this process's attachment.
+        access: the cluster's identity.
+        host: where to serve.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+
+    def __init__(self, store: Store, access: Access, host: str) -> None:
+        self.offers = Offers(store)
+        self.access = access
+        self._source = Source(self.offers, access.identity, host.strip("[]"), 0, access.insecure, _SILENCE_S)
+        self.address = self._source.address
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._source.close()
+
+
+class _Arrival(Receipt):
+    """A value that is on its way into memory taken for it before."""
+
+    __slots__ = ("_kind", "_then")
+
+    def __init__(self, table: Table, number: int, writer: Writer, kind: int, then: Callable[..., None]) -> None:
+        super().__init__(table, number)
+        self.writer = writer
+        self._kind = kind
+        self._then = then
+
+    def allocate(self, total: int, kind: int, is_error: bool, nrefs: int = 0) -> memoryview:
+        assert self.writer is not None
+        if (total, kind, nrefs) != (len(self.writer), self._kind, 0):
+            raise TransferError(
+                f"value {self.objref:#x} comes as kind {kind} of {total} bytes with {nrefs} references; it was "
+                f"announced as kind {self._kind} of {len(self.writer)}"
+            )
+        self.total = total
+        self.view = memoryview(self.writer)
+        return self.view
+
+    def seal(self) -> None:
+        self._finish(None)
+
+    def fail(self, error: BaseException) -> None:
+        self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        self.view = self.writer = None
+        if not self.ended:
+            self.end(None, error)
+            self._then(self.objref, error)
+
+
+class _Arrivals(Table):
+    """The values on their way from one node."""
+
+    def begin_many(self, objrefs: Iterable[int]) -> tuple[list[ObjectRef | Receipt], list[Receipt]]:
+        found: list[Receipt] = [self._coming[objref] for objref in objrefs]
+        return [*found], found
+
+    def allocate_many(self, specs: list[tuple[int, int, bool]]) -> list[Writer]:
+        raise TransferError("the other node sends small values by the native stream, which none was announced for")
+
+
+class _Offer(NamedTuple):
+    """What to do once a value has been taken, or must be sent otherwise."""
+
+    ref: ObjectRef
+    then: Callable[[], None]
+    where: dict[str, int]
+
+
+class Values:
+    """The large values of one exchange, both ways.
+
+    Attributes:
+        is_known: whether the other node has a native stream, too, and so knows offers.
+        is_reachable: whether values can be taken from there; where they cannot, their pieces are asked for.
+
+    Args:
+        native: this node's native stream.
+        landed: called on the loop's thread with the number of each value that has come, and None; or with an error.
+    """
+
+    def __init__(self, native: Native, landed: Callable[[int, BaseException | None], None]) -> None:
+        self._offers = native.offers
+        self._loop = asyncio.get_running_loop()
+        self._landed = landed
+        self._open: dict[int, _Offer] = {}
+        self._arrivals = _Arrivals(native.offers.store)
+        access = native.access
+        self._puller = Puller(self._arrivals, access.identity, None, access.insecure, _SILENCE_S)
+        self._traced: dict[int, int] = {}  # records of what is on its way
+        self._address = ""
+        self.is_known = self.is_reachable = False
+
+    def connect(self, address: str) -> None:
+        """The other node has said where its native stream is; empty: nowhere."""
+        self._address = address
+        self.is_known = self.is_reachable = bool(address)
+
+    # ---- what goes out ----
+
+    def offer(self, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> int:
+        """Offer a value and return its number.
+
+        Args:
+            ref: the value.
+            then: called when it has been taken.
+            where: what it is to the other node, for another attempt.
+        """
+        number = self._offers.offer(ref)
+        self._open[number] = _Offer(ref, then, where)
+        return number
+
+    def answered(self, number: int) -> _Offer | None:
+        """An offer was taken, or its pieces are asked for; None when there is no such offer."""
+        offer = self._open.pop(number, None)
+        if offer is not None:
+            self._offers.drop(number)
+        return offer
+
+    # ---- what comes in ----
+
+    def take(self, number: int, writer: Writer, kind: int) -> None:
+        """Have an announced value written; `landed` says when it is whole."""
+        self._arrivals._coming[number] = _Arrival(self._arrivals, number, writer, kind, self._tell)
+        client = self._offers.store.client
+        self._traced[number] = trace.begin(client, trace.FETCH, number & _OBJREF_MOST, trace.kib(len(writer)))
+        self._puller.ask([number], self._address)
+
+    def cancel(self, number: int) -> None:
+        """Write no more of a value; nothing is told of it any more."""
+        arrival = self._arrivals._coming.pop(number, None)
+        if arrival is not None:
+            arrival.ended = True
+            self._puller.cancel(arrival)
+            trace.end(self._offers.store.client, self._traced.pop(number, 0))
+
+    def close(self) -> None:
+        """The exchange has ended: nothing is taken any more, from either side."""
+        for number in list(self._arrivals._coming):
+            self.cancel(number)
+        for number in self._open:
+            self._offers.drop(number)
+        self._open.clear()
+        # A thread that is about to connect takes its time to end; the loop does not wait for it.
+        threading.Thread(target=self._puller.close, name="fastrt-values-end", daemon=True).start()
+
+    def _tell(self, number: int, error: BaseException | None) -> None:
+        """On the stream's thread."""
+
+        def tell() -> None:
+            trace.end(self._offers.store.client, self._traced.pop(number, 0))
+            self.is_reachable = self.is_reachable and error is None
+            if self._arrivals._coming.pop(number, None) is not None:
+                self._landed(number, error)
+
+        with contextlib.suppress(RuntimeError):  # the process ends, and its loop is closed
+            self._loop.call_soon_threadsafe(tell)
+
+
+def open_native(store: Store, access: Access, listen: str) -> Native:
+    """This node's native stream.
+
+    Args:
+        store, access: as for `Native`.
+        listen: host:port of the node; the stream has a port of its own.
+    Raises:
+        OSError: it cannot listen there.
+    """
+    return Native(store, access, listen.rpartition(":")[0])

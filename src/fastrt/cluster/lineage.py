@@ -1,0 +1,189 @@
+"""How objects of a lost node are made again: by running again the task of ours that made them there.
+
+Results of a task that was lent come here as they are made, so what a lost node takes with it is what only references
+in such results name: objects that the task put there, results of tasks that it submitted. A task that returns
+references is therefore remembered, as long as one of their values is still missing here, and runs again when its node
+is lost. An object has no name that lasts over a run, but a place: the third reference in the first result, and in that
+value the second. What stands there after the second run takes its place, so such a task must return the same
+references in the same order each time.
+
+A task runs no more often than its `max_retries` allow, all runs counted. Its arguments are kept meanwhile; lost ones
+are made again in the same way, and it waits for them. What is remembered is bounded by the bytes that it keeps: the
+oldest is forgotten first, and its objects are then lost with their node.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from fastrt._core.objects import handles
+from fastrt._core.objects.functions import function_name
+from fastrt._core.tasks import admission, submission
+from fastrt._core.tasks import tasks as core
+from fastrt.cluster.readiness import Readiness
+from fastrt.errors import FastrtError, ObjectLostError
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.tasks.special import RETRIES_FOREVER, retries_left
+
+_SCALAR_KINDS_END = 16
+_RECORD_BYTES = 512  # what a record takes by itself, about
+
+
+@dataclass(eq=False)
+class Record:
+    """A task that was lent: all that it takes to run it again.
+
+    Attributes:
+        name: of its function, for people.
+        left: how many runs it may still have.
+        run: submits it; None once it is forgotten.
+        results: of the run that was started because its node was lost.
+    """
+
+    name: str
+    left: int
+    run: Callable[[], list[ObjectRef]] | None
+    results: list[ObjectRef] = field(default_factory=list)
+
+
+class Origin(NamedTuple):
+    """Where an object of another node was named: a task's result, and from there the place of each reference."""
+
+    record: Record
+    result: int
+    path: tuple[int, ...] = ()
+
+    def at(self, place: int) -> Origin:
+        """The reference that stands at that place in this one's value."""
+        return self._replace(path=(*self.path, place))
+
+
+class Lineage:
+    """What one node remembers of tasks that it has lent.
+
+    Args:
+        store: this process's attachment.
+        readiness: watches references for this process.
+        bytes_max: what all records may keep.
+
+    Attributes:
+        wanted: numbers of the objects that are waited for on the way to lost ones, and how often.
+    """
+
+    def __init__(self, store: Store, readiness: Readiness, bytes_max: int) -> None:
+        self._store = store
+        self._client = store.client
+        self._readiness = readiness
+        self._bytes_max = bytes_max
+        # The oldest first, and what each keeps. They live as long as an object names them as its origin.
+        self._records: dict[weakref.ref[Record], int] = {}
+        self._nbytes = 0
+        self.wanted: Counter[int] = Counter()
+
+    def remember(self, task: int) -> Record:
+        """Keep what it takes to run a task again that this process has claimed and lent."""
+        info = core.info(self._client, task)
+        kind, data, refs = core.arguments(self._client, task, True)
+        function = handles.acquire(self._client, *info["function"])
+        demand = admission.demand_of(self._client, task, info["id"])
+        policy = submission.policy_of(self._client, task)
+        left = retries_left(info)
+        flags = info["flags"] & core.RETRY_ERRORS
+        again = left if left == RETRIES_FOREVER else left - 1
+
+        def run() -> list[ObjectRef]:
+            self._client.adopt_job(info["job"])
+            about = (self._client, function, kind, data, refs, info["deps"], info["returns"], again, flags)
+            submitted = submission.submit(*about, demand, policy, None, info["priority"])
+            return [submitted] if info["returns"] == 1 else list(submitted)
+
+        nbytes = _RECORD_BYTES + len(data) + sum(handles.describe(self._client, ref)["bytes"] for ref in refs)
+        record = Record(function_name(self._client, info["function"][0]), left, run)
+        self._records[weakref.ref(record, self._drop)] = nbytes
+        self._nbytes += nbytes
+        while self._nbytes > self._bytes_max:
+            oldest = next(iter(self._records))
+            self._drop(oldest)
+            forgotten = oldest()
+            if forgotten is not None:
+                forgotten.run = None
+        return record
+
+    @property
+    def nbytes(self) -> int:
+        """What is kept now."""
+        return self._nbytes
+
+    def _drop(self, record: weakref.ref[Record]) -> None:
+        self._nbytes -= self._records.pop(record, 0)
+
+    def rebuild(self, task: int, ref: ObjectRef, origin: Origin | None, lost: str) -> None:
+        """Have an object of a lost node made again, in the place of the one that stands for it here.
+
+        Args:
+            task: seals the stand-in.
+            ref: the stand-in, which is kept until then.
+            origin: where it was named; None: only as an argument.
+            lost: how its node was lost, for the error.
+        """
+        if origin is None:
+            why = "no task returned it, but an actor's method or a generator, or it was an argument: it is gone"
+            self._fail(task, ObjectLostError(f"an object of another node is lost: {lost}; {why}"))
+            return
+        try:
+            source = self._run_again(origin.record, lost)[origin.result]
+        except FastrtError as exc:
+            self._fail(task, exc)
+            return
+        self._watch(task, ref, origin.path, f"{origin.record.name!r}: {lost}", source)
+
+    def _run_again(self, record: Record, lost: str) -> list[ObjectRef]:
+        """The results of the task's next run, which is started now unless it has been already."""
+        about = f"an object that task {record.name!r} had made on another node is lost: {lost}"
+        if not record.results:
+            if record.left < 1:
+                raise ObjectLostError(f"{about}; the task may not run again (max_retries)")
+            if record.run is None:
+                raise ObjectLostError(f"{about}; its arguments were given up for want of room (lineage_bytes)")
+            record.results = record.run()
+            record.run = None
+        return record.results
+
+    def _watch(self, task: int, ref: ObjectRef, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
+        self.wanted[source.objref] += 1
+        self._readiness.watch(source, partial(self._follow, task, ref, path, about))
+
+    def _follow(self, task: int, ref: ObjectRef, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
+        """A value on the way to an object is there: go on from the reference in its place, or copy it."""
+        self.wanted -= Counter([source.objref])
+        try:
+            kind, error, data = self._store.read(source)
+            contains = handles.contained(self._client, source)
+            if path and not error:
+                if path[0] >= len(contains):
+                    raise ObjectLostError(f"an object of task {about}; when it ran again it made no such object")
+                self._watch(task, ref, path[1:], about, contains[path[0]])
+                return
+            if kind < _SCALAR_KINDS_END and not error and core.finish_scalar(self._client, task, data):
+                return
+            self._copy(task, kind, error, data, contains)
+        except FastrtError as exc:
+            self._fail(task, exc)
+
+    def _copy(self, task: int, kind: int, error: bool, data: Any, contains: list[ObjectRef]) -> None:
+        view = memoryview(data).cast("B")
+        writer = self._store.result(task, 0, view.nbytes, kind, len(contains), error)
+        if writer is not None:
+            writer.copy(0, view)
+            writer.seal(contains)
+        core.finish(self._client, task)
+
+    def _fail(self, task: int, error: FastrtError) -> None:
+        self._store.put_error(task, error)
+        core.finish(self._client, task)

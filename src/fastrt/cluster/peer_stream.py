@@ -1,0 +1,591 @@
+"""Two nodes working for each other over one stream: the caller lends tasks, the called runs them.
+
+A task that is lent stays this node's: it is RUNNING here, claimed by the uplink, and its results are sealed here when
+they come. So a dead uplink, a dead node and a cut network are what a dead worker is: the task runs again, here or
+elsewhere, up to its `max_retries`. The node that runs it submits it as a task of its own, whose arguments are stand-ins
+for objects here (`references`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fastrt._core.objects import handles, spill
+from fastrt._core.tasks import actors, admission, calls, generators, submission
+from fastrt._core.tasks import tasks as core
+from fastrt.cluster.budget import ArgumentBudget
+from fastrt.cluster.generator_handles import Streams
+from fastrt.cluster.generators import Flows, Watch
+from fastrt.cluster.hosted_actors import Guest, Guests
+from fastrt.cluster.inbox import Arrivals, Arriving
+from fastrt.cluster.large_values import BYTES_MIN, Native, Values
+from fastrt.cluster.ledger import Borrowed, Ledger
+from fastrt.cluster.lineage import Lineage, Origin
+from fastrt.cluster.mailboxes import Mailboxes
+from fastrt.cluster.membership import refused_report
+from fastrt.cluster.outbox import Outgoing
+from fastrt.cluster.readiness import Readiness
+from fastrt.cluster.references import PeerError, References
+from fastrt.cluster.remote_actors import Away, Line
+from fastrt.cluster.restoring import Restoring
+from fastrt.cluster.sent_functions import SentFunctions
+from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, WorkerCrashedError
+from fastrt.rpc.descriptors import message_set
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import PICKLE, serialize
+from fastrt.tasks.cancel import cancel_in
+from fastrt.tasks.demand import Demand, export
+from fastrt.tasks.special import RETRIES_FOREVER, carried, retries_left
+
+_SET = message_set("node")
+_Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel = (
+    _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel")
+)
+_HOPS_TOLD_MAX = 255  # what a task's record can hold
+_SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
+_SHORT_BYTES_MIN = 16 << 10  # values from here on are offered while the other node is short of room, or much waits here
+_BACKLOG_BYTES = 4 << 20
+
+
+class Exchange:
+    """This node's side of one stream.
+
+    Attributes:
+        node: the other node's session, once it has said hello.
+        name: what people call it.
+        workers, queued: its load, as last heard.
+        room: how many of this node's tasks it would have at once, as last heard.
+        told_room: whether it was told last that there is room here.
+        is_short: whether the other node's store is short of room, as last heard.
+        ledger: who owes what to whom.
+        values: large ones, by the native stream; None: there is none.
+        out: what is to be sent.
+        arrivals: values on their way here.
+        functions: that the two nodes have sent each other.
+
+    Args:
+        store: this process's attachment.
+        readiness: watches references for this process.
+        native: this node's native stream for large values; None: they go in pieces between the tasks.
+        lineage: makes again what a lost node has made; None: nothing is.
+        mailboxes: of actors on other nodes; None: this stream has its own.
+        watch: looks after generators; None: this stream has its own.
+        budget: bounds the arguments that are fetched ahead; None: this stream has its own.
+    """
+
+    RESULTS_MAX = 10_000  # of a task or call
+
+    def __init__(
+        self,
+        store: Store,
+        readiness: Readiness,
+        native: Native | None = None,
+        lineage: Lineage | None = None,
+        mailboxes: Mailboxes | None = None,
+        watch: Watch | None = None,
+        budget: ArgumentBudget | None = None,
+    ) -> None:
+        self.node = ""
+        self.name = ""
+        self.is_short = False
+        self.workers = self.queued = self.room = self.told_room = 0
+        self.ledger = Ledger()
+        self.out = Outgoing(_Frame, _Value)
+        self._store = self.store = store
+        self._client = self.client = store.client
+        self.readiness = readiness
+        self._lineage = lineage or Lineage(store, readiness, 0)
+        self.references = References(store, self._send_object, _Ref)
+        self.arrivals = Arrivals(self)
+        self._restoring = Restoring(store, readiness.loop)
+        self.budget = budget or ArgumentBudget(store.client)
+        self.budget.join(self, self.arrivals.tend_soon)
+        self.values = None if native is None else Values(native, self.arrivals.landed)
+        self.functions = SentFunctions(store, self.references, self.out)
+        self.closed = False
+        self._own = Mailboxes(self._client, readiness.loop), Watch(self._client, readiness.loop)  # idle, if others do
+        self.away = Away(self, store, mailboxes or self._own[0])
+        self.guests = Guests(self, store)
+        self.flows = Flows(self, store, watch or self._own[1])
+        self.streams = Streams(self)
+        self.references.tell_stream = self.streams.mirror
+        self.has_run = False  # tasks or calls of the other node's
+        self.on_output: Callable[[Any], None] = lambda message: None  # set by the uplink
+
+    # ---- the side that lends ----
+
+    def lend(self, task: int) -> None:
+        """Have the other node run a task that this process has claimed.
+
+        Raises:
+            FastrtError: the function cannot be read here.
+        """
+        info = core.info(self._client, task)
+        kind, data, refs = core.arguments(self._client, task, True)
+        message = _Task(
+            function=self.functions.send(*info["function"]),
+            kind=kind,
+            argument=data,
+            ref=[self.references.name(ref) for ref in refs],
+            dependencies=info["deps"],
+            results=info["returns"],
+            priority=info["priority"],
+            hops=info["hops"] + 1,
+        )
+        if info["flags"] & admission.DEMAND:
+            message.demand = self._store.load(admission.demand_of(self._client, task, info["id"]))
+        self.describe(message, task, info)
+        self.out.add("task", message, len(data) + 128)
+
+    def describe(self, message: Any, task: int, info: dict[str, Any], line: Line | None = None) -> int:
+        """Say of a task or a call how it is run, and by which number the other node knows it.
+
+        Args:
+            message: what is sent of it; filled.
+            task: of this process.
+            info: what its record says.
+            line: the actor whose call it is.
+        Returns:
+            The number.
+        """
+        message.retries, message.retry_errors = retries_left(info), bool(info["flags"] & core.RETRY_ERRORS)
+        message.policy = carried(self._store, task, info["job"] if line is None else 0)
+        flow = self.flows.lend(task, message) if info["flags"] & generators.STREAM else None
+        message.task = number = self.ledger.lend(task, line)
+        if flow is not None:
+            self.flows.lent(number, flow)
+        return number
+
+    def pass_cancels(self) -> None:
+        """Tasks of this process were cancelled: end those that are lent, here at once and on the other node.
+
+        A stand-in is cancelled by the other node, whose object it is: what that object becomes is its value.
+        """
+        for objref, force, alone in self.references.newly_cancelled():
+            self.out.add("cancel", _Cancel(objref=objref, force=force, alone=alone))
+        for number, lent in self.ledger.open():
+            terms = core.cancel_terms(self._client, lent.task)
+            if terms is None:
+                continue
+            self.ledger.take(number)
+            self.flows.drop(number)
+            self.arrivals.drop(lent.task)
+            self.out.add("cancel", _Cancel(task=number, force=terms[0], alone=terms[1]))
+            self.end(lent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
+            if lent.line is not None:
+                self.away.ended(lent.line, number)
+
+    def _on_ended(self, number: int) -> None:
+        lent = self.ledger.take(number)
+        if lent is None:
+            return
+        if not lent.done:
+            self.flows.drop(number)
+            try:
+                core.finish(self._client, lent.task)
+            except RuntimeError as exc:
+                raise PeerError(f"node {self.name} says that a task has ended, but not all results came") from exc
+        if lent.line is not None:
+            self.away.ended(lent.line, number)
+
+    def _on_fallen(self, message: Any) -> None:
+        lent = self.ledger.take(message.task)
+        if lent is not None and lent.line is not None:
+            self.flows.drop(message.task)
+            self.arrivals.drop(lent.task)
+            self.away.fell(lent.line, message.task, lent.task, message.attempts)
+
+    def end(self, task: int, error: FastrtError) -> None:
+        """Make an error the result of a task of this process."""
+        self._store.put_error(task, error)
+        core.finish(self._client, task)
+
+    # ---- the side that runs ----
+
+    def _on_task(self, message: Any) -> None:
+        refs = [self.references.resolve(one) for one in message.ref]
+        if abs(message.priority) > submission.PRIORITY_MAX:
+            raise PeerError(f"node {self.name} sends a task of priority {message.priority}")
+        if message.results > self.RESULTS_MAX or message.dependencies > len(refs) or self.ledger.owed(message.task):
+            raise PeerError(f"node {self.name} sends a task with impossible counts, or twice the same")
+        function = self.functions.received(message.function)
+        if function is None:
+            raise PeerError(f"node {self.name} sends a task with a function that it has not sent")
+        flags, policy, stream = self.special(message)
+        about = (
+            self._client, function, message.kind, message.argument, refs, message.dependencies, message.results,
+            min(message.retries, RETRIES_FOREVER), flags,
+        )  # fmt: skip
+        demand = self.demand(message.demand) if message.demand else None
+        results = submission.submit(*about, demand, policy, stream, message.priority, min(message.hops, _HOPS_TOLD_MAX))
+        self.borrow(message, [results] if message.results == 1 else results, stream)
+
+    def borrow(
+        self,
+        message: Any,
+        made: list[ObjectRef],
+        stream: ObjectRef | None,
+        guest: Guest | None = None,
+        is_call: bool = False,
+    ) -> None:
+        """Send the results of a task of the other node's, or of a call of an actor, as they come."""
+        number = message.task
+        self.has_run = True
+        if not made:
+            self.out.add("ended", number)  # nobody will ever ask for more
+            return
+        self.ledger.borrow(number, Borrowed(made, len(made), guest, is_call))
+        self.budget.expect(self, number, [one.objref for one in message.ref if not one.yours])
+        if stream is not None:
+            self.flows.run(message, stream, made[0], partial(self._send_result, number, 0))
+            return
+        for k, ref in enumerate(made):
+            self.readiness.watch(ref, partial(self._send_result, number, k))
+
+    def demand(self, data: bytes) -> ObjectRef:
+        """What a task or an actor demands that the other node has placed here: it stays.
+
+        Raises:
+            PeerError: it is no demand.
+        """
+        try:
+            demand = Demand.from_bytes(data)._replace(strategy="", node=self._client.segment.session, soft=False)
+        except ValueError as exc:
+            raise PeerError(f"node {self.name} sends a task that demands {exc}") from None
+        return export(self._store, demand)
+
+    def special(self, message: Any) -> tuple[int, ObjectRef | None, ObjectRef | None]:
+        """The flags, the policy and the stream of a task or a call of the other node's."""
+        policy: ObjectRef | None = None
+        if message.policy:
+            writer = self._store.create(len(message.policy), PICKLE, 0)
+            writer.copy(0, message.policy)
+            policy = writer.seal(())
+        return core.RETRY_ERRORS if message.retry_errors else 0, policy, self.flows.create(message)
+
+    def holds(self, refs: list[ObjectRef]) -> int:
+        """How many bytes of these objects the other node has."""
+        there = [ref for ref in refs if self.references.has(ref.objref)]
+        return sum(handles.describe(self._client, ref)["bytes"] for ref in there)
+
+    def _send_result(self, number: int, k: int, ref: ObjectRef) -> None:
+        borrowed = None if self.closed else self.ledger.owed(number)
+        if borrowed is None:
+            return
+        if borrowed.guest is not None and self.guests.fell(borrowed.guest, number, ref):
+            self._settle(number)
+            return
+        self.send_value(ref, partial(self._result_sent, number), task=number, result=k)
+
+    def _result_sent(self, number: int) -> None:
+        borrowed = self.ledger.owed(number)
+        if borrowed is None:
+            return
+        borrowed.left -= 1
+        if borrowed.left == 0:
+            self._settle(number)
+            self.out.add("ended", number)
+
+    def _settle(self, number: int) -> None:
+        self.ledger.settle(number)
+        self.budget.ended(self, number)
+
+    def _on_cancel(self, message: Any) -> None:
+        borrowed = self.ledger.owed(message.task)
+        ref = self.references.exported_ref(message.objref) if borrowed is None else borrowed.results[0]
+        if ref is not None:  # its value, which says so, is sent as any other
+            cancel_in(self._store, ref, message.force and not calls.is_call(self._client, ref), not message.alone)
+
+    # ---- values, both ways ----
+
+    def _send_object(self, ref: ObjectRef) -> None:
+        if generators.is_stream(self._client, ref):
+            self.streams.feed(ref)
+            return
+        self.readiness.watch(ref, self._send_export)
+
+    def _send_export(self, ref: ObjectRef) -> None:
+        if self.closed:
+            return
+        if actors.is_actor(self._client, ref):
+            self.away.send_plan(ref)
+        else:
+            self.send_value(ref, lambda: None, objref=ref.objref)
+
+    def send_value(self, ref: ObjectRef, then: Callable[[], None], **where: int) -> None:
+        """Send a value, which is `where` to the other node; `then` is called once it needs nothing here any more."""
+        nbytes = spill.size(self._client, ref.index)
+        least = _SHORT_BYTES_MIN if self.is_short or self.out.nbytes > _BACKLOG_BYTES else BYTES_MIN
+        if nbytes >= least and self.values is not None and self.values.is_known:
+            about = handles.describe(self._client, ref)
+            contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
+            number = self.values.offer(ref, then, where)
+            self.out.add(
+                "value",
+                _Value(
+                    kind=about["kind"], error=about["error"], size=nbytes, contains=contains, native=number, **where
+                ),
+            )
+        else:
+            self._send_pieces(ref, then, where)
+
+    def _send_pieces(self, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> None:
+        if self.closed:
+            return
+        if spill.is_spilled(self._client, ref) and self._store.tell is not None:
+            self._restoring.add(ref, partial(self._send_now, then, where))
+        else:
+            self._send_now(then, where, ref, None)
+
+    def _send_now(
+        self, then: Callable[[], None], where: dict[str, int], ref: ObjectRef, error: FastrtError | None
+    ) -> None:
+        if self.closed:
+            return
+        try:
+            if error is not None:
+                raise error
+            kind, is_error, data = self._store.read(ref)
+        except FastrtError as exc:  # the other node gets that as the value
+            kind, is_error, data = PICKLE, True, serialize(exc).to_bytes()
+        if kind < _SCALAR_KINDS_END:
+            data = pickle.dumps(data, 5)
+            first = _Value(error=is_error, size=len(data), **where)
+        else:
+            contains = [self.references.name(one) for one in handles.contained(self._client, ref)]
+            first = _Value(kind=kind, error=is_error, size=len(data), contains=contains, **where)
+        self.out.add_value(first, memoryview(data).cast("B"), then)
+
+    def _on_value(self, message: Any) -> None:
+        if message.at:
+            self.arrivals.on_piece(message)
+            return
+        contains = [self.references.resolve(one) for one in message.contains]
+        if message.native and message.data:
+            self.arrivals.resume(message)
+            return
+        if message.item:
+            if not (self.flows if message.task else self.streams).on_item(message, contains):
+                self._refuse(message)
+            return
+        task = self._sink(message)
+        if task is None:
+            self._refuse(message)
+            return
+        self._remember(message, contains)
+        if message.task:
+            self.flows.end(message.task)
+        if message.kind == 0 and not message.error and len(message.data) == message.size:
+            value = pickle.loads(message.data)  # the stream has shown the session's token
+            with contextlib.suppress(ObjectStoreFullError):  # below, it waits for room
+                if core.info(self._client, task)["returns"] == 1 and core.finish_scalar(self._client, task, value):
+                    self._sealed(message)
+                    return
+        self.arrivals.drop(task, message.result)
+        self.receive(message, contains, task, None)
+
+    def receive(
+        self, message: Any, contains: list[ObjectRef], task: int, finish: Callable[[ObjectRef], None] | None
+    ) -> None:
+        """Have a value written, of which this is all or the first piece, or the offer.
+
+        Args:
+            message: says what it is.
+            contains: what it contains.
+            task: of this process: whose result or item it is.
+            finish: called with the value once it is whole; None: it is a result.
+        Raises:
+            PeerError: the pieces make no sense.
+        """
+        make: Callable[..., Any] = self._store.create
+        place, then = -1, finish
+        if then is None:
+            make, place = partial(self._store.result, task, message.result), message.result
+            then = partial(self._arrived, message, task)
+        kind, objref = message.kind or PICKLE, 0 if message.item else message.objref
+        about = (make, kind, message.error, contains, message.size, task, place, objref)
+        self.arrivals.begin(message, Arriving(*about, then))
+
+    def _refuse(self, message: Any) -> None:
+        """Nobody wants this value."""
+        if message.native:
+            self.out.add("taken", message.native)
+
+    def _on_answer(self, number: int, again: bool) -> None:
+        """The other node has taken a value of ours, or wants it in pieces."""
+        offer = self.values.answered(number) if self.values is not None else None
+        if offer is not None and again:
+            self._send_pieces(offer.ref, offer.then, {**offer.where, "native": number})
+        elif offer is not None:
+            offer.then()
+
+    def _remember(self, message: Any, contains: list[ObjectRef]) -> None:
+        """Note where objects of the other node are named whose values are missing here."""
+        missing = [(k, one) for k, one in enumerate(map(self.references.standing, contains)) if one is not None]
+        if not missing:
+            return
+        if message.objref:
+            origin = self.references.imported(message.objref).origin
+        else:
+            lent = self.ledger.find(message.task)
+            if lent is None or lent.line is not None:
+                return  # what an actor has made cannot be made again
+            lent.record = lent.record or self._lineage.remember(lent.task)
+            origin = Origin(lent.record, message.result)
+        for k, standin in missing:
+            if standin.origin is None and origin is not None:
+                standin.origin = origin.at(k)
+
+    def _sink(self, message: Any) -> int | None:
+        """The task of this node that a value is a result of; None when nobody wants it any more."""
+        if message.objref:
+            standin = self.references.waiting(message.objref)
+            return None if standin is None else standin.task
+        lent = self.ledger.find(message.task)
+        return None if lent is None or lent.done else lent.task
+
+    def _arrived(self, message: Any, task: int, ref: ObjectRef | None) -> None:
+        if message.objref:
+            core.finish(self._client, task)
+            self._sealed(message)
+
+    def _sealed(self, message: Any) -> None:
+        """A value's task has been given back."""
+        if message.objref:
+            self.references.settled(message.objref)
+        else:
+            lent = self.ledger.find(message.task)
+            assert lent is not None
+            lent.done = True
+
+    # ---- the stream ----
+
+    def first_frame(self, report: Any) -> Any:
+        """What is sent first: who this node is."""
+        return _Frame(hello=report)
+
+    def on_frame(self, frame: Any) -> None:
+        """Take a frame of the other node's.
+
+        Raises:
+            PeerError: it makes no sense.
+        """
+        if frame.HasField("hello"):
+            why = refused_report(frame.hello)
+            if why is not None or self.node not in ("", frame.hello.node):
+                raise PeerError(f"it says that it is node {frame.hello.node[:40]!r}, and {why or 'was another before'}")
+            self.node, self.name, self.workers = frame.hello.node, frame.hello.name, frame.hello.workers
+            if self.values is not None:
+                self.values.connect(frame.hello.native)
+        self.queued, self.room, self.is_short = frame.queued, frame.room, frame.short
+        steps: tuple[tuple[Any, Callable[[Any], None]], ...] = (
+            (frame.function, self.functions.on_function),
+            (frame.actor, self.guests.on_actor),
+            (frame.task, self._on_task),
+            (frame.kill, self.guests.on_kill),
+            (frame.call, self.guests.on_call),
+            (frame.ask, self.away.on_ask),
+            (frame.answer, self.away.on_answer),
+            (frame.value, self._on_value),
+            (frame.plan, self.away.on_plan),  # after what may have been the first to name its actor
+            (frame.ended, self._on_ended),
+            (frame.fallen, self._on_fallen),
+            (frame.gone, self.away.on_gone),
+            (frame.unhost, self.guests.on_unhost),
+            (frame.over, self.streams.on_over),
+            (frame.reads, self._on_reads),
+            (frame.cancel, self._on_cancel),
+            (frame.taken, partial(self._on_answer, again=False)),
+            (frame.again, partial(self._on_answer, again=True)),
+            (frame.release, self._on_release),
+            (frame.forget, self.functions.on_forget),  # after what names them
+            (frame.output, self.on_output),
+        )
+        for messages, handle in steps:
+            for message in messages:
+                try:
+                    handle(message)
+                except ObjectStoreFullError as exc:
+                    self._reject(message, exc)
+
+    def _reject(self, message: Any, error: ObjectStoreFullError) -> None:
+        """There is no room for what a message of the other node's asks for.
+
+        Raises:
+            ObjectStoreFullError: it is neither a task nor a call.
+        """
+        if not isinstance(message, (_Task, _Call)):
+            raise error
+        data = serialize(error).to_bytes()
+        for k in range(message.results):
+            first = _Value(task=message.task, result=k, kind=PICKLE, error=True, size=len(data))
+            self.out.add_value(first, memoryview(data), lambda: None)
+        self.out.add("ended", message.task)
+
+    def _on_reads(self, message: Any) -> None:
+        (self.flows if message.task else self.streams).on_reads(message)
+
+    def _on_release(self, message: Any) -> None:
+        self.references.released(message.objref, message.named)
+        if self.references.exported_ref(message.objref) is None:
+            self.streams.stop(message.objref)
+
+    def tidy(self, needed: set[int]) -> None:
+        """Give up what nobody here uses: functions, and objects of the other node's without a stand-in in `needed`."""
+        self.functions.tidy()
+        for objref, standin in self.references.given_up(needed | self.arrivals.named(), self.away.is_used):
+            self.away.given_up(standin.ref.objref)
+            self.streams.given_up(objref)
+            if standin.task is not None:
+                self.arrivals.drop(standin.task)
+                self.end(standin.task, TaskCancelledError("nobody holds this object any more"))
+            self.out.add("release", _Release(objref=objref, named=standin.named))
+
+    def close(self, why: str, is_lost: bool = True) -> None:
+        """End the stream: what was lent runs again, what ran for the other node ends, what it had is lost.
+
+        Args:
+            why: it has ended.
+            is_lost: whether the other node may be lost; False: this node ends the stream.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        self.out.close()
+        self.budget.leave(self)
+        self._restoring.close()
+        if self.values is not None:
+            self.values.close()
+        self.arrivals.clear()
+        what = "was lost" if is_lost else "is out of reach"
+        lost = f"node {self.name or 'that had it'} {what}: {why}"
+        self.away.close(self._take_back, lost)
+        self.guests.close()
+        self.flows.close()
+        self.streams.close(lost)
+        for own in self._own:
+            own.close()
+        for _, lent in self.ledger.open():
+            if core.cancelled(self._client, lent.task):
+                self.end(lent.task, TaskCancelledError("the task was cancelled"))
+            elif not core.retry(self._client, lent.task):
+                attempts = core.info(self._client, lent.task)["attempts"]
+                self.end(lent.task, WorkerCrashedError(f"a task was given up after {attempts} attempts: {lost}"))
+        for standin in self.references.unfinished():
+            assert standin.task is not None
+            self._lineage.rebuild(standin.task, standin.ref, standin.origin, lost)
+        for borrowed in self.ledger.all_owed():
+            cancel_in(self._store, borrowed.results[0])
+        self.ledger.clear()
+        self.references.clear()
+        self.functions.clear()
+
+    def _take_back(self, number: int) -> int | None:
+        """The task behind a number, if it has not ended yet."""
+        lent = self.ledger.take(number)
+        return None if lent is None or lent.done else lent.task

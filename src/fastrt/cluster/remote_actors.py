@@ -1,0 +1,286 @@
+"""Actors that the other node of a stream runs: those of ours that it was given, and its own of which a handle is here.
+
+Each has a record here that says AWAY, with this process as the one that takes its calls: it sends them over the stream,
+in the order in which the mailbox gives them, and seals their results when they come. The stream keeps that order, so
+calls of one caller run in it. An actor of ours stays ours: its name, its restarts and what becomes of calls when its
+process dies are decided here, and a lost node is a dead process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fastrt._core.objects import functions, handles
+from fastrt._core.tasks import actors, calls, submission
+from fastrt._core.tasks import tasks as core
+from fastrt.cluster.mailboxes import Mailboxes
+from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError
+from fastrt.rpc.descriptors import message_set
+from fastrt.store.client import Store
+from fastrt.store.ref import ObjectRef
+from fastrt.store.serialize import serialize
+from fastrt.tasks.handle import ActorPlan
+
+if TYPE_CHECKING:
+    from fastrt.cluster.peer_stream import Exchange
+
+_SET = message_set("node")
+_Actor, _Plan, _Call, _Whose, _Ask, _Answer = (
+    _SET.message(f"fastrt.node.{name}") for name in ("Actor", "Plan", "Call", "Whose", "Ask", "Answer")
+)
+
+
+@dataclass
+class Line:
+    """An actor on the other node.
+
+    Attributes:
+        actor: its record here.
+        name: of its class.
+        whose: what names it to the other node.
+        sent: numbers of its calls that the other node has.
+        fallen: calls that its process there did not end, and how often each had begun.
+        gone: what the other node says of the end of that process.
+    """
+
+    actor: int
+    name: str
+    whose: Any
+    sent: set[int] = field(default_factory=set)
+    fallen: list[tuple[int, int]] = field(default_factory=list)
+    gone: Any = None
+
+
+class Away:
+    """The calling side of one stream.
+
+    Args:
+        exchange: the stream.
+        store: this process's attachment.
+        mailboxes: tells what is called.
+    """
+
+    def __init__(self, exchange: Exchange, store: Store, mailboxes: Mailboxes) -> None:
+        self._exchange = exchange
+        self._store = store
+        self._client = store.client
+        self._mailboxes = mailboxes
+        self._lines: dict[int, Line] = {}  # by record
+        self._hosted: dict[int, Line] = {}  # ours, by the number that the other node knows
+        self._standing: dict[int, Line] = {}  # the other node's, by the objref of the stand-in
+        self._asked: dict[int, asyncio.Future[tuple[list[str], ObjectRef | None]]] = {}
+        self._numbers = 0
+
+    # ---- ours ----
+
+    def host(self, actor: int) -> None:
+        """Have the other node run an actor that this process has taken by `actors.carry`."""
+        info = actors.info(self._client, actor)
+        try:
+            ref = handles.acquire(self._client, *info["object"])
+            plan: ActorPlan = self._store.load(ref)
+            demand = self._store.load(handles.acquire(self._client, *info["demand"])) if info["demand"] else b""
+            function = b"" if plan.cls is None else self._exchange.functions.send(plan.cls.objref, plan.cls.index)
+        except FastrtError as exc:  # its last handle went, or what it is made of is lost
+            self._drop(actor, f"it could not be sent to node {self._exchange.name}: {exc}")
+            return
+        self._numbers += 1
+        bare = pickle.dumps(replace(plan, cls=None, init=None, demand=None), 5)
+        message = _Actor(hosted=self._numbers, function=function, plan=bare, demand=demand, bare=info["bare"])
+        if plan.init is not None:
+            message.init.CopyFrom(self._exchange.references.name(plan.init))
+        if not info["max_restarts"]:  # else handles that come there must find it wherever it runs next
+            message.ref.CopyFrom(self._exchange.references.name(ref))
+        self._exchange.out.add("actor", message, len(bare) + len(demand) + 128)
+        self._hosted[self._numbers] = self._follow(actor, plan.name, _Whose(hosted=self._numbers))
+        actors.carried(self._client, actor)
+
+    def on_gone(self, message: Any) -> None:
+        """The process of an actor of ours has ended over there."""
+        line = self._hosted.get(message.hosted)
+        if line is not None:
+            line.gone = message
+            self._settle(line)
+
+    def fell(self, line: Line, number: int, task: int, attempts: int) -> None:
+        """A call came back without a result, because its actor's process ended."""
+        line.sent.discard(number)
+        line.fallen.append((task, attempts))
+        self._settle(line)
+
+    def ended(self, line: Line, number: int) -> None:
+        """A call has its results, or was cancelled."""
+        line.sent.discard(number)
+        if not line.sent and line.actor in self._lines:
+            self._settle(line)
+            self._look_for_end(line)
+
+    def _settle(self, line: Line) -> None:
+        """Leave everything to the actor's next process, once nothing comes from the last one any more."""
+        if line.gone is None and not line.fallen:
+            return
+        self._mailboxes.close_one(line.actor)
+        if line.gone is not None and not line.sent:
+            where = f"{line.gone.reason} on node {self._exchange.name}"
+            if line.gone.failed:
+                actors.end_for_good(self._client, line.actor, actors.FAILED, where)
+            self._lose(line, where)
+
+    def _lose(self, line: Line, how: str) -> None:
+        for task, attempts in line.fallen:
+            for _ in range(attempts - 1):  # the first is counted here already
+                submission.again(self._client, task)
+            if core.cancelled(self._client, task):
+                self._exchange.end(task, TaskCancelledError("the call was cancelled"))
+            elif not calls.put_back(self._client, task, attempts > 0):
+                error = ActorDiedError(f"actor {line.name} died while it ran this call: {how}")
+                error.attempts = core.info(self._client, task)["attempts"]
+                self._exchange.end(task, error)
+        self._forget(line)
+        self._drop(line.actor, how)
+
+    def _forget(self, line: Line) -> None:
+        self._mailboxes.close_one(line.actor)
+        self._lines.pop(line.actor, None)
+        self._hosted.pop(line.whose.hosted, None)
+
+    def _drop(self, actor: int, how: str) -> None:
+        """Leave it to the daemon what becomes of an actor."""
+        actors.drop(self._client, actor, how)  # in the record: the daemon may look before it reads any message
+        if self._store.tell is not None:
+            self._store.tell(op="actor")
+
+    def _look_for_end(self, line: Line) -> None:
+        """Nobody can call an actor of ours any more, and all its calls have ended: the other node may end it, too."""
+        if line.whose.hosted and actors.is_over(self._client, line.actor):
+            self._exchange.out.add("unhost", line.whose.hosted)
+            self._forget(line)
+            self._drop(line.actor, "its last handle is gone")
+
+    # ---- the other node's ----
+
+    def send_plan(self, ref: ObjectRef) -> None:
+        """The other node has been named the object of an actor: tell how to call it."""
+        plan: ActorPlan = self._store.load(ref)
+        bare = pickle.dumps(replace(plan, cls=None, init=None, demand=None), 5)
+        self._exchange.out.add("plan", _Plan(objref=ref.objref, plan=bare), len(bare) + 64)
+
+    def on_plan(self, message: Any) -> None:
+        """How to call an actor of the other node, whose object was named here."""
+        standin = self._exchange.references.waiting(message.objref)
+        if standin is None or standin.task is None:
+            return  # nobody wants it any more
+        plan: ActorPlan = pickle.loads(message.plan)  # the stream has shown the session's token
+        parts = serialize(plan)
+        writer = self._store.result(standin.task, 0, parts.nbytes, parts.kind, 0)
+        if writer is not None:
+            actor = actors.stand_in(self._client, standin.ref, self._class(plan.name).objref)
+            parts.write(writer)
+            writer.seal([])
+            self._standing[standin.ref.objref] = self._follow(actor, plan.name, _Whose(objref=message.objref))
+        core.finish(self._client, standin.task)
+        standin.task = standin.origin = None
+
+    def _class(self, name: str) -> ObjectRef:
+        """What stands here for a class that this node does not have: its name, for messages."""
+        digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"class elsewhere").digest()
+        found: ObjectRef = functions.add_function(self._client, digest, self._store.put(name), name)
+        return found
+
+    def is_used(self, objref: int) -> bool:
+        """Whether an object stands for an actor that still has calls."""
+        line = self._standing.get(objref)
+        return line is not None and (bool(line.sent) or actors.has_calls(self._client, line.actor))
+
+    def given_up(self, objref: int) -> None:
+        """Nobody holds this object any more."""
+        line = self._standing.pop(objref, None)
+        if line is not None and line.actor in self._lines:
+            self._forget(line)
+            self._drop(line.actor, "its last handle is gone")
+
+    # ---- calls ----
+
+    def _follow(self, actor: int, name: str, whose: Any) -> Line:
+        line = self._lines[actor] = Line(actor, name, whose)
+        self._mailboxes.open(actor, partial(self._on_mail, line))
+        return line
+
+    def _on_mail(self, line: Line, tasks: list[int]) -> None:
+        order = actors.take_order(self._client, line.actor)
+        if order in (actors.ORDER_KILL, actors.ORDER_END):
+            info = actors.info(self._client, line.actor)
+            whose = _Whose(restart=not info["ended"], gentle=order == actors.ORDER_END, reason=info["reason"])
+            whose.MergeFrom(line.whose)
+            self._exchange.out.add("kill", whose)  # before calls that were made after it
+        for task in tasks:
+            self._send(line, task)
+        if not tasks and not line.sent:
+            self._look_for_end(line)
+
+    def _send(self, line: Line, task: int) -> None:
+        info = core.info(self._client, task)
+        kind, data, refs = core.arguments(self._client, task, True)
+        message = _Call(
+            actor=line.whose, method=info["function"][1], kind=kind, argument=data,
+            ref=[self._exchange.references.name(ref) for ref in refs], dependencies=info["deps"],
+            results=info["returns"],
+        )  # fmt: skip
+        line.sent.add(self._exchange.describe(message, task, info, line))
+        self._exchange.out.add("call", message, len(data) + 128)
+
+    # ---- names ----
+
+    def ask(self, name: str) -> asyncio.Future[tuple[list[str], ObjectRef | None]]:
+        """Ask the other node for the actor of a name, or, with none, for the names that there are."""
+        self._numbers += 1
+        asked = self._asked[self._numbers] = asyncio.get_running_loop().create_future()
+        self._exchange.out.add("ask", _Ask(number=self._numbers, name=name))
+        return asked
+
+    def on_ask(self, message: Any) -> None:
+        """The other node asks."""
+        answer = _Answer(number=message.number)
+        if not message.name:
+            answer.name.extend(actors.names(self._client))
+        else:
+            ref = actors.find(self._client, message.name)
+            if ref is not None:
+                answer.name.append(message.name)
+                answer.ref.CopyFrom(self._exchange.references.name(ref))
+        self._exchange.out.add("answer", answer)
+
+    def on_answer(self, message: Any) -> None:
+        """The other node answers."""
+        ref = self._exchange.references.resolve(message.ref) if message.HasField("ref") else None
+        asked = self._asked.pop(message.number, None)
+        if asked is not None and not asked.done():
+            asked.set_result((list(message.name), ref))
+
+    def close(self, take_back: Callable[[int], int | None], lost: str) -> None:
+        """The stream has ended.
+
+        Args:
+            take_back: gives the task that a number stands for.
+            lost: how the other node was lost.
+        """
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_result(([], None))
+        self._asked.clear()
+        for line in list(self._lines.values()):
+            tasks = [take_back(number) for number in sorted(line.sent)]
+            line.fallen += [(task, 1) for task in tasks if task is not None]
+            if not line.whose.hosted:
+                actors.end_for_good(self._client, line.actor, actors.FAILED, f"it lived elsewhere: {lost}")
+                for task, _ in line.fallen:
+                    self._exchange.end(task, ActorDiedError(f"actor {line.name} is out of reach: {lost}"))
+                line.fallen.clear()
+            self._lose(line, lost)
+        self._standing.clear()

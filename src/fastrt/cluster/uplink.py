@@ -1,0 +1,554 @@
+"""The uplink's process: this node's part in a cluster. `main(SETTINGS)` is started by `fastrt.runtime`.
+
+It is a client of the arena like a worker, and runs nothing itself: it claims tasks that would wait too long here and
+lends them to other nodes, and submits theirs here. Workers, drivers and the daemon know nothing of it. When it dies,
+its tasks run again as a dead worker's do; another one takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from fastrt._core.memory.clients import KIND_WORKER, table
+from fastrt._core.tasks import admission
+from fastrt._core.tasks import tasks as core
+from fastrt.cluster.actor_directory import Finder
+from fastrt.cluster.budget import ArgumentBudget
+from fastrt.cluster.daemon_link import Orders
+from fastrt.cluster.generators import Watch
+from fastrt.cluster.large_values import open_native
+from fastrt.cluster.lineage import Lineage
+from fastrt.cluster.load import LoadWatch
+from fastrt.cluster.mailboxes import Mailboxes
+from fastrt.cluster.membership import JOIN, refused_report
+from fastrt.cluster.peer import Peer, nearest
+from fastrt.cluster.peer_stream import Exchange
+from fastrt.cluster.pressure import Pressure
+from fastrt.cluster.readiness import Readiness
+from fastrt.cluster.reasons import Reasons
+from fastrt.cluster.references import PeerError
+from fastrt.errors import FastrtError, TaskCancelledError
+from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.rpc import streams
+from fastrt.rpc.auth import reachable
+from fastrt.rpc.descriptors import message_set
+from fastrt.rpc.streams import Access
+from fastrt.store import attach, unread
+from fastrt.store.client import Store
+
+_SET = message_set("node")
+_Report = _SET.message("fastrt.node.Report")
+_Output = _SET.message("fastrt.node.Output")
+_EXCHANGE = "/fastrt.node.Node/Exchange"
+_BUSY_TICK_S = 0.002  # while tasks wait, begin and end
+_CALLING_TICK_S = 0.1  # while a node that should run tasks cannot be reached
+_TIDY_S = 1.0
+_TELL_S = 0.1  # between two reports to the head
+_AGAIN_S = 0.5  # before a node or the head that did not answer is called again
+_HOPS_MAX = 4  # so often a task is lent on at most, or a cancellation might never catch up with it
+_KEPT_A_LOOK = 64
+_CLAIM_S = 0.5
+_OUTPUT_BYTES_MAX = 1 << 20  # on their way to one node
+_OUTPUT_TEXT_MAX = 170_000  # bytes of one message to the daemon, which is at most 1 MiB of JSON
+_END_S = 2.0  # for streams to end in order
+
+
+class Uplink:
+    """This node in its cluster.
+
+    Args:
+        store: this process's attachment.
+        settings: head, listen, name, workers; see `main`.
+        access: the cluster's identity.
+        daemon: the connection to this node's daemon.
+    """
+
+    def __init__(self, store: Store, settings: dict[str, Any], access: Access, daemon: attach.Lasting) -> None:
+        self._store = store
+        self._client = store.client
+        self._settings = settings
+        self._access = access
+        self._daemon = daemon
+        self._node = self._client.segment.session
+        self._workers: int = settings["workers"]
+        self._readiness = Readiness(self._client, asyncio.get_running_loop())
+        self._native = open_native(store, access, settings["listen"])
+        self._lineage = Lineage(store, self._readiness, settings["lineage_bytes"])
+        self._peers: dict[str, Peer] = {}
+        self._exchanges: set[Exchange] = set()
+        self._pressure = Pressure()
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()  # and everything lent has been given back
+        self._news = asyncio.Event()
+        self._to_tell = asyncio.Event()
+        self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
+        self._tick = _TIDY_S
+        self._done = 0  # tasks that this node's workers have ended
+        self._load: tuple[int, ...] = ()  # of this node, at the last look
+        self._claims = threading.Condition()
+        self._claimable = 0
+        self._announce: Callable[[], None] | None = None
+        self._reasons = Reasons(access.identity)
+        self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
+        self._flows = Watch(self._client, asyncio.get_running_loop())
+        self._budget = ArgumentBudget(self._client)
+        others: dict[str, Callable[[dict[str, Any]], None]] = {
+            "find_actor": self._on_find,
+            "actor_ended": lambda message: self._news.set(),
+            "output": self._on_output,
+            "reads_output": self._on_readers,
+        }
+        self._orders = Orders(self._client, daemon, self._on_orders, others)
+        self._load_watch = LoadWatch(self._client, asyncio.get_running_loop(), self._news.set)
+        self._finder = Finder(self._client, daemon, self._connected)
+
+    async def run(self) -> None:
+        """Serve until told to stop."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        loop.add_signal_handler(signal.SIGINT, self._on_cancelled)
+        server, address = await streams.serve(
+            self._settings["listen"], self._access, _SET, {_EXCHANGE: self._on_stream}, self._ended
+        )
+        self._report.address = reachable(address, self._settings["head"])
+        if self._native is not None:
+            self._report.native = reachable(self._native.address, self._settings["head"])
+        background = [loop.create_task(self._stay_joined()), loop.create_task(self._tend())]
+        claimer = threading.Thread(target=self._claim, args=[loop], name="fastrt-claimer", daemon=True)
+        if not self._workers:
+            claimer.start()
+        stopping = loop.create_task(self._stopping.wait())
+        streams.end_with_starter(self._stopping)  # from the start: it may wait long for the head
+        self._announce = partial(streams.announce, address)
+        if not self._settings["join_first"]:
+            self._on_joined()
+        try:
+            done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
+            for one in done - {stopping}:
+                one.result()  # what went wrong there ends the process
+        finally:
+            self._stopping.set()
+            for one in background:
+                one.cancel()
+            for exchange in list(self._exchanges):
+                exchange.close("the node that lent it left the cluster")
+            self._ended.set()
+            await server.stop(_END_S)
+            with self._claims:
+                self._claims.notify()
+            if claimer.ident:
+                claimer.join()
+            self._load_watch.close()
+            self._readiness.close()
+            self._mailboxes.close()
+            self._flows.close()
+            if self._native is not None:
+                self._native.close()
+
+    # ---- the head ----
+
+    async def _stay_joined(self) -> None:
+        await self._orders.ready.wait()  # nobody should hear of a node that seems to have nothing
+        while True:
+            channel, call = streams.open_stream(self._settings["head"], self._access, _SET, JOIN)
+            stream = call()
+            telling = asyncio.create_task(self._tell_head(stream))
+            try:
+                async for view in stream:
+                    self._on_view(view)
+            except grpc.aio.AioRpcError as exc:
+                await self._on_no_head(exc)
+            finally:
+                telling.cancel()
+                await channel.close()
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _on_no_head(self, exc: grpc.aio.AioRpcError) -> None:
+        """Say why the stream to the head has ended, once for each reason.
+
+        Raises:
+            FastrtError: another program is at the head's address while this node starts, or the head refuses a report.
+        """
+        head = self._settings["head"]
+        if exc.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            raise FastrtError(f"the head at {head}: {exc.details()}")
+        why = await self._reasons.find(head) if exc.code() is grpc.StatusCode.UNAVAILABLE else exc.details()
+        if self._announce is None:
+            self._reasons.tell(head, f"the head is away: {why}" if why else "")
+        elif exc.code() is grpc.StatusCode.UNAVAILABLE and why:
+            raise FastrtError(f"this node cannot join {head}: {why}")
+        else:
+            why = why or exc.details()
+            self._reasons.tell(head, f"the head at {head} does not answer: {why}. This node waits for it")
+
+    async def _tell_head(self, stream: Any) -> None:
+        while True:
+            self._to_tell.clear()
+            await stream.write(self._report)
+            await asyncio.sleep(_TELL_S)
+            await self._to_tell.wait()
+
+    def _on_joined(self) -> None:
+        announce, self._announce = self._announce, None
+        if announce is not None:
+            announce()
+
+    def _on_view(self, view: Any) -> None:
+        self._on_joined()
+        members = {report.node: report for report in view.node if self._is_sound(report)}
+        there = {node: report for node, report in members.items() if node != self._node}
+        for node, report in there.items():
+            self._peers.setdefault(node, Peer(report, bool(self._workers))).report = report
+        self._orders.tell(members.values())
+        for node in [n for n, peer in self._peers.items() if n not in there and peer.exchange is None]:
+            del self._peers[node]
+        self._carry_out()
+        self._news.set()
+
+    def _is_sound(self, report: Any) -> bool:
+        """Whether a report can be used; the head has checked it, but it is a node like any other."""
+        why = refused_report(report)
+        if why is not None:
+            self._reasons.tell("view", f"the head passes on a report that is left out: {why}")
+        return why is None
+
+    # ---- streams to other nodes ----
+
+    async def _on_stream(self, requests: AsyncIterator[Any], context: Any) -> None:
+        await self._exchange(requests, context.write)
+
+    async def _call(self, peer: Peer) -> None:
+        channel = None
+        try:
+            channel, call = streams.open_stream(peer.report.address, self._access, _SET, _EXCHANGE)
+            stream = call()
+            await self._exchange(stream, stream.write)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it is called again as long as the head knows it
+            why = await self._reasons.find(peer.report.address) if peer.report is not None else None
+            if why:
+                self._reasons.tell(peer.report.address, f"node {peer.report.name} is not called: {why}")
+        finally:
+            peer.calling, peer.call_at = False, time.monotonic() + _AGAIN_S
+            if channel is not None:
+                await channel.close()
+
+    async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
+        shared = (self._readiness, self._native, self._lineage, self._mailboxes, self._flows, self._budget)
+        exchange = Exchange(self._store, *shared)
+        exchange.on_output = self._pass_output_to_drivers
+        exchange.references.tell_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
+        self._exchanges.add(exchange)
+        writing = asyncio.create_task(self._write(exchange, write))
+        why, is_lost = "the stream to it was closed", True
+        try:
+            async for frame in frames:
+                if not exchange.node and not frame.HasField("hello"):
+                    raise PeerError("its first frame does not say which node it is")
+                await exchange.arrivals.room_for(frame)
+                exchange.on_frame(frame)
+                self._on_frame(exchange)
+        except grpc.aio.AioRpcError as exc:
+            why = f"{exc.code().name}: {exc.details()}"
+        except FastrtError as exc:
+            why, is_lost = str(exc), False
+            sys.stderr.write(f"fastrt: the stream to node {exchange.name} is closed: {exc}\n")
+        finally:
+            self._exchanges.discard(exchange)
+            peer = self._peers.get(exchange.node)
+            if peer is not None and peer.exchange is exchange:
+                peer.exchange = None
+            exchange.close(why, is_lost)
+            self._orders.lost(exchange.node)
+            writing.cancel()
+            self._news.set()
+
+    async def _write(self, exchange: Exchange, write: Any) -> None:
+        frame = exchange.first_frame(self._report)
+        while frame is not None:
+            frame.queued, frame.room = core.queued(self._client), self._room_for(exchange)
+            frame.short = exchange.arrivals.is_short
+            await write(frame)
+            frame = await exchange.out.next_frame()
+
+    def _room_for(self, exchange: Exchange) -> int:
+        """How many tasks another node may have here at once."""
+        exchange.told_room = self._pressure.room
+        return exchange.ledger.borrowed + self._pressure.room
+
+    def _on_frame(self, exchange: Exchange) -> None:
+        peer = self._peers.setdefault(exchange.node, Peer(None, bool(self._workers)))
+        if peer.exchange is None:
+            peer.exchange, peer.target = exchange, 2.0 * max(1, exchange.workers)
+        if peer.exchange is exchange:
+            peer.adapt()
+        if self._tick > _BUSY_TICK_S and (exchange.ledger.lent or exchange.ledger.borrowed):
+            self._tick = _BUSY_TICK_S
+            self._news.set()
+        self._carry_out()
+        self._lend_more()
+
+    # ---- what the daemon decides ----
+
+    def _on_orders(self) -> None:
+        self._report_free()
+        self._carry_out()
+
+    def _report_free(self) -> None:
+        """Bring the report up to date with what is free here."""
+        total, free = self._orders.total, self._orders.free_now()
+        if (total, free) != (dict(self._report.total), dict(self._report.free)):
+            for field, parts in ((self._report.total, total), (self._report.free, free)):
+                field.clear()
+                field.update(parts)
+            self._to_tell.set()
+
+    def _carry_out(self) -> None:
+        """Lend what the daemon has said, to those who can be reached; the others are called."""
+        for node in self._orders.wanted():
+            peer = self._peers.get(node)
+            if peer is None:
+                self._orders.drop(node)
+            elif peer.exchange is not None and peer.exchange.node:
+                for task in self._orders.take(node):
+                    if task < 0:
+                        peer.exchange.away.host(-1 - task)
+                    else:
+                        self._lend(peer, task)
+            elif peer.report is not None:
+                self._call_soon(peer)
+
+    # ---- output of tasks ----
+
+    def _on_readers(self, message: dict[str, Any]) -> None:
+        self._report.reads_output = bool(message["on"])
+        self._to_tell.set()
+
+    def _on_output(self, message: dict[str, Any]) -> None:
+        """Pass on what a task of another node has printed: to the node that sent it, and to those with drivers."""
+        prefix = f"({message['who']}, node={self._settings['name']}) "
+        text = "".join(f"{prefix}{line}\n" for line in message["lines"])
+        output = _Output(text=text, error=message["error"], update=message["update"])
+        for peer in self._peers.values():
+            if (peer.report is not None and peer.report.reads_output) or (peer.exchange and peer.exchange.has_run):
+                peer.output.append(output)
+                self._send_output(peer)
+
+    def _send_output(self, peer: Peer) -> None:
+        if peer.exchange is None:
+            self._call_soon(peer)
+            return
+        while peer.output and peer.exchange.out.nbytes < _OUTPUT_BYTES_MAX:
+            output = peer.output.popleft()
+            peer.exchange.out.add("output", output, len(output.text))
+
+    def _pass_output_to_drivers(self, message: Any) -> None:
+        text = message.text.encode()[:_OUTPUT_TEXT_MAX].decode("utf-8", "ignore")
+        self._daemon.send(op="output", text=text, error=message.error, update=message.update)
+
+    def _on_find(self, message: dict[str, Any]) -> None:
+        for peer in self._peers.values():
+            if peer.report is not None:
+                self._call_soon(peer)
+        asyncio.get_running_loop().create_task(self._finder.find(int(message["ticket"]), str(message["name"])))
+
+    def _connected(self) -> tuple[list[Exchange], bool]:
+        """The streams to other nodes, one for each, and whether that is all nodes that are there."""
+        there = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.node]
+        known = [peer for peer in self._peers.values() if peer.report is not None]
+        return [peer.exchange for peer in there if peer.exchange is not None], all(
+            p.exchange is not None for p in known
+        )
+
+    # ---- lending ----
+
+    async def _tend(self) -> None:
+        """Look after the queue, as often as there is something to see."""
+        tidy_at = 0.0
+        while True:
+            for exchange in self._exchanges:
+                exchange.guests.tend()
+            if self._store.tell is not None:
+                unread.forward(self._store.tell)
+            excess = self._look()
+            if excess:
+                self._lend_claimed(excess)
+            for peer in self._peers.values():
+                if peer.output:
+                    self._send_output(peer)
+            now = time.monotonic()
+            if now >= tidy_at:
+                tidy_at = now + _TIDY_S
+                self._report_free()
+                self._carry_out()
+                self._finder.tidy()
+                self._on_cancelled()  # of which the canceller should have told, and died
+                for exchange in list(self._exchanges):
+                    needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
+                    exchange.tidy(needed | set(self._lineage.wanted) | self._finder.kept())
+            self._news.clear()
+            self._tick = self._next_tick()
+            try:
+                await asyncio.wait_for(self._news.wait(), min(self._tick, max(tidy_at - time.monotonic(), 0.0)))
+            except asyncio.TimeoutError:
+                continue
+
+    def _next_tick(self) -> float:
+        """How long to sleep before the next look, if nothing comes: longer and longer while tasks just run."""
+        before, self._load = self._load, self._load_now()
+        if self._peers and (self._report.queued or self._load != before):
+            return _BUSY_TICK_S
+        missing = any(p.exchange is None and p.report is not None and p.report.workers for p in self._peers.values())
+        return min(2 * self._tick, _CALLING_TICK_S if missing and not self._workers else _TIDY_S)
+
+    def _load_now(self) -> tuple[int, ...]:
+        return sum(e.ledger.lent for e in self._exchanges), sum(e.ledger.borrowed for e in self._exchanges), self._done
+
+    def _look(self) -> int:
+        """Bring the report up to date; how many tasks wait too long here."""
+        queued = core.queued(self._client)
+        workers = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
+        idle = sum(row["task"] is None for row in workers)
+        self._done = sum(row["tasks_done"] for row in workers)
+        if (queued or self._report.queued or not self._workers) and (idle, queued) != (
+            self._report.idle,
+            self._report.queued,
+        ):
+            self._report.idle, self._report.queued = idle, queued
+            self._to_tell.set()
+            self._report_free()
+        if not self._workers:
+            self._lend_more()
+            return 0
+        excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
+        for exchange in self._exchanges:
+            if self._pressure.room and not exchange.told_room:
+                exchange.out.stir()  # whoever has too much there need not ask
+        return excess
+
+    def _helpers(self) -> list[Peer]:
+        """Nodes that can take tasks, those with the most room first; others are called meanwhile."""
+        for peer in self._peers.values():
+            if peer.report is not None and peer.report.workers:
+                self._call_soon(peer)
+        able = [peer for peer in self._peers.values() if peer.exchange is not None and peer.exchange.workers]
+        return sorted([peer for peer in able if peer.room], key=lambda peer: peer.room, reverse=True)
+
+    def _call_soon(self, peer: Peer) -> None:
+        """Call a node, unless that is under way, or was in vain a moment ago."""
+        if not peer.calling and peer.exchange is None and time.monotonic() >= peer.call_at:
+            peer.calling = True
+            asyncio.get_running_loop().create_task(self._call(peer))
+
+    def _lend_claimed(self, most: int) -> None:
+        """Claim up to so many tasks and lend them."""
+        helpers = self._helpers()
+        kept = 0
+        while helpers and most > 0 and kept < _KEPT_A_LOOK:
+            task = core.next_task(self._client, 0.0, 0.0)
+            if task < 0:
+                return
+            most -= 1
+            # Admitted here, and waiting for a worker: decide again. Or lent so often that it is better off here.
+            if admission.is_demanding(self._client, task) or core.info(self._client, task)["hops"] >= _HOPS_MAX:
+                kept += 1
+                self._give_back(task)
+                continue
+            peer = nearest(self._client, helpers, task)
+            self._lend(peer, task)
+            if not peer.room:
+                helpers.remove(peer)
+
+    def _lend(self, peer: Peer, task: int) -> None:
+        assert peer.exchange is not None
+        if core.cancelled(self._client, task):  # since it was claimed
+            self._end_cancelled(task)
+            return
+        try:
+            peer.exchange.lend(task)
+        except FastrtError as exc:  # its function or arguments cannot be read: whoever wants its results is told
+            self._store.put_error(task, exc)
+            core.finish(self._client, task)
+
+    def _give_back(self, task: int) -> None:
+        """Leave a claimed task to whoever takes it next."""
+        if not core.give_back(self._client, task):
+            self._end_cancelled(task)
+
+    def _end_cancelled(self, task: int) -> None:
+        self._store.put_error(task, TaskCancelledError("the task was cancelled before it started"))
+        core.finish(self._client, task)
+
+    def _lend_more(self) -> None:
+        """On a node without workers of its own: let the claimer take what others have room for."""
+        if self._workers:
+            return
+        helpers = self._helpers()
+        with self._claims:
+            self._claimable = sum(peer.room for peer in helpers)
+            if self._claimable:
+                self._claims.notify()
+
+    def _claim(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The claimer's thread: sleep in the arena as an idle worker does, so that a task is lent at once."""
+        while not self._stopping.is_set():
+            with self._claims:
+                self._claims.wait_for(lambda: self._claimable or self._stopping.is_set(), _CLAIM_S)
+                most, self._claimable = self._claimable, 0
+            if not most:
+                continue
+            tasks = [core.next_task(self._client, _CLAIM_S, 0.0)]
+            while tasks[-1] >= 0 and len(tasks) < most:
+                tasks.append(core.next_task(self._client, 0.0, 0.0))
+            loop.call_soon_threadsafe(self._lend_all, [task for task in tasks if task >= 0])
+
+    def _lend_all(self, tasks: list[int]) -> None:
+        helpers = self._helpers()
+        for task in tasks:
+            if not helpers:
+                self._give_back(task)  # the node that had room has gone: the next one gets it
+                continue
+            peer = nearest(self._client, helpers, task)
+            self._lend(peer, task)
+            if not peer.room:
+                helpers.remove(peer)
+        self._lend_more()
+
+    def _on_cancelled(self) -> None:
+        for exchange in self._exchanges:
+            exchange.pass_cancels()
+
+
+def main(argument: str) -> None:
+    """Run the uplink.
+
+    Args:
+        argument: JSON: socket (of the node's daemon), head and listen (addresses), name, workers, join_first
+            (whether to say that it serves only once the head has answered), lineage_bytes, patience_s (of the store),
+            token_file, tls, insecure.
+    """
+    settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
+    try:
+        access = streams.access_of(settings)
+        client, link = attach.join(settings["socket"], "tool", "uplink")
+        daemon = attach.Lasting(settings["socket"], link)
+
+        async def run() -> None:
+            store = Store(client, 0.0, tell=daemon.send, patience_s=settings["patience_s"])
+            store.serves = True
+            await Uplink(store, settings, access, daemon).run()
+
+        asyncio.run(run())
+        client.close()
+    except FastrtError as exc:
+        sys.stderr.write(f"fastrt: the uplink ends: {exc}\n")
+        sys.exit(1)

@@ -1,0 +1,206 @@
+"""A member's own connections: requests whose responses come back by number, and a port for those of others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fastrt.errors import FastrtError
+from fastrt.membership.events import MemberView, Role
+from fastrt.membership.framing import Frame, FramingError, Kind
+from fastrt.membership.links import FrameConnection, connect
+from fastrt.membership.mailbox import Tag
+from fastrt.membership.wire import Command, FetchResp, FetchServers, Meta, parse, request_frame, views
+from fastrt.rpc.trust import Trust, trust_of
+
+_CONNECT_S = 5.0
+_LOOK_BYTES_MAX = 64 << 20
+
+
+class MemberUnreachableError(FastrtError):
+    """Another process of the cluster cannot be reached, or its connection ended before it answered.
+
+    What was sent may or may not have been taken. Look whether that process lives, and send again if that does no harm.
+    """
+
+
+class Caller:
+    """A connection on which this member asks. Make one with `open`.
+
+    Args:
+        name: of the other end, for errors.
+        request_ids: numbers for requests, from 1.
+        on_end: is told why the connection has ended.
+
+    Attributes:
+        place: host and port of the other end.
+    """
+
+    def __init__(self, name: str, request_ids: Iterator[int], on_end: Callable[[str], None]) -> None:
+        self.place = ("", 0)
+        self._name = name
+        self._request_ids = request_ids
+        self._on_end = on_end
+        self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._ended: str | None = None
+        self._connection: FrameConnection | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        name: str,
+        host: str,
+        port: int,
+        frame_bytes_max: int,
+        trust: Trust | None,
+        request_ids: Iterator[int] | None = None,
+        on_end: Callable[[str], None] = lambda reason: None,
+        timeout_s: float = _CONNECT_S,
+    ) -> Caller:
+        """Connect.
+
+        Raises:
+            MemberUnreachableError: no process answers there, or none of this cluster.
+        """
+        made = cls(name, itertools.count(1) if request_ids is None else request_ids, on_end)
+        connection = FrameConnection(made._answered, made._end, frame_bytes_max)
+        try:
+            await asyncio.wait_for(connect(lambda: connection, host, port, trust), timeout_s)
+        except (OSError, asyncio.TimeoutError) as error:
+            raise MemberUnreachableError(f"{name} cannot be reached at {host}:{port}: {error or 'no answer'}") from None
+        made._connection, made.place = connection, (host, port)
+        return made
+
+    @property
+    def ended(self) -> bool:
+        """Whether the connection has ended."""
+        return self._ended is not None
+
+    async def call(
+        self,
+        command: int,
+        data: bytes,
+        role: Role,
+        rank: int | None,
+        kind: int = Kind.PROTOBUF,
+        user: int = 0,
+        tag: Tag | None = None,
+    ) -> tuple[Any, bytes]:
+        """Ask, and wait for the response: its meta and data.
+
+        Raises:
+            MemberUnreachableError: the connection ended before.
+        """
+        if self._ended is not None or self._connection is None:
+            raise MemberUnreachableError(f"The connection to {self._name} has ended: {self._ended}.")
+        number = next(self._request_ids)
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            self._connection.send(request_frame(command, number, data, role, rank, kind, user, tag))
+            frame = await future
+        finally:
+            self._waiting.pop(number, None)
+        return parse(Meta, frame.meta), frame.data
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            self._connection.close("this end has closed it")
+
+    def abort(self) -> None:
+        """End the connection at once, without TLS's farewell, for which the other end must answer."""
+        if self._connection is not None:
+            self._connection.abort("this end has closed it")
+
+    def _answered(self, frame: Frame) -> None:
+        future = self._waiting.get(parse(Meta, frame.meta).request_id)
+        if future is not None and not future.done():
+            future.set_result(frame)
+
+    def _end(self, reason: str) -> None:
+        self._ended = reason
+        for future in self._waiting.values():
+            if not future.done():
+                words = f"The connection to {self._name} ended before it answered: {reason}."
+                future.set_exception(MemberUnreachableError(words))
+        self._on_end(reason)
+
+
+class Incoming:
+    """A connection on which others ask this member.
+
+    Args:
+        on_request: is given this connection, each request's meta, and its frame.
+        on_made: is given this connection when it is there.
+        on_end: is told that the connection has ended.
+        frame_bytes_max: largest frame taken.
+    """
+
+    def __init__(
+        self,
+        on_request: Callable[[Incoming, Any, Frame], None],
+        on_made: Callable[[Incoming], None],
+        on_end: Callable[[Incoming], None],
+        frame_bytes_max: int,
+    ) -> None:
+        self._on_request = on_request
+        self.protocol = FrameConnection(self._came, lambda reason: on_end(self), frame_bytes_max, lambda: on_made(self))
+
+    def acknowledge(self, frame: Frame) -> None:
+        """Answer a request by giving it back."""
+        self.protocol.send(Frame(Kind.RAW, frame.meta, frame.data))
+
+    def answer(self, meta: Any, role: Role, rank: int, data: bytes) -> None:
+        """Answer a request with bytes, as who has this role and rank."""
+        answer = Meta()
+        answer.CopyFrom(meta)
+        answer.role, answer.rank_id = int(role), rank
+        self.protocol.send(Frame(Kind.RAW, answer.SerializeToString(), data))
+
+    def close(self, reason: str) -> None:
+        """End the connection."""
+        self.protocol.close(reason)
+
+    def _came(self, frame: Frame) -> None:
+        if not frame.meta:
+            raise FramingError("a request without meta came.")
+        self.protocol.settle()
+        self._on_request(self, parse(Meta, frame.meta), frame)
+
+
+def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[MemberView, ...]:
+    """Ask a scheduler who is there, without being a member.
+
+    Args:
+        address: `host:port` of its frames.
+        token: the cluster's; None for a scheduler that allows anonymous members.
+        timeout_s: for its answer, and at most 5 s of it for the connection.
+    Raises:
+        MemberUnreachableError: no process of the cluster answers there, or not in time.
+        ConfigError: the token is damaged.
+    """
+    trust = None if token is None else trust_of(token)
+    host, _, port = address.rpartition(":")
+
+    async def ask() -> tuple[MemberView, ...]:
+        ended = asyncio.Event()
+        place = (host.strip("[]"), int(port))
+        wait_s = min(timeout_s, _CONNECT_S)
+        caller = await Caller.open(
+            "the scheduler", *place, _LOOK_BYTES_MAX, trust, on_end=lambda reason: ended.set(), timeout_s=wait_s
+        )
+        try:
+            data = FetchServers(node_id="look").SerializeToString()
+            call = caller.call(Command.FETCH_METADATA, data, Role.WORKER, None)
+            _, answer = await asyncio.wait_for(call, timeout_s)
+        except asyncio.TimeoutError:
+            raise MemberUnreachableError(f"The scheduler at {address} does not answer.") from None
+        finally:
+            caller.abort()
+            await ended.wait()  # the event loop ends with this function, and would leave the socket open
+        return views(parse(FetchResp, answer).servers_meta)
+
+    return asyncio.run(ask())
