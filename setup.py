@@ -21,7 +21,7 @@ CORE = Path("src/fastrt/_core")
 # Plain Python that is compiled too, each with the types in a .pxd beside it; it runs as it is where it was not.
 # docs/adr/0005-compiled-python.md
 PLAIN = [Path("src/fastrt/scheduler", f"{name}.py") for name in ("events", "objects", "policy", "records", "state")]
-DESCRIPTORS = Path("fastrt/rpc/descriptors")
+DESCRIPTORS = Path("fastrt/net/grpc/descriptors")
 FAILPOINTS = os.environ.get("FASTRT_FAILPOINTS", "0") not in ("", "0")
 SANITIZE = os.environ.get("FASTRT_SANITIZE", "")
 SANITIZERS = {

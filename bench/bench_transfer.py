@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from fastrt.net.grpc.identity import new_token
 from fastrt.observe.profile import TwoNodes
-from fastrt.rpc.identity import new_token
 
 SIZES = {"1 KiB": 1 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
 MANY, EACH = 1000, 64 << 10

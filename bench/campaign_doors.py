@@ -24,8 +24,8 @@ from typing import Any
 import grpc
 import psutil
 
-from fastrt.rpc.auth import read_token
-from fastrt.rpc.identity import Identity
+from fastrt.net.grpc.auth import read_token
+from fastrt.net.grpc.identity import Identity
 
 HERE = Path(__file__).resolve().parent
 HOSTILE = HERE / "hostile.py"

@@ -34,9 +34,9 @@ from typing import Any
 import hostile
 import psutil
 
-from fastrt.rpc.identity import Identity, new_token
-from fastrt.rpc.trust import Trust
-from fastrt.rpc.visitors import BACKLOG, hold_silent
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.net.grpc.trust import Trust
+from fastrt.net.grpc.visitors import BACKLOG, hold_silent
 
 CALLS = 400  # of 100 the p99 would be the slowest but one
 PAUSE_S = 0.02

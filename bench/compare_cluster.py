@@ -29,7 +29,7 @@ from fastrt.membership.framing import Frame, Kind
 from fastrt.membership.http import request
 from fastrt.membership.links import FrameConnection
 from fastrt.membership.wire import Command, Meta, request_frame
-from fastrt.rpc.trust import trust_of
+from fastrt.net.grpc.trust import trust_of
 
 BAR_S = 5.0  # for 1,000 members, of the whole
 SIZES = (250, 500, 1000)

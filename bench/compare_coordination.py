@@ -23,10 +23,10 @@ import grpc.aio
 
 from fastrt.coordination import Coordinator, CoordinatorOptions, Front
 from fastrt.coordination.core import PATHS
-from fastrt.rpc.channel import open_channel
-from fastrt.rpc.contract import Server
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import open_server
+from fastrt.net.grpc.channel import open_channel
+from fastrt.net.grpc.contract import Server
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.server import open_server
 
 CLIENTS = Path(__file__).with_name("jax_clients.py")
 # What one round does: command, calls, and the bar that a ratio of rates must reach (None: no bar).

@@ -48,10 +48,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fastrt.config import parse_bytes
+from fastrt.net.grpc.channel import BULK_OPTIONS, open_channel
+from fastrt.net.grpc.identity import new_token
+from fastrt.objstore.push import CHUNK_BYTES
 from fastrt.observe.profile import TwoNodes
-from fastrt.rpc.channel import BULK_OPTIONS, open_channel
-from fastrt.rpc.identity import new_token
-from fastrt.transfer.push import CHUNK_BYTES
 
 MANY, EACH = 10_000, 64 << 10
 WIDTH = 110
@@ -73,8 +73,8 @@ HOSTS = ("10.213.77.1", "10.213.77.2")
 EMPTY_SERVER = """
 import sys
 from fastrt._core.transfer import stream as memory
-from fastrt.rpc.channel import BULK_OPTIONS
-from fastrt.rpc.server import open_server
+from fastrt.net.grpc.channel import BULK_OPTIONS
+from fastrt.net.grpc.server import open_server
 class Nothing:
     def on_call(self, call, method, body): pass
     def on_cancel(self, call): pass

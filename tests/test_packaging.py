@@ -63,7 +63,7 @@ def test_installed_files_are_complete():
             module = source.relative_to(ROOT / "src").with_suffix("").as_posix()
             assert any(name.startswith(f"{module}.cpython-") for name in installed)
     for folder in {path.parent.name for path in (ROOT / "protos").glob("*/*.proto")}:
-        assert f"fastrt/rpc/descriptors/{folder}.binpb" in installed
+        assert f"fastrt/net/grpc/descriptors/{folder}.binpb" in installed
     for module in (ROOT / "bench").rglob("*.py"):
         assert f"fastrt/bench/{module.relative_to(ROOT / 'bench').as_posix()}" in installed
     assert not [name for name in installed if name.endswith((".c", ".pyx"))]

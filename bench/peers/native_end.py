@@ -17,7 +17,7 @@ import numpy as np
 
 from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
 from fastrt._core.memory.segment import Segment
-from fastrt.rpc.identity import Identity
+from fastrt.net.grpc.identity import Identity
 from fastrt.store.client import Store
 from fastrt.transfer.pull import Puller
 from fastrt.transfer.source import Source

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fastrt._core.transfer import chunk
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 OBJ_CHUNK = message_set("ray").message("ObjChunk")
 U64 = st.integers(0, (1 << 64) - 1)

@@ -15,7 +15,7 @@ import psutil
 import speak
 from scene import MAIN, Scene
 
-from fastrt.rpc.auth import read_token
+from fastrt.net.grpc.auth import read_token
 from fastrt.runtime.nodes import nodes_at
 from fastrt.store import attach
 

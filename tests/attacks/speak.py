@@ -9,9 +9,9 @@ import fastrt.ps
 from fastrt.errors import FastrtError
 from fastrt.membership.http import request
 from fastrt.membership.peers import look
+from fastrt.net.grpc.identity import Identity
+from fastrt.net.grpc.trust import Trust
 from fastrt.ps.wire import dial
-from fastrt.rpc.identity import Identity
-from fastrt.rpc.trust import Trust
 from fastrt.transfer import link
 
 PATIENCE_S = 10.0

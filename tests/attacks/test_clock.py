@@ -13,8 +13,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fastrt.rpc.channel import open_channel
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.channel import open_channel
+from fastrt.net.grpc.descriptors import message_set
 
 # Replaces the wall clock of a process by one that is shifted by the seconds in a mapped file.
 _SHIM = r"""

@@ -35,7 +35,7 @@ from fastrt.coordination.client import open_keys
 given = json.loads(sys.argv[1])
 try:
     from fastrt.collective import new_token
-    from fastrt.rpc.identity import Identity
+    from fastrt.net.grpc.identity import Identity
     own = {"token": new_token()}
     Identity.from_token(own["token"])  # imports while it is root
 except ImportError:  # a version without tokens

@@ -21,12 +21,12 @@ from fastrt.coordination import events as cev
 from fastrt.coordination.core import Core
 from fastrt.coordination.state import Settings
 from fastrt.durable import DamagedStateError, Journal, Mark, StateDirectoryError, WriteLog
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.ps.headfile import HeadFile
 from fastrt.ps.journal import FolderMedium
 from fastrt.ps.journal import Journal as PushJournal
 from fastrt.ps.optimizers import SGD
 from fastrt.ps.spec import Spec
-from fastrt.rpc.descriptors import message_set
 from fastrt.scheduler.log import EventLog
 from fastrt.scheduler.state import Settings as SchedulerSettings
 from fastrt.scheduler.wire import METHODS, parse_request

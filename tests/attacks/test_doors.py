@@ -20,11 +20,11 @@ import pytest
 
 from fastrt._core.transfer import connections
 from fastrt.coordination import Coordinator, CoordinatorOptions, Front
-from fastrt.rpc.aio_server import AioServer
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.door import Limits
-from fastrt.rpc.identity import Identity, new_token
-from fastrt.rpc.queue_server import QueueServer
+from fastrt.net.grpc.aio_server import AioServer
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.door import Limits
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.net.grpc.queue_server import QueueServer
 
 HOSTILE = Path(__file__).resolve().parents[2] / "bench/hostile.py"
 METHODS = ["/t.S/Echo", "/t.S/Wait", "/t.S/Large", "/t.S/Hold"]

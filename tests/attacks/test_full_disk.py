@@ -21,10 +21,10 @@ from fastrt.membership import ClusterOptions, ClusterScheduler, Role, Settings, 
 from fastrt.membership.events import Refused, ScaleOut
 from fastrt.membership.framing import Parser
 from fastrt.membership.wire import Command
+from fastrt.net.grpc.channel import open_channel
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.ps.journal import FolderMedium
 from fastrt.ps.journal import Journal as PushJournal
-from fastrt.rpc.channel import open_channel
-from fastrt.rpc.descriptors import message_set
 from fastrt.scheduler.service import Scheduler, SchedulerOptions
 
 _DISK_BYTES = 12 << 20

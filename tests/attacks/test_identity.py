@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from fastrt.cluster.membership import JOIN, Membership
+from fastrt.net.grpc import streams
+from fastrt.net.grpc.auth import read_token
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.net.grpc.streams import Access
 from fastrt.node.daemon import sweep_sessions
-from fastrt.rpc import streams
-from fastrt.rpc.auth import read_token
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import Identity, new_token
-from fastrt.rpc.streams import Access
 from fastrt.runtime.nodes import nodes_at
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "node"))
@@ -164,7 +164,7 @@ def test_expired_certificate_is_refused_at_a_door(head: RunningNode, ours: Ident
 
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    from fastrt.rpc import identity as module
+    from fastrt.net.grpc import identity as module
 
     key: Any = load_pem_private_key(ours._key_pem, None)
     past = (datetime.datetime(2020, 1, 2), datetime.datetime(2020, 1, 3))

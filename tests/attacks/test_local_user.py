@@ -36,9 +36,9 @@ from fastrt.cli.main import main
 from fastrt.coordination.service import Coordinator, CoordinatorOptions
 from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import AttachError, FastrtError
+from fastrt.net.grpc.auth import TokenFileError, read_token
 from fastrt.ps.headfile import HeadFile
 from fastrt.ps.journal import FolderMedium
-from fastrt.rpc.auth import TokenFileError, read_token
 from fastrt.runtime.nodefile import nodes_here
 from fastrt.store import attach
 from fastrt.store import client as store_client

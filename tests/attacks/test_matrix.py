@@ -18,7 +18,7 @@ from folder_gates import FOLDERS, Folder
 from gates import DOORS as PORTS
 from gates import Door
 
-from fastrt.rpc.identity import new_token
+from fastrt.net.grpc.identity import new_token
 
 # The first cell of a door also starts its services.
 pytestmark = pytest.mark.timeout(120)

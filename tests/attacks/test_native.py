@@ -18,9 +18,9 @@ import pytest
 import fastrt
 from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
 from fastrt._core.memory.segment import Segment
-from fastrt.rpc import identity as identity_module
-from fastrt.rpc import proof, sealed
-from fastrt.rpc.identity import Identity, new_token
+from fastrt.net.grpc import identity as identity_module
+from fastrt.net.grpc import proof, sealed
+from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.store.client import Store
 from fastrt.transfer import link, wire
 from fastrt.transfer import source as source_module
@@ -467,7 +467,7 @@ WITHOUT_FILES = """
 import os, resource, sys
 from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
 from fastrt._core.memory.segment import Segment
-from fastrt.rpc.identity import Identity
+from fastrt.net.grpc.identity import Identity
 from fastrt.store.client import Store
 from fastrt.transfer.source import Source
 from fastrt.transfer.table import Table

@@ -18,10 +18,10 @@ from fastrt.membership import ClusterOptions, ClusterScheduler, MemberUnreachabl
 from fastrt.membership.framing import Frame, Kind, Parser
 from fastrt.membership.http import request
 from fastrt.membership.wire import NO_RANK, Command, request_frame
+from fastrt.net.grpc.identity import new_token
+from fastrt.net.grpc.trust import trust_of
+from fastrt.net.grpc.visitors import VISITORS_MAX
 from fastrt.ps.wire import BrokenWireError, dial
-from fastrt.rpc.identity import new_token
-from fastrt.rpc.trust import trust_of
-from fastrt.rpc.visitors import VISITORS_MAX
 
 F = np.float32
 STRANGER = 61_234  # a user that has no name, no files and no processes

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastrt.cli.main import main
+from fastrt.net.grpc.identity import new_token
 from fastrt.observe import profile as measured
-from fastrt.rpc.identity import new_token
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerOptions
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastrt.membership import ClusterMember, ClusterOptions, ClusterScheduler, MemberOptions, Phase, Role
-from fastrt.rpc.auth import read_token
+from fastrt.net.grpc.auth import read_token
 
 COMMAND = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "ps"]
 

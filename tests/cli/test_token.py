@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastrt.cli.main import main
-from fastrt.rpc.identity import Identity, new_token
+from fastrt.net.grpc.identity import Identity, new_token
 
 
 def run(*words: str, **env: str) -> Result:

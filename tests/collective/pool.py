@@ -18,7 +18,7 @@ import ml_dtypes  # noqa: F401
 import numpy as np  # noqa: F401
 
 import fastrt.collective
-from fastrt.rpc.identity import Identity
+from fastrt.net.grpc.identity import Identity
 
 PATIENCE_S = 55.0
 

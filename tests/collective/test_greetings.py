@@ -17,9 +17,9 @@ import pytest
 from fastrt.collective import greetings as greetings_module
 from fastrt.collective.access import Access
 from fastrt.collective.greetings import Greetings, NotAdmitted, dial
-from fastrt.rpc import proof
-from fastrt.rpc.identity import Identity, new_token
-from fastrt.rpc.visitors import BACKLOG
+from fastrt.net.grpc import proof
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.net.grpc.visitors import BACKLOG
 
 PURPOSE = "fastrt collective test"
 Connect = Callable[[], socket.socket]

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from fastrt.rpc.channel import open_channel
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.channel import open_channel
+from fastrt.net.grpc.descriptors import message_set
 
 SERVICE = "xla.coordination.CoordinationService"
 XLA = message_set("coordination_xla")

@@ -9,8 +9,8 @@ import pytest
 
 from fastrt.coordination import Coordinator, CoordinatorOptions, connect
 from fastrt.coordination.core import METHODS
-from fastrt.rpc.channel import open_channel
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.channel import open_channel
+from fastrt.net.grpc.descriptors import message_set
 
 _SETS = {
     "xla.coordination.CoordinationService": "coordination_xla",

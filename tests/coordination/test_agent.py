@@ -21,8 +21,8 @@ from fastrt.coordination import (
     open_keys,
 )
 from fastrt.errors import ForkedRuntimeError
-from fastrt.rpc.channel import open_channel
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.channel import open_channel
+from fastrt.net.grpc.descriptors import message_set
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:

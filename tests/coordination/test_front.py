@@ -22,7 +22,7 @@ from fastrt.coordination.link import END_BYTES, SETTINGS, Frame
 from fastrt.coordination.replica import VALUE_BYTES_MAX, Replica
 from fastrt.coordination.state import Settings
 from fastrt.durable import DamagedStateError, Journal, StateDirectoryError
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 pytestmark = pytest.mark.timeout(240)  # keepers are started anew many times, on however busy a machine
 

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 SEED = 20240
 MESSAGES = 10_000

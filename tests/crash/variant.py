@@ -67,16 +67,18 @@ def compile_core(root: Path, target: Path, objects: Path, kind: str = "crash") -
 
 def link_package(root: Path, target: Path) -> None:
     package, made = root / "src" / "fastrt", target / "fastrt"
-    for path in [p for p in package.iterdir() if p.name not in ("_core", "rpc", "__pycache__")]:
+    for path in [p for p in package.iterdir() if p.name not in ("_core", "net", "__pycache__")]:
         link(path, made / path.name)
     for path in (package / "_core").rglob("__init__.py"):
         link(path, made / path.relative_to(package))
-    (made / "rpc").mkdir(exist_ok=True)
-    for path in [p for p in (package / "rpc").iterdir() if p.name not in ("descriptors", "__pycache__")]:
-        link(path, made / "rpc" / path.name)
+    grpc = Path("net", "grpc")
+    (made / grpc).mkdir(parents=True, exist_ok=True)
+    link(package / "net" / "__init__.py", made / "net" / "__init__.py")
+    for path in [p for p in (package / grpc).iterdir() if p.name not in ("descriptors", "__pycache__")]:
+        link(path, made / grpc / path.name)
     installed = importlib.util.find_spec("fastrt")  # the descriptors are made by a build, and are not among the sources
     if installed is not None and installed.origin is not None:
-        link(Path(installed.origin).parent / "rpc" / "descriptors", made / "rpc" / "descriptors")
+        link(Path(installed.origin).parent / grpc / "descriptors", made / grpc / "descriptors")
 
 
 def link(path: Path, at: Path) -> None:

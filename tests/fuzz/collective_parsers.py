@@ -38,7 +38,7 @@ def text(data: bytes) -> None:
 def _part() -> Any:
     from fastrt.collective.access import Access
     from fastrt.collective.assembly import Place, _Part
-    from fastrt.rpc.identity import Identity, new_token
+    from fastrt.net.grpc.identity import Identity, new_token
 
     access = Access(Identity.from_token(new_token()))
     return _Part("victims", Place(0, "n", "127.0.0.1", 1, 1), 2, "", access, None, time.monotonic(), None)

@@ -8,7 +8,7 @@ from typing import Any
 PACKAGES = [
     "fastrt.foreign_text",
     "fastrt.ps.wire",
-    "fastrt.rpc",
+    "fastrt.net.grpc",
     "fastrt.cluster.membership",
     "fastrt.store.attach",
     "fastrt.transfer.wire",
@@ -73,7 +73,7 @@ def native_address(data: bytes) -> None:
 
 def records(data: bytes) -> None:
     """Sealed records of a stranger, who has no key: none opens."""
-    from fastrt.rpc.sealed import RecordError, Sealed
+    from fastrt.net.grpc.sealed import RecordError, Sealed
 
     link = Sealed(said(data), OTHER_KEY, KEY, 4096, 4096)
     room = memoryview(bytearray(4096))
@@ -88,7 +88,7 @@ def records(data: bytes) -> None:
 
 def sealed(data: bytes) -> None:
     """Bytes in pieces of any size through sealed records: the same bytes come out, in pieces of any other size."""
-    from fastrt.rpc.sealed import Sealed
+    from fastrt.net.grpc.sealed import Sealed
 
     here, there = socket.socketpair()
     for sock in (here, there):
@@ -113,7 +113,7 @@ def sealed(data: bytes) -> None:
 
 def proof_server(data: bytes) -> None:
     """The two messages by which a client proves a key in the clear."""
-    from fastrt.rpc.proof import FINAL_BYTES, HELLO_BYTES, ProofError, Server
+    from fastrt.net.grpc.proof import FINAL_BYTES, HELLO_BYTES, ProofError, Server
 
     server = Server(KEY, "fuzz", "here")
     try:
@@ -126,7 +126,7 @@ def proof_server(data: bytes) -> None:
 
 def proof_client(data: bytes) -> None:
     """The message by which a server proves a key in the clear."""
-    from fastrt.rpc.proof import Client, ProofError
+    from fastrt.net.grpc.proof import Client, ProofError
 
     try:
         Client(KEY, "fuzz", "here").answer(data)
@@ -138,7 +138,7 @@ def proof_client(data: bytes) -> None:
 def token(data: bytes) -> None:
     """A cluster's token, as a user has copied it."""
     from fastrt.errors import ConfigError
-    from fastrt.rpc.identity import Identity
+    from fastrt.net.grpc.identity import Identity
 
     for encoding in ("latin-1", "utf-8"):
         with contextlib.suppress(ConfigError):
@@ -147,7 +147,7 @@ def token(data: bytes) -> None:
 
 def bearer(data: bytes) -> None:
     """The metadata of a call."""
-    from fastrt.rpc.auth import refused_token
+    from fastrt.net.grpc.auth import refused_token
 
     for value in (data, data.decode("latin-1"), data.decode("utf-8", "replace")):
         if value not in (b"Bearer " + TOKEN.encode(), "Bearer " + TOKEN):
@@ -167,7 +167,7 @@ def daemon_join(data: bytes) -> None:
 
 @cache
 def _report() -> Any:
-    from fastrt.rpc.descriptors import message_set
+    from fastrt.net.grpc.descriptors import message_set
 
     return message_set("node").message("fastrt.node.Report")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrt.membership.framing import FRAME_BYTES_MAX, HEADER, META_BYTES_MAX, Frame, FramingError, Kind, Parser
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 CAPTURED = json.loads(Path(__file__).with_name("mindspore_frames.json").read_text())
 PACKAGE = "mindspore.ps.core."

@@ -10,8 +10,8 @@ import pytest
 from fastrt.membership import MemberUnreachableError, Phase, Role
 from fastrt.membership import http as management
 from fastrt.membership.http import request
-from fastrt.rpc.identity import new_token
-from fastrt.rpc.trust import trust_of
+from fastrt.net.grpc.identity import new_token
+from fastrt.net.grpc.trust import trust_of
 
 SERVER, WORKER = Role.SERVER, Role.WORKER
 TOKEN = new_token()

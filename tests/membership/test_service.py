@@ -27,11 +27,11 @@ from fastrt.membership import (
 from fastrt.membership import events as ev
 from fastrt.membership.framing import HEADER, Frame, Kind
 from fastrt.membership.wire import EXCHANGE, NO_RANK, Command
-from fastrt.rpc.auth import TlsFiles
-from fastrt.rpc.channel import open_channel
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import new_token
-from fastrt.rpc.trust import trust_of
+from fastrt.net.grpc.auth import TlsFiles
+from fastrt.net.grpc.channel import open_channel
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import new_token
+from fastrt.net.grpc.trust import trust_of
 
 SERVER, WORKER = Role.SERVER, Role.WORKER
 TOKEN = new_token()

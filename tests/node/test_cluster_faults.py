@@ -10,7 +10,7 @@ import pytest
 from cluster import START
 
 import fastrt
-from fastrt.rpc.identity import new_token
+from fastrt.net.grpc.identity import new_token
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ import grpc
 import psutil
 import pytest
 
-from fastrt.rpc.auth import read_token
-from fastrt.rpc.channel import bearer
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import Identity, new_token
+from fastrt.net.grpc.auth import read_token
+from fastrt.net.grpc.channel import bearer
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.scheduler import SchedulerClient
 from fastrt.transfer import link, wire
 

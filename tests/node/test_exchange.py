@@ -18,7 +18,7 @@ from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.readiness import Readiness
 from fastrt.cluster.references import PeerError
 from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.tasks.demand import Demand, export
 from fastrt.tasks.handle import ActorPlan

@@ -13,9 +13,9 @@ from fastrt.cluster.large_values import Native
 from fastrt.cluster.outbox import PIECE_BYTES
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.errors import TaskCancelledError, WorkerCrashedError
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import Identity, new_token
-from fastrt.rpc.streams import Access
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.net.grpc.streams import Access
 
 TOKEN = new_token()
 Report = message_set("node").message("fastrt.node.Report")

@@ -17,12 +17,12 @@ from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
 from fastrt._core.memory.segment import Segment
 from fastrt.config import SHM_DIR
 from fastrt.errors import FastrtError
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.objstore.service import ObjStoreServer
 from fastrt.observe import charts
 from fastrt.observe import profile as measured
 from fastrt.observe.profile import LIMITS, Profile, Row
-from fastrt.rpc.identity import Identity, new_token
 from fastrt.store.client import Store
-from fastrt.transfer.service import ObjStoreServer
 
 SIZE = 20_000
 TOKEN = new_token()

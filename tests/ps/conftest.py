@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastrt.net.grpc.trust import trust_of
 from fastrt.ps import SGD, Adagrad, Adam, Constant, Embedding, Momentum, Table
 from fastrt.ps.client import Session
 from fastrt.ps.endpoint import Endpoint
@@ -24,7 +25,6 @@ from fastrt.ps.processes import ServerProcess
 from fastrt.ps.server import Server
 from fastrt.ps.spec import Spec
 from fastrt.ps.start import _first_values
-from fastrt.rpc.trust import trust_of
 
 sys.path.append(str(Path(__file__).parent.parent / "node"))  # for nodes as processes of their own
 

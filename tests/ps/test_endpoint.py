@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastrt.errors import ConfigError
+from fastrt.net.grpc.identity import new_token
+from fastrt.net.grpc.trust import trust_of
+from fastrt.net.grpc.visitors import VISITORS_MAX
 from fastrt.ps import SGD, endpoint
 from fastrt.ps.client import Session
 from fastrt.ps.errors import ServerLostError
 from fastrt.ps.spec import Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Wire, dial
-from fastrt.rpc.identity import new_token
-from fastrt.rpc.trust import trust_of
-from fastrt.rpc.visitors import VISITORS_MAX
 
 F = np.float32
 

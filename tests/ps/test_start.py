@@ -21,8 +21,8 @@ from fastrt.durable import StateDirectoryError
 from fastrt.errors import ConfigError, ForkedRuntimeError, NotInitializedError
 from fastrt.membership import ClusterOptions, ClusterScheduler, Role
 from fastrt.membership.http import request
-from fastrt.rpc.identity import new_token
-from fastrt.rpc.trust import trust_of
+from fastrt.net.grpc.identity import new_token
+from fastrt.net.grpc.trust import trust_of
 
 F = np.float32
 

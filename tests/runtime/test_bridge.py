@@ -16,11 +16,11 @@ from click.testing import CliRunner
 
 import fastrt
 from fastrt.cli.main import main
+from fastrt.net.grpc.auth import TlsFiles, read_token
+from fastrt.net.grpc.channel import open_channel
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import Identity
 from fastrt.observe import profile
-from fastrt.rpc.auth import TlsFiles, read_token
-from fastrt.rpc.channel import open_channel
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import Identity
 from fastrt.runtime.bridge import exported
 from fastrt.scheduler import SchedulerClient
 from fastrt.scheduler.client import SchedulerError

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from fastrt.cli.coordinator import coordinator
 from fastrt.cli.start import start
 from fastrt.coordination import KeyMissingError, connect
-from fastrt.rpc.auth import read_token
-from fastrt.rpc.identity import Identity, new_token
+from fastrt.net.grpc.auth import read_token
+from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.scheduler import SchedulerClient, SchedulerError
 
 START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerError, SchedulerOptions
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.state import SchedulerState

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 RAY = message_set("ray")
 NONE = 2**64 - 1

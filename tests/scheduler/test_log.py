@@ -14,7 +14,7 @@ import pytest
 
 import fastrt
 from fastrt.durable import Journal, StateDirectoryError
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerOptions, Settings
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.log import EventLog

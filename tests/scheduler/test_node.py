@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerOptions
 
 HERE = Path(__file__).parent / "node"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fastrt.errors import ConfigError
-from fastrt.rpc.auth import InsecureBindError, TlsFiles
+from fastrt.net.grpc.auth import InsecureBindError, TlsFiles
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerError, SchedulerOptions
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.wire import CLASSES, MESSAGE_BYTES_MAX, METHODS

@@ -16,13 +16,13 @@ import grpc
 from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
 from fastrt._core.memory.segment import Segment
 from fastrt._core.repair.fsck import fsck, usage
-from fastrt.rpc import proof
-from fastrt.rpc.channel import bearer
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import Identity, new_token
+from fastrt.net.grpc import proof
+from fastrt.net.grpc.channel import bearer
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.objstore.service import ObjStoreServer
 from fastrt.store.client import Store
 from fastrt.transfer.pull import Puller
-from fastrt.transfer.service import ObjStoreServer
 from fastrt.transfer.source import Source
 from fastrt.transfer.table import Table
 

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from fastrt.transfer.push import Pusher
+from fastrt.objstore.push import Pusher
 
 from .sites import TOKEN, Proxy, Site
 

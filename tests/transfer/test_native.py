@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fastrt._core.transfer import stream
 from fastrt.errors import NotFoundError, ObjectLostError, ObjectStoreFullError
-from fastrt.rpc.identity import Identity, new_token
-from fastrt.rpc.proof import REPLY_BYTES, prove_as_server
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.net.grpc.proof import REPLY_BYTES, prove_as_server
 from fastrt.transfer import link, wire
 from fastrt.transfer import source as source_module
 from fastrt.transfer.pull import Puller

@@ -25,7 +25,7 @@ START = f"""
     from fastrt._core.memory.clients import KIND_DRIVER, Client, admit
     from fastrt._core.memory.segment import Segment
     from fastrt.store.client import Store
-    from fastrt.rpc.identity import Identity
+    from fastrt.net.grpc.identity import Identity
     from fastrt.transfer.pull import Puller
     from fastrt.transfer.source import Source
     from fastrt.transfer.table import Table

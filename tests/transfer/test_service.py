@@ -13,12 +13,12 @@ import grpc
 import numpy as np
 import pytest
 
-from fastrt.rpc.auth import InsecureBindError, TlsFiles
-from fastrt.rpc.channel import bearer, open_channel
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.auth import InsecureBindError, TlsFiles
+from fastrt.net.grpc.channel import bearer, open_channel
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.objstore.push import Pusher
+from fastrt.objstore.service import MEASURE, ObjStoreServer, ReadyReporter
 from fastrt.transfer import obj
-from fastrt.transfer.push import Pusher
-from fastrt.transfer.service import MEASURE, ObjStoreServer, ReadyReporter
 
 from .sites import PATIENCE_S, SERVICE, TOKEN, Caller, Site
 

@@ -25,9 +25,9 @@ from fastrt.coordination.front import Front
 from fastrt.coordination.service import Coordinator, CoordinatorOptions
 from fastrt.coordination.snapshot import SNAPSHOT_PATH
 from fastrt.errors import FastrtError
-from fastrt.rpc.auth import TlsFiles
-from fastrt.rpc.channel import open_channel
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.auth import TlsFiles
+from fastrt.net.grpc.channel import open_channel
+from fastrt.net.grpc.descriptors import message_set
 
 _DEFAULT_ADDRESS = "127.0.0.1:6464"
 _STATE_STYLES = {"CONNECTED": "green", "ERROR": "red", "DISCONNECTED": "yellow"}

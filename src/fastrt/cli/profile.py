@@ -111,9 +111,9 @@ def _run(size: int, planes: tuple[str, ...], address: str | None, chunk: int, in
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from fastrt.errors import FastrtError
+    from fastrt.net.grpc.auth import read_token
     from fastrt.observe import profile as measured
     from fastrt.observe.profile import size_name
-    from fastrt.rpc.auth import read_token
 
     token = None
     if address is not None:

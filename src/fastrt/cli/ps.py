@@ -20,9 +20,9 @@ from fastrt.membership import http
 from fastrt.membership.peers import look
 from fastrt.membership.service import ClusterOptions, ClusterScheduler
 from fastrt.membership.state import Settings
-from fastrt.rpc.auth import TlsFiles, read_token
-from fastrt.rpc.identity import new_token
-from fastrt.rpc.trust import Trust, trust_of
+from fastrt.net.grpc.auth import TlsFiles, read_token
+from fastrt.net.grpc.identity import new_token
+from fastrt.net.grpc.trust import Trust, trust_of
 
 _DEFAULT_ADDRESS = "127.0.0.1:6667"
 _ASK_S = 10.0

@@ -117,7 +117,7 @@ def _check(context: click.Context, given: dict[str, Any]) -> None:
 def _options(given: dict[str, Any]) -> NodeOptions:
     """What was given, checked, before any process is started."""
     from fastrt.config import Config
-    from fastrt.rpc.auth import TlsFiles
+    from fastrt.net.grpc.auth import TlsFiles
     from fastrt.runtime.service import NodeOptions
 
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
@@ -126,7 +126,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
     if tls is not None:
         tls.check()
     if given["token"]:
-        from fastrt.rpc.identity import Identity
+        from fastrt.net.grpc.identity import Identity
 
         Identity.from_token(given["token"])
         os.environ.pop("FASTRT_TOKEN", None)  # of what this process starts, tasks too, nothing needs it

@@ -26,7 +26,7 @@ def token(address: str, token_file: str | None, new: bool, pem: Path | None, day
         click.ClickException: no node runs here, or its token cannot be read.
     """
     from fastrt.errors import FastrtError
-    from fastrt.rpc.identity import Identity, new_token
+    from fastrt.net.grpc.identity import Identity, new_token
 
     if new + bearer + (pem is not None) > 1:
         raise click.UsageError("Give one of --new, --pem and --bearer.")
@@ -49,7 +49,7 @@ def token(address: str, token_file: str | None, new: bool, pem: Path | None, day
 
 def _token(address: str, token_file: str | None) -> str:
     from fastrt.config import default_runtime_dir
-    from fastrt.rpc.auth import read_token
+    from fastrt.net.grpc.auth import read_token
     from fastrt.runtime.nodefile import find_node
 
     if token_file is not None:

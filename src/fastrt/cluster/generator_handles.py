@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fastrt._core.tasks import generator_relay, generators
 from fastrt.cluster.generators import InOrder, Nap, is_laden
 from fastrt.errors import ObjectLostError
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 

@@ -25,7 +25,7 @@ from fastrt._core.tasks.generators import ITEMS, NOTHING, Producer
 from fastrt.cluster.references import PeerError
 from fastrt.cluster.sleeper import Sleeper
 from fastrt.errors import FastrtError, ObjectStoreFullError
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 

@@ -9,9 +9,9 @@ import sys
 from fastrt.cluster.membership import JOIN, REPORT_BYTES_MAX, Membership
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
-from fastrt.rpc import streams
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.streams import Access
+from fastrt.net.grpc import streams
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.streams import Access
 
 _END_S = 2.0  # for streams to end in order
 

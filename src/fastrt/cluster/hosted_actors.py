@@ -15,7 +15,7 @@ from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.calls import CallOfDead
 from fastrt.cluster.references import PeerError
 from fastrt.errors import ActorDiedError, FastrtError, ObjectStoreFullError
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize

@@ -22,7 +22,7 @@ from fastrt._core.memory import trace
 from fastrt._core.objects.handles import Writer
 from fastrt.cluster.outbox import PIECE_BYTES
 from fastrt.errors import NotFoundError
-from fastrt.rpc.streams import Access
+from fastrt.net.grpc.streams import Access
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.transfer.pull import Puller

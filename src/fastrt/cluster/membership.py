@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 JOIN = "/fastrt.node.Head/Join"
 # Reports of many nodes that come together are told once.

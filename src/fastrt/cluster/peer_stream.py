@@ -34,7 +34,7 @@ from fastrt.cluster.remote_actors import Away, Line
 from fastrt.cluster.restoring import Restoring
 from fastrt.cluster.sent_functions import SentFunctions
 from fastrt.errors import FastrtError, ObjectStoreFullError, TaskCancelledError, WorkerCrashedError
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize

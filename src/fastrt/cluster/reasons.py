@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 
-from fastrt.rpc.identity import Identity
+from fastrt.net.grpc.identity import Identity
 
 _AGAIN_S = 10.0  # between two handshakes with the same address
 _HANDSHAKE_S = 2.0

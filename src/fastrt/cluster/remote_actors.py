@@ -21,7 +21,7 @@ from fastrt._core.tasks import actors, calls, submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.mailboxes import Mailboxes
 from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize

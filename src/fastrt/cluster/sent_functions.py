@@ -14,7 +14,7 @@ from typing import Any
 from fastrt._core.objects import functions, handles
 from fastrt.cluster.outbox import Outgoing
 from fastrt.cluster.references import References
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 

@@ -9,7 +9,7 @@ from fastrt.collective.group import Group
 from fastrt.collective.handles import Handle
 from fastrt.collective.start import init_group
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
-from fastrt.rpc.identity import new_token
+from fastrt.net.grpc.identity import new_token
 
 __all__ = [
     "ActorGroup",

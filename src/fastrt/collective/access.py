@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from fastrt.errors import ConfigError
 from fastrt.foreign_text import ForeignTextError, read_object
-from fastrt.rpc.auth import is_loopback, read_token
-from fastrt.rpc.identity import Identity
+from fastrt.net.grpc.auth import is_loopback, read_token
+from fastrt.net.grpc.identity import Identity
 
 TOKEN_FILE = "FASTRT_TOKEN_FILE"
 _INVITATION = {"host": str, "port": int, "nonce": str, "size": int, "tls": bool, "mac": str}

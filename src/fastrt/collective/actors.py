@@ -147,7 +147,7 @@ def create_group(
 
 
 def _new_token() -> str:
-    from fastrt.rpc.identity import new_token  # imports `cryptography`, which groups of one machine do not need
+    from fastrt.net.grpc.identity import new_token  # imports `cryptography`, which groups of one machine do not need
 
     return new_token()
 

@@ -24,8 +24,8 @@ from fastrt.coordination.client import Keys, open_keys
 from fastrt.coordination.errors import CoordinationError, CoordinationTimeoutError
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 from fastrt.foreign_text import ForeignTextError, check_object, read_int
-from fastrt.rpc.sealed import Link
-from fastrt.rpc.visitors import BACKLOG, hold_silent
+from fastrt.net.grpc.sealed import Link
+from fastrt.net.grpc.visitors import BACKLOG, hold_silent
 
 _RETRY_S = 0.05
 _LOOK_S = 1.0  # how often rank 0 renews its key, and ranks that have not come are looked at

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from fastrt.errors import CollectiveTimeout
-from fastrt.rpc.sealed import Link
+from fastrt.net.grpc.sealed import Link
 
 _HEAD = struct.Struct("<QQ")  # operation, bytes of the body
 _WASTE_BYTES = 1 << 20

@@ -1,8 +1,8 @@
 """The first messages of a connection between two ranks: both prove the group's secret, then the caller says its rank.
 
-    caller -> listener   TLS handshake with certificates on both sides, or the proof of `fastrt.rpc.proof`
+    caller -> listener   TLS handshake with certificates on both sides, or the proof of `fastrt.net.grpc.proof`
     caller -> listener   greeting: JSON with the purpose of the connection, its length before it
-    listener -> caller   one byte, or with TLS the keys of `fastrt.rpc.sealed`: the greeting has arrived
+    listener -> caller   one byte, or with TLS the keys of `fastrt.net.grpc.sealed`: the greeting has arrived
 
 Before the proof the listener parses fields of fixed size only. It serves all who have connected at the same time.
 Silent or slow strangers have a deadline and a bounded number of places. They delay no rank.
@@ -25,8 +25,8 @@ from typing import Any
 from fastrt.collective.access import Access
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import ForeignTextError, read_object
-from fastrt.rpc import proof
-from fastrt.rpc.sealed import SMALL_BYTES, Link, moved, seal_as_client, seal_as_server
+from fastrt.net.grpc import proof
+from fastrt.net.grpc.sealed import SMALL_BYTES, Link, moved, seal_as_client, seal_as_server
 
 GREETING_S = 5.0  # for the proof and the greeting together
 _PLACES = 512

@@ -21,7 +21,7 @@ from fastrt.collective.greetings import Greetings, NotAdmitted, dial
 from fastrt.collective.handles import Line
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 from fastrt.foreign_text import ForeignTextError, check_object
-from fastrt.rpc.sealed import BULK_BYTES, Link
+from fastrt.net.grpc.sealed import BULK_BYTES, Link
 
 _LOOK_S = 0.5  # how often a rank that does not connect is looked at
 _RETRY_S = 0.05

@@ -21,7 +21,7 @@ from fastrt.coordination.connection import LONG_S, RETRY_S, Connection, message
 from fastrt.coordination.errors import CoordinationError, CoordinationTimeoutError, CoordinatorLostError
 from fastrt.coordination.keys import AsyncKeys
 from fastrt.coordination.status import Code
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from fastrt.coordination.errors import CoordinationError
 from fastrt.coordination.keys import AsyncKeys, open_keys_async
 from fastrt.coordination.loop import LoopThread
 from fastrt.coordination.status import Code
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import open_server
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.server import open_server
 
 _REPORT_PATH = "/tensorflow.CoordinationService/ReportErrorToTask"
 _ReportRequest = message_set("coordination_tensorflow").methods("tensorflow.CoordinationService")["ReportErrorToTask"][

@@ -21,8 +21,8 @@ from fastrt.coordination.errors import (
     KeyExistsError,
     KeyMissingError,
 )
-from fastrt.rpc.channel import open_aio_channel
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.channel import open_aio_channel
+from fastrt.net.grpc.descriptors import message_set
 
 _SERVICE = "tensorflow.CoordinationService"
 _SET = message_set("coordination_tensorflow")

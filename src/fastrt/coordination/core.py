@@ -26,7 +26,7 @@ from fastrt.coordination.state import CoordinationState, Settings
 from fastrt.coordination.status import Code, Failure, failure, to_json
 from fastrt.durable import DamagedStateError, DiskFullError, Journal, StateDirectoryError, WriteLog
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from fastrt.coordination.nodes import VERSIONS
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure, failure
 from fastrt.coordination.topology import is_topology, merge_nodes
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 _SERVICE = "xla.DistributedRuntimeService"
 _SETS = {version: message_set(f"runtime_v{version}") for version in VERSIONS}

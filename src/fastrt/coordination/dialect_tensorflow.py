@@ -11,7 +11,7 @@ from fastrt.coordination.events import Event
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure, Member, Part, failure
 from fastrt.coordination.topology import merge_devices, merge_seed_devices, seed_devices_kind
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 _SET = message_set("coordination_tensorflow")
 _SERVICE = "tensorflow.CoordinationService"

@@ -13,7 +13,7 @@ from fastrt.coordination.dialects import Build, Method, Parse, nothing, table_me
 from fastrt.coordination.events import Event
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure, Member, failure
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 _SET = message_set("coordination_xla")
 _SERVICE = "xla.coordination.CoordinationService"

@@ -20,7 +20,7 @@ from typing import Any
 from fastrt.coordination.events import Event
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure, Member, failure
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 _WIRE = message_set("coordination")
 _XLA = message_set("coordination_xla")

@@ -20,11 +20,11 @@ from fastrt.coordination.state import Settings
 from fastrt.coordination.status import Code
 from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import ConfigError
-from fastrt.rpc.auth import TlsFiles, refuse_open_bind
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.door import Limits
-from fastrt.rpc.server import open_server
-from fastrt.rpc.standard import CHECK_PATH, StandardServices
+from fastrt.net.grpc.auth import TlsFiles, refuse_open_bind
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.door import Limits
+from fastrt.net.grpc.server import open_server
+from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from fastrt.coordination.dialects import INSIDE, shown
 from fastrt.coordination.keyvalues import normalized
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 SNAPSHOT_PATH = "/fastrt.coordination.Inspector/Snapshot"
 _LISTED = 1000

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 _TENSORFLOW = message_set("coordination_tensorflow")
 _RUNTIME = {1: message_set("runtime_v1"), 3: message_set("runtime_v3")}

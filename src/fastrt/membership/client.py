@@ -34,7 +34,7 @@ from fastrt.membership.messages import Messages
 from fastrt.membership.options import ClusterTimeoutError, MemberEvent, MemberOptions, RegistrationRefusedError
 from fastrt.membership.peers import Caller, Incoming, MemberUnreachableError
 from fastrt.membership.wire import NO_RANK, Command, parse
-from fastrt.rpc.trust import trust_of
+from fastrt.net.grpc.trust import trust_of
 
 _log = logging.getLogger(__name__)
 

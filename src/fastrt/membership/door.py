@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable
 
 from fastrt.membership.links import FrameConnection
-from fastrt.rpc.visitors import BACKLOG, GREETING_S, VISITORS_MAX, Reserve, hold_silent, is_exhausted
+from fastrt.net.grpc.visitors import BACKLOG, GREETING_S, VISITORS_MAX, Reserve, hold_silent, is_exhausted
 
 _log = logging.getLogger(__name__)
 

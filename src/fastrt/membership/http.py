@@ -36,8 +36,8 @@ from fastrt.foreign_text import ForeignTextError, read_int, read_json, read_obje
 from fastrt.membership import events as ev
 from fastrt.membership.events import Event, Instruction, Overview, Phase
 from fastrt.membership.peers import MemberUnreachableError
-from fastrt.rpc.trust import Trust
-from fastrt.rpc.visitors import BACKLOG, GREETING_S, Reserve, Visitors, hold_silent, is_exhausted
+from fastrt.net.grpc.trust import Trust
+from fastrt.net.grpc.visitors import BACKLOG, GREETING_S, Reserve, Visitors, hold_silent, is_exhausted
 
 _log = logging.getLogger(__name__)
 

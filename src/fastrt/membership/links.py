@@ -21,8 +21,8 @@ from typing import Any
 from fastrt.membership.events import Refused, Role
 from fastrt.membership.framing import Frame, FramingError, Kind, Parser
 from fastrt.membership.wire import Comm, Command, Meta, parse, request_frame
-from fastrt.rpc.contract import Stream
-from fastrt.rpc.trust import Trust
+from fastrt.net.grpc.contract import Stream
+from fastrt.net.grpc.trust import Trust
 
 _BUFFER_BYTES_MAX = 256 << 20
 _CONNECT_S = 5.0

@@ -13,7 +13,7 @@ from fastrt.membership.framing import Frame, FramingError, Kind
 from fastrt.membership.links import FrameConnection, connect
 from fastrt.membership.mailbox import Tag
 from fastrt.membership.wire import Command, FetchResp, FetchServers, Meta, parse, request_frame, views
-from fastrt.rpc.trust import Trust, trust_of
+from fastrt.net.grpc.trust import Trust, trust_of
 
 _CONNECT_S = 5.0
 _LOOK_BYTES_MAX = 64 << 20

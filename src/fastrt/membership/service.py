@@ -34,13 +34,13 @@ from fastrt.membership.http import ManagementServer
 from fastrt.membership.links import FrameConnection, Link, StreamLink, TcpLink
 from fastrt.membership.state import ClusterState, Settings
 from fastrt.membership.wire import EXCHANGE, SERVICE, Command, Encoder, parse_request
-from fastrt.rpc.auth import TlsFiles
-from fastrt.rpc.contract import Server, Stream
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import open_server
-from fastrt.rpc.standard import CHECK_PATH, StandardServices
-from fastrt.rpc.trust import Trust, trust_of
-from fastrt.rpc.visitors import VISITORS_MAX
+from fastrt.net.grpc.auth import TlsFiles
+from fastrt.net.grpc.contract import Server, Stream
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.server import open_server
+from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
+from fastrt.net.grpc.trust import Trust, trust_of
+from fastrt.net.grpc.visitors import VISITORS_MAX
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from fastrt.membership import events as ev
 from fastrt.membership.events import MemberView, Overview, Phase, Role
 from fastrt.membership.framing import Frame, FramingError, Kind
 from fastrt.membership.mailbox import Tag
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 EXCHANGE = "/fastrt.ps.Cluster/Exchange"
 SERVICE = "fastrt.ps.Cluster"

@@ -36,15 +36,15 @@ from fastrt._core.objects import handles
 from fastrt.config import SHM_DIR
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import read_object
+from fastrt.net.grpc.channel import bearer, open_channel
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.objstore.push import CHUNK_BYTES, Pusher
+from fastrt.objstore.service import MEASURE, ObjStoreServer
 from fastrt.observe.chrome import micros
-from fastrt.rpc.channel import bearer, open_channel
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import Identity, new_token
 from fastrt.store.client import Store
 from fastrt.store.room import mib
 from fastrt.store.serialize import serialize
-from fastrt.transfer.push import CHUNK_BYTES, Pusher
-from fastrt.transfer.service import MEASURE, ObjStoreServer
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _ROUNDS_MIN, _ROUNDS_MAX, _ROW_S = 3, 100, 0.5

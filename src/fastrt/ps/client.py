@@ -26,11 +26,11 @@ from fastrt.errors import ForkedRuntimeError, NotInitializedError
 from fastrt.membership.client import ClusterMember
 from fastrt.membership.events import Role
 from fastrt.membership.options import MemberEvent, MemberOptions
+from fastrt.net.grpc.trust import trust_of
 from fastrt.ps.errors import ServerLostError, TableTimeoutError
 from fastrt.ps.refusals import raise_refusal
 from fastrt.ps.spec import Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
-from fastrt.rpc.trust import trust_of
 
 _DIAL_S = 10.0
 _RETRY_S = 0.02

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastrt.errors import ConfigError, FastrtError, NotInitializedError
+from fastrt.net.grpc.trust import trust_of
 from fastrt.ps.endpoint import Caller
 from fastrt.ps.processes import END_S, ServerProcess
 from fastrt.ps.refusals import raise_refusal
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
-from fastrt.rpc.trust import trust_of
 from fastrt.store import client as store_client
 from fastrt.tasks.actor import ActorClass
 from fastrt.tasks.handle import kill

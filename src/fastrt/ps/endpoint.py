@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastrt.errors import FastrtError
+from fastrt.net.grpc.trust import Trust
+from fastrt.net.grpc.visitors import BACKLOG, Reserve, Visitors, hold_silent, is_exhausted
 from fastrt.ps.refusals import refusal
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, is_mine, receive
-from fastrt.rpc.trust import Trust
-from fastrt.rpc.visitors import BACKLOG, Reserve, Visitors, hold_silent, is_exhausted
 
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0  # for the proof, and again for the greeting

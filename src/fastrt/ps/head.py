@@ -18,6 +18,8 @@ from typing import Any
 from fastrt.errors import ConfigError, FastrtError, NotFoundError
 from fastrt.membership.service import ClusterOptions, ClusterScheduler
 from fastrt.membership.state import Settings
+from fastrt.net.grpc.identity import new_token
+from fastrt.net.grpc.trust import trust_of
 from fastrt.ps.barrier import Barrier
 from fastrt.ps.checkpoints import Checkpoints
 from fastrt.ps.elsewhere import DistantServer
@@ -30,8 +32,6 @@ from fastrt.ps.refusals import raise_refusal
 from fastrt.ps.scaling import SERVERS_MAX, Scaling
 from fastrt.ps.spec import MODES, Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
-from fastrt.rpc.identity import new_token
-from fastrt.rpc.trust import trust_of
 
 _log = logging.getLogger(__name__)
 AnyServer = ServerProcess | DistantServer

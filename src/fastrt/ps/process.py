@@ -20,10 +20,10 @@ from typing import Any
 
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net.grpc.trust import Trust
 from fastrt.ps.endpoint import Endpoint
 from fastrt.ps.journal import FolderMedium, Journal, Medium, MemoryMedium
 from fastrt.ps.server import Server
-from fastrt.rpc.trust import Trust
 
 _log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from fastrt.durable import StateDirectoryError
 from fastrt.errors import FastrtError, NotFoundError
+from fastrt.net.grpc.trust import Trust
 from fastrt.ps.arrays import pack, unpack
 from fastrt.ps.cut import Cut
 from fastrt.ps.dense import DenseShard
@@ -32,7 +33,6 @@ from fastrt.ps.pace import Array
 from fastrt.ps.rows import EmbeddingShard
 from fastrt.ps.spec import Spec
 from fastrt.ps.wire import DATA_BYTES_MAX, Meta
-from fastrt.rpc.trust import Trust
 
 _log = logging.getLogger(__name__)
 Shard = DenseShard | EmbeddingShard

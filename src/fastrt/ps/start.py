@@ -14,6 +14,7 @@ import numpy as np
 from fastrt.errors import ConfigError
 from fastrt.membership.events import MemberView
 from fastrt.membership.options import MemberEvent
+from fastrt.net.grpc.auth import read_token
 from fastrt.ps.client import Session
 from fastrt.ps.elsewhere import make_distant
 from fastrt.ps.embedding import Embedding
@@ -24,7 +25,6 @@ from fastrt.ps.optimizers import SGD, LazyAdam, Optimizer
 from fastrt.ps.placement import divide
 from fastrt.ps.spec import NanPolicy, Spec
 from fastrt.ps.table import Table
-from fastrt.rpc.auth import read_token
 from fastrt.tasks.placement import PlacementGroup
 
 Mode = Literal["sync", "async", "ssp"]

@@ -27,8 +27,8 @@ from typing import Any
 from fastrt._core.transfer import stream
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import read_int, read_json
-from fastrt.rpc.proof import prove_as_client, prove_as_server
-from fastrt.rpc.trust import Trust
+from fastrt.net.grpc.proof import prove_as_client, prove_as_server
+from fastrt.net.grpc.trust import Trust
 
 VERSION = 1
 META_BYTES_MAX = 16 << 20

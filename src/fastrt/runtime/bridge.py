@@ -22,12 +22,13 @@ from typing import Any
 from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
-from fastrt.rpc import streams
-from fastrt.rpc.auth import reachable, refused_token
-from fastrt.rpc.contract import Metadata
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.server import open_server
-from fastrt.rpc.streams import Access
+from fastrt.net.grpc import streams
+from fastrt.net.grpc.auth import reachable, refused_token
+from fastrt.net.grpc.contract import Metadata
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.server import open_server
+from fastrt.net.grpc.streams import Access
+from fastrt.objstore.service import ObjStoreServer
 from fastrt.runtime.session import Attached
 from fastrt.scheduler.client import SchedulerClient, SchedulerError
 from fastrt.store import client as store_client
@@ -36,7 +37,6 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks.remote import RemoteFunction
 from fastrt.transfer import obj
-from fastrt.transfer.service import ObjStoreServer
 from fastrt.transfer.table import DuplicateError
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
-from fastrt.rpc import streams
+from fastrt.net.grpc import streams
 
 
 def main(argument: str) -> None:

@@ -21,8 +21,8 @@ from fastrt._core.memory.segment import start_time
 from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.folders import replace_private
-from fastrt.rpc.auth import TlsFiles, reachable, read_token
-from fastrt.rpc.identity import Identity, new_token
+from fastrt.net.grpc.auth import TlsFiles, reachable, read_token
+from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.runtime.nodefile import NodeFile, nodes_here
 from fastrt.runtime.processes import spawn_service
 from fastrt.runtime.session import start

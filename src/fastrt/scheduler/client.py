@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 
 from fastrt.errors import FastrtError
-from fastrt.rpc.channel import bearer, open_channel
-from fastrt.rpc.identity import Identity
+from fastrt.net.grpc.channel import bearer, open_channel
+from fastrt.net.grpc.identity import Identity
 from fastrt.scheduler.wire import CLASSES, REFS_MAX, SERVICE
 
 _PROBE_S = 2.0

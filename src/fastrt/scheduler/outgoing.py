@@ -19,8 +19,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fastrt.rpc.channel import bearer, open_aio_channel
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.channel import bearer, open_aio_channel
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Event
 from fastrt.scheduler.wire import invoke_request

@@ -20,12 +20,12 @@ import grpc
 
 from fastrt.durable import DiskFullError, Journal, StateDirectoryError
 from fastrt.errors import ConfigError
-from fastrt.rpc.auth import InsecureBindError, TlsFiles, is_loopback, refused_token
-from fastrt.rpc.contract import Metadata
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import Identity
-from fastrt.rpc.server import open_server
-from fastrt.rpc.standard import CHECK_PATH, StandardServices
+from fastrt.net.grpc.auth import InsecureBindError, TlsFiles, is_loopback, refused_token
+from fastrt.net.grpc.contract import Metadata
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import Identity
+from fastrt.net.grpc.server import open_server
+from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, Refused
 from fastrt.scheduler.log import EventLog

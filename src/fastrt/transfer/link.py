@@ -4,11 +4,12 @@ Both ends decide alike, from the addresses of the connection itself:
 
 - **Within one machine** (loopback, or both ends at one address) both ends prove the cluster's secret to each other, and
   the stream is in the clear. The proof is bound to this very connection, so a relay of another local user fails
-  (`fastrt.rpc.proof` says how), and the kernel shows the bytes to nobody but root. A Unix socket in the runtime folder
-  would be as safe, but it would be a second listener and a second address per node, and TCP over loopback is as fast.
-- **Between machines** the two ends shake hands by TLS and go on with sealed records (`fastrt.rpc.sealed`). `insecure`
-  replaces this by the proof and a stream in the clear. That stops strangers who connect, but not an attacker who can
-  read or change packets.
+  (`fastrt.net.grpc.proof` says how), and the kernel shows the bytes to nobody but root. A Unix socket in the runtime
+  folder would be as safe, but it would be a second listener and a second address per node, and TCP over loopback is as
+  fast.
+- **Between machines** the two ends shake hands by TLS and go on with sealed records (`fastrt.net.grpc.sealed`).
+  `insecure` replaces this by the proof and a stream in the clear. That stops strangers who connect, but not an attacker
+  who can read or change packets.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import time
 from typing import TYPE_CHECKING
 
 from fastrt.errors import FastrtError
-from fastrt.rpc import proof
-from fastrt.rpc.sealed import BULK_BYTES, SMALL_BYTES, Link, moved, seal_as_client, seal_as_server
+from fastrt.net.grpc import proof
+from fastrt.net.grpc.sealed import BULK_BYTES, SMALL_BYTES, Link, moved, seal_as_client, seal_as_server
 from fastrt.transfer.wire import WireError, split_address
 
 if TYPE_CHECKING:
-    from fastrt.rpc.identity import Identity
+    from fastrt.net.grpc.identity import Identity
 
 PURPOSE = "native stream 3"
 _TLS_BEGIN = b"\x16"  # the first byte of every handshake

@@ -31,7 +31,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, EncodeError
 
 from fastrt.errors import FastrtError, SerializationError
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import NDARRAY, PICKLE, PICKLE5, deserialize, serialize
 

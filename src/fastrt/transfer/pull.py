@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from fastrt._core.objects.handles import Writer
 from fastrt._core.transfer import stream
 from fastrt.errors import FastrtError, NotFoundError
-from fastrt.rpc.proof import GREETING_S
-from fastrt.rpc.sealed import Link
+from fastrt.net.grpc.proof import GREETING_S
+from fastrt.net.grpc.sealed import Link
 from fastrt.store.ref import ObjectRef
 from fastrt.transfer import link as links
 from fastrt.transfer import wire
@@ -29,7 +29,7 @@ from fastrt.transfer.table import Receipt, Table, TransferError
 from fastrt.transfer.wire import Frame, Request
 
 if TYPE_CHECKING:
-    from fastrt.rpc.identity import Identity
+    from fastrt.net.grpc.identity import Identity
 
 _log = logging.getLogger(__name__)
 

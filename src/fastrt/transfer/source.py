@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 
 from fastrt._core.transfer import stream
 from fastrt.errors import FastrtError, NotFoundError
-from fastrt.rpc.auth import is_loopback
-from fastrt.rpc.proof import GREETING_S
-from fastrt.rpc.sealed import Link
-from fastrt.rpc.visitors import BACKLOG, hold_silent
+from fastrt.net.grpc.auth import is_loopback
+from fastrt.net.grpc.proof import GREETING_S
+from fastrt.net.grpc.sealed import Link
+from fastrt.net.grpc.visitors import BACKLOG, hold_silent
 from fastrt.transfer import link, wire
 from fastrt.transfer.table import Sealed, Table
 from fastrt.transfer.wire import Frame, Request
 
 if TYPE_CHECKING:
-    from fastrt.rpc.identity import Identity
+    from fastrt.net.grpc.identity import Identity
 
 _log = logging.getLogger(__name__)
 

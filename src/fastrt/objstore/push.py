@@ -18,8 +18,8 @@ import grpc
 
 from fastrt._core.transfer import chunk
 from fastrt.errors import NotFoundError
-from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.channel import BULK_OPTIONS, bearer, open_channel
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.transfer import obj
 from fastrt.transfer.table import Sealed, Table, TransferError
 

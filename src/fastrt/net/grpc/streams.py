@@ -19,11 +19,11 @@ import grpc
 import grpc.aio
 
 from fastrt.errors import FastrtError
-from fastrt.rpc.auth import TlsFiles, read_token
-from fastrt.rpc.descriptors import MessageSet
-from fastrt.rpc.door import Door, Limits
-from fastrt.rpc.forks import use_grpc
-from fastrt.rpc.identity import Identity
+from fastrt.net.grpc.auth import TlsFiles, read_token
+from fastrt.net.grpc.descriptors import MessageSet
+from fastrt.net.grpc.door import Door, Limits
+from fastrt.net.grpc.forks import use_grpc
+from fastrt.net.grpc.identity import Identity
 
 # Frames are about 1 MiB; one function or one task's arguments may be larger, and come from who has the token.
 _OPTIONS: tuple[tuple[str, Any], ...] = (

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from fastrt.rpc.aio_server import AioServer
-from fastrt.rpc.contract import Handler, Metadata, Server, Stream
-from fastrt.rpc.door import Limits
+from fastrt.net.grpc.aio_server import AioServer
+from fastrt.net.grpc.contract import Handler, Metadata, Server, Stream
+from fastrt.net.grpc.door import Limits
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def open_server(
     """
     missing = _missing()
     if not missing:
-        from fastrt.rpc.queue_server import QueueServer
+        from fastrt.net.grpc.queue_server import QueueServer
 
         return QueueServer(handler, methods, streams, message_bytes_max, authorize, options, limits)
     _log.warning(

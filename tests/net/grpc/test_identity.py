@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from fastrt.errors import ConfigError
-from fastrt.rpc.identity import Identity, IdentityError, new_token
+from fastrt.net.grpc.identity import Identity, IdentityError, new_token
 
 PATIENCE_S = 20.0
 ECHO = "/t.S/Echo"
@@ -71,7 +71,7 @@ def with_certificate(identity: Identity, name: str = "", days: int = 1) -> Ident
     """The same cluster's, with a certificate for another name, or that expired so many days ago (below 0)."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    from fastrt.rpc import identity as module
+    from fastrt.net.grpc import identity as module
 
     now = datetime.datetime(2020, 6, 1) if days < 0 else datetime.datetime(2150, 1, 1)
     key: Any = load_pem_private_key(identity._key_pem, None)
@@ -339,7 +339,7 @@ def test_reason_is_none_where_nothing_listens() -> None:
 
 def test_import_and_a_session_do_not_load_cryptography() -> None:
     code = (
-        "import sys, fastrt, fastrt.rpc.identity\n"
+        "import sys, fastrt, fastrt.net.grpc.identity\n"
         "fastrt.init(num_workers=1, object_store_memory='64MiB')\n"
         "fastrt.get(fastrt.remote(lambda: 1).remote())\n"
         "fastrt.shutdown()\n"

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastrt.rpc.identity import Identity
+    from fastrt.net.grpc.identity import Identity
 
 _PURPOSE = "parameter server"
 
@@ -40,7 +40,7 @@ class Trust:
         Raises:
             ConfigError: the token is damaged, or none.
         """
-        from fastrt.rpc.identity import Identity  # here: a server that takes a dead one's place serves without it
+        from fastrt.net.grpc.identity import Identity  # here: a server that takes a dead one's place serves without it
 
         return Identity.from_token(self.token)
 

@@ -24,21 +24,21 @@ from fastrt._core.repair.fsck import usage
 from fastrt._core.transfer import chunk
 from fastrt._core.transfer import stream as stream_module
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
-from fastrt.rpc.auth import TlsFiles, reachable, refuse_clear_bind, refused_token
-from fastrt.rpc.channel import BULK_OPTIONS, bearer, open_channel
-from fastrt.rpc.contract import Metadata, Stream
-from fastrt.rpc.descriptors import message_set
-from fastrt.rpc.identity import Identity
-from fastrt.rpc.server import open_server
-from fastrt.rpc.standard import CHECK_PATH, StandardServices
+from fastrt.net.grpc.auth import TlsFiles, reachable, refuse_clear_bind, refused_token
+from fastrt.net.grpc.channel import BULK_OPTIONS, bearer, open_channel
+from fastrt.net.grpc.contract import Metadata, Stream
+from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.grpc.identity import Identity
+from fastrt.net.grpc.server import open_server
+from fastrt.net.grpc.standard import CHECK_PATH, StandardServices
+from fastrt.objstore.inbound import Inbound, Refused
+from fastrt.objstore.push import Pusher
 from fastrt.scheduler.client import SchedulerError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.room import mib
 from fastrt.transfer import obj
-from fastrt.transfer.inbound import Inbound, Refused
 from fastrt.transfer.pull import Puller
-from fastrt.transfer.push import Pusher
 from fastrt.transfer.source import Source
 from fastrt.transfer.table import DuplicateError, Table, TransferError
 

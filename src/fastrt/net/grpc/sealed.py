@@ -1,8 +1,8 @@
 """Links between processes of a cluster: in the clear, or sealed in records of AES-256-GCM under keys sent through TLS.
 
 Two ends that are on different machines shake hands by TLS 1.3 with certificates of the cluster on both sides
-(`fastrt.rpc.identity`). Through TLS the server then sends two fresh keys, one per direction, and both ends change to
-the records below, on the same connection.
+(`fastrt.net.grpc.identity`). Through TLS the server then sends two fresh keys, one per direction, and both ends change
+to the records below, on the same connection.
 
 A record is `length: u32 | AES-256-GCM of at most RECORD_BYTES, with the length as associated data | tag: 16 bytes`. The
 nonce is the record's number, each key seals at most RECORDS_MAX records (1 TiB, far below the bound of 2^-57 of RFC

@@ -20,9 +20,9 @@ import grpc
 import grpc.aio
 
 from fastrt.folders import private_files
-from fastrt.rpc.contract import OPTIONS, UNPROVING, Handler, Metadata, Stream
-from fastrt.rpc.door import COUNTED_BYTES, Connection, Door, Limits
-from fastrt.rpc.forks import use_grpc
+from fastrt.net.grpc.contract import OPTIONS, UNPROVING, Handler, Metadata, Stream
+from fastrt.net.grpc.door import COUNTED_BYTES, Connection, Door, Limits
+from fastrt.net.grpc.forks import use_grpc
 
 _log = logging.getLogger(__name__)
 

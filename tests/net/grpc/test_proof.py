@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from fastrt.rpc import proof
-from fastrt.rpc.proof import ProofError, prove_as_client, prove_as_server
+from fastrt.net.grpc import proof
+from fastrt.net.grpc.proof import ProofError, prove_as_client, prove_as_server
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 PURPOSE = "test 1"
@@ -209,7 +209,7 @@ def test_relay_that_rewrites_the_bindings_is_refused(
 
 IN_A_NAMESPACE = """
 import socket, subprocess, sys
-from fastrt.rpc.proof import binding_of
+from fastrt.net.grpc.proof import binding_of
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 with socket.create_server(("127.0.0.1", 31999)) as listener, socket.socket() as sock:
     sock.bind(("127.0.0.1", 31998))

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 
 # What an early Ray's generated module does at import: its own files, of the same names, in the default pool.
 FOREIGN = """
@@ -21,7 +21,7 @@ for file in (types, scheduler):
 """
 FASTRT = """
 import fastrt
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.descriptors import message_set
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerOptions
 from fastrt.scheduler.client import SchedulerError
 with Scheduler(SchedulerOptions()) as scheduler, SchedulerClient(scheduler.address) as client:

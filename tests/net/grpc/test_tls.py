@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from fastrt.rpc.auth import TlsFiles
-from fastrt.rpc.channel import bearer, open_aio_channel, open_channel
-from fastrt.rpc.descriptors import message_set
+from fastrt.net.grpc.auth import TlsFiles
+from fastrt.net.grpc.channel import bearer, open_aio_channel, open_channel
+from fastrt.net.grpc.descriptors import message_set
 
 PATIENCE_S = 20.0
 ECHO = "/t.S/Echo"

@@ -35,7 +35,7 @@ from typing import Any
 
 from fastrt._core.transfer import connections
 from fastrt.config import DESCRIPTORS_MAX, raise_descriptors
-from fastrt.rpc.visitors import hold_silent
+from fastrt.net.grpc.visitors import hold_silent
 
 _log = logging.getLogger(__name__)
 

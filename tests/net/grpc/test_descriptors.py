@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import descriptor_pool
 
 from fastrt.errors import FastrtError
-from fastrt.rpc.descriptors import MessageSet, message_set
+from fastrt.net.grpc.descriptors import MessageSet, message_set
 
 # Message, field, number: those that differ between dialects, or are easy to get wrong.
 NUMBERS = [

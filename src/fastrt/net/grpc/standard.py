@@ -12,8 +12,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from fastrt.rpc.contract import Stream
-from fastrt.rpc.descriptors import MessageSet
+from fastrt.net.grpc.contract import Stream
+from fastrt.net.grpc.descriptors import MessageSet
 
 CHECK_PATH = "/grpc.health.v1.Health/Check"
 _WATCH_PATH = "/grpc.health.v1.Health/Watch"

@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
-from fastrt.rpc.aio_server import AioServer
-from fastrt.rpc.auth import TlsFiles, refused_token
-from fastrt.rpc.channel import bearer
-from fastrt.rpc.contract import Stream
-from fastrt.rpc.queue_server import QueueServer
-from fastrt.rpc.server import open_server
+from fastrt.net.grpc.aio_server import AioServer
+from fastrt.net.grpc.auth import TlsFiles, refused_token
+from fastrt.net.grpc.channel import bearer
+from fastrt.net.grpc.contract import Stream
+from fastrt.net.grpc.queue_server import QueueServer
+from fastrt.net.grpc.server import open_server
 
 OPENSSL = [
     ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca"],

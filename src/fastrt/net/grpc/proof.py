@@ -10,7 +10,7 @@ another. The client knows after the reply, and the server after the final messag
 
 The proof authenticates the two ends of one TCP connection and protects no byte after it. It is for connections that no
 attacker can change on their way: loopback, where the kernel alone carries the bytes, and networks that `--insecure`
-vouches for. Everything else uses TLS (`fastrt.rpc.identity`).
+vouches for. Everything else uses TLS (`fastrt.net.grpc.identity`).
 
 **Binding.** A process of another user may listen where the client dials, for example on the port of a listener that
 has died, and pass every byte on to the true listener. Nonces do not help against such a relay. Both sides therefore

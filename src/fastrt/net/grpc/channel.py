@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fastrt.rpc.forks import use_grpc
+from fastrt.net.grpc.forks import use_grpc
 
 # A value of 64 MiB fits with the message around it; answers (a directory of keys) may be any size.
 _OPTIONS: tuple[tuple[str, Any], ...] = (

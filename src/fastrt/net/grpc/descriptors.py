@@ -27,7 +27,7 @@ class MessageSet:
 
     def __init__(self, name: str) -> None:
         try:
-            data = (resources.files("fastrt.rpc") / "descriptors" / f"{name}.binpb").read_bytes()
+            data = (resources.files("fastrt.net.grpc") / "descriptors" / f"{name}.binpb").read_bytes()
         except FileNotFoundError:
             raise FastrtError(
                 f"The wire descriptions {name}.binpb are missing from this installation of fastrt. They are made by "

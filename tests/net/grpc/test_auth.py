@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fastrt.errors import FastrtError
-from fastrt.rpc.auth import (
+from fastrt.net.grpc.auth import (
     InsecureBindError,
     TlsFiles,
     TokenFileError,

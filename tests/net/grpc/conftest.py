@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from fastrt.rpc.aio_server import AioServer
-from fastrt.rpc.contract import Server
-from fastrt.rpc.queue_server import QueueServer
+from fastrt.net.grpc.aio_server import AioServer
+from fastrt.net.grpc.contract import Server
+from fastrt.net.grpc.queue_server import QueueServer
 
 
 class Recorder:

@@ -1,0 +1,1 @@
+"""What fastrt speaks over the network."""

@@ -1,0 +1,1 @@
+"""Early Ray's ObjStore service over this node's store."""
