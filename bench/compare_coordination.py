@@ -22,7 +22,7 @@ import grpc
 import grpc.aio
 
 from fastrt.coordination import Coordinator, CoordinatorOptions, Front
-from fastrt.coordination.core import PATHS
+from fastrt.coordination.engine import PATHS
 from fastrt.net.grpc.channel import open_channel
 from fastrt.net.grpc.contract import Server
 from fastrt.net.grpc.descriptors import message_set

@@ -34,19 +34,18 @@ from fastrt.errors import (
 from fastrt.runtime.driver import init, is_initialized, shutdown
 from fastrt.runtime.nodes import available_resources, cluster_resources, nodes
 from fastrt.runtime.session import Runtime
+from fastrt.store.as_completed import as_completed
 from fastrt.store.client import get, put, wait
-from fastrt.store.completed import as_completed
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks.actor import ActorClass
+from fastrt.tasks.actor_class import ActorClass
+from fastrt.tasks.actor_handle import ActorHandle, get_actor, kill, list_named_actors
 from fastrt.tasks.cancel import cancel
 from fastrt.tasks.context import RuntimeContext, runtime_context
 from fastrt.tasks.decorator import remote
-from fastrt.tasks.demand import NodeAffinity
-from fastrt.tasks.handle import ActorHandle, get_actor, kill, list_named_actors
-from fastrt.tasks.leaving import exit_actor
+from fastrt.tasks.exit_actor import exit_actor
 from fastrt.tasks.method import method
-from fastrt.tasks.placement import (
+from fastrt.tasks.placement_group import (
     PlacementGroup,
     PlacementGroupSchedulingStrategy,
     get_current_placement_group,
@@ -56,12 +55,13 @@ from fastrt.tasks.placement import (
     remove_placement_group,
 )
 from fastrt.tasks.remote import RemoteFunction
+from fastrt.tasks.resources import NodeAffinity
 
 if TYPE_CHECKING:
     from fastrt import util
     from fastrt.observe.progress import progress
     from fastrt.observe.timeline import timeline
-    from fastrt.runtime.look import list_actors, list_objects, list_tasks, list_workers
+    from fastrt.runtime.state_api import list_actors, list_objects, list_tasks, list_workers
     from fastrt.util.executor import Executor
 
 # gRPC's own answer to a fork is to start its threads in the child on what the parent's were doing: of the children of a
@@ -149,10 +149,10 @@ _LAZY = {
     "Executor": ("fastrt.util.executor", "Executor"),
     "dask": ("fastrt.dask", ""),
     "joblib": ("fastrt.joblib", ""),
-    "list_actors": ("fastrt.runtime.look", "list_actors"),
-    "list_objects": ("fastrt.runtime.look", "list_objects"),
-    "list_tasks": ("fastrt.runtime.look", "list_tasks"),
-    "list_workers": ("fastrt.runtime.look", "list_workers"),
+    "list_actors": ("fastrt.runtime.state_api", "list_actors"),
+    "list_objects": ("fastrt.runtime.state_api", "list_objects"),
+    "list_tasks": ("fastrt.runtime.state_api", "list_tasks"),
+    "list_workers": ("fastrt.runtime.state_api", "list_workers"),
     "progress": ("fastrt.observe.progress", "progress"),
     "timeline": ("fastrt.observe.timeline", "timeline"),
     "util": ("fastrt.util", ""),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastrt.store import client as store_client
-from fastrt.store.completed import as_completed
+from fastrt.store.as_completed import as_completed
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.remote import RemoteFunction
 from fastrt.util.calls import as_raised, withdraw

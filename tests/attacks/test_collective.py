@@ -29,7 +29,7 @@ OTHER_UID = 64322  # of a user that owns nothing
 KEY = "fastrt/groups/name=victims"
 PRELUDE = """
 import builtins, encodings.idna, json, os, pickle, socket, sys
-import fastrt.collective.spanning, fastrt.collective.assembly
+import fastrt.collective.spanning, fastrt.collective.tcp_rendezvous
 from fastrt.collective import init_group
 from fastrt.coordination.client import open_keys
 given = json.loads(sys.argv[1])

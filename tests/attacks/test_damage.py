@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from fastrt.coordination import events as cev
-from fastrt.coordination.core import Core
+from fastrt.coordination.engine import Core
 from fastrt.coordination.state import Settings
 from fastrt.durable import DamagedStateError, Journal, Mark, StateDirectoryError, WriteLog
 from fastrt.net.grpc.descriptors import message_set
-from fastrt.ps.headfile import HeadFile
+from fastrt.ps.head_state import HeadFile
 from fastrt.ps.journal import FolderMedium
 from fastrt.ps.journal import Journal as PushJournal
 from fastrt.ps.optimizers import SGD

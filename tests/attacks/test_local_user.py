@@ -37,11 +37,11 @@ from fastrt.coordination.service import Coordinator, CoordinatorOptions
 from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import AttachError, FastrtError
 from fastrt.net.grpc.auth import TokenFileError, read_token
-from fastrt.ps.headfile import HeadFile
+from fastrt.ps.head_state import HeadFile
 from fastrt.ps.journal import FolderMedium
 from fastrt.runtime.nodefile import nodes_here
-from fastrt.store import attach
 from fastrt.store import client as store_client
+from fastrt.store import join
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user, which takes root")
 
@@ -351,9 +351,9 @@ def test_a_socket_of_another_user_is_asked_nothing(shared: Path) -> None:
     hostile = HostileDaemon(shared / "node.sock")
     try:
         for ask in (
-            lambda path: attach.join(path, "driver", "x"),
-            lambda path: attach.rejoin(path),
-            lambda path: attach.inquire(path, "nodes"),
+            lambda path: join.join(path, "driver", "x"),
+            lambda path: join.rejoin(path),
+            lambda path: join.inquire(path, "nodes"),
         ):
             with pytest.raises(AttachError, match=f"a process of uid {ATTACKER} listens at"):
                 ask(str(shared / "node.sock"))

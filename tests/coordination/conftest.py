@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from fastrt.coordination import Coordinator, CoordinatorOptions, connect
-from fastrt.coordination.core import METHODS
+from fastrt.coordination.engine import METHODS
 from fastrt.net.grpc.channel import open_channel
 from fastrt.net.grpc.descriptors import message_set
 

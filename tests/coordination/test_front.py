@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from fastrt.coordination import Coordinator, CoordinatorOptions, Front, connect
-from fastrt.coordination.core import Core
+from fastrt.coordination.engine import Core
 from fastrt.coordination.front import _KEEP
 from fastrt.coordination.link import END_BYTES, SETTINGS, Frame
 from fastrt.coordination.replica import VALUE_BYTES_MAX, Replica

@@ -18,7 +18,7 @@ import variant
 
 HERE = Path(__file__).resolve().parent
 # What runs in sessions of several processes takes too long, or tests the Python around the core.
-TESTS = ["tests/_core", "tests/store/test_attach.py", "tests/store/test_client.py"]
+TESTS = ["tests/_core", "tests/store/test_join.py", "tests/store/test_client.py"]
 RUNTIMES = {
     "address": ("libasan.so", "libubsan.so"),
     "fuzzer": ("libasan.so", "libubsan.so"),

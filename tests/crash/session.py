@@ -27,8 +27,8 @@ from fastrt._core.memory.clients import KIND_ACTOR, KIND_DAEMON, KIND_WORKER
 from fastrt._core.memory.segment import Segment
 from fastrt._core.repair import fsck
 from fastrt.errors import AttachError
-from fastrt.store import attach
 from fastrt.store import client as store_client
+from fastrt.store import join
 from fastrt.store.client import Store
 from fastrt.testing import SIDES, Failpoints
 
@@ -203,7 +203,7 @@ def drive_second(socket: str, seed: int) -> None:
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
-            client, link = attach.join(socket, "driver", "second")
+            client, link = join.join(socket, "driver", "second")
             break
         except AttachError:  # the daemon is dead, and the next one is on its way
             if time.monotonic() > until:

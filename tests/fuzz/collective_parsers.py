@@ -9,7 +9,7 @@ PACKAGES = [
     "fastrt.foreign_text",
     "fastrt.collective.access",
     "fastrt.collective.greetings",
-    "fastrt.collective.assembly",
+    "fastrt.collective.tcp_rendezvous",
 ]
 PURPOSE = "fastrt collective gather 00 victims"
 PLACE = [1, "node", "127.0.0.1", 7000, 1]
@@ -37,7 +37,7 @@ def text(data: bytes) -> None:
 @cache
 def _part() -> Any:
     from fastrt.collective.access import Access
-    from fastrt.collective.assembly import Place, _Part
+    from fastrt.collective.tcp_rendezvous import Place, _Part
     from fastrt.net.grpc.identity import Identity, new_token
 
     access = Access(Identity.from_token(new_token()))

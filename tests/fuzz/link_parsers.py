@@ -10,7 +10,7 @@ PACKAGES = [
     "fastrt.ps.wire",
     "fastrt.net.grpc",
     "fastrt.cluster.membership",
-    "fastrt.store.attach",
+    "fastrt.store.join",
     "fastrt.transfer.wire",
 ]
 KEY, OTHER_KEY = bytes(32), bytes([1]) * 32
@@ -156,7 +156,7 @@ def bearer(data: bytes) -> None:
 
 def daemon_join(data: bytes) -> None:
     """What a process says to the daemon that it wants to join."""
-    from fastrt.store.attach import Link
+    from fastrt.store.join import Link
 
     link = Link(said(data))
     with contextlib.suppress(EOFError):

@@ -11,8 +11,8 @@ from cluster import RunningNode
 
 import fastrt
 from fastrt._core.repair import fsck
-from fastrt.store import attach
 from fastrt.store import client as store_client
+from fastrt.store import join
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def attached_session():
 @pytest.fixture(scope="module")
 def look_there(nodes):
     """Says what is in use in the other node's store, and what is wrong there."""
-    client, link = attach.join(nodes[1].note.socket_path, "tool", "test")
+    client, link = join.join(nodes[1].note.socket_path, "tool", "test")
     yield lambda: (fsck.usage(client), fsck.fsck(client, True))
     client.close()
     link.send(op="bye")

@@ -8,8 +8,8 @@ from cluster import RunningNode
 
 import fastrt
 from fastrt._core.repair import fsck
-from fastrt.store import attach
 from fastrt.store import client as store_client
+from fastrt.store import join
 
 MIB = 1 << 20
 STORE = 32 * MIB
@@ -22,7 +22,7 @@ def nodes(runtime_dir):
     head = RunningNode(runtime_dir, "--head", "--port", "0", "--num-workers", "0", "--name", "one", *store)
     other = RunningNode(runtime_dir, "--address", head.head, "--num-workers", "2", "--name", "two", *store)
     yield head, other
-    client, link = attach.join(other.note.socket_path, "tool", "test")
+    client, link = join.join(other.note.socket_path, "tool", "test")
     found = fsck.fsck(client)
     client.close()
     link.close()

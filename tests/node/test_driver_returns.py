@@ -15,9 +15,9 @@ from fastrt._core.memory.clients import table
 from fastrt._core.repair import fsck
 from fastrt.cli.look import joined
 from fastrt.errors import FastrtError, NotInitializedError, StaleReferenceError
-from fastrt.store import attach
 from fastrt.store import client as store_client
-from fastrt.tasks import names
+from fastrt.store import join as store_join
+from fastrt.tasks import namespaces
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_a_driver_comes_back_when_the_daemon_was_killed_meanwhile(join, runtime,
     daemon = runtime.child("fastrt.node.__main__")
     daemon.send_signal(signal.SIGKILL)
     daemon.wait()
-    wait_until(lambda: attach.answers(runtime.note.socket_path), "another daemon")
+    wait_until(lambda: store_join.answers(runtime.note.socket_path), "another daemon")
     with join():
         assert fastrt.get(double.remote(4), timeout=20) == 8
 
@@ -240,4 +240,4 @@ def test_the_namespace_of_a_program_does_not_outlive_it(runtime, runtime_dir):
     for given in ("a", "b", None):
         with fastrt.init(address=runtime.head, runtime_dir=runtime_dir, namespace=given):
             assert fastrt.get_runtime_context().namespace == (given or "")
-            assert fastrt.get(fastrt.remote(names.here).remote(), timeout=20) == (given or "")
+            assert fastrt.get(fastrt.remote(namespaces.here).remote(), timeout=20) == (given or "")

@@ -20,8 +20,8 @@ from fastrt.cluster.references import PeerError
 from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
-from fastrt.tasks.demand import Demand, export
-from fastrt.tasks.handle import ActorPlan
+from fastrt.tasks.actor_handle import ActorPlan
+from fastrt.tasks.resources import Demand, export
 
 Frame = message_set("node").message("fastrt.node.Frame")
 PATIENCE_S = 10.0

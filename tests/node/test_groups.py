@@ -8,7 +8,7 @@ from fastrt.config import RESOURCE_PARTS as ONE
 from fastrt.node.bundles import assign
 from fastrt.node.groups import Groups
 from fastrt.node.placing import ELSEWHERE, GONE, Placing, View
-from fastrt.tasks.demand import Demand, given_by
+from fastrt.tasks.resources import Demand, given_by
 
 
 class Node:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fastrt.node.logs import FORWARD_BYTES_A_SECOND, UNFINISHED_S, Forwarding, LogPipe, Meter, Printed
-from fastrt.store.attach import Link
+from fastrt.store.join import Link
 from fastrt.tasks.marks import mark
 
 MESSAGE_BYTES_MAX = 1 << 20

@@ -6,7 +6,7 @@ import pytest
 
 from fastrt.config import RESOURCE_PARTS as ONE
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, WAITING, Placing, View
-from fastrt.tasks.demand import Demand, demand_of, within
+from fastrt.tasks.resources import Demand, demand_of, within
 
 
 def demand(cpu=1.0, strategy="", node="", soft=False, **amounts):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fastrt
-from fastrt.store import advice
+from fastrt.store import warnings as store_warnings
 
 
 @fastrt.remote
@@ -53,7 +53,7 @@ def rt():
 @pytest.fixture
 def heard(rt):
     """The warnings that the test causes; what earlier tests were told is told again."""
-    advice.configure(True)
+    store_warnings.configure(True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield lambda: [str(one.message) for one in caught if issubclass(one.category, fastrt.PerformanceWarning)]
@@ -109,7 +109,7 @@ def test_large_value_that_is_no_array_is_known_by_its_content(heard):
 
 
 def test_closure_that_is_huge_is_told_of_at_the_line_of_the_call(rt):
-    advice.configure(True)
+    store_warnings.configure(True)
     array = np.zeros(2 << 20)
     captures = fastrt.remote(lambda: array.nbytes)
     with pytest.warns(fastrt.PerformanceWarning, match="captures 16 MiB") as caught:
@@ -126,7 +126,7 @@ def test_gets_in_turn_are_told_of_when_workers_are_idle(heard):
     while not heard() and turns < 1000:
         fastrt.get(nap.remote())
         turns += 1
-    assert turns >= advice._LONE_GETS - 1
+    assert turns >= store_warnings._LONE_GETS - 1
     (text,) = heard()
     assert "each waited for one task" in text
     assert "fastrt.get([f.remote(x) for x in many])" in text
@@ -134,7 +134,7 @@ def test_gets_in_turn_are_told_of_when_workers_are_idle(heard):
 
 
 def test_off_switch_keeps_all_of_it_away(heard):
-    advice.configure(False)
+    store_warnings.configure(False)
     same = np.zeros(1 << 18)
     fastrt.get([size_of.remote(same) for _ in range(15)])
     fastrt.get([size_of.remote([bytes(2 << 20)]) for _ in range(15)])

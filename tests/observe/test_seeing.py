@@ -11,7 +11,7 @@ import traces
 
 import fastrt
 from fastrt.observe import listing, memory
-from fastrt.runtime.look import select
+from fastrt.runtime.state_api import select
 from fastrt.store import client as store_client
 
 

@@ -18,11 +18,11 @@ from fastrt.ps.client import Session
 from fastrt.ps.endpoint import Endpoint
 from fastrt.ps.handles import Background
 from fastrt.ps.head import Head, HeadOptions
-from fastrt.ps.initial import Initial
+from fastrt.ps.initializers import Initial
 from fastrt.ps.journal import FolderMedium, Journal, MemoryMedium
 from fastrt.ps.placement import divide
-from fastrt.ps.processes import ServerProcess
 from fastrt.ps.server import Server
+from fastrt.ps.server_process import ServerProcess
 from fastrt.ps.spec import Spec
 from fastrt.ps.start import _first_values
 

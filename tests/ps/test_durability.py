@@ -299,7 +299,7 @@ def test_server_that_dies_within_a_checkpoint_takes_no_push_that_others_hold(
 
 def test_push_that_has_not_come_to_all_servers_is_waited_for(site, tmp_path, monkeypatch) -> None:
     """While its client is connected; one that is gone cannot bring it."""
-    monkeypatch.setattr("fastrt.ps.cut._GRACE_S", 0.05)
+    monkeypatch.setattr("fastrt.ps.checkpoint_cut._GRACE_S", 0.05)
     monkeypatch.setattr("fastrt.ps.checkpoints._SETTLE_S", 0.3)
     place = site(2, mode="async")
     place.table(place.worker(), "w", (2048,), SGD(lr=1.0), parts=2)

@@ -251,7 +251,7 @@ def test_full_client_table_is_an_error_at_the_call_and_a_tool_can_look(program):
         from fastrt.store.client import require
 
         LIST = "from fastrt.cli.main import main; main(['list', 'actors'])"
-        STAY = "import sys; from fastrt.store import attach; joined = attach.join(sys.argv[1], 'tool', 'test'); " \\
+        STAY = "import sys; from fastrt.store import join; joined = join.join(sys.argv[1], 'tool', 'test'); " \\
                "print('joined', flush=True); sys.stdin.read()"
 
         @fastrt.remote

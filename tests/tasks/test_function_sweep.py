@@ -108,9 +108,9 @@ def test_programs_that_store_and_drop_the_same_function_never_miss_it(rt, progra
     code = """
     import fastrt, os
     from fastrt._core.objects import functions
-    from fastrt.store import attach, client
+    from fastrt.store import client, join
     from fastrt.store.client import Store
-    joined, link = attach.join(os.environ["SOCKET"], "driver", "test")
+    joined, link = join.join(os.environ["SOCKET"], "driver", "test")
     store = Store(joined, 0.0001)
     digest = bytes(range(16))
     for k in range(5_000):

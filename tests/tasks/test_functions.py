@@ -9,8 +9,8 @@ import pytest
 import fastrt
 from fastrt._core.repair import fsck
 from fastrt.errors import FunctionNotFoundError, ObjectStoreFullError
-from fastrt.store import advice
 from fastrt.store import client as store_client
+from fastrt.store import warnings
 
 pytestmark = pytest.mark.usefixtures("rt")
 
@@ -120,7 +120,7 @@ def test_closure_too_deep_for_pickle_is_an_error(rt):
 
 def test_function_larger_than_the_store_is_refused(rt):
     array = np.empty(300 << 20, np.uint8)
-    advice.configure(True)
+    warnings.configure(True)
     with pytest.warns(UserWarning, match="captures 300 MiB"), pytest.raises(ObjectStoreFullError, match="300"):
         fastrt.remote(lambda: array).remote()
 

@@ -11,7 +11,7 @@ import pytest
 
 import fastrt
 from fastrt.errors import NotInitializedError, TaskError
-from fastrt.store import advice
+from fastrt.store import warnings
 
 pytestmark = pytest.mark.usefixtures("rt")
 
@@ -375,7 +375,7 @@ def test_function_that_captures_what_cannot_be_pickled_says_which(rt):
 
 def test_function_that_captures_a_large_array_warns_and_works(rt):
     array = np.ones(2 << 20)
-    advice.configure(True)
+    warnings.configure(True)
     with pytest.warns(UserWarning, match="captures 16 MiB; put large values once"):
         assert call(fastrt.remote(lambda: array.sum())) == 2 << 20
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import fastrt
-from fastrt.tasks import demand, placement
+from fastrt.tasks import placement_group, resources
 from fastrt.util import multiprocessing, pool
 
 NAMES = {
@@ -38,8 +38,8 @@ def test_names_of_ray_are_there(module):
 
 def test_they_are_fastrts_own():
     strategies = importlib.import_module("fastrt.util.scheduling_strategies")
-    assert strategies.NodeAffinitySchedulingStrategy("here", soft=True) == demand.NodeAffinity("here", True)
-    assert strategies.PlacementGroupSchedulingStrategy is placement.PlacementGroupSchedulingStrategy
+    assert strategies.NodeAffinitySchedulingStrategy("here", soft=True) == resources.NodeAffinity("here", True)
+    assert strategies.PlacementGroupSchedulingStrategy is placement_group.PlacementGroupSchedulingStrategy
     assert multiprocessing.Pool is pool.Pool
 
 

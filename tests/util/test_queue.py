@@ -12,7 +12,7 @@ import pytest
 import fastrt
 from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
-from fastrt.tasks.handle import kill
+from fastrt.tasks.actor_handle import kill
 from fastrt.util import Empty, Full, Queue
 from fastrt.util import queue as queue_module
 

@@ -57,7 +57,7 @@ def list_(
         wanted["state"] = state
     if name is not None:
         wanted["class" if what == "actors" else "what" if what == "objects" else "name"] = name
-    from fastrt.runtime.look import check_filters
+    from fastrt.runtime.state_api import check_filters
 
     try:
         check_filters(what, wanted)
@@ -80,8 +80,8 @@ def _rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The rows of a session; of its whole cluster, unless that is among `heads` already or `heads` is None."""
     from fastrt.observe import listing
-    from fastrt.runtime.look import select
     from fastrt.runtime.nodefile import nodes_here
+    from fastrt.runtime.state_api import select
 
     node = next((node for node in nodes_here(path.parent.parent) if node.socket_path == str(path)), None)
     try:
@@ -100,7 +100,7 @@ def _rows(
 def _of_the_cluster(node: NodeFile, what: str, wanted: dict[str, Any], limit: int) -> list[dict[str, Any]]:
     """As a driver of the node: only drivers can run tasks, which is how other nodes are asked."""
     from fastrt.runtime.driver import init, shutdown
-    from fastrt.runtime.look import rows_of
+    from fastrt.runtime.state_api import rows_of
 
     try:
         init(address=node.head, log_to_driver=False)

@@ -45,7 +45,7 @@ def sockets(session: str | None) -> list[Path]:
     Raises:
         click.ClickException: there is none, or another user could have made it.
     """
-    from fastrt.store.attach import answers
+    from fastrt.store.join import answers
 
     folder = runtime_folder()
     found = [path for path in sorted(folder.glob("*/node.sock")) if path.parent.name.startswith(session or "")]
@@ -99,10 +99,10 @@ def joined(socket_path: Path, command: str) -> Iterator[Store]:
         AttachError: no daemon answers there.
     """
     from fastrt.errors import AttachError
-    from fastrt.store import attach
+    from fastrt.store import join
     from fastrt.store.client import Store
 
-    client, link = attach.join(str(socket_path), "tool", command, _JOIN_S)
+    client, link = join.join(str(socket_path), "tool", command, _JOIN_S)
     store = Store(client, 0.0)
     store.socket_path = str(socket_path)
     try:
@@ -110,7 +110,7 @@ def joined(socket_path: Path, command: str) -> Iterator[Store]:
     finally:
         store.close(keep_slot=True)
         with suppress(AttachError):  # the session has ended
-            attach.leave(str(socket_path), client, _JOIN_S)
+            join.leave(str(socket_path), client, _JOIN_S)
         link.close()
 
 

@@ -17,7 +17,7 @@ from fastrt.cli.job import JOB_OPTIONS, job_options, job_settings
 from fastrt.cli.look import runtime_folder
 
 if TYPE_CHECKING:
-    from fastrt.runtime.service import NodeOptions
+    from fastrt.runtime.node_service import NodeOptions
 
 _DEFAULT_PORT = 6465
 _DETACH_S = 30.0
@@ -118,7 +118,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
     """What was given, checked, before any process is started."""
     from fastrt.config import Config
     from fastrt.net.grpc.auth import TlsFiles
-    from fastrt.runtime.service import NodeOptions
+    from fastrt.runtime.node_service import NodeOptions
 
     tls = TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"]) if given["tls_cert"] else None
     listen = f"{given['host']}:{given['port']}"
@@ -153,7 +153,7 @@ def _options(given: dict[str, Any]) -> NodeOptions:
 
 
 def _run(options: NodeOptions) -> None:
-    from fastrt.runtime.service import Node
+    from fastrt.runtime.node_service import Node
 
     with Node(options) as node:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import handles
 from fastrt.cluster.peer_stream import Exchange
-from fastrt.store.attach import Lasting
+from fastrt.store.join import Lasting
 from fastrt.store.ref import ObjectRef
 
 _CONNECT_S = 2.0  # for streams to nodes that nobody has called yet

@@ -13,7 +13,7 @@ from typing import Any
 from fastrt._core.memory.clients import Client
 from fastrt._core.tasks import actors, admission
 from fastrt.node.admission import free_of
-from fastrt.store.attach import Lasting
+from fastrt.store.join import Lasting
 
 Task = tuple[int, int]
 

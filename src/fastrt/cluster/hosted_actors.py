@@ -19,8 +19,8 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
-from fastrt.tasks.handle import ActorPlan, dead_actor, kill_in
-from fastrt.tasks.special import RETRIES_FOREVER
+from fastrt.tasks.actor_handle import ActorPlan, dead_actor, kill_in
+from fastrt.tasks.options import RETRIES_FOREVER
 
 if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange

@@ -29,7 +29,7 @@ from fastrt.cluster.readiness import Readiness
 from fastrt.errors import FastrtError, ObjectLostError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks.special import RETRIES_FOREVER, retries_left
+from fastrt.tasks.options import RETRIES_FOREVER, retries_left
 
 _SCALAR_KINDS_END = 16
 _RECORD_BYTES = 512  # what a record takes by itself, about

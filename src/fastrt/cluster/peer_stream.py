@@ -39,8 +39,8 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
 from fastrt.tasks.cancel import cancel_in
-from fastrt.tasks.demand import Demand, export
-from fastrt.tasks.special import RETRIES_FOREVER, carried, retries_left
+from fastrt.tasks.options import RETRIES_FOREVER, carried, retries_left
+from fastrt.tasks.resources import Demand, export
 
 _SET = message_set("node")
 _Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel = (

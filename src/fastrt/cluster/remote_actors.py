@@ -25,7 +25,7 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
-from fastrt.tasks.handle import ActorPlan
+from fastrt.tasks.actor_handle import ActorPlan
 
 if TYPE_CHECKING:
     from fastrt.cluster.peer_stream import Exchange

@@ -43,7 +43,7 @@ from fastrt.net.grpc import streams
 from fastrt.net.grpc.auth import reachable
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.streams import Access
-from fastrt.store import attach, unread
+from fastrt.store import join, unread
 from fastrt.store.client import Store
 
 _SET = message_set("node")
@@ -73,7 +73,7 @@ class Uplink:
         daemon: the connection to this node's daemon.
     """
 
-    def __init__(self, store: Store, settings: dict[str, Any], access: Access, daemon: attach.Lasting) -> None:
+    def __init__(self, store: Store, settings: dict[str, Any], access: Access, daemon: join.Lasting) -> None:
         self._store = store
         self._client = store.client
         self._settings = settings
@@ -539,8 +539,8 @@ def main(argument: str) -> None:
     settings = read_object(argument, "the settings of the uplink", own=True, bytes_max=SETTINGS_BYTES_MAX)
     try:
         access = streams.access_of(settings)
-        client, link = attach.join(settings["socket"], "tool", "uplink")
-        daemon = attach.Lasting(settings["socket"], link)
+        client, link = join.join(settings["socket"], "tool", "uplink")
+        daemon = join.Lasting(settings["socket"], link)
 
         async def run() -> None:
             store = Store(client, 0.0, tell=daemon.send, patience_s=settings["patience_s"])

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from fastrt.collective.assembly import Assembled
 from fastrt.collective.frames import Broken, Frames, has_ended
 from fastrt.collective.greetings import Greetings, NotAdmitted, dial
 from fastrt.collective.handles import Line
+from fastrt.collective.tcp_rendezvous import Assembled
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 from fastrt.foreign_text import ForeignTextError, check_object
 from fastrt.net.grpc.sealed import BULK_BYTES, Link

@@ -17,7 +17,7 @@ from fastrt._core.collective.groups import GroupMemory
 from fastrt.collective.buffers import Bits, as_buffer
 from fastrt.collective.group import Group, plain_wish
 from fastrt.collective.handles import Line
-from fastrt.collective.rendezvous import Met, meet
+from fastrt.collective.local_rendezvous import Met, meet
 from fastrt.errors import FastrtError, PeerDied
 
 _groups: weakref.WeakSet[SharedGroup] = weakref.WeakSet()

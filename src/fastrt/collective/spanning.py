@@ -19,7 +19,6 @@ from fastrt._core.collective.collective import OPS
 from fastrt._core.collective.reduce import reduce_buffers
 from fastrt._core.memory.segment import start_time
 from fastrt.collective.access import Access
-from fastrt.collective.assembly import Assembled, Place, Watch, assemble
 from fastrt.collective.buffers import Bits, new_like, raw_bytes, shape_of
 from fastrt.collective.frames import has_ended
 from fastrt.collective.group import Group, plain_wish
@@ -27,6 +26,7 @@ from fastrt.collective.handles import Line
 from fastrt.collective.peers import Peers
 from fastrt.collective.ring import Ring, pack_error, unpack_error
 from fastrt.collective.shared import SharedGroup
+from fastrt.collective.tcp_rendezvous import Assembled, Place, Watch, assemble
 from fastrt.errors import (
     CollectiveMismatch,
     CollectiveTimeout,

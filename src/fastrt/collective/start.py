@@ -88,8 +88,8 @@ def join_group(
     """
     if address is not None:
         from fastrt.collective.access import find_access
-        from fastrt.collective.assembly import node_identity  # gRPC: only who needs it pays for the import
         from fastrt.collective.spanning import SpanningGroup
+        from fastrt.collective.tcp_rendezvous import node_identity  # gRPC: only who needs it pays for the import
 
         identity = node_identity() if node is None else node
         access = find_access(name, token, insecure)

@@ -12,7 +12,7 @@ from typing import Any
 from fastrt.coordination import events as ev
 from fastrt.coordination.dialects import Build, Dialect, Method, Parse, nothing, table_methods
 from fastrt.coordination.events import Event
-from fastrt.coordination.nodes import VERSIONS
+from fastrt.coordination.legacy_runtime import VERSIONS
 from fastrt.coordination.state import CoordinationState
 from fastrt.coordination.status import Code, Failure, failure
 from fastrt.coordination.topology import is_topology, merge_nodes

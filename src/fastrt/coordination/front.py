@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import IO
 
-from fastrt.coordination.core import PATHS, Reply
+from fastrt.coordination.engine import PATHS, Reply
 from fastrt.coordination.link import (
     ASIDE,
     CALL,

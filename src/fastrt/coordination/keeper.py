@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from fastrt.coordination.core import PATHS, Core, Reply
+from fastrt.coordination.engine import PATHS, Core, Reply
 from fastrt.coordination.link import (
     ASIDE,
     CALL,

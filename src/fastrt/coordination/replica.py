@@ -15,8 +15,8 @@ Values are kept up to `bytes_max` in all; the oldest make room.
 from __future__ import annotations
 
 from fastrt.coordination import events as ev
-from fastrt.coordination.core import INSERT_PATHS, METHODS, READ_PATHS, Reply
 from fastrt.coordination.dialects import parse_request
+from fastrt.coordination.engine import INSERT_PATHS, METHODS, READ_PATHS, Reply
 from fastrt.coordination.keyvalues import normalized, refused_key
 from fastrt.coordination.state import CoordinationState, Settings
 

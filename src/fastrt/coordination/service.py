@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastrt.coordination.core import METHODS, PATHS, Core, Reply
+from fastrt.coordination.engine import METHODS, PATHS, Core, Reply
 from fastrt.coordination.snapshot import SNAPSHOT_PATH
 from fastrt.coordination.state import Settings
 from fastrt.coordination.status import Code

@@ -21,8 +21,8 @@ from fastrt.coordination import events as ev
 from fastrt.coordination.barriers import REGISTER_ID, Barrier, Barriers, Waiter
 from fastrt.coordination.events import Answer, Effect, Event, Persist
 from fastrt.coordination.keyvalues import KeyValues, normalized
+from fastrt.coordination.legacy_runtime import Nodes
 from fastrt.coordination.members import Members, State
-from fastrt.coordination.nodes import Nodes
 from fastrt.coordination.polls import Polls
 from fastrt.coordination.status import Code, Failure, Member, Part, failure, to_json
 from fastrt.foreign_text import STATE_BYTES_MAX, read_json

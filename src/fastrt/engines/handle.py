@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from fastrt.store import engine as engines
-from fastrt.tasks import special
-from fastrt.tasks.handle import ActorHandle, own_method
+from fastrt.tasks import options as tasks_options
+from fastrt.tasks.actor_handle import ActorHandle, own_method
 from fastrt.tasks.method import RETURNS_MAX, MethodPlan, check_options, whole
-from fastrt.tasks.special import DYNAMIC, STREAMING
+from fastrt.tasks.options import DYNAMIC, STREAMING
 
 
 class CallingEngine(engines.Engine, Protocol):
@@ -45,7 +45,7 @@ class EngineMethod:
         options = {name: value for name, value in options.items() if value is not None}
         unlike = {name: value for name, value in options.items() if name not in ("num_returns", "max_task_retries")}
         check_options(unlike)
-        special.take({"num_returns": self._settings["num_returns"], **options}, None, method=True)
+        tasks_options.take({"num_returns": self._settings["num_returns"], **options}, None, method=True)
         if options.get("num_returns", 1) not in (STREAMING, DYNAMIC):
             whole("num_returns", options.get("num_returns", 1), 0, RETURNS_MAX)
         if "max_task_retries" in options:

@@ -39,12 +39,12 @@ from fastrt.errors import (
 from fastrt.store import engine as engines
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import contained_ref, deserialize, serialize
-from fastrt.tasks import names
-from fastrt.tasks.actor import taken_error
-from fastrt.tasks.environment import OPTION as ENVIRONMENT
-from fastrt.tasks.handle import not_found
-from fastrt.tasks.leaving import LEFT, ActorLeaves
+from fastrt.tasks import namespaces
+from fastrt.tasks.actor_class import taken_error
+from fastrt.tasks.actor_handle import not_found
+from fastrt.tasks.exit_actor import LEFT, ActorLeaves
 from fastrt.tasks.method import MethodPlan, methods_of
+from fastrt.tasks.runtime_env import OPTION as ENVIRONMENT
 
 _PAUSE_S = 0.0005
 _PASSES = 100  # of event loops, before anybody sleeps between two
@@ -425,7 +425,7 @@ class LocalEngine:
             UnsupportedError: it wants an environment of its own.
         """
         refuse_environment(changed)
-        name = names.stored(changed["name"], changed.get("namespace")) if changed.get("name") else ""
+        name = namespaces.stored(changed["name"], changed.get("namespace")) if changed.get("name") else ""
         there = self._names.get(name, lambda: None)() if name else None
         if there is not None and there.dead is None:
             if changed.get("get_if_exists"):
@@ -460,7 +460,7 @@ class LocalEngine:
         Raises:
             ActorNotFoundError: there is none.
         """
-        actor = self._names.get(names.stored(name, namespace), lambda: None)()
+        actor = self._names.get(namespaces.stored(name, namespace), lambda: None)()
         if actor is None or actor.dead is not None:
             raise not_found(name, namespace, self.list_named_actors(True))
         return self._handle(actor)
@@ -468,7 +468,7 @@ class LocalEngine:
     def list_named_actors(self, all_namespaces: bool) -> list[Any]:
         """The names of all actors that have one and live."""
         there = ((name, find()) for name, find in self._names.items())
-        return names.listed([n for n, actor in there if actor is not None and actor.dead is None], all_namespaces)
+        return namespaces.listed([n for n, actor in there if actor is not None and actor.dead is None], all_namespaces)
 
     def kill(self, actor: Any, no_restart: bool) -> None:
         """End an actor, or build its instance again where that is allowed.
@@ -513,7 +513,7 @@ class LocalEngine:
             "actor_id": None if actor is None else f"{actor.number:016x}",
             "actor_name": None if actor is None else actor.name,
             "restarts": 0 if actor is None else actor.restarts,
-            "namespace": names.here(),
+            "namespace": namespaces.here(),
         }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError, format_user_traceback
-from fastrt.tasks.leaving import LEFT, ActorLeaves
+from fastrt.tasks.exit_actor import LEFT, ActorLeaves
 from fastrt.tasks.method import bound_method
 
 if TYPE_CHECKING:

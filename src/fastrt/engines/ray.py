@@ -28,8 +28,8 @@ from fastrt.errors import ActorNotFoundError, ConfigError, FastrtError, NameTake
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks.environment import Environment
 from fastrt.tasks.method import CALL, MethodPlan, methods_of
+from fastrt.tasks.runtime_env import Environment
 
 _TASK_OPTIONS = (
     "num_returns", "max_retries", "retry_exceptions", "name", "num_cpus", "num_gpus", "memory", "resources",

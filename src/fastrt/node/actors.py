@@ -18,7 +18,7 @@ from fastrt._core.tasks import actors
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import ActorDiedError, StaleReferenceError
 from fastrt.store.client import Store
-from fastrt.tasks.handle import class_name
+from fastrt.tasks.actor_handle import class_name
 
 _STARTING_MAX = 64  # processes on their way at once: more would only wait for each other
 _DESCRIPTORS_EACH = 4  # of this process, for a process that it watches: a pidfd, a connection and two pipes

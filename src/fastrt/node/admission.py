@@ -22,10 +22,10 @@ from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, StaleReferenceError
 from fastrt.node.groups import Groups
 from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing, Task, View
-from fastrt.store.attach import Link
 from fastrt.store.client import Store
-from fastrt.tasks.demand import CPU, Demand, group_of, parts_of
-from fastrt.tasks.handle import kill_in
+from fastrt.store.join import Link
+from fastrt.tasks.actor_handle import kill_in
+from fastrt.tasks.resources import CPU, Demand, group_of, parts_of
 
 _NAP_S = 1.0
 _SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled

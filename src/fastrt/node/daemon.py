@@ -47,8 +47,8 @@ from fastrt.node.memory_limit import KillCounters
 from fastrt.node.spiller import Spiller
 from fastrt.node.worker_pool import Pool, kill_group, pidfd_of
 from fastrt.store import unread
-from fastrt.store.attach import Link, answers, listen
 from fastrt.store.client import Store
+from fastrt.store.join import Link, answers, listen
 
 _KINDS = {"driver": KIND_DRIVER, "worker": KIND_WORKER, "tool": KIND_TOOL, "actor": KIND_ACTOR, "child": KIND_TOOL}
 _FORKED = ("worker", "actor")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fastrt.node.bundles import assign
 from fastrt.node.placing import GONE, WAITING, Order, Placing, Task
-from fastrt.tasks.demand import Amounts, Demand, bundle_name, in_words
+from fastrt.tasks.resources import Amounts, Demand, bundle_name, in_words
 
 _AGAIN_S = 0.2  # after a node had no room for what it seemed to have room for
 _GONE_MAX = 1000

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fastrt.tasks.marks import MARK, read_mark
 
 if TYPE_CHECKING:
-    from fastrt.store.attach import Link
+    from fastrt.store.join import Link
 
 _LINE_BYTES_MAX = 65536
 _READ_BYTES = 65536

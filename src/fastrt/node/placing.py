@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fastrt.config import RESOURCE_PARTS
-from fastrt.tasks.demand import CPU, INSIDE, PACK, SPREAD, Demand, given_by, group_of, in_words
+from fastrt.tasks.resources import CPU, INSIDE, PACK, SPREAD, Demand, given_by, group_of, in_words
 
 Task = tuple[int, int]  # a record's index, and the task's id; of an actor: -1 - its index, and its generation
 _PATIENCE = 256

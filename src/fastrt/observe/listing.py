@@ -17,8 +17,8 @@ from fastrt._core.tasks import actors as core_actors
 from fastrt.errors import FastrtError
 from fastrt.store.client import Store
 from fastrt.store.serialize import NDARRAY
-from fastrt.tasks import names as names_of_actors
-from fastrt.tasks import sites
+from fastrt.tasks import call_sites
+from fastrt.tasks import namespaces as namespaces_of_actors
 
 Row = dict[str, Any]
 KINDS = {
@@ -122,8 +122,8 @@ def actors(store: Store) -> list[Row]:
             continue  # what a placement group has reserved
         found.append(
             {
-                "actor": index, "class": names.actor(index), "name": names_of_actors.split(info["name"])[1],
-                "namespace": names_of_actors.split(info["name"])[0],
+                "actor": index, "class": names.actor(index), "name": namespaces_of_actors.split(info["name"])[1],
+                "namespace": namespaces_of_actors.split(info["name"])[0],
                 "state": ACTOR_STATES.get(info["state"], "?"), "pid": info["pid"], "restarts": info["restarts"],
                 "max_restarts": info["max_restarts"], "detached": info["detached"], "calls": calls.get(index, 0),
                 "reason": info["reason"],
@@ -145,7 +145,7 @@ def objects(store: Store) -> list[Row]:
     """
     names = Names(store)
     pids = {row["client"]: row["pid"] for row in clients.table(store.client.segment)}
-    lines = sites.read(store.socket_path)
+    lines = call_sites.read(store.socket_path)
     found = []
     for row in sorted(inspect.objects(store.client), key=lambda row: row["objref"]):
         if row["index"] in names.by_index:

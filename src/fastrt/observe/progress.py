@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
 from fastrt._core.objects import handles
+from fastrt.store.as_completed import as_completed
 from fastrt.store.client import get, require
-from fastrt.store.completed import as_completed
 from fastrt.store.ref import ObjectRef
 
 _LINE_S = 5.0  # between two lines where there is no terminal

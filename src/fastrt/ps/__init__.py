@@ -7,7 +7,7 @@ from fastrt.membership.options import MemberEvent
 from fastrt.ps.embedding import Embedding
 from fastrt.ps.errors import CheckpointError, NotFiniteError, ServerLostError, TableMismatchError, TableTimeoutError
 from fastrt.ps.handles import Handle
-from fastrt.ps.initial import Constant, Normal, Uniform
+from fastrt.ps.initializers import Constant, Normal, Uniform
 from fastrt.ps.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, LazyAdam, Momentum, Optimizer
 from fastrt.ps.start import Cluster, connect, restore, start
 from fastrt.ps.table import Table

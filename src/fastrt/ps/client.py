@@ -28,7 +28,7 @@ from fastrt.membership.events import Role
 from fastrt.membership.options import MemberEvent, MemberOptions
 from fastrt.net.grpc.trust import trust_of
 from fastrt.ps.errors import ServerLostError, TableTimeoutError
-from fastrt.ps.refusals import raise_refusal
+from fastrt.ps.remote_errors import raise_refusal
 from fastrt.ps.spec import Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from fastrt._core.collective.reduce import reduce_buffers
 from fastrt._core.tables.versions import READERS, Versions
-from fastrt.ps.pace import Array, Pace, Pending
 from fastrt.ps.placement import PAGE_ELEMENTS
+from fastrt.ps.push_clock import Array, Pace, Pending
 from fastrt.ps.spec import Spec
 
 SUMS_MAX = 64  # sources of one call of the kernel

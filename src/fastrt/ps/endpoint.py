@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from fastrt.errors import FastrtError
 from fastrt.net.grpc.trust import Trust
 from fastrt.net.grpc.visitors import BACKLOG, Reserve, Visitors, hold_silent, is_exhausted
-from fastrt.ps.refusals import refusal
+from fastrt.ps.remote_errors import refusal
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, is_mine, receive
 
 _log = logging.getLogger(__name__)

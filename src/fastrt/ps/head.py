@@ -22,14 +22,14 @@ from fastrt.net.grpc.identity import new_token
 from fastrt.net.grpc.trust import trust_of
 from fastrt.ps.barrier import Barrier
 from fastrt.ps.checkpoints import Checkpoints
-from fastrt.ps.elsewhere import DistantServer
 from fastrt.ps.endpoint import Answer, Caller, Endpoint
 from fastrt.ps.errors import ServerLostError, TableMismatchError
-from fastrt.ps.headfile import HeadFile
+from fastrt.ps.head_state import HeadFile
 from fastrt.ps.placement import assign, rebalance
-from fastrt.ps.processes import ServerProcess
-from fastrt.ps.refusals import raise_refusal
+from fastrt.ps.remote_errors import raise_refusal
+from fastrt.ps.remote_server import DistantServer
 from fastrt.ps.scaling import SERVERS_MAX, Scaling
+from fastrt.ps.server_process import ServerProcess
 from fastrt.ps.spec import MODES, Spec
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fastrt._core.tables.embedding import PARTS, ROWS_MAX, EmbeddingMemory, parts_of, sum_rows
 from fastrt.errors import ObjectStoreFullError
-from fastrt.ps.pace import Array, Pace, Pending
+from fastrt.ps.push_clock import Array, Pace, Pending
 from fastrt.ps.spec import Spec
 
 _NORESERVE = 0x4000  # MAP_NORESERVE, which mmap names from Python 3.11 on

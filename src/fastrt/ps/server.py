@@ -23,13 +23,13 @@ from fastrt.durable import StateDirectoryError
 from fastrt.errors import FastrtError, NotFoundError
 from fastrt.net.grpc.trust import Trust
 from fastrt.ps.arrays import pack, unpack
-from fastrt.ps.cut import Cut
+from fastrt.ps.checkpoint_cut import Cut
 from fastrt.ps.dense import DenseShard
 from fastrt.ps.endpoint import Answer, Caller
 from fastrt.ps.errors import TableTimeoutError
 from fastrt.ps.journal import Journal, Written
-from fastrt.ps.moving import Moving
-from fastrt.ps.pace import Array
+from fastrt.ps.migration import Moving
+from fastrt.ps.push_clock import Array
 from fastrt.ps.rows import EmbeddingShard
 from fastrt.ps.spec import Spec
 from fastrt.ps.wire import DATA_BYTES_MAX, Meta

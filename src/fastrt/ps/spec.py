@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastrt._core.tables.embedding import PARTS, ROWS_MAX
-from fastrt.ps import initial, optimizers
+from fastrt.ps import initializers, optimizers
 from fastrt.ps.placement import divide
 
 NanPolicy = Literal["pass", "drop", "raise"]
@@ -41,7 +41,7 @@ class Spec:
     kind: str
     shape: tuple[int, ...]
     optimizer: optimizers.Optimizer
-    init: initial.Initial | None
+    init: initializers.Initial | None
     cuts: tuple[int, ...] = ()
     rows: int | None = None
     capacity: int | None = None
@@ -124,7 +124,7 @@ class Spec:
                 "shape": tuple(found["shape"]),
                 "cuts": tuple(found["cuts"]),
                 "optimizer": optimizers.from_json(found["optimizer"]),
-                "init": None if found["init"] is None else initial.from_json(found["init"]),
+                "init": None if found["init"] is None else initializers.from_json(found["init"]),
             }
         )
 

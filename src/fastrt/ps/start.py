@@ -16,16 +16,16 @@ from fastrt.membership.events import MemberView
 from fastrt.membership.options import MemberEvent
 from fastrt.net.grpc.auth import read_token
 from fastrt.ps.client import Session
-from fastrt.ps.elsewhere import make_distant
 from fastrt.ps.embedding import Embedding
 from fastrt.ps.handles import Background
 from fastrt.ps.head import Head, HeadOptions
-from fastrt.ps.initial import Constant, Initial, Normal
+from fastrt.ps.initializers import Constant, Initial, Normal
 from fastrt.ps.optimizers import SGD, LazyAdam, Optimizer
 from fastrt.ps.placement import divide
+from fastrt.ps.remote_server import make_distant
 from fastrt.ps.spec import NanPolicy, Spec
 from fastrt.ps.table import Table
-from fastrt.tasks.placement import PlacementGroup
+from fastrt.tasks.placement_group import PlacementGroup
 
 Mode = Literal["sync", "async", "ssp"]
 Durability = Literal["none", "process", "power"]

@@ -15,10 +15,10 @@ from fastrt.runtime.nodefile import find_node
 from fastrt.runtime.session import Attached, Runtime, start
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
-from fastrt.store import watch
+from fastrt.store import waiter
 from fastrt.store.client import Store
-from fastrt.tasks import names
-from fastrt.tasks.environment import Environment, environment_of, set_current
+from fastrt.tasks import namespaces
+from fastrt.tasks.runtime_env import Environment, environment_of, set_current
 
 _STORE_BYTES_ANY = 64 << 20  # so that a machine with no room for another store can still use the one it has
 # What programs give to `ray.init` that has no meaning here and changes no result.
@@ -82,7 +82,7 @@ def init(
         about: dict[str, Any] = {"num_workers": num_workers, "object_store_memory": object_store_memory}
         about |= {"resources": resources, "num_gpus": num_gpus}
         which = kind_of(engine, local_mode)
-        space = "" if namespace is None else names.checked("namespace", namespace)
+        space = "" if namespace is None else namespaces.checked("namespace", namespace)
         if which is not None:
             settings |= {"runtime_env": runtime_env} if runtime_env is not None else {}
             settings |= {"namespace": space} if space and which == RAY else {}
@@ -96,7 +96,7 @@ def init(
         _runtime.on_exit = shutdown
         store_client.set_store(_runtime._store)
         if space and _runtime._store is not None:
-            names.note(_runtime._store, space)
+            namespaces.note(_runtime._store, space)
         return _runtime
 
 
@@ -157,6 +157,6 @@ def _forget_after_fork() -> None:
 
 
 store_client.install(start=_start_default)
-watch.install()
+waiter.install()
 os.register_at_fork(after_in_child=_forget_after_fork)
 atexit.register(shutdown)

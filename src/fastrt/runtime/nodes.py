@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Any
 
 from fastrt.config import RESOURCE_PARTS
-from fastrt.store import attach
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
-from fastrt.tasks.demand import INSIDE
+from fastrt.store import join
+from fastrt.tasks.resources import INSIDE
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ def nodes_at(socket_path: str, patient: bool = False) -> list[dict[str, Any]]:
     Raises:
         AttachError: the daemon does not answer.
     """
-    answer = attach.inquire(socket_path, "nodes", patient=patient)
+    answer = join.inquire(socket_path, "nodes", patient=patient)
     return [_about(row, k == 0) for k, row in enumerate([answer["here"], *answer["others"]])]
 
 

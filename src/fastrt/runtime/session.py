@@ -19,10 +19,10 @@ from fastrt._core.memory.segment import Segment
 from fastrt.config import Config
 from fastrt.errors import AttachError, FastrtError
 from fastrt.runtime.processes import Processes
-from fastrt.store import advice, attach, unread
-from fastrt.store.attach import Link
+from fastrt.store import join, unread, warnings
 from fastrt.store.client import Store
-from fastrt.tasks import sites
+from fastrt.store.join import Link
+from fastrt.tasks import call_sites
 
 _SHUTDOWN_S = 10.0
 _DEATHS_MAX, _DEATHS_WITHIN_S = 5, 60.0  # a daemon that dies more often is not started again
@@ -52,10 +52,10 @@ class Runtime:
         self._pid = os.getpid()
         self._store: Store | None
         self._store, self._link = self._join(self._logs if config.log_to_driver else "")
-        advice.configure(config.advice)
+        warnings.configure(config.advice)
         unread.start()
         if config.record_call_sites:
-            sites.start(self._store)
+            call_sites.start(self._store)
         self.session: str = self._store.client.segment.session
         self.object_store_memory: int = arena.room(self._store.client)[2]
         self._leaving = False
@@ -77,7 +77,7 @@ class Runtime:
 
     def _join(self, logs: str = "") -> tuple[Store, Link]:
         name = os.path.basename(sys.argv[0] or "python")
-        client, link = attach.join(self.socket_path, "driver", name, logs=logs)
+        client, link = join.join(self.socket_path, "driver", name, logs=logs)
         client.adopt_job(client.job)
         store = Store(client, self._config.spin_us / 1e6, self._rejoin, self._tell, self._config.store_patience_s)
         store.socket_path = self.socket_path
@@ -181,7 +181,7 @@ class Embedded(Runtime):
             try:
                 self._processes.start_daemon(adopt=segment.name)
                 self._link.close()
-                self._link = attach.rejoin(self.socket_path, logs=self._logs if self._config.log_to_driver else "")
+                self._link = join.rejoin(self.socket_path, logs=self._logs if self._config.log_to_driver else "")
                 if self._leaving:
                     self._link.send(op="bye")  # `close` said it to the dead one
                 return True
@@ -225,7 +225,7 @@ class Attached(Runtime):
         until = time.monotonic() + _COMEBACK_S
         while not self._leaving and time.monotonic() < until:
             try:
-                link = attach.rejoin(self.socket_path, logs=self._logs if self._config.log_to_driver else "")
+                link = join.rejoin(self.socket_path, logs=self._logs if self._config.log_to_driver else "")
             except FastrtError:
                 time.sleep(_COMEBACK_STEP_S)
                 continue
@@ -242,7 +242,7 @@ class Attached(Runtime):
         store.close(keep_slot=True)
         if has_joined and not self._died:
             try:
-                attach.leave(self.socket_path, store.client)
+                join.leave(self.socket_path, store.client)
             except AttachError as exc:
                 if os.path.exists(self.socket_path):  # else the node has ended
                     sys.stderr.write(f"fastrt: tasks of this program go on until its process ends: {exc}\n")
@@ -254,7 +254,7 @@ class Attached(Runtime):
 
     def _has_other_nodes(self) -> bool:
         try:
-            return bool(attach.inquire(self.socket_path, "nodes")["others"])
+            return bool(join.inquire(self.socket_path, "nodes")["others"])
         except (FastrtError, KeyError):
             return False  # the daemon is gone
 

@@ -29,8 +29,8 @@ from fastrt.errors import (
     StaleReferenceError,
     for_users,
 )
-from fastrt.store import advice, mixed, room
 from fastrt.store import engine as engines
+from fastrt.store import mixed, room, warnings
 from fastrt.store import ref as ref_module
 from fastrt.store import serialize as serializer
 from fastrt.store.ref import ObjectRef, kind_of
@@ -78,7 +78,7 @@ class Store:
         self.help_with: Callable[[ObjectRef], bool] | None = None
         self.check_wait: Callable[[], None] | None = None  # raises where a wait for room is not wanted any more
         self.serves = False  # it holds memory for other nodes, as `room.RoomWait` has it
-        self._lone_gets = advice.LoneGets()
+        self._lone_gets = warnings.LoneGets()
         # The index of the task that runs on this thread, the name of a task, and the actor that this process is.
         self.task_here: Callable[[], int | None] = _nothing
         self.task_name: Callable[[int], str] = str

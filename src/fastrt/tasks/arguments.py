@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastrt._core.objects import unread
-from fastrt.store import advice
+from fastrt.store import warnings
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import deserialize, is_large_array, serialize
@@ -41,8 +41,8 @@ def put_large_arrays(store: Store, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _put_array(store: Store, array: Any) -> ObjectRef:
-    if array.nbytes >= advice.LARGE_BYTES:
-        advice.array_passed(array)
+    if array.nbytes >= warnings.LARGE_BYTES:
+        warnings.array_passed(array)
     return store.put(array)
 
 
@@ -62,8 +62,8 @@ def pack(store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[i
     parts = serialize((args, kwargs))
     if parts.nbytes <= RECORD_BYTES_MAX:
         return parts.kind, parts.to_bytes(), deps + parts.refs, len(deps)
-    if parts.nbytes >= advice.LARGE_BYTES:
-        advice.value_passed(parts.nbytes, parts.parts)
+    if parts.nbytes >= warnings.LARGE_BYTES:
+        warnings.value_passed(parts.nbytes, parts.parts)
     return IN_OBJECT, b"", [store.put_serialized(parts), *deps], 1 + len(deps)
 
 

@@ -12,8 +12,8 @@ from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks import names
-from fastrt.tasks.demand import ONE_CPU, Demand, by_name
+from fastrt.tasks import namespaces
+from fastrt.tasks.resources import ONE_CPU, Demand, by_name
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ def _facts(store: Store) -> dict[str, Any]:
         "task_name": None,
         "actor_id": None,
         "actor_name": None,
-        "namespace": names.here(),
+        "namespace": namespaces.here(),
     }
     if actor is not None:
         about = actors.info(client, actor)
-        facts |= {"actor_id": f"{about['object'][0]:016x}", "actor_name": names.split(about["name"])[1] or None}
+        facts |= {"actor_id": f"{about['object'][0]:016x}", "actor_name": namespaces.split(about["name"])[1] or None}
         facts["restarts"] = about["restarts"]
         if about["demand"] is not None:
             facts["assigned_resources"] = _demanded(store, handles.acquire(client, *about["demand"]))

@@ -14,7 +14,7 @@ from typing import Any
 from fastrt._core.objects import functions, handles
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import FunctionNotFoundError, SerializationError
-from fastrt.store import advice
+from fastrt.store import warnings
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize_code
@@ -42,7 +42,7 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> tuple[Objec
     except SerializationError as exc:
         raise SerializationError(f"function {name!r} cannot be sent to workers: {exc}") from exc
     if parts.nbytes > WARN_BYTES:
-        advice.give(
+        warnings.give(
             f"closure {name}",
             f"function {name!r} captures {parts.nbytes >> 20} MiB; put large values once with fastrt.put and pass "
             "the reference",

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastrt.errors import ConfigError
-from fastrt.tasks import special
-from fastrt.tasks.special import Special
+from fastrt.tasks import options as tasks_options
+from fastrt.tasks.options import Special
 
 _SETTINGS = "__fastrt_method__"
 CALL = "__fastrt_call__"  # what every actor has: calls a function with the instance before the other arguments
 _CALL_SIGNATURE = inspect.signature(lambda function, /, *args, **kwargs: None)
-_SPECIAL = ("retry_exceptions", *(name for name in special.OPTIONS if name not in special.OF_FUNCTIONS))
+_SPECIAL = ("retry_exceptions", *(name for name in tasks_options.OPTIONS if name not in tasks_options.OF_FUNCTIONS))
 _OPTIONS = ("num_returns", "concurrency_group", *_SPECIAL)
 RETURNS_MAX = 10_000
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -84,7 +84,7 @@ def method(
     """
     check_options(options)
     if isinstance(num_returns, str):
-        special.check_count(num_returns)
+        tasks_options.check_count(num_returns)
     elif num_returns is not None:
         whole("num_returns", num_returns, 0, RETURNS_MAX)
     if concurrency_group is not None and not isinstance(concurrency_group, str):
@@ -92,7 +92,7 @@ def method(
 
     def mark(function: _F) -> _F:
         settings = {"num_returns": num_returns, **options}
-        special.take(dict(settings), function, method=True)
+        tasks_options.take(dict(settings), function, method=True)
         setattr(function, _SETTINGS, (settings, concurrency_group or ""))
         return function
 
@@ -119,7 +119,7 @@ def methods_of(cls: type, groups: dict[str, int]) -> tuple[MethodPlan, ...]:
             continue
         given, group = getattr(function, _SETTINGS, ({}, ""))
         settings = dict(given)
-        unlike = special.take(settings, function, method=True)
+        unlike = tasks_options.take(settings, function, method=True)
         num_returns = settings.get("num_returns")
         if group and group not in groups:
             raise ConfigError(
@@ -163,7 +163,7 @@ def check_options(options: dict[str, Any]) -> None:
     """
     for name in options:
         if name == "priority":
-            raise TypeError(special.NO_PRIORITY)
+            raise TypeError(tasks_options.NO_PRIORITY)
         if name not in _SPECIAL:
             raise TypeError(f"{name!r} is not an option of methods; there are: {', '.join(_OPTIONS)}")
 

@@ -13,17 +13,18 @@ from fastrt._core.tasks import admission, generators
 from fastrt._core.tasks import submission as submission_core
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import ObjectStoreFullError
-from fastrt.store import advice, namespaces
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
+from fastrt.store import namespaces, warnings
 from fastrt.store.client import Store
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks import arguments, environment, functions, special
-from fastrt.tasks.demand import OPTIONS as DEMAND_OPTIONS
-from fastrt.tasks.demand import Demand, demand_of, export, group_strategy, place_given
-from fastrt.tasks.environment import Environment
-from fastrt.tasks.special import Special
+from fastrt.tasks import arguments, functions, runtime_env
+from fastrt.tasks import options as tasks_options
+from fastrt.tasks.options import Special
+from fastrt.tasks.resources import OPTIONS as DEMAND_OPTIONS
+from fastrt.tasks.resources import Demand, demand_of, export, group_strategy, place_given
+from fastrt.tasks.runtime_env import Environment
 
 _RETURNS_MAX = 10_000
 _RETRIES_MAX = 250  # attempts are counted in one byte of the task's record
@@ -56,7 +57,7 @@ class RemoteFunction:
         self._function = function
         self._num_returns = _checked_int("num_returns", num_returns, 0, _RETURNS_MAX)
         retries = _checked_int("max_retries", max_retries, -1, _RETRIES_MAX)
-        self._max_retries = special.RETRIES_FOREVER if retries == -1 else retries
+        self._max_retries = tasks_options.RETRIES_FOREVER if retries == -1 else retries
         self._flags = core.RETRY_ERRORS if retry_exceptions else 0
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name is {name!r}; it must be text")
@@ -170,7 +171,7 @@ class RemoteFunction:
         if bound is None or bound[0] is not store:
             bound = self._bound = (store, *functions.export(store, self._name, self._function))
             store.users.add(self)
-            environment.bind(self)
+            runtime_env.bind(self)
         return bound
 
     def _send_again(self, watched: functions_core.Watched) -> ObjectRef:
@@ -180,7 +181,7 @@ class RemoteFunction:
         self._times_sent_again += 1
         if watching is not None and self._times_sent_again >= _SENT_AGAIN_MAX:
             self._bound = (store, function_ref, None)
-            advice.give(
+            warnings.give(
                 f"sent again {self._name}",
                 f"remote function {self._name!r} was sent {_SENT_AGAIN_MAX} times because the global {name!r} that it "
                 "names was assigned between calls; later assignments are not sent; pass the value as an argument",
@@ -189,17 +190,17 @@ class RemoteFunction:
 
     def _heir(self) -> RemoteFunction:
         """This function as it is submitted here: it inherits the environment that this process is in."""
-        here = environment.current()
+        here = runtime_env.current()
         if here is None:
             return self
         if self._inherits is None or self._inherits[0] is not here:
             own, settings = self._environment(), self._settings()
-            wanted, group = environment.inherited(own), environment.captured()
+            wanted, group = runtime_env.inherited(own), runtime_env.captured()
             if group is not None and not place_given(settings):
                 settings["scheduling_strategy"] = group
             elif wanted == own:
                 settings = {}
-            heir = make(**{**settings, environment.OPTION: wanted}) if settings else self
+            heir = make(**{**settings, runtime_env.OPTION: wanted}) if settings else self
             self._inherits = (here, heir)
         return self._inherits[1]
 
@@ -214,14 +215,14 @@ class RemoteFunction:
         return {
             "function": self._function,
             "num_returns": self._num_returns,
-            "max_retries": -1 if self._max_retries == special.RETRIES_FOREVER else self._max_retries,
+            "max_retries": -1 if self._max_retries == tasks_options.RETRIES_FOREVER else self._max_retries,
             "retry_exceptions": bool(self._flags & core.RETRY_ERRORS),
             "name": self._name,
         }
 
 
 class DemandingFunction(RemoteFunction):
-    """A remote function whose tasks demand more than a worker: see `fastrt.tasks.demand`."""
+    """A remote function whose tasks demand more than a worker: see `fastrt.tasks.resources`."""
 
     def __init__(self, demand: Demand | None, given: dict[str, Any], **settings: Any) -> None:
         super().__init__(**settings)
@@ -275,7 +276,7 @@ class DemandingFunction(RemoteFunction):
 
 
 class SpecialFunction(DemandingFunction):
-    """A remote function whose tasks are special: see `fastrt.tasks.special`; they may demand something, too."""
+    """A remote function whose tasks are special: see `fastrt.tasks.options`; they may demand something, too."""
 
     def __init__(self, special: Special, demand: Demand | None, given: dict[str, Any], **settings: Any) -> None:
         super().__init__(demand, {**given, **dict(special.given)}, **settings)
@@ -298,7 +299,7 @@ class SpecialFunction(DemandingFunction):
 
     def _bind(self) -> Bound:
         bound = super()._bind()
-        self._policy_ref = special.export(bound[0], self._special.policy)
+        self._policy_ref = tasks_options.export(bound[0], self._special.policy)
         return bound
 
     def forget(self) -> None:
@@ -318,9 +319,9 @@ def _kind_of(settings: dict[str, Any]) -> tuple[type[RemoteFunction], dict[str, 
     settings = dict(settings)
     given = {name: settings.pop(name) for name in DEMAND_OPTIONS if name in settings}
     demand = demand_of(given)
-    around = environment.environment_of(settings.get(environment.OPTION))
-    settings[environment.OPTION] = environment.grouped(around, group_strategy(given))
-    unlike = special.take(settings, settings.get("function"))
+    around = runtime_env.environment_of(settings.get(runtime_env.OPTION))
+    settings[runtime_env.OPTION] = runtime_env.grouped(around, group_strategy(given))
+    unlike = tasks_options.take(settings, settings.get("function"))
     if unlike is not None:
         return SpecialFunction, {"special": unlike, "demand": demand, "given": given, **settings}
     if demand is not None:
@@ -378,7 +379,7 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
 
 
 _COMMON = ("num_returns", "max_retries", "retry_exceptions", "name")
-_OPTIONS = (*_COMMON, *DEMAND_OPTIONS, *special.OPTIONS, environment.OPTION)
+_OPTIONS = (*_COMMON, *DEMAND_OPTIONS, *tasks_options.OPTIONS, runtime_env.OPTION)
 
 
 def _check_options(options: dict[str, Any]) -> None:

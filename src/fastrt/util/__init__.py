@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastrt.tasks.handle import list_named_actors
+from fastrt.tasks.actor_handle import list_named_actors
 
 # Not when it is first used: the function has its module's name, which would take its place here.
 from fastrt.util.placement_group import (

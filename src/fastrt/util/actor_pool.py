@@ -10,7 +10,7 @@ from fastrt._core.tasks import actors
 from fastrt.errors import ActorDiedError, GetTimeoutError
 from fastrt.store import client as store_client
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks.handle import ActorHandle
+from fastrt.tasks.actor_handle import ActorHandle
 
 # Called with an actor and a value: it makes one call and returns its reference, or a list of references.
 Submit = Callable[[Any, Any], Any]

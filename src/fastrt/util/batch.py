@@ -15,7 +15,7 @@ from fastrt._core.objects import handles, unread
 from fastrt.errors import FastrtError, GetTimeoutError, TaskCancelledError, TaskError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.store.watch import when_ready
+from fastrt.store.waiter import when_ready
 from fastrt.util.calls import as_raised, withdraw
 
 

@@ -14,7 +14,7 @@ from fastrt._core.objects import pending
 from fastrt.errors import FastrtError, GetTimeoutError, TaskCancelledError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.store.watch import when_ready
+from fastrt.store.waiter import when_ready
 from fastrt.tasks.cancel import cancel_in
 from fastrt.util.calls import as_raised, withdraw
 

@@ -1,6 +1,6 @@
 """Placement groups under the names that Ray gives them: `from fastrt.util.placement_group import placement_group`."""
 
-from fastrt.tasks.placement import (
+from fastrt.tasks.placement_group import (
     PlacementGroup,
     get_current_placement_group,
     get_placement_group,

@@ -22,8 +22,8 @@ from fastrt.store import client as store_client
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import deserialize, serialize
-from fastrt.tasks.actor import ActorClass
-from fastrt.tasks.handle import ActorHandle, check_session, kill, plan_of
+from fastrt.tasks.actor_class import ActorClass
+from fastrt.tasks.actor_handle import ActorHandle, check_session, kill, plan_of
 
 Empty, Full = queue.Empty, queue.Full
 

@@ -25,10 +25,10 @@ from fastrt.errors import ActorDiedError, format_user_traceback
 from fastrt.folders import private_folder, replace_private
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks.handle import ActorPlan
-from fastrt.tasks.leaving import ActorLeaves
+from fastrt.tasks.actor_handle import ActorPlan
+from fastrt.tasks.exit_actor import ActorLeaves
 from fastrt.tasks.method import MethodPlan, bound_method
-from fastrt.worker import environment, special
+from fastrt.worker import environments, special
 from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, is_exit, run_exit_functions
 from fastrt.worker.main import Worker, end_child
@@ -154,7 +154,7 @@ class ActorWorker(Worker):
             self._load_plan()
             self.native_threads.for_actor(self.plan.demand, self.plan.environment)
             if self.plan.environment is not None:
-                environment.apply(self.plan.environment)
+                environments.apply(self.plan.environment)
         except Exception as exc:
             return f"its process could not be prepared: {exc}"
         try:

@@ -22,7 +22,7 @@ from fastrt._core.tasks import actors
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import ActorDiedError, FastrtError
-from fastrt.tasks.leaving import LEFT, ActorLeaves
+from fastrt.tasks.exit_actor import LEFT, ActorLeaves
 from fastrt.worker import special
 from fastrt.worker.ending import is_exit
 

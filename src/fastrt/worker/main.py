@@ -25,11 +25,11 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import arguments
 from fastrt.tasks.functions import FunctionCache
-from fastrt.tasks.special import Policy
+from fastrt.tasks.options import Policy
 from fastrt.worker import special
-from fastrt.worker.clock import Clock
+from fastrt.worker.alarms import Clock
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, run_exit_functions
-from fastrt.worker.environment import Rooms
+from fastrt.worker.environments import Rooms
 from fastrt.worker.native_threads import NativeThreads
 
 _SCALARS = 1  # the kind of arguments that the core reads by itself

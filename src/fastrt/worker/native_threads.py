@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.tasks import admission
-from fastrt.tasks.demand import Demand, cpus_of
+from fastrt.tasks.resources import Demand, cpus_of
 
 if TYPE_CHECKING:
     from fastrt.store.client import Store
     from fastrt.store.ref import ObjectRef
-    from fastrt.tasks.environment import Environment
+    from fastrt.tasks.runtime_env import Environment
 
 VARIABLE = "OMP_NUM_THREADS"
 _OF_BLAS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")

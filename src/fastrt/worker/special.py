@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastrt.store.client import Store
     from fastrt.store.ref import ObjectRef
     from fastrt.tasks.functions import FunctionCache
-    from fastrt.tasks.special import Policy
+    from fastrt.tasks.options import Policy
     from fastrt.worker.main import Worker
 
 _PATIENCE_S = 0.01  # a generator that has to wait for longer gives its place to another worker

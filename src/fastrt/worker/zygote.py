@@ -235,7 +235,7 @@ def _become_independent(title: str, descriptors: int) -> None:
 
 def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int | None) -> int:
     """In the forked child: join the session and run tasks, or an actor; return the exit code."""
-    from fastrt.store import advice, attach, client, namespaces, unread
+    from fastrt.store import client, join, namespaces, unread, warnings
     from fastrt.worker.actor import ActorWorker
     from fastrt.worker.ending import WORKER_LIMIT_S, Ending
     from fastrt.worker.main import Worker
@@ -244,14 +244,14 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     _become_independent("fastrt-worker" if actor is None else "fastrt-actor", session["descriptors"])
     out, err = _open_outputs(out_fd, err_fd)
     _reseed()
-    core_client, link = attach.join(session["socket"], "worker" if actor is None else "actor", f"worker-{os.getpid()}")
-    daemon = attach.Lasting(session["socket"], link)
+    core_client, link = join.join(session["socket"], "worker" if actor is None else "actor", f"worker-{os.getpid()}")
+    daemon = join.Lasting(session["socket"], link)
 
     def rejoin() -> client.Store:
         # The connection stays open as long as the core's attachment: the daemon watches the process, not the socket.
-        tool, own = attach.join(session["socket"], "child", f"child of worker {os.getppid()}")
+        tool, own = join.join(session["socket"], "child", f"child of worker {os.getppid()}")
         forked = client.Store(
-            tool, session["spin_s"], rejoin, attach.Lasting(session["socket"], own).send, session["patience_s"]
+            tool, session["spin_s"], rejoin, join.Lasting(session["socket"], own).send, session["patience_s"]
         )
         forked.socket_path = session["socket"]
         return forked
@@ -261,11 +261,11 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     client.set_store(store)
     namespaces.share()
     unread.start()
-    advice.configure(session["advice"])
+    warnings.configure(session["advice"])
     if session["call_sites"]:
-        from fastrt.tasks import sites
+        from fastrt.tasks import call_sites
 
-        sites.start(store)
+        call_sites.start(store)
 
     def told_to_stop() -> bool:
         try:

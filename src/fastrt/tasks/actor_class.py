@@ -20,11 +20,12 @@ from fastrt.store import namespaces
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
-from fastrt.tasks import environment, functions, names
-from fastrt.tasks.demand import demand_of_actor, export, group_strategy, place_given
-from fastrt.tasks.handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, retries_of
+from fastrt.tasks import functions, runtime_env
+from fastrt.tasks import namespaces as tasks_namespaces
+from fastrt.tasks.actor_handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, retries_of
 from fastrt.tasks.method import MethodPlan, constructor_of, methods_of, whole
-from fastrt.tasks.special import NO_PRIORITY
+from fastrt.tasks.options import NO_PRIORITY
+from fastrt.tasks.resources import demand_of_actor, export, group_strategy, place_given
 
 CONCURRENCY_MAX = 100_000
 ASYNC_CONCURRENCY = 1000  # of an actor with coroutine methods, unless said otherwise
@@ -44,7 +45,7 @@ _DEFAULTS: dict[str, Any] = {
     "resources": None,
     "scheduling": None,
     "scheduling_strategy": None,
-    environment.OPTION: None,
+    runtime_env.OPTION: None,
 }
 
 
@@ -59,7 +60,7 @@ class ActorClass:
             )
         self.cls = cls
         self._options = {**_DEFAULTS, **_checked(options)}
-        self._options[environment.OPTION] = environment.environment_of(self._options[environment.OPTION])
+        self._options[runtime_env.OPTION] = runtime_env.environment_of(self._options[runtime_env.OPTION])
         self._demand = demand_of_actor(self._options)
         self._constructor: MethodPlan | None = None  # read at the first use: a class being unpickled is still empty
         # The session, the class's object in it, and what says that this object is out of date.
@@ -134,12 +135,12 @@ class ActorClass:
         concurrency = options["max_concurrency"]
         if concurrency is None:
             concurrency = ASYNC_CONCURRENCY if any(which.is_async for which in methods) else 1
-        group, demand = environment.captured(), self._demand
+        group, demand = runtime_env.captured(), self._demand
         if group is None or place_given(options):
             group = group_strategy(options)
         else:
             demand = demand_of_actor({**options, "scheduling_strategy": group})
-        around = environment.grouped(environment.inherited(options[environment.OPTION]), group)
+        around = runtime_env.grouped(runtime_env.inherited(options[runtime_env.OPTION]), group)
         wanted = None if demand is None else export(store, demand)
         plan = ActorPlan(
             self.cls.__name__,
@@ -150,12 +151,12 @@ class ActorClass:
             retries_of(options["max_task_retries"]),
             concurrency,
             groups,
-            names.inside(names.here(), around),
+            tasks_namespaces.inside(tasks_namespaces.here(), around),
             demand=wanted,
         )
         ref = store.put_serialized(serialize(plan))
         detached = options["lifetime"] == "detached"
-        name = names.stored(options["name"], options["namespace"]) if options["name"] else ""
+        name = tasks_namespaces.stored(options["name"], options["namespace"]) if options["name"] else ""
         taken = bool(name) and find_elsewhere(store, name) is not None
         if not taken:
             restarts = options["max_restarts"]
@@ -182,7 +183,7 @@ class ActorClass:
 
 def taken_error(whole: str) -> NameTakenError:
     """The error where another actor has a name."""
-    space, name = names.split(whole)
+    space, name = tasks_namespaces.split(whole)
     where = f"namespace {space!r} of this session" if space else "this session"
     return NameTakenError(f"an actor with the name {name!r} lives in {where} already; choose another name")
 
@@ -216,9 +217,9 @@ def _check_option(name: str, value: Any) -> None:
         if value not in ("detached", "non_detached"):
             raise ValueError(f"lifetime is {value!r}; it must be 'detached', 'non_detached' or None")
     elif name == "name":
-        names.stored(value, "")
+        tasks_namespaces.stored(value, "")
     elif name == "namespace":
-        names.checked(name, value)
+        tasks_namespaces.checked(name, value)
     elif name == "get_if_exists":
         if not isinstance(value, bool):
             raise TypeError(f"get_if_exists is {value!r}; it must be True or False")

@@ -19,7 +19,7 @@ from fastrt.ps.journal import MemoryMedium
 
 _log = logging.getLogger(__name__)
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_MODULE = "fastrt.ps.process"
+_MODULE = "fastrt.ps.server_main"
 _DEATHS_MAX, _DEATHS_S = 10, 30.0
 END_S = 10.0
 _AGAIN = "ends again and again; its error output says why"

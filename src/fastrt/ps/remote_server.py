@@ -19,13 +19,13 @@ from typing import Any
 from fastrt.errors import ConfigError, FastrtError, NotInitializedError
 from fastrt.net.grpc.trust import trust_of
 from fastrt.ps.endpoint import Caller
-from fastrt.ps.processes import END_S, ServerProcess
-from fastrt.ps.refusals import raise_refusal
+from fastrt.ps.remote_errors import raise_refusal
+from fastrt.ps.server_process import END_S, ServerProcess
 from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
 from fastrt.store import client as store_client
-from fastrt.tasks.actor import ActorClass
-from fastrt.tasks.handle import kill
-from fastrt.tasks.placement import PlacementGroup, PlacementGroupSchedulingStrategy
+from fastrt.tasks.actor_class import ActorClass
+from fastrt.tasks.actor_handle import kill
+from fastrt.tasks.placement_group import PlacementGroup, PlacementGroupSchedulingStrategy
 
 _log = logging.getLogger(__name__)
 _DIAL_S = 20.0

@@ -4,7 +4,7 @@ import pytest
 
 import fastrt
 from fastrt.errors import ActorNotFoundError, NameTakenError
-from fastrt.tasks import names
+from fastrt.tasks import namespaces
 
 SOON_S = 30.0
 
@@ -99,10 +99,10 @@ def test_what_cannot_be_a_name_or_a_namespace_is_refused():
         (lambda: Named.options(name="a\x1eb"), ValueError, "must not have the characters"),
         (lambda: fastrt.get_actor("n", namespace="\x1f"), ValueError, "must not have the characters"),
         (lambda: Named.options(name=""), ValueError, "0 bytes"),
-        (lambda: names.stored("n" * 40, "s" * 40), ValueError, "82 bytes"),
+        (lambda: namespaces.stored("n" * 40, "s" * 40), ValueError, "82 bytes"),
         (lambda: fastrt.init(1, "64MiB", namespace=5), TypeError, "namespace is 5"),
     ):
         with pytest.raises(error, match=words):
             call()
     assert not fastrt.is_initialized()
-    assert names.split(names.stored("n", "s")) == ("s", "n")
+    assert namespaces.split(namespaces.stored("n", "s")) == ("s", "n")

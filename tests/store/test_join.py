@@ -8,7 +8,7 @@ import pytest
 
 import fastrt
 from fastrt.errors import AttachError
-from fastrt.store.attach import Link, answers, join, listen
+from fastrt.store.join import Link, answers, join, listen
 
 
 @pytest.fixture

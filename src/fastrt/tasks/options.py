@@ -17,9 +17,9 @@ from fastrt.errors import ObjectStoreFullError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, deserialize, serialize
-from fastrt.tasks import names
-from fastrt.tasks.environment import OPTION as ENVIRONMENT
-from fastrt.tasks.environment import Environment, environment_of
+from fastrt.tasks import namespaces
+from fastrt.tasks.runtime_env import OPTION as ENVIRONMENT
+from fastrt.tasks.runtime_env import Environment, environment_of
 
 STREAMING = "streaming"
 DYNAMIC = "dynamic"
@@ -239,7 +239,7 @@ def carried(store: Store, task: int, job: int) -> bytes:
     """
     ref = core_submission.policy_of(store.client, task)
     data = b"" if ref is None else bytes(store.read(ref)[2])  # as it is: its types may be unknown here
-    namespace = names.of_job(store, job) if job else ""
+    namespace = namespaces.of_job(store, job) if job else ""
     return serialize(_Carried(data, namespace)).to_bytes() if namespace else data
 
 
@@ -256,7 +256,7 @@ class _Carried:
 
 def _read_carried(data: bytes, namespace: str) -> Policy:
     policy: Policy = deserialize(PICKLE, data, []) if data else Policy()
-    return replace(policy, environment=names.inside(namespace, policy.environment))
+    return replace(policy, environment=namespaces.inside(namespace, policy.environment))
 
 
 def _limit_of(given: dict[str, Any]) -> int:

@@ -16,8 +16,8 @@ from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.actors import NAME_BYTES_MAX
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
-from fastrt.tasks import environment
-from fastrt.tasks.environment import Environment
+from fastrt.tasks import runtime_env
+from fastrt.tasks.runtime_env import Environment
 
 _MARK = "\x1e"
 
@@ -40,7 +40,7 @@ def checked(what: str, value: Any) -> str:
 
 def here() -> str:
     """The namespace of the code that runs here."""
-    now = environment.current()
+    now = runtime_env.current()
     if now is not None and now.namespace is not None:
         return now.namespace
     store = store_client.current()

@@ -18,15 +18,15 @@ from typing import Any
 from fastrt._core.tasks import actors, admission
 from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
 from fastrt.errors import ConfigError, FastrtError, NameTakenError, NotFoundError
-from fastrt.store import attach
 from fastrt.store import client as store_client
+from fastrt.store import join
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
-from fastrt.tasks import environment, functions
-from fastrt.tasks.demand import CPU, GPU, Amounts, Demand, Group, export, in_words, parts_of, within
-from fastrt.tasks.handle import GROUP_NAME, ActorPlan, find_elsewhere, kill_in
-from fastrt.tasks.special import RETRIES_FOREVER
+from fastrt.tasks import functions, runtime_env
+from fastrt.tasks.actor_handle import GROUP_NAME, ActorPlan, find_elsewhere, kill_in
+from fastrt.tasks.options import RETRIES_FOREVER
+from fastrt.tasks.resources import CPU, GPU, Amounts, Demand, Group, export, in_words, parts_of, within
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _KNOWN_S = 2.0  # in which every node of the cluster is known
@@ -191,7 +191,7 @@ def remove_placement_group(group: PlacementGroup) -> None:
         with contextlib.suppress(NotFoundError):  # it went with its node
             store.get(_there(store, group, remove_placement_group))
         return
-    attach.inquire(store.socket_path, "remove_group", patient=True, group=group.id)
+    join.inquire(store.socket_path, "remove_group", patient=True, group=group.id)
     _kept.pop(group.id, None)
 
 
@@ -211,7 +211,7 @@ def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]
         with contextlib.suppress(NotFoundError):
             told: dict[str, Any] = store.get(_there(store, group, placement_group_table))
             return told
-    rows = attach.inquire(store.socket_path, "groups", patient=True)["groups"]
+    rows = join.inquire(store.socket_path, "groups", patient=True)["groups"]
     found = {row["placement_group_id"]: _row(row) for row in rows}
     if group is None:
         return found
@@ -241,7 +241,7 @@ def get_current_placement_group() -> PlacementGroup | None:
     Source:
         The semantics of `ray.util.get_current_placement_group`.
     """
-    here = environment.current()
+    here = runtime_env.current()
     return None if here is None or here.strategy is None else here.strategy.placement_group
 
 
@@ -312,7 +312,7 @@ def _there(store: Store, group: PlacementGroup, function: Callable[[PlacementGro
     from fastrt.tasks.remote import make
 
     until = time.monotonic() + _KNOWN_S
-    while group.session not in [row[0] for row in attach.inquire(store.socket_path, "nodes", patient=True)["others"]]:
+    while group.session not in [row[0] for row in join.inquire(store.socket_path, "nodes", patient=True)["others"]]:
         if time.monotonic() > until:
             raise NotFoundError(f"placement group {group.id} was made on node {group.session}, which is lost")
         threading.Event().wait(_LOOK_S)

@@ -19,17 +19,18 @@ from fastrt._core.tasks import actors, calls, generators
 from fastrt._core.tasks import submission as submission_core
 from fastrt._core.tasks import tasks as core
 from fastrt.errors import ActorDiedError, ActorNotFoundError, AttachError, ObjectStoreFullError, StaleReferenceError
-from fastrt.store import attach
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
+from fastrt.store import join
 from fastrt.store.client import Store
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks import arguments, names, special
-from fastrt.tasks.environment import Environment
-from fastrt.tasks.leaving import OWN, OwnMethod
+from fastrt.tasks import arguments, namespaces
+from fastrt.tasks import options as tasks_options
+from fastrt.tasks.exit_actor import OWN, OwnMethod
 from fastrt.tasks.method import CALL, RETURNS_MAX, MethodPlan, check_options, whole
-from fastrt.tasks.special import Special
+from fastrt.tasks.options import Special
+from fastrt.tasks.runtime_env import Environment
 
 _FIND_TRIES = 3
 GROUP_NAME = "\x1fgroup "  # before the names of placement groups, whose records lie among the actors'
@@ -138,7 +139,7 @@ class ActorMethod:
             whole("num_returns", num_returns, 0, RETURNS_MAX)
         settings = {**(dict(self._special.given) if self._special is not None else {}), **options}
         settings["num_returns"] = settings.get("num_returns", self._num_returns) if num_returns is None else num_returns
-        unlike = special.take(settings, None, method=True)
+        unlike = tasks_options.take(settings, None, method=True)
         which = self._plan if concurrency_group is None else self._whose.in_group(self._plan, concurrency_group)
         return method_of(self._ref, self._whose, which, settings["num_returns"], retries, unlike)
 
@@ -211,7 +212,7 @@ class ActorMethod:
 
 
 class SpecialMethod(ActorMethod):
-    """A method whose calls are special: see `fastrt.tasks.special`."""
+    """A method whose calls are special: see `fastrt.tasks.options`."""
 
     __slots__ = ("_policy_ref", "_special")
 
@@ -263,7 +264,7 @@ class SpecialMethod(ActorMethod):
 
     def _bind(self) -> Store:
         store = super()._bind()
-        self._policy_ref = special.export(store, self._special.policy)
+        self._policy_ref = tasks_options.export(store, self._special.policy)
         return store
 
     def forget(self) -> None:
@@ -470,7 +471,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     Source:
         The semantics of `ray.get_actor`.
     """
-    whole = names.stored(name, namespace)
+    whole = namespaces.stored(name, namespace)
     other = engines.current()
     if other is not None:
         found: ActorHandle = other.get_actor(name, namespace)
@@ -486,7 +487,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 
 def not_found(name: str, namespace: str | None, there: list[dict[str, str]]) -> ActorNotFoundError:
     """The error where no actor has a name, and others have these."""
-    space = names.here() if namespace is None else namespace
+    space = namespaces.here() if namespace is None else namespace
     inside = ", ".join(row["name"] for row in there if row["namespace"] == space) or "none"
     where = f"namespace {space!r} of this session" if space else "this session"
     others = sorted({row["namespace"] for row in there if row["namespace"] != space and row["name"] == name})
@@ -509,7 +510,7 @@ def find_elsewhere(store: Store, name: str) -> ObjectRef | None:
 def _ask_cluster(store: Store, name: str) -> dict[str, Any]:
     try:
         if store.socket_path:
-            return attach.inquire(store.socket_path, "find_actor", patient=True, name=name)
+            return join.inquire(store.socket_path, "find_actor", patient=True, name=name)
     except AttachError:  # its uplink has just died, and does not answer
         pass
     return {"names": [], "objref": 0}
@@ -528,7 +529,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
         return other.list_named_actors(all_namespaces)
     store = store_client.require()
     found = {*actors.names(store.client), *_ask_cluster(store, "")["names"]}
-    return names.listed([whole for whole in found if not whole.startswith(GROUP_NAME)], all_namespaces)
+    return namespaces.listed([whole for whole in found if not whole.startswith(GROUP_NAME)], all_namespaces)
 
 
 def class_name(store: Store, index: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 import fastrt
 from fastrt.errors import ActorDiedError, ConfigError, TaskCancelledError, TaskError
-from fastrt.tasks.environment import Environment, environment_of
+from fastrt.tasks.runtime_env import Environment, environment_of
 
 SOON_S = 30.0
 NAME = "FASTRT_TEST_ENVIRONMENT"

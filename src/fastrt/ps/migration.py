@@ -17,8 +17,8 @@ from fastrt.ps.dense import DenseShard
 from fastrt.ps.endpoint import Answer, Caller
 from fastrt.ps.errors import CheckpointError
 from fastrt.ps.journal import read, write_all
-from fastrt.ps.pace import Array
-from fastrt.ps.refusals import raise_refusal
+from fastrt.ps.push_clock import Array
+from fastrt.ps.remote_errors import raise_refusal
 from fastrt.ps.rows import EmbeddingShard, restricted
 from fastrt.ps.spec import Spec
 from fastrt.ps.wire import VERSION, Meta, dial

@@ -21,7 +21,7 @@ from fastrt.net.grpc.channel import open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity
 from fastrt.observe import profile
-from fastrt.runtime.bridge import exported
+from fastrt.runtime.ray_bridge import exported
 from fastrt.scheduler import SchedulerClient
 from fastrt.scheduler.client import SchedulerError
 from fastrt.transfer import obj
@@ -154,7 +154,9 @@ def test_many_calls_go_to_both_nodes(runtime, client, wait_until, tmp_path):
 
 
 def test_killed_bridge_is_replaced_and_known_again(runtime, client, wait_until):
-    (bridge,) = [p for p in psutil.Process(runtime.head.pid).children() if "runtime.bridge" in " ".join(p.cmdline())]
+    (bridge,) = [
+        p for p in psutil.Process(runtime.head.pid).children() if "runtime.ray_bridge" in " ".join(p.cmdline())
+    ]
     bridge.kill()
     (again,) = submit(client, "square", 9)
     assert fetch(runtime, wait_until, again).int_data.data == 81

@@ -7,8 +7,8 @@ import pytest
 
 import fastrt
 from fastrt.errors import ConfigError, UnsupportedError
-from fastrt.tasks import environment
-from fastrt.tasks.environment import environment_of
+from fastrt.tasks import runtime_env
+from fastrt.tasks.runtime_env import environment_of
 
 SOON_S = 30.0
 NAME = "FASTRT_TEST_ENVIRONMENT"
@@ -144,7 +144,7 @@ def test_job_has_a_default_that_nothing_in_this_process_notices(whole, tmp_path)
         assert get(Plain.remote().look.remote()) == ("a", desk, 1)
         assert get(next(steps.remote(1)))[:2] == ("a", desk)
         assert (os.environ.get(NAME), os.getcwd(), list(sys.path)) == here
-    assert environment.current() is None
+    assert runtime_env.current() is None
     with fastrt.init(1, "64MiB"):
         assert get(look.remote())[0] is None
         check_other_modules_of_the_same_name(whole, tmp_path)

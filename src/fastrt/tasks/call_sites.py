@@ -21,8 +21,8 @@ from fastrt.folders import open_private, private_folder
 from fastrt.store.client import Store
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
-from fastrt.tasks.actor import ActorClass
-from fastrt.tasks.handle import ActorHandle, ActorMethod
+from fastrt.tasks.actor_class import ActorClass
+from fastrt.tasks.actor_handle import ActorHandle, ActorMethod
 from fastrt.tasks.remote import RemoteFunction
 
 _PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

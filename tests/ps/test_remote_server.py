@@ -20,7 +20,7 @@ import fastrt
 from fastrt import ps
 from fastrt.errors import ActorDiedError, ConfigError, FastrtError
 from fastrt.node.daemon import sweep_sessions
-from fastrt.ps.elsewhere import Keeper
+from fastrt.ps.remote_server import Keeper
 
 F = np.float32
 

@@ -20,9 +20,9 @@ from fastrt._core.tasks import tasks as core
 from fastrt.errors import ConfigError
 from fastrt.store import namespaces
 from fastrt.store.client import Store
-from fastrt.tasks import environment as environments
-from fastrt.tasks.environment import Environment
+from fastrt.tasks import runtime_env as environments
 from fastrt.tasks.functions import FunctionCache
+from fastrt.tasks.runtime_env import Environment
 
 _ROOMS_MAX = 16  # environments whose modules and functions a worker keeps
 

@@ -34,7 +34,7 @@ _TOKEN = "token"  # in the session's folder
 # gRPC takes TLS 1.2 too and has no option against it. The identity's certificates have EC keys, so TLS 1.2 finds no
 # suite where the only one is for RSA keys. The suites of 1.3 are fixed. It suits processes without other certificates.
 _TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES128-GCM-SHA256"}
-_MODULES = {"head": "fastrt.cluster.head", "uplink": "fastrt.cluster.uplink", "store": "fastrt.runtime.bridge"}
+_MODULES = {"head": "fastrt.cluster.head", "uplink": "fastrt.cluster.uplink", "store": "fastrt.runtime.ray_bridge"}
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Node:
             kept = None if options.state_dir is None else str(options.state_dir / name)
             settings |= {"kind": name, "job": options.job, "state_dir": kept}
             settings |= {"accept_loss": options.accept_loss and name not in self._children}  # of the first start only
-        module = _MODULES.get(name, "fastrt.runtime.served")
+        module = _MODULES.get(name, "fastrt.runtime.side_services")
         env = _TLS_1_3 if name in ("head", "uplink") else {}
         child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s, **env)
         self._children[name] = child
