@@ -108,7 +108,7 @@ cdef int _submit(frt_ctx *x, uint32_t dep) noexcept nogil:
     a32_store_rlx(&x.entries[i].task, t + 1)
     links_count(x, slots + 1, 1, &task.flags, FRT_TASK_COUNTED)
     x.refs_held[i] = 1
-    a64_or_sc(frt_refs(x, i) + x.me_word, x.me_bit)
+    a64_or_sc(frt_mine(x, i, FRT_REFS), x.me_bit)
     a64_store_rel(frt_state(x, i), frt_word(FRT_OBJ_PENDING, 0, frt_word_gen(a64_load_rlx(frt_state(x, i)))))
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING, x.me, frt_word_gen(x.task_words[t])))
     links_wait(x, t)
