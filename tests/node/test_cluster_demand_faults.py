@@ -1,7 +1,9 @@
 """Tasks with demands in flight while processes and nodes of their cluster are killed."""
 
 import fcntl
+import io
 import os
+import sys
 import threading
 
 import pytest
@@ -74,15 +76,16 @@ def test_next_head_knows_all_nodes_and_what_is_in_use_there(pair, start, tmp_pat
     assert fastrt.get(held, timeout=30) == 1
 
 
-def test_what_no_node_has_is_told_and_waits_for_a_node_that_has_it(pair, start, wait_until, capsys):
+def test_what_no_node_has_is_told_and_waits_for_a_node_that_has_it(pair, start, wait_until, monkeypatch):
     @fastrt.remote(num_gpus=2, name="needs_two")
     def needs_two():
         return 2
 
+    heard = io.StringIO()  # capsys loses what another thread writes while it is read
+    monkeypatch.setattr(sys, "stderr", heard)
     refs = [needs_two.remote() for _ in range(3)]
-    heard = []
-    wait_until(lambda: heard.append(capsys.readouterr().err) or "needs_two" in "".join(heard), "a warning", 20)
-    words = "".join(heard)
+    wait_until(lambda: "needs_two" in heard.getvalue(), "a warning", 20)
+    words = heard.getvalue()
     assert "demands CPU 1, GPU 2, which no node has (one: CPU 1; two: CPU 2, GPU 1); it waits" in words
     assert fastrt.wait(refs, timeout=0.2)[0] == []
     start("--address", pair[0].head, "--name", "three", "--num-workers", "1", "--resources", '{"GPU": 2}')
