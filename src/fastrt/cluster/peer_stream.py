@@ -536,7 +536,7 @@ class Exchange:
             self.streams.stop(message.objref)
 
     def tidy(self, needed: set[int]) -> None:
-        """Give up what nobody here uses: functions, and objects of the other node's without a stand-in in `needed`."""
+        """Release unused functions, and unused objects of the peer; not those with a stand-in in `needed`."""
         self.functions.tidy()
         for objref, standin in self.references.given_up(needed | self.arrivals.named(), self.away.is_used):
             self.away.given_up(standin.ref.objref)

@@ -1,1 +1,1 @@
-"""What fastrt speaks over the network."""
+"""Network protocols: servers, channels, identities and their proofs."""

@@ -1,9 +1,9 @@
 """`fastrt.util.Queue`: a first-in, first-out queue that any process of the node can put into and get from.
 
 Small values go straight through shared memory, see `_core/objects/fifo.pyx`. Large ones, and those that contain
-references, go into the store; somebody must hold them there while they wait in the queue, as well as the memory of the
-queue itself, when it has grown. That is the keeper: an actor without which no value moves slower, and with whose last
-handle all of it goes.
+references, go into the store. The keeper, an actor, holds them there while they wait in the queue, as well as the
+memory of the queue itself when it has grown. Small values do not involve the keeper. When its last handle is gone, the
+queue and its values are released.
 """
 
 from __future__ import annotations
