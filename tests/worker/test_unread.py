@@ -74,20 +74,27 @@ fastrt.wait([at_end], timeout=20)
 
 def test_errors_of_actors_that_are_not_waited_for_are_printed(errors_of):
     text = errors_of("""
+from fastrt._core.tasks import actors
+from fastrt.store.client import require
+
+def record(index):
+    return actors.info(require().client, index)
+
 actor = Actor.remote()
 actor.fail.remote()
 fastrt.get(actor.stay.remote(0))
-Actor.remote(True)
-named = Actor.remote(True)
+dropped = Actor.remote(True)
+index = actors.index_of(require().client, dropped._actor_ref)
+del dropped
+while record(index)["state"] != actors.EMPTY:
+    threading.Event().wait(0.005)
+held_until_exit = Actor.remote(True)
+index = actors.index_of(require().client, held_until_exit._actor_ref)
+while record(index)["ended"] != actors.FAILED:
+    threading.Event().wait(0.005)
 other = Actor.remote()
 held = other.die.remote()
 fastrt.wait([held], timeout=20)
-from fastrt._core.tasks import actors
-from fastrt.store.client import require
-while sum(actors.info(require().client, k)["ended"] == actors.FAILED for k in range(4)) < 1:
-    threading.Event().wait(0.005)
-while actors.info(require().client, actors.index_of(require().client, named._actor_ref))["ended"] != actors.FAILED:
-    threading.Event().wait(0.005)
 """)
     assert text.count("ValueError: in a method") == 1, text
     assert text.count("ValueError: not built") == 2, text
