@@ -16,7 +16,7 @@ PHRASES = {
     r"\banew\b": "again, from the start",
     r"\b(?:told|tells|is to tell)\b": "notifies, reports, sends, says",
     r"\b(?:lend|lends|lent|lending|guest|guests)\b": "forward, accept, hosted",
-    r"(?<!know )(?<!see )\b[Ww]hat (?:is|was|are|were|has|had|comes|came|goes|waits|lies|stands|lives)\b": "name the thing",
+    r"(?<!know )(?<!see )\bwhat (?:is|was|are|were|has|had|comes|came|goes|waits|lies|stands|lives)\b": "name the thing",
     r'"""(?:What|Who|As|It|See)\b': "a docstring's first sentence says what the thing is or does",
 }
 PATTERN = re.compile("|".join(PHRASES), re.I)
