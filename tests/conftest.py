@@ -1,8 +1,9 @@
 """Fixtures for every test; above all: whoever runs leaves nothing behind.
 
 What a test, a module or the session leaves (a process, a segment in /dev/shm, a listening port, an open file
-descriptor) fails it. A function's check is skipped where the test shares a runtime with others (a fixture named
-`rt` or `runtime` of module scope, which may grow workers at any moment); the module's check then sees the end.
+descriptor, a changed variable of the environment) fails it. A function's check is skipped where the test shares a
+runtime with others (a fixture named `rt` or `runtime` of module scope, which may grow workers at any moment); the
+module's check then sees the end.
 """
 
 import contextlib
@@ -33,6 +34,7 @@ PATIENCE_S = 5.0  # between the end of a test and the last of its processes bein
 SHM = Path("/dev/shm")
 # Descriptors that Python or a library opens once and keeps for good.
 PERMANENT_FDS = ("/dev/urandom", "/dev/random", "/dev/null")
+WATCHED_VARIABLES = ("FASTRT_", "GRPC_", "PATH", "PYTHONPATH", "TMPDIR", "XDG_")
 
 # Every process that descends from this one by exec carries the token, also after its parents are dead.
 TOKEN = f"FASTRT_TEST_TOKEN={secrets.token_hex(8)}"
@@ -197,6 +199,8 @@ class Footprint:
         self.fds = descriptors()
         self.things = {f"segment {path}" for path in SHM.glob("fastrt-*")}
         self.things |= {f"process {pid}" for pid in processes()}
+        # A setting left here reaches every later test of this process and the programs that it starts.
+        self.things |= {f"variable {k}={v}" for k, v in os.environ.items() if k.startswith(WATCHED_VARIABLES)}
         for connection in psutil.Process().net_connections(kind="inet"):
             if connection.status == psutil.CONN_LISTEN:
                 self.things.add(f"listening port {connection.laddr.port}")

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import gc
 import json
-import os
 import random
 import select
 import signal
@@ -226,11 +225,14 @@ class Soak:
     def __init__(self, folder: Path, nodes: int, seed: int) -> None:
         self.random = random.Random(seed)
         self.runtime_dir = folder / "rt"
-        os.environ["FASTRT_LOG_TO_DRIVER"] = "0"  # nobody reads what the nodes print
         more = ("--num-workers", "2", "--object-store-memory", STORE)
-        self.nodes = [RunningNode(self.runtime_dir, "--head", "--port", "0", "--name", "n0", *more)]
-        for k in range(1, nodes):
-            self.nodes.append(RunningNode(self.runtime_dir, "--address", self.nodes[0].head, "--name", f"n{k}", *more))
+        quiet = ("env", "FASTRT_LOG_TO_DRIVER=0")  # the harness does not read the nodes' output
+
+        def start(*options: str) -> RunningNode:
+            return RunningNode(self.runtime_dir, *options, *more, within=quiet)
+
+        self.nodes = [start("--head", "--port", "0", "--name", "n0")]
+        self.nodes += [start("--address", self.nodes[0].head, "--name", f"n{k}") for k in range(1, nodes)]
         self.programs = [Child(self.nodes[0].head, self.runtime_dir, seed + k) for k in range(2)]
         self.kills: Counter[str] = Counter()
         self.outcomes: list[dict[str, Any]] = [{}, {}]
