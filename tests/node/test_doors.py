@@ -151,7 +151,14 @@ def test_no_door_of_a_cluster_opens_without_its_token(cluster, parameter_servers
     servers_pid, servers_token = parameter_servers
     identity, servers = (Identity.from_token(read_token(Path(name))) for name in (head.note.token_file, servers_token))
     with SchedulerClient(scheduler, identity=identity.for_programs()) as client:
-        wait_until(lambda: len(client.info().avail_worker) == 2, "both nodes' workers", PATIENCE_S)
+
+        def is_complete() -> bool:
+            """Whether both nodes' workers are there, and each has exported its function."""
+            info = client.info()
+            exports = [len(function.workerid) for function in info.function_table.values()]
+            return len(info.avail_worker) == 2 and exports == [2]
+
+        wait_until(is_complete, "both nodes' workers and their functions", PATIENCE_S)
         before = client.info()
         found: dict[str, Counter[str]] = {}
         for door in doors_of(head.process.pid, other.process.pid, servers_pid):
