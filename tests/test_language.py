@@ -71,7 +71,7 @@ def package_of(path: Path) -> str:
 def phrases() -> dict[str, list[str]]:
     """Every phrase of the old style, as path:line: words, by package."""
     paths = [p for f in ("src", "bench", "examples", "docs", "protos") for p in (ROOT / f).rglob("*")]
-    paths += [ROOT / "setup.py", ROOT / "Makefile", ROOT / "README.md", ROOT / "SECURITY.md"]
+    paths += [ROOT / name for name in ("setup.py", "Makefile", "README.md", "SECURITY.md", "CONTRIBUTING.md")]
     found: dict[str, list[str]] = {}
     for path in sorted(paths):
         if path.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h", ".md", ".proto") or path.name == "Makefile":
