@@ -18,7 +18,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 CORE = Path("src/fastrt/_core")
-# Plain Python that is compiled too, each with the types in a .pxd beside it; it runs as it is where it was not.
+# Plain Python that is compiled too, each with the types in a .pxd beside it; without a compiled file it runs as it is.
 # docs/adr/0005-compiled-python.md
 PLAIN = [Path("src/fastrt/scheduler", f"{name}.py") for name in ("events", "objects", "policy", "records", "state")]
 DESCRIPTORS = Path("fastrt/net/grpc/descriptors")
@@ -104,7 +104,7 @@ class BuildCore(build_ext):
                     if (Path(ext.sources[0]) in PLAIN) == plain
                 ],
                 nthreads=os.cpu_count() or 1,
-                build_dir="build/cython",  # the same for all builds: they differ in what the C compiler is told
+                build_dir="build/cython",  # the same for all builds: they differ in the C compiler's options only
                 include_path=["src"],
                 compiler_directives=directives,
                 emit_linenums=True,  # debuggers show the .pyx, and a failpoint is named by the line there
@@ -120,7 +120,7 @@ class BuildCore(build_ext):
 
 
 class BuildPython(build_py):
-    """Also writes one descriptor set for each folder of protos/, and leaves nothing of an earlier build behind."""
+    """Also writes one descriptor set for each folder of protos/, and removes the files of an earlier build."""
 
     def run(self) -> None:
         if not self.editable_mode:
@@ -130,7 +130,7 @@ class BuildPython(build_py):
             compile_descriptors(folder, target)
 
     def remove_leftovers(self) -> None:
-        """Drop what an earlier build left, or a file deleted since would be in the next wheel; objects stay."""
+        """Remove an earlier build's files, or a file deleted since would be in the next wheel; objects stay."""
         build = self.get_finalized_command("build_ext")
         keep = {Path(build.build_lib, build.get_ext_filename(ext.name)) for ext in build.extensions or []}
         for path in Path(self.build_lib).rglob("*"):

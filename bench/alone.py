@@ -1,4 +1,4 @@
-"""What is measured of fastrt by itself, with nobody else running: idleness, first puts, several putters, scale.
+"""Measurements of fastrt alone, with no other library running: idleness, first puts, several putters, scale.
 
 Each function here is run in a fresh process by compare.py and returns figures by name.
 """
@@ -33,13 +33,13 @@ SCALE_STORE_BYTES = 4 << 30
 
 
 def percentile(times: list[int], share: float) -> float:
-    """The value below which `share` of the times lie."""
+    """The quantile of the times at `share`."""
     ranked = sorted(times)
     return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
 
 
 def after_idle() -> dict[str, float]:
-    """One task after 10 ms in which nothing ran: everybody has gone to sleep, and caches have cooled.
+    """One task after 10 ms in which nothing ran: all processes sleep, and caches have cooled.
 
     Beside it the machine's own part: one byte through a pipe to another Python process and back.
     """
@@ -81,7 +81,7 @@ def _echo() -> Iterator[Callable[[], int]]:
 
 
 def first_puts() -> dict[str, float]:
-    """The first put of a session, on memory that nobody has touched, in GB/s."""
+    """The first put of a session, into memory that was never touched, in GB/s."""
     found = {}
     for name, nbytes in (("64_MiB", PUT_BYTES), ("800_MB", 800_000_000)):
         rates = []
@@ -103,7 +103,7 @@ def first_puts() -> dict[str, float]:
 
 @fastrt.remote
 def put_many(count: int, begin: float) -> tuple[float, float]:
-    """Put `count` arrays one after the other from the time `begin` on; when it began and ended."""
+    """Put `count` arrays one after the other from the time `begin` on; returns start and end."""
     import numpy as np
 
     array = np.arange(PUT_BYTES // 8, dtype=np.float64)
@@ -166,13 +166,13 @@ def putters() -> dict[str, float]:
 
 @fastrt.remote
 def deeper(depth: int, asked: int) -> list[int]:
-    """Nested tasks, each of which needs a worker more: nanoseconds from asking for each to its first line."""
+    """Nested tasks, each of which needs one more worker: nanoseconds from the call of each to its first line."""
     started = now() - asked
     return [started] if depth == 0 else [started, *fastrt.get(deeper.remote(depth - 1, now()))]
 
 
 def further_worker() -> dict[str, float]:
-    """From a task's call that needs a further worker until the new process runs it."""
+    """The time from the call of a task that needs one more worker until the new process runs it."""
     times: list[int] = []
     for _ in range(SESSIONS):
         with fastrt.init(num_workers=1, object_store_memory=STORE_BYTES):

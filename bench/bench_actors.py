@@ -1,4 +1,4 @@
-"""Actors through the public API: round trips, throughput, coroutines, threads, and how long one takes to begin."""
+"""Actors through the public API: round trips, throughput, coroutines, threads, and the time until a new one runs."""
 
 from collections.abc import Iterator
 from typing import Any

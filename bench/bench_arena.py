@@ -1,4 +1,4 @@
-"""The allocator: one block taken and given back, for each way in which it finds one."""
+"""The allocator: one block allocated and freed, for each path through it."""
 
 import pytest
 

@@ -13,7 +13,7 @@ import fastrt
 from fastrt.collective import CollectiveMismatch, Group, init_group
 
 SIZES = {"4 KiB": 4 << 10, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
-# The other process does whatever it is told, again and again, until this one does something else.
+# The other process repeats the ordered operation until this one calls another operation.
 OTHER = """
 import sys
 import numpy as np

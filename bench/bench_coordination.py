@@ -1,4 +1,4 @@
-"""The coordination service: its decisions alone, what a commit costs, and calls over gRPC by fastrt's own agent.
+"""The coordination service: its decisions alone, the cost of a commit, and calls over gRPC by fastrt's own agent.
 
 With jaxlib's clients, and beside jaxlib's own service: `bench/compare_coordination.py`.
 """

@@ -29,7 +29,7 @@ def test_get_small(measure, rt: fastrt.Runtime, value: object) -> None:
 @pytest.mark.benchmark(group="put, arrays")
 @pytest.mark.parametrize("nbytes", SIZES.values(), ids=SIZES.keys())
 def test_put_array(measure, rt: fastrt.Runtime, nbytes: int) -> None:
-    """Steady state: each value's memory is the one that the value before has left."""
+    """Steady state: each value reuses the memory of the value before."""
     array = np.arange(nbytes, dtype=np.uint8)
     measure(fastrt.put, array, nbytes=nbytes)
 
@@ -43,7 +43,7 @@ def test_put_bytes(measure, rt: fastrt.Runtime, nbytes: int) -> None:
 @pytest.mark.benchmark(group="get, arrays")
 @pytest.mark.parametrize("nbytes", SIZES.values(), ids=SIZES.keys())
 def test_get_array(measure, rt: fastrt.Runtime, nbytes: int) -> None:
-    """A view, whatever the size; made and released each time."""
+    """A view, of the same cost for any size; made and released each time."""
     ref = fastrt.put(np.arange(nbytes, dtype=np.uint8))
     assert measure(fastrt.get, ref).nbytes == nbytes
 

@@ -51,7 +51,7 @@ def test_push_1000_pop_1000(measure, core: Client) -> None:
 
 @pytest.fixture
 def popper(core: Client) -> Iterator[int]:
-    """A second process that pops and finishes whatever is pushed; its process id."""
+    """A second process that pops and finishes every pushed task; its process id."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -75,7 +75,7 @@ def popper(core: Client) -> Iterator[int]:
 
 @pytest.mark.benchmark(group="queue, two processes")
 def test_round_trip(measure, core: Client, popper: int) -> None:
-    """Push here, pop there, its result seen here."""
+    """Push in this process, pop in the other, read the result in this one."""
     function = handles.put_scalar(core, "function")
 
     def round_trip() -> None:

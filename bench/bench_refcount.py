@@ -1,4 +1,4 @@
-"""References: taken and dropped, and those that values contain; and the scheduler's table of counts."""
+"""References: taken, dropped, and contained in values; and the scheduler's table of counts."""
 
 from typing import Any
 
@@ -51,11 +51,11 @@ def test_read_contained(measure, core: Client, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def table() -> tuple[RefTable, float]:
-    """A table of 10^7 live references, and what each costs in bytes of memory in use."""
+    """A table of 10^7 live references, and the memory of each in bytes."""
     process = psutil.Process()
     before = process.memory_info().rss
     made = RefTable()
-    for _ in range(100):  # as they come: the table grows under way
+    for _ in range(100):  # in order of creation: the table grows meanwhile
         made.add(LIVE // 100)
     return made, (process.memory_info().rss - before) / LIVE
 

@@ -1,15 +1,15 @@
 """The scheduler without any wire: the ranking of nodes alone, and the whole state machine, in simulation.
 
-`python bench/bench_scheduler.py [TASKS [NODES...]]` plays a million tasks on 10 to 1,000 nodes and prints what they
-cost, in processor time: the simulation is one thread, and what else runs on the machine is not its cost. As a
+`python bench/bench_scheduler.py [TASKS [NODES...]]` plays a million tasks on 10 to 1,000 nodes and prints their
+cost in processor time: the simulation is one thread, and other load on the machine does not count. As a
 pytest-benchmark suite the same runs are shorter, in wall time.
 
 A decision is where a task runs: one for each task. Three counts are printed, each stricter than the one before:
 
-- events: calls of `handle` a second, whatever each comes to;
+- events: calls of `handle` a second, for events of any effect;
 - ranking: decisions alone, a task placed by its demands and its bytes, and another one ended;
 - lives: decisions with all that belongs to them. A life is one task with all of its events: its arguments counted, the
-  call (which places it), the worker's word that it has it, its message unpacked, the deliveries of arguments that were
+  call (which places it), the worker's acknowledgement, its message unpacked, the deliveries of arguments that were
   elsewhere, its result, the worker's end, and one older result dropped and deallocated. Timed is all of `handle`;
   making the events, which is the shell's part, is not.
 """
@@ -33,20 +33,20 @@ NODES = (10, 30, 100, 300, 1000)
 CPUS = 8
 TASKS = 1_000_000
 SHAPES = [shape_of({"num_cpus": 1}), shape_of({"num_cpus": 2})]
-# Of all room in the cluster this much is in use: some nodes are full, and tasks are turned away from their bytes.
+# This share of the cluster's room is in use: some nodes are full, and tasks cannot run beside their arguments.
 BUSY = 0.9
-# As many calls more than the cluster has room for, where a backlog is wanted.
+# With a backlog: calls beyond the cluster's room, as a factor.
 OVERBOOKED = 1.5
 SLICE = 2_000
-# Events handed over at a time: what a busy shell finds waiting.
+# Events handed over at a time: as many as wait for a busy shell.
 BATCH = 32
-# Results that the client keeps, for each node: what tasks take as arguments.
+# Results that the client keeps, for each node: tasks take them as arguments.
 KEPT = 20
 WORKER_SLOTS = range(CPUS)
 
 
 class Cost(NamedTuple):
-    """What was measured.
+    """The figures of one simulation.
 
     Attributes:
         us: microseconds of processor time for each task.
@@ -103,12 +103,12 @@ def simulate_ranking(nodes: int, tasks: int, seed: int = 1) -> Cost:
 
 
 class Cluster:
-    """A state machine with nodes of `CPUS` workers each, and a client, workers and stores that do as they should.
+    """A state machine with nodes of `CPUS` workers each, and a client, workers and stores without faults.
 
     Args:
         nodes: how many.
-        rng: decides all that is random.
-        load: calls under way, of as many as there are workers; beyond 1 the others wait.
+        rng: makes every random choice.
+        load: calls under way as a share of the workers; beyond 1 calls wait.
     """
 
     def __init__(self, nodes: int, rng: random.Random, load: float = BUSY) -> None:
@@ -159,7 +159,7 @@ class Cluster:
             count -= turn
 
     def take_up(self, answers: list[list[ev.Effect]]) -> None:
-        """Workers take the calls that they are given and unpack them, stores deliver what they are told to."""
+        """Workers accept and unpack the calls assigned to them; stores make the ordered deliveries."""
         events: list[ev.Event] = []
         for effects in answers:
             for effect in effects:
@@ -194,7 +194,7 @@ class Cluster:
 
 
 def simulate_state(nodes: int, tasks: int, load: float, seed: int = 1) -> Cost:
-    """Play tasks; what one costs with all of its events."""
+    """Play tasks; returns the cost of one with all of its events."""
     cluster = Cluster(nodes, random.Random(seed), load)
     cluster.play(cluster.room)
     cluster.spent, cluster.events = 0.0, 0
@@ -247,7 +247,7 @@ def test_life_of_a_task(measure, nodes: int) -> None:
 
 
 def main() -> None:
-    """Print what a decision, a life and an event cost by number of nodes."""
+    """Print the cost of a decision, a life and an event by number of nodes."""
     tasks = int(sys.argv[1]) if len(sys.argv) > 1 else TASKS
     print(f"{tasks:,} tasks each, a second of processor time; costs grow no faster than log n: no growth exceeds 1")
     print("        ranking alone             | lives                                | lives, of which a third waits")

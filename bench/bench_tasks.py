@@ -48,7 +48,7 @@ def test_one_of_four_results(measure, rt: fastrt.Runtime) -> None:
 
 @pytest.mark.benchmark(group="task round trip")
 def test_one_after_10_ms_idle(benchmark, rt: fastrt.Runtime) -> None:
-    """Everybody sleeps: the driver's wake of a worker and the worker's of the driver are in it."""
+    """All processes sleep first: the time includes the driver's wake of a worker and the worker's of the driver."""
     run = lambda: fastrt.get(add_one.remote(1))  # noqa: E731  (pedantic takes a callable)
     assert benchmark.pedantic(run, setup=lambda: time.sleep(IDLE_S), rounds=200) == 2
 

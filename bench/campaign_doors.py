@@ -3,7 +3,7 @@
     python bench/campaign_doors.py [CONNECTIONS] [DOOR...] [KIND...]
 
 The coordinator is a process of its own for each attack, and open to strangers. The other doors are those of a cluster
-of two nodes: their strangers do not get past the TLS handshake. For each kind of attack the client makes 400 calls
+of two nodes: strangers there do not get past the TLS handshake. For each kind of attack the client makes 400 calls
 before it and 400 during it, and five more clients connect during it. One line is printed for each: how many calls
 failed, p50 and p99 quiet and under attack, and the door's memory before, at its peak and 15 s after. The attackers send
 and receive 10 Mbit/s together: more only takes the processor from the door on a machine of two cores.
@@ -35,7 +35,7 @@ TLS_KINDS = ("silent", "garbage", "hello", "stranger", "tls12")
 METHODS = {
     "coordinator": ("/tensorflow.CoordinationService/TryGetKeyValue", b"\n\x01a"),
     "head": ("/fastrt.node.Head/Join", b""),
-    "uplink": ("/fastrt.node.Node/None", b""),  # UNIMPLEMENTED: an exchange with a node goes on until both end it
+    "uplink": ("/fastrt.node.Node/None", b""),  # UNIMPLEMENTED: an exchange with a node lasts until both end it
     "store": ("/ObjStore/ObjStoreInfo", b""),
     "scheduler": ("/Scheduler/SchedulerInfo", b""),
 }
@@ -65,7 +65,7 @@ def serve() -> None:
 
 
 class Client:
-    """Calls of a client that is let in."""
+    """Calls of an accepted client."""
 
     def __init__(self, door: str, connect: Connect) -> None:
         self._path, self._body = METHODS[door]
@@ -84,7 +84,7 @@ class Client:
         return failures, times[CALLS // 2], times[CALLS * 99 // 100 - 1]
 
     def come_new(self) -> int:
-        """How many of five more clients fail."""
+        """The number of failures among five more clients."""
         failures = 0
         for _ in range(NEW):
             with self._connect() as channel:

@@ -10,7 +10,7 @@ attack: calls that failed, p50 and p99 quiet and under attack, the growth of mem
 and the time until descriptors and threads are given back.
 
 Two doors are Unix sockets. The daemon's lies in a folder of mode 0700, so only processes of the same user can connect,
-who may do all that the daemon does: it is not attacked here. A parameter server's abstract socket can be reached by
+which may do everything the daemon does: it is not attacked here. A parameter server's abstract socket can be reached by
 other users, so the attackers there run as another user, which takes root.
 """
 
@@ -48,7 +48,7 @@ FAILED_MAX, SLOWER_MAX, GROWTH_MIB_MAX = 0, 5.0, 64.0
 PURPOSE = "campaign"
 
 
-# ---- doors: each is started in a process of its own, and returns its address and what ends it ----
+# ---- doors: each is started in a process of its own, and returns its address and a function that ends it ----
 
 
 def _native(token: str, tls: bool) -> tuple[str, Callable[[], None]]:
@@ -85,7 +85,7 @@ def _ps_server(token: str, unix: bool) -> tuple[str, Callable[[], None]]:
     from fastrt.ps.endpoint import Endpoint
 
     class Quiet:
-        """A service that greets, and has nothing more to say."""
+        """A service that sends its greeting and nothing else."""
 
         def greet(self, caller: Any) -> dict[str, Any]:
             return {"ok": True}
@@ -150,7 +150,7 @@ def serve(door: str) -> None:
     end()
 
 
-# ---- right clients ----
+# ---- legitimate clients ----
 
 
 class Client:
@@ -286,7 +286,7 @@ class Attack(hostile.Attack):
 
     def __init__(self, kind: str, address: str, count: int, reconnects: float) -> None:
         unix = address.startswith("@")
-        # Who is slow sends a byte a second over each connection.
+        # The slow attack sends a byte a second over each connection.
         super().__init__(kind, "x:1" if unix else address, count, rate=count if kind == "slow" else 1e6)
         if unix:
             self._target = "\0" + address[1:]
@@ -296,7 +296,7 @@ class Attack(hostile.Attack):
 
     def _open(self, now: float) -> None:
         missing = self.count - len(self.peers)
-        if self.opened >= self.count:  # those that were ended come again, so many a second
+        if self.opened >= self.count:  # ended connections are opened again, at most so many a second
             self._begun = self._begun or now
             allowed = (now - self._begun) * self._reconnects - self._extra
             missing = min(missing, int(allowed))
@@ -377,7 +377,7 @@ def campaign(
     """Measure a door under one attack after the other."""
     token, me = new_token(), [sys.executable, __file__]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    quiet = {"stderr": subprocess.DEVNULL}  # what doors log of strangers
+    quiet = {"stderr": subprocess.DEVNULL}  # the doors' log lines about strangers
     with subprocess.Popen([*me, "--serve", door], **pipes, **quiet) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -403,7 +403,7 @@ def campaign(
 
 
 def misses(found: dict[str, Any]) -> list[str]:
-    """Bars that a measurement misses."""
+    """The bars that a measurement misses."""
     bars = {
         "failed": len(found["failures"]) > FAILED_MAX,
         "p99": found["under"][1] > SLOWER_MAX * found["quiet"][1],

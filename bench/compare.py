@@ -1,8 +1,8 @@
 """fastrt beside other libraries on the same work, in one run: `python bench/compare.py`.
 
 Each library runs in a driver process of its own, with two workers. Rounds are interleaved (fastrt, peer, fastrt,
-peer, ...), so that both meet the same machine, and a ratio is the median of the ratios of neighbouring rounds. What
-has background processes (Ray, Dask) is up only during its own rounds with fastrt: it would disturb the others'.
+peer, ...), so that both meet the same machine, and a ratio is the median of the ratios of neighbouring rounds. A
+library with background processes (Ray, Dask) runs only during its own rounds with fastrt: it would disturb the others'.
 memcpy, the limit of a put, runs in fastrt's driver, into as many blocks of the same mapping.
 """
 
@@ -42,7 +42,7 @@ Result = dict[str, Any]
 
 
 def serve(name: str, replies: int) -> None:
-    """Start a library and do what the lines on stdin say, until they end."""
+    """Start a library and carry out the orders on stdin, until they end."""
     out = os.fdopen(replies, "w")
     peer = load(name, WORKERS, STORE_BYTES)
     peer.first()
@@ -73,7 +73,7 @@ def thin(times: list[int]) -> list[int]:
 
 
 def start_once(name: str) -> None:
-    """In a fresh process: print the seconds from before the library's import to its first result."""
+    """Print, in a fresh process, the seconds from before the library's import to its first result."""
     start = time.perf_counter()
     peer = load(name, WORKERS, STORE_BYTES)
     peer.first()
@@ -83,7 +83,7 @@ def start_once(name: str) -> None:
 
 
 def environment() -> dict[str, str]:
-    """For child processes: a fresh mark, and workers that can import the work functions."""
+    """An environment for child processes: a fresh mark, and workers that can import the work functions."""
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     return {**os.environ, MARK: secrets.token_hex(8), "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -129,7 +129,7 @@ class Driver:
         return marked(self._env[MARK])
 
     def close(self) -> None:
-        """End it and wait until nothing of it is left."""
+        """End it and wait until none of its processes is left."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -231,7 +231,7 @@ def measure_alone(names: list[str] | None) -> Result:
 
 
 def run_fresh(*arguments: str) -> str:
-    """Run this file in a fresh process; what it printed."""
+    """Run this file in a fresh process; returns its output."""
     env = environment()
     result = subprocess.run(
         [sys.executable, __file__, *arguments], capture_output=True, text=True, timeout=REPLY_S, env=env
@@ -243,13 +243,13 @@ def run_fresh(*arguments: str) -> str:
 
 
 def say(text: str) -> None:
-    """Show on stderr how far it is."""
+    """Show the progress on stderr."""
     sys.stderr.write(f"\r\033[K{text}" if sys.stderr.isatty() else f"{text}\n")
     sys.stderr.flush()
 
 
 def machine() -> Result:
-    """What the figures hold for."""
+    """The machine and the versions for which the figures hold."""
     cpus = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -268,7 +268,7 @@ def machine() -> Result:
 
 
 def compare(options: argparse.Namespace) -> Result:
-    """Measure everything that the options ask for."""
+    """Measure everything that the options select."""
     installed = [name for name, (_, _, needed, _) in PEERS.items() if importlib.util.find_spec(needed or "sys")]
     names = [name for name in installed if name in (options.peers or installed) or name == "fastrt"]
     rows = [row for row in ROWS if not options.rows or row.key in options.rows or row.method in options.rows]

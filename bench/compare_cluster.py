@@ -38,7 +38,7 @@ _PATIENCE_S = 120.0
 
 
 class Simulated:
-    """One member: answers what the scheduler says, and counts it."""
+    """One member: answers the scheduler's commands, and counts them."""
 
     def __init__(self, role: Role, name: str) -> None:
         self.role, self.name = role, name
@@ -79,10 +79,10 @@ class Simulated:
         command = Meta.FromString(frame.meta).cmd
         self.seen[command] = self.seen.get(command, 0) + 1
         if command == Command.SEND_METADATA:
-            told = wire.SendMetadata.FromString(frame.data)
-            self.rank = told.rank_id
+            metadata = wire.SendMetadata.FromString(frame.data)
+            self.rank = metadata.rank_id
             self.metadata_bytes += len(frame.data)
-            if told.cluster_state == Phase.SCALE_OUT:
+            if metadata.cluster_state == Phase.SCALE_OUT:
                 self.ask(Command.SCALE_OUT_DONE, wire.ScaleOutDone(node_id=self.name).SerializeToString())
         elif command == Command.SCALE_OUT:
             self.register()
@@ -118,7 +118,7 @@ def scale_out(http: str, token: str, workers: int, servers: int) -> None:
 
 
 async def seen(members: list[Simulated], command: int, count: int) -> None:
-    """Wait until all members were told a command so often."""
+    """Wait until all members have received a command `count` times."""
     until = time.monotonic() + _PATIENCE_S
     waiting = members
     while waiting := [one for one in waiting if one.seen.get(command, 0) < count]:
@@ -148,18 +148,18 @@ async def live(count: int, address: str, http: str, token: str) -> dict[str, flo
     for one in fresh:
         await one.open(host, int(port))
         one.register()
-    everybody = members + fresh
-    await seen(everybody, Command.SCALE_OUT_DONE, 1)
+    all_members = members + fresh
+    await seen(all_members, Command.SCALE_OUT_DONE, 1)
     took["scale out"] = time.monotonic() - begun - took["register"]
-    ranks = {(one.role, one.rank) for one in everybody}
-    assert len(ranks) == len(everybody), "two members have one rank"
-    for one in everybody:
+    ranks = {(one.role, one.rank) for one in all_members}
+    assert len(ranks) == len(all_members), "two members have one rank"
+    for one in all_members:
         one.ask(Command.FINISH, one.name.encode(), Kind.RAW)
-    await seen(everybody, Command.FINISH, 1)
+    await seen(all_members, Command.FINISH, 1)
     took["whole"] = time.monotonic() - begun
     took["finish"] = took["whole"] - took["register"] - took["scale out"]
-    took["MB"] = sum(one.metadata_bytes for one in everybody) / 1e6
-    for one in everybody:
+    took["MB"] = sum(one.metadata_bytes for one in all_members) / 1e6
+    for one in all_members:
         one.close()
     await asyncio.sleep(0.05)
     return took

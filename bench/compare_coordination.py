@@ -3,8 +3,8 @@
     python bench/compare_coordination.py JAX_PYTHON [ROUNDS]
 
 JAX_PYTHON is an interpreter with jaxlib 0.10.2; `make check` leaves one in `.cache/jax/0.10.2/bin/python`. Each
-round times every service once, in turn, so that what else the machine does meets all alike; the ratios are of rounds,
-and their median is what counts. Printed beside them: the rates of a service that does nothing, which is the floor of
+round times every service once, in turn, so that other load on the machine meets all alike; ratios are taken within a
+round, and their median counts. Printed beside them: the rates of a service that does nothing, which is the floor of
 the gRPC layer below.
 """
 
@@ -29,7 +29,7 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.server import open_server
 
 CLIENTS = Path(__file__).with_name("jax_clients.py")
-# What one round does: command, calls, and the bar that a ratio of rates must reach (None: no bar).
+# One round: command, calls, and the bar that a ratio of rates must reach (None: no bar).
 WORK = [("set", 200, 0.8), ("get", 200, 0.8), ("sets", 25, 0.4), ("barrier", 5, 1 / 1.5)]
 MANY = 32
 TASKS = 2000
@@ -92,7 +92,7 @@ class Timed:
 
 
 class Nothing:
-    """Answers every call at once with next to nothing."""
+    """Answer every call at once with an almost empty message."""
 
     server: Server
 
@@ -133,7 +133,7 @@ def serve(kind: str, tasks: int) -> None:
 
 
 async def serve_aio() -> None:
-    """The same nothing on grpc.aio, for comparison."""
+    """The same empty service on grpc.aio, for comparison."""
 
     class Handler(grpc.GenericRpcHandler):
         def service(self, details):  # type: ignore[no-untyped-def]
@@ -211,7 +211,7 @@ def many_tasks() -> None:
 
 
 def main() -> None:
-    """See the module's docstring."""
+    """Compare the services, by the arguments of the command line."""
     if sys.argv[1:2] == ["--serve"]:
         serve(sys.argv[2], int(sys.argv[3]))
         return

@@ -2,9 +2,9 @@
 
     python bench/compare_libraries.py [--rounds 7] [--ray-python PYTHON]
 
-Two workers each. What counts is the median of the ratios within a round; the results of every round are checked. A
-peer that is not installed is left out. PYTHON has Ray, whose queue is measured in a process of its own: its rate does
-not change between rounds by more than the others' ratios do.
+Two workers each. The figure that counts is the median of the ratios within a round; the results of every round
+are checked. A peer that is not installed is left out. PYTHON has Ray, whose queue is measured in a process of its own:
+its rate does not change between rounds by more than the others' ratios do.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ for _ in range(count): queue.get()
 print(count / (time.perf_counter() - start))
 """
 Work = Callable[[], Any]
-# (title, operations, fastrt's, {peer: its}, (peer that a figure is required of, factor))
+# (title, operations, fastrt's, {peer: its}, (peer with a required ratio, factor))
 Row = tuple[str, int, Work, dict[str, Work], tuple[str, float] | None]
 
 
 def square(x: int) -> int:
-    """What the calls do."""
+    """The work of a small call."""
     return x * x
 
 
 def total_of(array: Any, k: int) -> float:
-    """What calls do that share an array."""
+    """The work of a call on the shared array."""
     return float(array[k])
 
 
@@ -82,7 +82,7 @@ def checked(values: list[Any], expected: list[Any]) -> None:
         AssertionError: they are wrong.
     """
     if values != expected:
-        raise AssertionError(f"{len(values)} results, and they are not what was expected")
+        raise AssertionError(f"{len(values)} results, and they differ from the expected ones")
 
 
 def executors() -> Iterator[Row]:
@@ -185,7 +185,7 @@ def timed(work: Work) -> float:
 
 
 def measured(row: Row, rounds: int) -> tuple[float, dict[str, tuple[float, float]]]:
-    """fastrt's operations a second; each peer's, and the median ratio."""
+    """Operations a second of fastrt and of each peer, and the median ratio."""
     _, count, ours, peers, _ = row
     for work in (ours, *peers.values()):
         work()  # workers are started, functions sent

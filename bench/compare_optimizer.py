@@ -3,8 +3,8 @@
     python bench/compare_optimizer.py [MIB]
 
 An update of MIB (default 64) of float32, one thread. Its memory traffic is each array read once and written once;
-memory's speed is that of a loop over the same arrays which does nothing but that: memcpy between as many arrays of the
-same size, bytes read and written over its time. What counts is the median of the rounds' ratios. NumPy does the same
+memory's speed is that of memcpy between as many arrays of the same size: bytes read and written over its time. The
+median of the rounds' ratios counts. NumPy does the same
 update without temporaries, with scratch arrays made before.
 """
 

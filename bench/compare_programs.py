@@ -2,7 +2,7 @@
 
 Run: python bench/compare_programs.py [--rounds 3] [--ray-python PYTHON] [--markdown] [PROGRAM ...]
 
-Each round runs a program once under each, in a process of its own; both must say the same result, which each also
+Each round runs a program once under each, in a process of its own; both must print the same result, which each also
 checks by itself. Two times are taken: of the program's work, and of the whole process with the start and end of the
 runtime. The ratio is the median of the ratios within a round. PYTHON (default: this one) has Ray.
 """
@@ -34,7 +34,7 @@ Rows = dict[str, list[tuple[float, float, float, float]]]  # by program: work an
 
 
 def run(python: str, program: str, *options: str) -> tuple[str, float, float]:
-    """Run a program: what it says, the seconds of its work, and those of the process.
+    """Run a program; returns its result, the seconds of its work, and those of the process.
 
     Args:
         python: which Python.
@@ -51,7 +51,7 @@ def run(python: str, program: str, *options: str) -> tuple[str, float, float]:
 
 
 def read(text: str, whole: float) -> tuple[str, float, float]:
-    """What a program printed: its result, the seconds of its work, and `whole`."""
+    """Parse a program's output: its result, the seconds of its work, and `whole`."""
     found = re.search(r"^(\[.*)\nseconds: ([\d.]+)$", text, re.M)
     if found is None:
         raise click.ClickException(f"a program did not say its result and time:\n{text}")
@@ -64,7 +64,7 @@ def read(text: str, whole: float) -> tuple[str, float, float]:
 @click.option("--ray-python", default=sys.executable, help="A Python that has Ray.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 def main(programs: tuple[str, ...], rounds: int, ray_python: str, markdown: bool) -> None:
-    """Run the programs under both, compare what they say, and print the table."""
+    """Run the programs under both, compare their results, and print the table."""
     if subprocess.run([ray_python, "-c", "import ray"], capture_output=True).returncode:
         raise click.ClickException(f"{ray_python} has no Ray: name one that has by --ray-python")
     rows: Rows = {program: [] for program in programs or PROGRAMS}

@@ -1,4 +1,4 @@
-"""Parameter tables beside the same work on local arrays in NumPy, in turns in one run; judges what must be reached.
+"""Parameter tables beside the same work on local arrays in NumPy, in turns in one run; judges the required ratios.
 
 Run: python bench/compare_tables.py [--rows 10000000] [--rounds 15] [--mib 64]
 
@@ -32,7 +32,7 @@ from fastrt import ps
 F = np.float32
 KEYS, DIM = 4096, 64
 FILL = 50_000
-# (row, the least ratio: how many times our time NumPy's is)
+# (row, the least ratio: NumPy's time over fastrt's)
 REQUIRED = {"push + Adam": 0.5, "lookup": 0.4}
 
 
@@ -54,7 +54,7 @@ def numpy_adam(p: Any, g: Any, m: Any, v: Any, a: Any, b: Any) -> None:
 
 
 def numpy_rows(param: Any, mean: Any, square: Any, rows: Any, grads: Any) -> None:
-    """Lazy Adam in NumPy, of rows that stand there once."""
+    """Lazy Adam in NumPy, of rows that occur once."""
     m = F(0.9) * mean[rows] + F(0.1) * grads
     v = F(0.999) * square[rows] + F(0.001) * (grads * grads)
     mean[rows], square[rows] = m, v
@@ -103,7 +103,7 @@ def sparse(rows: int, rounds: int) -> dict[str, dict[str, list[float]]]:
     local = np.zeros((rows, DIM), F)
     states = [np.zeros((rows, DIM), F) for _ in range(2)]
     grads = dice.random((KEYS, DIM), F)
-    local += F(0.5)  # so that its memory is there
+    local += F(0.5)  # so that its memory is allocated
     with ps.start(1, durability="none") as cluster:
         table = cluster.embedding("e", DIM, init=0.5)
         for begin in range(0, rows, FILL):
@@ -121,7 +121,7 @@ def sparse(rows: int, rounds: int) -> dict[str, dict[str, list[float]]]:
                 ("update", lambda: table.push(picked[0], grads[: len(picked[0])])),
                 ("rows in NumPy", lambda: numpy_rows(local, *states, picked[0], grads[: len(picked[0])])),
             ):
-                pick()  # other rows for each: those of the one before are in the cache
+                pick()  # other rows each time: the previous ones are in the cache
                 found[name].append(timed(work))
     return {
         "lookup": {"ours": found["lookup"], "numpy": found["indexing"]},
@@ -130,7 +130,7 @@ def sparse(rows: int, rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def ratio(row: dict[str, list[float]]) -> float:
-    """How many times our time NumPy's is: the median of the rounds'."""
+    """NumPy's time over fastrt's: the median of the rounds."""
     return statistics.median(theirs / ours for ours, theirs in zip(row["ours"], row["numpy"], strict=True))
 
 

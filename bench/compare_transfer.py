@@ -1,19 +1,19 @@
-"""Objects between two nodes beside plain TCP, iperf3, Arrow Flight and Ray, in turns; judges what must be reached.
+"""Objects between two nodes beside plain TCP, iperf3, Arrow Flight and Ray, in turns; judges the required ratios.
 
 Run: python bench/compare_transfer.py [--rounds 9] [--size 1GiB] [--flight-python PYTHON] [--ray-python PYTHON] [--tls]
 
-"empty gRPC" is a stream of as many bytes in as large messages, which a server of the same kind throws away: what gRPC
-itself leaves to be reached. iperf3 is left out where it is not installed, Arrow Flight and Ray where PYTHON (default:
-this one) has no pyarrow or no Ray; Ray has two nodes on this machine, and is timed from the moment when the value is
-whole on the other one (`peers/ray_nodes.py`). Each round runs everything once, so all meet the same machine; ratios
-are medians over rounds of the ratio within a round.
+"empty gRPC" is a stream of as many bytes in as large messages, which a server of the same kind throws away: the
+upper bound that gRPC itself sets. iperf3 is left out where it is not installed, Arrow Flight and Ray where PYTHON
+(default: this one) has no pyarrow or no Ray; Ray has two nodes on this machine, and is timed from the moment when the
+value is whole on the other one (`peers/ray_nodes.py`). Each round runs everything once, so all meet the same machine;
+ratios are medians over rounds of the ratio within a round.
 
 Why "grpc" stays below iperf3 (0.5 to 0.75 of it, the empty stream 0.6 to 0.9): it is bound by two processors, 1.1 s of
 which go into a GB: 0.6 on the receiver, 0.5 on the sender. A quarter of the receiver's (perf, cpu-clock) are copies,
 three equal ones: grpcio makes bytes of each slice and joins these, then we copy them into the arena. 18 % of the
-sender's are two: ours into bytes with a chunk's head, and grpcio's of those. Nothing that is ours can be left out, as
-grpcio takes and gives bytes only (its main branch has a build switch, IsPythonZeroCopyEnabled, that saves two of the
-five). What has been tried, medians of four turns beside the options in use, where turns differ by 10 % and more:
+sender's are two copies: ours into bytes with a chunk's head, and grpcio's of those. None of our copies can be left
+out, as grpcio takes and gives bytes only (its main branch has a build switch, IsPythonZeroCopyEnabled, that saves two
+of the five). Tried, medians of four turns beside the options in use, where turns differ by 10 % and more:
 
     bdp_probe on; lookahead 4 and 64 MiB; frames of 64, 256, 512 KiB and 1 MiB; write buffer of 1 MiB;
     tcp_min_read_chunk_size 256 KiB and 1 MiB; tcp_receive_buffer_size 8 MiB; optimization_target throughput;
@@ -25,7 +25,7 @@ five). What has been tried, medians of four turns beside the options in use, whe
 Two connections cost as much processor time a GB, and a StreamObj is one stream: its chunks come in order.
 
 `--tls` compares the native stream in the clear and sealed instead, in turns, between two network namespaces with a veth
-pair between them (as root). It prints processor seconds per GiB at both ends, and what `openssl speed` says beside.
+pair between them (as root). It prints processor seconds per GiB at both ends, beside the figures of `openssl speed`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from fastrt.observe.profile import TwoNodes
 
 MANY, EACH = 10_000, 64 << 10
 WIDTH = 110
-# (what is judged, beside what, the least ratio of their rates)
+# (transfer, reference, the least ratio of their rates)
 REQUIRED = (
     ("native", "plain TCP", 0.95),
     ("native", "iperf3", 1.2),
@@ -93,7 +93,7 @@ server.start()
 print(port, flush=True)
 sys.stdin.read()
 """
-# Serves one table of the size it is told and fetches it in another process, each time it reads a line.
+# Serves one table of the size in its argument; the second program fetches it each time it reads a line.
 FLIGHT_SERVER = """
 import sys, pyarrow as pa, pyarrow.flight as f, numpy as np
 data = np.zeros(int(sys.argv[1]) // 8)
@@ -173,7 +173,7 @@ class Flight:
 
 
 class Ray:
-    """A value that Ray brings from one of its nodes to the other, in processes of a Python that has Ray."""
+    """A value that Ray moves from one of its nodes to the other, in processes of a Python that has Ray."""
 
     def __init__(self, python: str, nbytes: int, stack: ExitStack) -> None:
         # Its text, not its file: in that folder `import ray` would find another one.
@@ -190,7 +190,7 @@ class Ray:
         return float(self._line(_number))
 
     def _line(self, read: Callable[[str], Any]) -> Any:
-        """What the first line says that is not Ray's own."""
+        """The first line of output that does not come from Ray itself."""
         for line in self._process.stdout or ():
             found = read(line)
             if found is not None:
@@ -277,7 +277,7 @@ def _number(line: str) -> float | None:
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """End a process of ours."""
+    """End a process that this program started."""
     process.kill()
     process.wait()
 
@@ -291,7 +291,7 @@ def has(python: str, module: str) -> bool:
 
 
 def timed(run: Callable[[], Any]) -> float:
-    """Seconds that a call takes, or says itself that it took."""
+    """Seconds of a call, as it reports them or else measured here."""
     start = time.perf_counter()
     found = run()
     seconds = time.perf_counter() - start
@@ -306,7 +306,7 @@ def timed(run: Callable[[], Any]) -> float:
 @click.option("--tls", is_flag=True, help="Compare the native stream clear and sealed between two namespaces instead.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Keep all times there.")
 def main(rounds: int, size: str, flight_python: str, ray_python: str, tls: bool, json_path: str | None) -> None:
-    """Measure, print the rates, and judge what must be reached."""
+    """Measure, print the rates, and judge the required ratios."""
     nbytes = parse_bytes(size)
     if tls:
         compare_sealed(rounds, nbytes, json_path)

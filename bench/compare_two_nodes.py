@@ -3,7 +3,7 @@
 Run: python bench/compare_two_nodes.py [--rounds 7] [--ray-python PYTHON]
 
 Each round takes both in turn; the ratio is the median of the ratios within a round. Every result is derived from the
-argument and names the node that made it, and both are checked: no value counts that was not made on the other node.
+argument and names the node that made it, and both are checked: only values made on the other node count.
 PYTHON (default: this one) has Ray, and starts its two nodes by `ray.cluster_utils.Cluster`; the first has no CPU, so
 that everything runs on the second, as the first of fastrt has no workers. References are released within the time.
 """
@@ -29,7 +29,7 @@ IN_FLIGHT = 1000
 WORKERS = 2
 REQUIRED = 10.0
 WIDTH = 110
-# Reads a number from standard input, submits so many tasks, checks what they say, and writes the seconds it took.
+# Reads a number from standard input, submits so many tasks, checks their results, and writes the seconds.
 WORK = """
 import sys, time
 FIRST = 1 << 40
@@ -80,12 +80,12 @@ cluster.shutdown()
 
 
 class Side:
-    """A driver in a process of its own, which measures when it is told to.
+    """A driver in a process of its own, which measures on request.
 
     Args:
         python: which Python.
         code: of the driver.
-        stack: where its end is put.
+        stack: ends the process when it is closed.
         env: variables beside this process's own.
     """
 
@@ -101,7 +101,7 @@ class Side:
         stack.callback(self._end)
 
     def __call__(self, count: int) -> float:
-        """Run so many tasks, all in flight at once; the seconds that it took."""
+        """Run so many tasks, all in flight at once; returns the seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{count}\n")
@@ -110,7 +110,7 @@ class Side:
             try:
                 return float(line)
             except ValueError:
-                continue  # what Ray says of itself
+                continue  # Ray's own messages
         raise click.ClickException("a driver ended; see above")
 
     def _end(self) -> None:
@@ -150,7 +150,7 @@ def start_fastrt(stack: ExitStack) -> Side:
 @click.option("--count", default=IN_FLIGHT, show_default=True, help="Tasks in flight.")
 @click.option("--ray-python", default=sys.executable, help="A Python that has Ray.")
 def main(rounds: int, count: int, ray_python: str) -> None:
-    """Measure, print the rates, and judge what must be reached."""
+    """Measure, print the rates, and judge the required ratio."""
     with ExitStack() as stack:
         sides: dict[str, Callable[[int], float]] = {"fastrt": start_fastrt(stack)}
         has_ray = [ray_python, "-c", "import ray.cluster_utils"]
@@ -171,7 +171,7 @@ def show(rates: dict[str, list[float]], count: int) -> bool:
     """Print a table.
 
     Returns:
-        Whether what is required was missed.
+        Whether the required ratio was missed.
     """
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     table = Table(title=f"tasks submitted on one node and run on another, {count:,} in flight", box=box.SIMPLE)

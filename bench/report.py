@@ -1,4 +1,4 @@
-"""The comparison's figures as tables, and each required figure beside what was measured."""
+"""The comparison's figures as tables, and each required figure beside the measured one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Target(NamedTuple):
     reached: bool
 
 
-# (part, key of a measure, figure, what, most, unit)
+# (part, key of a measure, figure, title, upper bound, unit)
 LIMITS = (
     ("start", "fastrt", "p50_s", "start-up to first result", 0.3, "s"),
     ("alone", "further_worker", "p50_ms", "a further worker", 10.0, "ms"),
@@ -62,7 +62,7 @@ def targets(found: Result) -> Iterator[Target]:
 
 
 def growth(measured: dict[str, float], way: str) -> float:
-    """How much more a reference costs among 8,000 than among 1,000: 1 is linear, 8 quadratic."""
+    """The cost of a reference among 8,000 over that among 1,000: 1 is linear, 8 quadratic."""
     return measured[f"{way}_8000_us_a_ref"] / measured[f"{way}_1000_us_a_ref"]
 
 
@@ -138,7 +138,7 @@ def _ratio(value: float) -> str:
 
 
 def _figure(row: Row, figure: dict[str, float]) -> str:
-    """A rate, or a time where the time is what counts."""
+    """A rate, or a time for rows that are about latency."""
     if row.latency:
         return f"{figure['p50_us']:,.3g} us"
     if row.nbytes:

@@ -1,7 +1,7 @@
-"""The rows of the comparison: what is done, in units of how many operations, and what fastrt must reach.
+"""The rows of the comparison: the work, the operations in a unit, and the bar for fastrt.
 
-A peer that can do a row has a method of the row's name, `prepare_<method>` beside it where something must be made
-first. It does one unit and returns the nanoseconds that it took; checks of the results lie outside that time.
+A peer that can do a row has a method of the row's name, and `prepare_<method>` if something must be made
+first. The method does one unit and returns its nanoseconds; checks of the results lie outside that time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Row:
         key: name in the JSON; method: of the peers; argument: given to it, if any.
         title: in the table.
         ops: operations in one unit; nbytes: moved by one unit, when the row is about bytes.
-        latency: what counts is the time of one operation, not how many there are in a second.
+        latency: the time of one operation counts, not the number of operations a second.
         required: (peer, factor): fastrt must reach factor times the peer's rate.
         most_us: or its median time must be at most this.
         round_s: how long one round of it lasts, at least one unit.
@@ -124,7 +124,7 @@ ROWS = (
 
 
 def blocks_for(nbytes: int) -> int:
-    """How many values of a size stay alive while more are put: enough to leave the caches, within the store."""
+    """The number of values that stay alive while more are put: enough to leave the caches, within the store."""
     return max(1, min(8, (128 << 20) // nbytes))
 
 
@@ -137,7 +137,7 @@ def stamp(x: int) -> int:
 
 
 class Stamper:
-    """An actor that does what `stamp` does."""
+    """An actor with the work of `stamp`."""
 
     def stamp(self, x: int) -> int:
         """Return `x` and the id of the actor's process."""
@@ -169,7 +169,7 @@ def look_at(array: Any) -> tuple[float, int, int]:
 
 
 def check(value: int, x: int) -> None:
-    """Make sure that `value` is `x` stamped in another process.
+    """Check that `value` is `x` stamped in another process.
 
     Raises:
         AssertionError: it is not.

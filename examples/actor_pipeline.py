@@ -1,10 +1,10 @@
-"""A pipeline of actors with back-pressure: blocks go from stage to stage, and only so many are on their way.
+"""A pipeline of actors with backpressure: blocks go from stage to stage, and the number on their way is bounded.
 
 Run: python examples/actor_pipeline.py [--engine fastrt|local|ray|ray-itself] [--size N]
 
-A stage's result is the next one's argument, by reference: the driver sees none of the blocks. It lets a block in when
-one has come out, so a slow stage holds the source up instead of filling the store. Each stage counts what it has had;
-stages that keep something from one block to the next (the running mean) need their calls in order, which they get.
+A stage's result is the next one's argument, by reference: the driver sees none of the blocks. It admits a block when
+one has come out, so a slow stage delays the source instead of filling the store. Each stage counts its blocks. Stages
+with state from one block to the next (the running mean) need their calls in order, which actors guarantee.
 """
 
 from collections import deque

@@ -1,9 +1,9 @@
-"""Logistic regression on handwritten digits, the data shared out among processes that all_reduce their gradients.
+"""Logistic regression on handwritten digits, the data divided among processes that all_reduce their gradients.
 
 Run: python examples/all_reduce_training.py [PROCESSES]      (needs scikit-learn, for its bundled data)
 
-Every process computes the gradient over its own rows; their sum is the gradient over all rows, so each step is that of
-one process with all the data, up to the rounding of sums. The program trains both ways and compares.
+Every process computes the gradient over its own rows; their sum is the gradient over all rows, so each step is
+equal to a step of one process with all the data, up to the rounding of sums. The program trains both ways and compares.
 """
 
 import multiprocessing
@@ -49,7 +49,7 @@ def accuracy(weights, x, y):
 
 
 def member(rank, world_size, result):
-    """One process: its rows, everybody's gradients."""
+    """One process: its own rows, the gradients of all."""
     (x, y), _ = data()
     with init_group(name="digits", rank=rank, world_size=world_size) as group:
         mine = group.empty((x.shape[1], y.shape[1]), np.float64)  # where the others can read it without a copy

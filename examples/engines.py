@@ -1,4 +1,4 @@
-"""Which engine runs an example: what `import fastrt as ray` or `import ray` at its top would choose, by a switch."""
+"""The engine of an example by a switch, in place of `import fastrt as ray` or `import ray` at its top."""
 
 import argparse
 import importlib
@@ -10,7 +10,7 @@ ENGINES = ("fastrt", "local", "ray", "ray-itself")
 
 
 def start(engine, workers=2, address=None):
-    """The module that the program uses, begun.
+    """Start an engine and return the module that the program uses.
 
     Args:
         engine: fastrt; local: fastrt in this process; ray: fastrt's functions on Ray; ray-itself: Ray's.
@@ -30,7 +30,7 @@ def start(engine, workers=2, address=None):
 
 
 def run(main, check, size):
-    """Run an example's `main(ray, size)` as the command line says, check what it found, and print how long it took."""
+    """Run an example's `main(ray, size)` by the command line, check its result, and print the time."""
     parser = argparse.ArgumentParser(description=inspect.getmodule(main).__doc__.splitlines()[0])
     parser.add_argument("--engine", choices=ENGINES, default="fastrt", help="what runs it (default: fastrt)")
     parser.add_argument("--size", type=int, default=size, help=f"how much of it (default: {size})")

@@ -2,8 +2,8 @@
 
 Run: python examples/file_crawler.py [--engine fastrt|local|ray|ray-itself] [--size N]
 
-One actor, the frontier, knows which pages have been seen; readers, actors too, read what they are told to, say which
-pages it links to, and keep an index of words. Which reader gets which page depends on who is quicker; what is found
+One actor, the frontier, knows the pages that have been seen; readers, actors too, read the pages assigned to them,
+report their links, and keep an index of words. The assignment of pages to readers depends on timing; the result
 does not, and is compared with a walk over the same files.
 """
 
@@ -20,7 +20,7 @@ WORD = re.compile(r"\b[a-z]{3,}\b")
 
 
 def write_pages(folder, count):
-    """Pages that link to some others; a few of them nobody links to."""
+    """Pages that link to some others; no page links to a few of them."""
     for number in range(count):
         links = {(number * 7 + 3) % count, (number * number + 1) % count, number // 2, number + 1}
         text = " ".join(f"[[page{link}]]" for link in sorted(links) if link < count and link % 11 != 5)
@@ -34,7 +34,7 @@ def links_and_words(path):
 
 
 class Frontier:
-    """Which pages have been seen, and which are still to be read."""
+    """The pages that have been seen, and those still to be read."""
 
     def __init__(self, first):
         self.seen = {first}
@@ -62,7 +62,7 @@ class Reader:
         self.words = {}
 
     def read(self, name):
-        """Read a page, tell the frontier what it links to, and only then say that this one is done."""
+        """Read a page, report its links to the frontier, and only then report that this page is done."""
         links, words = links_and_words(f"{self.folder}/{name}.txt")
         for word in words:
             self.words[word] = self.words.get(word, 0) + 1
@@ -84,7 +84,7 @@ def crawl(ray, folder):
             break
         done, _ = ray.wait(list(busy), num_returns=1)
         for ref in done:
-            ray.get(ray.get(ref))  # the reader has read, and the frontier has heard of it
+            ray.get(ray.get(ref))  # the reader has read, and the frontier has its report
             idle.append(busy.pop(ref))
     total = {}
     for counts in ray.get([reader.counts.remote() for reader in readers]):
@@ -107,11 +107,11 @@ def walk(folder):
 
 
 def main(ray, size):
-    """The pages that were found, and how often each word stands there.
+    """The pages that were found, and how often each word occurs.
 
     Args:
         ray: the module: fastrt or Ray.
-        size: pages that there are.
+        size: number of pages.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -3,7 +3,7 @@
     python examples/jax_two_processes.py
 
 needs `pip install fastrt jax`. The parent starts a fastrt coordinator and the two processes; they use JAX's own
-`jax.distributed`, which does not know that the service at the other end is not its own.
+`jax.distributed`, which does not notice that the service is another one.
 """
 
 import os
@@ -20,7 +20,7 @@ def work(address: str, process_id: int) -> None:
     import numpy as np
 
     # JAX's process 0 starts a service of its own inside `jax.distributed.initialize`. On our port it would clash with
-    # ours, so it gets a port that nobody connects to: all clients, that of process 0 too, go to `address`.
+    # ours, so it gets a port without clients: all clients, that of process 0 too, connect to `address`.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         coordinator_address=address,
@@ -30,7 +30,7 @@ def work(address: str, process_id: int) -> None:
     )
     mesh = jax.make_mesh((PROCESSES,), ("process",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))
-    local = np.arange(4, dtype=np.int32) + 4 * process_id  # 0..3 here, 4..7 there
+    local = np.arange(4, dtype=np.int32) + 4 * process_id  # 0..3 in one process, 4..7 in the other
     whole = jax.make_array_from_process_local_data(sharding, local)
     total = int(jax.jit(jnp.sum)(whole))  # each process has half of the array; Gloo adds the halves
     print(f"process {jax.process_index()} of {jax.process_count()}: the sum over both is {total}", flush=True)

@@ -3,7 +3,7 @@
 Run: python examples/matrix_blocks.py [--engine fastrt|local|ray|ray-itself] [--size N]
 
 Every task computes with as many threads as it has CPUs (one, unless it asks for more): tasks on all cores, each with
-threads for all cores, would hold each other up. Numbers are small integers, so that sums are exact in any order.
+threads for all cores, would compete for the cores. Numbers are small integers, so that sums are exact in any order.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ def main(ray, size):
 
 
 def check(result, size):
-    """Compare with the same by a loop."""
+    """Compare with the same work in a loop."""
     found = [product(number // DEEP, number % DEEP) for number in range(size)]
     assert result == [sum(one[0] for one in found), sum(one[1] for one in found)]
 

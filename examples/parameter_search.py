@@ -3,7 +3,7 @@
 Run: python examples/parameter_search.py [--engine fastrt|local|ray|ray-itself] [--size N]
 
 The data is put once; every trial reads the same memory. Trials are started a few at a time, the next one as soon as
-any has ended, so that a long one holds nobody up. The result is compared with a plain loop over the same trials.
+any has ended, so that a long one delays no other. The result is compared with a plain loop over the same trials.
 """
 
 import numpy as np

@@ -3,9 +3,9 @@
 Run: python examples/parameter_server_actor.py [--engine fastrt|local|ray|ray-itself] [--size N]
 
 Players walk a corridor with a pit at one end and a prize at the other. Each plays some games with the parameters that
-it got last, computes how it should have acted and what each place is worth, and sends that change to the server,
-which answers with newer parameters; nobody waits for the others. How the changes mix depends on timing, so it is the
-behaviour that is checked: the learned policy walks straight to the prize from everywhere.
+it got last, computes better preferences and the value of each place, and sends that change to the server, which
+answers with newer parameters; no player waits for another. How the changes mix depends on timing, so the check is of
+the behaviour: the learned policy walks straight to the prize from everywhere.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ GAMES = 4  # between two changes
 
 
 class Server:
-    """The parameters: preferences for left and right by place, and what each place is worth."""
+    """The parameters: preferences for left and right by place, and the value of each place."""
 
     def __init__(self):
         self.parameters = {"policy": np.zeros((PLACES, 2)), "value": np.zeros(PLACES)}
@@ -60,7 +60,7 @@ class Player:
         self.random = np.random.default_rng(number)
 
     def round(self, parameters):
-        """Play some games; what the parameters should change by."""
+        """Play some games; returns the change of the parameters."""
         policy, value = parameters["policy"], parameters["value"]
         changes = {"policy": np.zeros_like(policy), "value": np.zeros_like(value)}
         for _ in range(GAMES):
@@ -77,7 +77,7 @@ class Player:
 
 
 def main(ray, size):
-    """How many changes there were, and which way the learned policy goes from each place.
+    """The number of changes, and the direction of the learned policy from each place.
 
     Args:
         ray: the module: fastrt or Ray.

@@ -27,7 +27,7 @@ F = np.float32
 
 
 def split(x, y):
-    """For training and for the test: every fifth row."""
+    """Split rows into training and test; every fifth row is for the test."""
     test = np.arange(len(x)) % TEST_EVERY == 0
     return (x[~test], y[~test]), (x[test], y[test])
 
@@ -97,7 +97,7 @@ def patients_alone(keys, y, reduce=lambda array: array, total=None):
 
 
 def first_rows():
-    """What the servers, too, begin with: a function of the key."""
+    """The initial rows, the same as the servers': a function of the key."""
     return START.rows(np.arange(10 * BINS, dtype=np.uint64), 1 + FACTORS)
 
 
@@ -108,7 +108,7 @@ START = ps.Normal(0.1, seed=3)
 
 
 def worker(cluster, result):
-    """One of WORKERS processes; each gets the cluster sent."""
+    """One of WORKERS processes; each receives the cluster as an argument."""
     with cluster:
         (x, y), _ = digits()
         (keys, progress), _ = patients()
@@ -147,7 +147,7 @@ def member(rank, result):
 
 
 def in_processes(function, arguments):
-    """What the first one of the processes sends."""
+    """The message of the first process that sends one."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     processes = [context.Process(target=function, args=(*some, sender)) for some in arguments]

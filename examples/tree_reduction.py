@@ -2,7 +2,7 @@
 
 Run: python examples/tree_reduction.py [--engine fastrt|local|ray|ray-itself] [--size N]
 
-All tasks are submitted at once: each names the results of two others as its arguments, and runs when these are there.
+All tasks are submitted at once: each names the results of two others as its arguments, and runs when these are ready.
 Whole numbers are added, so the order of the additions makes no difference; the result is known.
 """
 
@@ -62,7 +62,7 @@ def main(ray, size):
 
 
 def check(result, size):
-    """The numbers are all those from 0 on."""
+    """Check against all numbers from 0 on."""
     count = size * LENGTH
     assert result == [count * (count - 1) // 2, list(range(count))]
 

@@ -1,9 +1,9 @@
-"""Map and reduce with a shuffle between: which words stand beside each other most often, in text that is made up.
+"""Map and reduce with a shuffle between: the most frequent pairs of neighbouring words in generated text.
 
 Run: python examples/word_shuffle.py [--engine fastrt|local|ray|ray-itself] [--size N]
 
-A mapper counts pairs of neighbours in one piece of text and gives one part to each reducer, as so many results; a
-reducer adds up its parts of all mappers, and is started before any mapper has ended: its arguments are references. No
+A mapper counts pairs of neighbours in one piece of text and returns one part for each reducer, as so many results; a
+reducer adds up its parts of all mappers, and is submitted before any mapper has ended: its arguments are references. No
 pair goes through the driver. The result is compared with one count over all of the text.
 """
 
@@ -68,7 +68,7 @@ def main(ray, size):
 
 
 def check(result, size):
-    """Compare with one count over all of the text."""
+    """Compare with one count over the whole text."""
     total = Counter()
     for number in range(size):
         total.update(neighbours(piece_of_text(number, WORDS_IN_PIECE)))

@@ -1,5 +1,6 @@
 """Every command and program that the pages show is run, or at least exists as it is written."""
 
+import ast
 import functools
 import re
 import shutil
@@ -12,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
-    "README.md", "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
+    "README.md", "CONTRIBUTING.md", "docs/start.md",
+    "docs/coordination.md", "docs/cluster.md", "docs/resources.md", "docs/scheduler.md",
     "docs/parameter_server.md", "docs/collective.md", "docs/actors.md", "docs/libraries.md",
     "docs/observing.md", "docs/engines.md", "docs/migrating.md", "docs/tasks.md", "docs/environments.md",
     "docs/placement.md",
@@ -123,3 +125,31 @@ def test_make_alone_lists_every_target():
     targets = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
     assert len(targets) <= 10  # as many as one sees at a glance; `soak` came last, others would have to make room
     assert re.findall(r"make (\w+) ", listed) == targets
+
+
+def test_import_order_of_the_architecture_page_is_the_one_that_is_checked():
+    tidy = ast.parse((ROOT / "tests/test_tidy.py").read_text())
+    orders = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tidy.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("LAYERS", "CORE_LAYERS")
+    }
+    text = (ROOT / "docs/architecture.md").read_text()
+    shown = [" ".join(block.split()) for block in re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)]
+    assert shown == [orders["LAYERS"], orders["CORE_LAYERS"]]
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs/README.md").read_text()
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if page != "README.md" and f"]({page})" not in index] == []
+
+
+def test_files_that_the_guides_for_contributors_name_exist():
+    places = ("", "src/fastrt/", "tests/", "tests/crash/", "tests/fuzz/")
+    missing = []
+    for page in ("CONTRIBUTING.md", "docs/architecture.md"):
+        text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.M | re.S)
+        names = re.findall(r"`([\w./*]*/[\w.*]+\.(?:py|pyx|pxd|h|md|proto)|(?:src|tests|docs|protos)/[\w/]*)`", text)
+        missing += [f"{page}: {name}" for name in names if not any(list(ROOT.glob(place + name)) for place in places)]
+    assert missing == []

@@ -1,4 +1,4 @@
-"""What every peer has: numbers that never repeat, arrays to send, and rounds of units."""
+"""The base of every peer: numbers that never repeat, arrays to send, and rounds of units."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ now = time.perf_counter_ns
 class Peer:
     """A running library. Subclasses start it in `__init__(workers, store_bytes)` and add the rows they can do."""
 
-    # How many units of a row run unmeasured first, and how long at most.
+    # The number of units of a row that run unmeasured first, and their longest time.
     warm_units = 20
     warm_s = 1.0
 
     def __init__(self) -> None:
         self._count = 0
         self._arrays: dict[int, Any] = {}
-        self.kept: dict[str, Any] = {}  # by method: what stays alive between the units of a row
+        self.kept: dict[str, Any] = {}  # by method: values that stay alive between the units of a row
 
     def fresh(self, count: int = 1) -> int:
         """The first of `count` numbers that no earlier task has seen: nothing can be cached."""
@@ -48,7 +48,7 @@ class Peer:
         return times
 
     def prepare(self, method: str, argument: int | None) -> None:
-        """Make what a row needs, and run some units of it unmeasured: every block that it will use is then warm."""
+        """Prepare a row, and run some units of it unmeasured: every block that it will use is then warm."""
         make = getattr(self, f"prepare_{method}", None)
         if make is not None:
             self.kept[method] = make(argument)
@@ -59,7 +59,7 @@ class Peer:
                 break
 
     def finish(self) -> None:
-        """Let go of what a row has kept."""
+        """Drop the values that a row has kept."""
         self.kept.clear()
 
     def first(self) -> None:

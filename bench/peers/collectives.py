@@ -1,4 +1,4 @@
-"""One rank of a library's group, told by the driver what to run: fastrt, mpi4py or torch's Gloo.
+"""One rank of a library's group, which runs the driver's orders: fastrt, mpi4py or torch's Gloo.
 
 It needs NumPy and its library only, so that it runs in any environment. See `compare_collective.py`.
 """
@@ -10,12 +10,12 @@ import socket
 import sys
 import time
 
-sys.path.pop(0)  # this folder has modules named as the libraries
+sys.path.pop(0)  # this folder has modules named like the libraries
 
 import numpy as np
 
-ROTATED_BYTES = 192 << 20  # so many bytes of buffers in turns are in no cache
-ROTATED_MOST = 4096  # of small ones, so many: they are in the last cache at best
+ROTATED_BYTES = 192 << 20  # buffers of so many bytes in turns fit in no cache
+ROTATED_MOST = 4096  # so many small ones: they fit in the last cache at best
 
 
 class Fastrt:
@@ -41,7 +41,7 @@ class Fastrt:
 
 
 class Mpi:
-    """mpi4py over whatever MPI it was installed with."""
+    """mpi4py over the MPI that it was installed with."""
 
     def __init__(self, name, rank, size, port):
         from mpi4py import MPI
@@ -92,7 +92,7 @@ def prepare(side, order):
     arrays = [side.empty(count, order["place"]) for _ in range(sets)]
     outs = [side.empty(count, order["place"]) for _ in range(sets)] if how in ("out", "copy") else arrays
     for array in [*arrays, *outs]:
-        array[:] = 0  # memory is there, and sums stay 0
+        array[:] = 0  # memory is allocated, and sums stay 0
     if how == "copy":
         return lambda i: np.copyto(outs[i % sets], arrays[i % sets])
     if how == "out":
@@ -140,7 +140,7 @@ def main():
         for line in stream:
             stream.write(json.dumps(measure(side, json.loads(line), prepared)) + "\n")
             stream.flush()
-    os._exit(0)  # some libraries' own end waits for ranks that are gone
+    os._exit(0)  # the shutdown of some libraries waits for ranks that are gone
 
 
 if __name__ == "__main__":

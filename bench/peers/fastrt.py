@@ -1,4 +1,4 @@
-"""fastrt, and memcpy in the same process and the same mapping: the limit of what a put can reach."""
+"""fastrt, and memcpy in the same process and the same mapping: the upper bound of a put."""
 
 from __future__ import annotations
 
@@ -193,5 +193,5 @@ def writable_blocks(nbytes: int, count: int) -> list[Any]:
 
 
 def address(block: Any) -> int:
-    """Where a writable buffer begins."""
+    """The address of a writable buffer."""
     return ctypes.addressof(ctypes.c_char.from_buffer(block))

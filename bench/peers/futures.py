@@ -1,4 +1,4 @@
-"""What the executors of concurrent.futures' interface share: tasks only, no store, no dependencies."""
+"""The common part of executors with the interface of concurrent.futures: tasks only, no store, no dependencies."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def serve(host: str, nbytes: int, token: str) -> None:
 
 
 def take(nbytes: int, token: str) -> None:
-    """Pull what each line asks for, and let go of it."""
+    """Pull the objects that each line names, and drop them."""
     segment, table = open_table(nbytes)
     identity = Identity.from_token(token)
     pullers = {"clear": Puller(table, identity, insecure=True, checksum=False), "sealed": Puller(table, identity)}

@@ -1,4 +1,4 @@
-"""Ray, on one node, with what a plain program does not need switched off."""
+"""Ray on one node, with the features off that a plain program does not need."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Ray(Peer):
         return took
 
     def wait_each(self, count: int) -> int:
-        """As Ray's own microbenchmark does it: only the first call needs to ask for the values."""
+        """The method of Ray's own microbenchmark: only the first call needs to ask for the values."""
         wait, remote, x = ray.wait, self._stamp.remote, self.fresh(count)
         start = now()
         refs = [remote(k) for k in range(x, x + count)]
@@ -142,7 +142,7 @@ class Ray(Peer):
         return took
 
     def prepare_put_array(self, nbytes: int) -> list[Any]:
-        # Its store gives memory back late and takes fresh pages meanwhile: it is warm when it has used all of them.
+        # Its store frees memory late and takes fresh pages meanwhile: it is warm when it has used all of them.
         while self._fresh_bytes > 0:
             ray.put(self.array(nbytes))
             self._fresh_bytes -= nbytes

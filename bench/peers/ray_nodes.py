@@ -1,8 +1,8 @@
 """Two nodes of Ray on this machine, and large values that go from one to the other: a program of its own.
 
 `compare_transfer.py` runs its text in a Python that has Ray and NumPy, with the values' size as the argument. For each
-line of standard input a task on the second node makes a value, and once it is there the driver on the first fetches it:
-it writes the seconds of that.
+line of standard input a task on the second node makes a value. Once it exists the driver on the first fetches it, and
+writes the seconds of the fetch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _ROOM = 3  # values a node's store has room for
 
 @ray.remote
 def make(nbytes: int, seed: int) -> np.ndarray:
-    """A value whose ends tell who made it."""
+    """A value whose ends identify its maker."""
     value = np.zeros(nbytes, np.uint8)
     value[0] = value[-1] = seed
     return value
 
 
 def fetch(nbytes: int, seed: int) -> float:
-    """Have a value made on the other node, and bring it here: the seconds of the latter."""
+    """Have a value made on the other node, and fetch it; returns the seconds of the fetch."""
     ref = make.remote(nbytes, seed)
     ray.wait([ref], fetch_local=False)
     start = time.perf_counter()
