@@ -58,8 +58,8 @@ enum { /* objects */
 enum { /* tasks */
     FRT_TASK_EMPTY = 0,
     FRT_TASK_RESERVED = 1, /* client: keeps the record in its private magazine, or is filling it */
-    FRT_TASK_WAITING = 2,  /* for an argument, or for resources */
-    FRT_TASK_READY = 3,
+    FRT_TASK_WAITING = 2,  /* client: made it WAITING, for an argument or for resources */
+    FRT_TASK_READY = 3,   /* client: made it READY */
     FRT_TASK_CLAIMED = 4, /* client: popped it and has not entered user code */
     FRT_TASK_RUNNING = 5, /* client: runs it */
     FRT_TASK_BLOCKED = 6, /* client: runs it, and sleeps in a get or wait */
@@ -260,7 +260,7 @@ typedef struct {
     uint32_t task;    /* index + 1 of the task that will seal it; when FREEING: index + 1 of the next entry to free */
     uint32_t waiter;  /* first task that waits for it, index + 1; derived, under the links lock */
     uint32_t nrefs;   /* contained refs: frt_refslot[nrefs] at the end of the payload */
-    uint16_t kind;    /* how the value is encoded: the store chooses it, the core does not read it */
+    uint16_t kind;    /* how the value is encoded: below 16 a scalar (scalar.pxd), else the store's choice */
     uint8_t flags;
     uint8_t pad0;
     union { /* an actor's own object is never an item */
@@ -276,7 +276,7 @@ enum {
     FRT_ENTRY_COUNTED = 1, /* its contained refs are in their `counted` words */
     FRT_ENTRY_ERROR = 2,   /* get raises the value */
     FRT_ENTRY_FILE = 4,    /* there may be a file of its bytes */
-    FRT_ENTRY_ACTOR = 8,   /* an actor ends with it */
+    FRT_ENTRY_ACTOR = 8,   /* an actor's object: the actor ends with it */
     FRT_ENTRY_STREAM = 16, /* its value is a frt_stream */
     FRT_ENTRY_READ = 32    /* an error that a caller has read; an actor's object: a call has raised why it is dead */
 };
@@ -293,7 +293,7 @@ enum {
  * result sealed and then no item has read everything. Readers that wait for items, and the task when it waits for
  * room, are waiters of the stream's object.
  * If the readers are on another node, one process here takes the items for them. Only that process writes `away` and
- * `elsewhere`. When it dies, its hold of the object is dropped, too, and both fields mean nothing. */
+ * `elsewhere`. When it dies, its hold of the object is dropped, too, and both fields have no meaning. */
 typedef struct {
     uint64_t head;     /* {items taken:32 | first item, index + 1:32}; also read without the lock */
     uint64_t produced; /* items ever added; derived */

@@ -1,4 +1,4 @@
-/* The one lock of the segment: a robust, process-shared mutex (9 ns uncontended, 2.4 ns of them for robustness).
+/* The lock type of the segment: a robust, process-shared mutex (9 ns uncontended, 2.4 ns of them for robustness).
  *
  * The kernel gives the lock of a dead thread to the next taker, which must first rebuild the data that the lock
  * protects from the state words. A holder that is only stopped keeps the lock: after FRT_LOCK_PATIENCE_NS the
