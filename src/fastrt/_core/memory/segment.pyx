@@ -439,13 +439,13 @@ cdef class Segment:
         elif info.st_size < 4096:
             why = f"it has {info.st_size} bytes and no superblock"
         if why is None:
-            why = self._foreign(&copy, info.st_size)
+            why = self._why_unusable(&copy, info.st_size)
         if why is not None:
             raise AttachError(f"{name} is refused: {why}")
         self._map(shm.fd, &copy)
         return self
 
-    cdef object _foreign(self, frt_superblock *sb, uint64_t size):
+    cdef object _why_unusable(self, frt_superblock *sb, uint64_t size):
         """Why this process cannot use the segment, or None; its superblock is copied to `sb`.
 
         The superblock is read, not mapped: if it is a hole, a mapped read could find no memory.
@@ -568,10 +568,10 @@ cdef bint _in_use(name) except -1:
     try:
         raw = os.pread(shm.fd, sizeof(sb), 0)
         if len(raw) < <Py_ssize_t>sizeof(sb):
-            return _young(shm.fd)
+            return _may_be_in_the_making(shm.fd)
         memcpy(&sb, <char *>raw, sizeof(sb))  # not read in place: bytes are not aligned as the struct is
         if sb.magic == 0:
-            return _young(shm.fd)
+            return _may_be_in_the_making(shm.fd)
         if sb.magic != FRT_MAGIC or sb.pid_namespace != pid_namespace():
             return True
         if sb.boot_hash != boot_hash():
@@ -594,7 +594,7 @@ cdef bint _in_use(name) except -1:
         os.close(shm.fd)
 
 
-cdef bint _young(int fd) except -1:
+cdef bint _may_be_in_the_making(int fd) except -1:
     """Whether a segment without a superblock may still be in the making: that takes less than a minute."""
     import time
     return time.time() - os.fstat(fd).st_mtime < 60

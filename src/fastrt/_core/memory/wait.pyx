@@ -21,7 +21,7 @@ cdef extern from "<sched.h>" nogil:
 cdef enum:
     NAP_NS = 50000000
     IDLE_NAP_NS = 1000000000  # a wake costs 55 us in a cold cache: 20 per second would cost a worker 0.1 % of a core
-    SELFISH_NS = 4000  # spin this long before yielding: a round trip between two spinning processes takes 1 to 2 us
+    NO_YIELD_NS = 4000  # spin this long before yielding: a round trip between two spinning processes takes 1 to 2 us
     SPINS_PER_LOOK = 32  # a pause takes 20 to 40 cycles: read the clock about twice per microsecond
 
 
@@ -47,7 +47,7 @@ cdef bint wait_spin_on(int64_t started, int64_t spin_ns) noexcept nogil:
     queued on this same processor (without the yield a round trip then lasts as long as the spin).
     """
     cdef int64_t elapsed = frt_now_ns() - started
-    if elapsed > SELFISH_NS:
+    if elapsed > NO_YIELD_NS:
         sched_yield()
     return elapsed < spin_ns
 
