@@ -20,18 +20,10 @@ PHRASES = {
     r'"""(?:What|Who|As|It|See)\b': "a docstring's first sentence says what the thing is or does",
 }
 PATTERN = re.compile("|".join(PHRASES), re.I)
-BUDGETS = {
+BUDGETS: dict[str, int] = {
+    "CONTRIBUTING.md": 1,
     "__init__.py": 4,
-    "_core/__init__.py": 1,
-    "_core/collective": 20,
-    "_core/include": 42,
-    "_core/memory": 31,
-    "_core/objects": 60,
-    "_core/refcounts": 20,
-    "_core/repair": 21,
-    "_core/tables": 9,
     "_core/tasks": 90,
-    "_core/transfer": 8,
     "cli": 16,
     "cluster": 273,
     "collective": 63,

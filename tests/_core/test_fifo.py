@@ -86,7 +86,7 @@ def test_two_processes_use_of_it_agrees_with_a_model_through_growth(client, make
 
 def test_what_is_no_queue_is_refused(client, make):
     root, _ = make()
-    with pytest.raises(FastrtError, match="no queue"):
+    with pytest.raises(FastrtError, match="not a queue"):
         Fifo(client, view_of(client, segment_of(client, 256)))
     with pytest.raises(ValueError, match="no room"):
         fifo.write_segment(bytearray(8))

@@ -73,8 +73,8 @@ def test_damaged_object_words_are_found(node, client, raw):
     entry = raw.at(ENTRIES, ref.index * ENTRY_BYTES)
     assert "state 99, which does not exist" in damaged(client, raw, word + 7, "B", 99)[0]
     assert "stamped by client 60" in damaged(client, raw, word + 4, "I", 1 << 24 | 60 << 8)[0]
-    assert "held by client 5, which is not there" in damaged(client, raw, word + 8, "Q", 1 | 1 << 5)[0]
-    assert "held by nobody" in damaged(client, raw, word + 8, "Q", 0)[0]
+    assert "held by client 5, which is gone" in damaged(client, raw, word + 8, "Q", 1 | 1 << 5)[0]
+    assert "has no holder" in damaged(client, raw, word + 8, "Q", 0)[0]
     assert "lies in a block of 8192" in damaged(client, raw, entry + 8, "Q", 9000)[0]
     assert "whose owner word is 0" in damaged(client, raw, entry + 16, "Q", raw.at(PAYLOAD, 8192))[0]
     assert "whose owner word is 0" in damaged(client, raw, entry + 16, "Q", 1 << 50)[0]
@@ -88,7 +88,7 @@ def test_damaged_pages_are_found(node, client, raw):
     slab = next(p for p in range(1024) if raw.read(pages + 8 * p, "Q") >> 56 == 3)
     for count in (0, 5000):
         assert any("the walk over the arena" in line for line in damaged(client, raw, pages + 8 * first, "I", count))
-    assert any("belongs to nobody" in line for line in damaged(client, raw, owners + 256 * first, "I", 0))
+    assert any("has no owner" in line for line in damaged(client, raw, owners + 256 * first, "I", 0))
     assert any("does not name it" in line for line in damaged(client, raw, owners + 256 * first, "I", 4000))
     assert any("bitmap" in line for line in damaged(client, raw, raw.at(BITS, 8 * slab), "Q", 0))
     assert any("has owner 5" in line for line in damaged(client, raw, owners + 256 * (first + 8), "I", 5))
@@ -103,7 +103,8 @@ def test_damaged_task_words_are_found(node, client, function, raw):
     assert "stamped by client 60" in damaged(client, raw, word + 5, "B", 60)[0]
     assert "ready and not queued" in damaged(client, raw, word, "Q", 3 << 56 | 77)[0]
     assert "waits for task" in damaged(client, raw, word + 7, "B", 1)[0]
-    assert "which is not its own" in damaged(client, raw, raw.at(TASKS, 256 * task + 32), "Q", raw.at(PAYLOAD, 8192))[0]
+    block = raw.at(PAYLOAD, 8192)
+    assert "which does not belong to it" in damaged(client, raw, raw.at(TASKS, 256 * task + 32), "Q", block)[0]
     node.end([task])
 
 
@@ -145,11 +146,11 @@ def test_impossible_state_under_a_lock_ends_the_session_for_all(node, client, fu
     peer = node.peer()
     assert peer.run("handles.put_scalar(client, 1) is not None")
     with changed(raw, raw.at(RING, 0), "Q", 1 << 30):
-        with pytest.raises(ArenaCorrupt, match="names a task that cannot be"):
+        with pytest.raises(ArenaCorrupt, match="names an impossible task"):
             tasks.next_task(client, 0.0, 0.0)
-        with pytest.raises(ArenaCorrupt, match="names a task that cannot be"):
+        with pytest.raises(ArenaCorrupt, match="names an impossible task"):
             handles.put_scalar(client, 1)
-        with pytest.raises(AssertionError, match=r"ArenaCorrupt.*names a task that cannot be"):
+        with pytest.raises(AssertionError, match=r"ArenaCorrupt.*names an impossible task"):
             peer.run("handles.put_scalar(client, 1)")
     what, task, _ = tasks.cancel(client, ref)
     assert what == "ending"

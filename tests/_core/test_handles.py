@@ -202,7 +202,7 @@ def test_copies_of_a_reference_are_the_reference(client):
 
 
 def test_bare_reference_cannot_be_pickled(client):
-    with pytest.raises(TypeError, match="pickled by the store only"):
+    with pytest.raises(TypeError, match="only the store can pickle"):
         handles.Ref.__reduce__(handles.put_scalar(client, 1))
 
 

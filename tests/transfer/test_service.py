@@ -116,7 +116,7 @@ def test_chunks_that_are_no_messages_are_refused(site: Site, server: ObjStoreSer
         [b"\xff\xff"],
         [SERVICE["StreamObj"][0](objref=1, totalsize=9, data=b"x").SerializeToString(), b"\x0c"],
     ):
-        with refused("INVALID_ARGUMENT", "this is no ObjChunk"):
+        with refused("INVALID_ARGUMENT", "this is not an ObjChunk"):
             stub(iter(bodies), timeout=PATIENCE_S, metadata=call.metadata)
     assert server.table.coming() == 0
 

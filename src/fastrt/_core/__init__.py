@@ -1,8 +1,8 @@
-"""The compiled core: bytes in shared memory. It knows no RPC, no pickle, no policy, no settings and no clock.
+"""The compiled core: bytes in shared memory. It has no RPC, no pickle, no policy, no settings and no clock.
 
-Sub-packages, each of which imports only what is left of it: memory, objects, tasks, repair; collective, tables,
-refcounts and transfer import only memory. Reading order: include/layout.h; memory: segment, clients, arena; objects:
-objects; tasks: tasks; memory: queue, wait.
+Import order: memory < objects < tasks < repair, each importing only sub-packages before it; collective, tables,
+refcounts and transfer import only memory. Reading order: include/layout.h; memory/segment, memory/clients,
+memory/arena; objects/objects; tasks/tasks; memory/queue, memory/wait.
 """
 
 import sysconfig
@@ -12,7 +12,7 @@ try:
     import fastrt._core.memory.errors as _errors  # noqa: F401  (the probe: any compiled module would do)
 except ModuleNotFoundError as exc:
     if not (exc.name or "").startswith("fastrt._core"):
-        raise  # something else is missing, and Python's own message names it
+        raise  # another module is missing, and Python's message names it
     _here = Path(__file__).parent
     _wanted = sysconfig.get_config_var("EXT_SUFFIX")
     _found = sorted({path.name.partition(".")[2] for path in _here.rglob("*.so")} - {str(_wanted).lstrip(".")})

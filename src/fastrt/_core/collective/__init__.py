@@ -1,1 +1,1 @@
-"""Groups of ranks over shared memory, and the vector loops of their operations."""
+"""Collective groups of ranks over shared memory, and the vector loops of their operations."""

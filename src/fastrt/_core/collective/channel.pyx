@@ -1,10 +1,11 @@
 # cython: language_level=3
 """Messages from one rank to another of the same node, through a ring of bytes with one writer and one reader.
 
-A message is a head {bytes, tag, type} and its bytes. It may be larger than the ring: sender and receiver then work at
-once. Messages of a pair arrive in order; one with another tag than the receiver wants is kept aside for later.
-Whoever gives up inside a message breaks that direction for good, for where the next one begins is then unknown: the top
-bit of its counter says so, which also satisfies whatever the other side waits for.
+A message is a head {bytes, tag} and its bytes. It may be larger than the ring: sender and receiver then work at the
+same time. Messages of a pair arrive in order; a message whose tag the receiver does not want now is kept aside.
+A side that gives up inside a message breaks that direction for good, because the start of the next message is then
+unknown: it sets the top bit of its counter. Such a counter is larger than any value, so it also ends the other side's
+wait.
 """
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, StaleReferenceError
 
@@ -23,10 +24,10 @@ cdef uint64_t BROKEN = <uint64_t>1 << 63
 
 
 cdef class Channels:
-    """One rank's messages to and from the others. One thread at a time for each direction of each pair.
+    """One rank's messages to and from the others. One thread at a time may use each direction of each pair.
 
     Args:
-        memory: the group's memory as this rank attached it.
+        memory: this rank's mapping of the group's memory.
     """
     cdef GroupMemory memory
     cdef dict aside  # source -> [(tag, bytes)], in order of arrival
@@ -38,7 +39,7 @@ cdef class Channels:
 
     cdef int _move(self, frt_channel *c, int source, int target, char *at, uint64_t nbytes, bint out,
                    int64_t *deadline_ns) noexcept nogil:
-        """Write or read so many bytes; one of WAIT_*."""
+        """Write (`out`) or read `nbytes` bytes of the ring; one of WAIT_*."""
         cdef uint64_t size = self.memory.ring_bytes
         cdef char *ring = self.memory.ring(source, target)
         cdef uint64_t mine = c.head if out else c.tail
@@ -55,7 +56,7 @@ cdef class Channels:
                 if rc != WAIT_MET:
                     return rc
                 continue
-            n = min(n, nbytes, size // 4, size - mine % size)  # by quarters, so that both sides work at once
+            n = min(n, nbytes, size // 4, size - mine % size)  # in quarters, so that both sides work at the same time
             if out:
                 memcpy(ring + mine % size, at, n)
             else:
@@ -69,7 +70,7 @@ cdef class Channels:
         return WAIT_MET
 
     cdef int _check(self, int rc, frt_channel *c, uint64_t before, bint out, int peer) except -1:
-        """Raise what ended a transfer; break the direction if that was inside a message."""
+        """Raise the error that ended a transfer; break the direction if it ended inside a message."""
         cdef uint64_t *mine = &c.head if out else &c.tail
         if rc == WAIT_MET:
             return 0
@@ -89,10 +90,12 @@ cdef class Channels:
     def send(self, array, int peer, int64_t tag, double timeout):
         """Send the bytes of a contiguous buffer; returns when they are in the ring or received.
 
+        Args:
+            timeout: in seconds, for the whole message.
         Returns:
-            Whether it could be done; False when a rank has died.
+            True; False when a rank has died.
         Raises:
-            CollectiveTimeout: the receiver took no more for so long.
+            CollectiveTimeout: the ring had no room in time, because the receiver did not read.
         """
         cdef Py_buffer view
         cdef frt_message head
@@ -114,10 +117,12 @@ cdef class Channels:
     def receive(self, array, int peer, int64_t tag, double timeout):
         """Receive the next message of a tag into a contiguous writable buffer of its size.
 
+        Args:
+            timeout: in seconds.
         Returns:
-            Whether it could be done; False when a rank has died.
+            True; False when a rank has died.
         Raises:
-            CollectiveTimeout: it did not come in time.
+            CollectiveTimeout: the message did not come in time.
             CollectiveMismatch: the message has another size; it is kept.
         """
         cdef Py_buffer view
@@ -149,12 +154,12 @@ cdef class Channels:
                 if self._check(rc, c, before, False, peer):
                     return False
                 self.aside.setdefault(peer, []).append((head.tag, other))
-                self._take_aside(&view, peer, tag)  # refuses a wrong size
+                self._take_aside(&view, peer, tag)  # raises on a wrong size
         finally:
             PyBuffer_Release(&view)
 
     cdef bint _take_aside(self, Py_buffer *view, int peer, int64_t tag) except -1:
-        """Take a message that came before it was wanted; whether there was one."""
+        """Take a message that was kept aside; False if there is none with this tag."""
         cdef bytearray body
         kept = self.aside.get(peer, ())
         for k, (its_tag, found) in enumerate(kept):

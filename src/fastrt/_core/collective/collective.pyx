@@ -1,22 +1,23 @@
 # cython: language_level=3
-"""Collective operations among the ranks of one node, over their shared memory. No ring: everyone reads from everyone.
+"""Collective operations of the ranks of one node, over their shared memory. Each rank reads directly from all others.
 
-An operation goes in rounds of a chunk. In each, a rank copies its part of the input into a staging buffer (unless the
-input lies in the group's heap, where others read it in place), says so, waits until all have, and takes from the
-others' buffers what its output needs. There are two buffers, so one meeting a round is enough: who fills a buffer
-again has met all others since they read it. The first meeting also compares what the ranks are doing.
+An operation works in rounds of one chunk. In each round a rank copies its part of the input into a staging buffer
+(unless the input lies in the group's heap, where others read it in place), posts this, waits until all ranks have
+posted, and reads the data for its output from the others' buffers. There are two buffers, so one such meeting per round
+is enough: a rank that fills a buffer again has met all others since they read it. The first meeting also checks that
+all ranks run the same operation.
 
-all_reduce has a second way for more than two ranks, and for arrays reduced in place in the heap: in each chunk every
-rank reduces its own slice (reading all inputs), then all copy the slices of the others. One-shot reads every input on
-every rank; slices read each once, and cost a second meeting.
+all_reduce has a second algorithm for more than two ranks, and for arrays reduced in place in the heap: in each chunk
+every rank reduces one slice (reading all inputs), then all copy the slices of the others. Without slices every rank
+reads every input; with slices each input is read once, at the cost of a second meeting.
 
 Chunks are 512 KiB: buffers stay in the caches, so main memory sees the input read and the output written, and little
 else. Measured with two ranks on an otherwise idle machine, 1 and 4 MiB of float32 in private arrays: 45 and 202 us in
-chunks of 32 KiB, 44 and 189 with 256 KiB, 41 and 171 with 512 KiB, 42 and 183 with 1 MiB. When others want the
-processors, too, each meeting may wait for a time slice, and fewer of them count for much more: 64 MiB then take 83, 22
-and 17 ms in chunks of 32 KiB, 256 KiB and 1 MiB. Tried and left out, for 64 MiB in private arrays: to reduce in blocks
-of 8 KiB while the next chunk is prefetched and staged (0.8 of the rate), and to go backwards in every other operation,
-so that it begins with what is in the cache (1.0; 1.1 where arrays lie in the heap, which is within the noise).
+chunks of 32 KiB, 44 and 189 with 256 KiB, 41 and 171 with 512 KiB, 42 and 183 with 1 MiB. When other processes use the
+processors, too, each meeting may wait for a time slice, and the number of meetings decides: 64 MiB then take 83, 22 and
+17 ms in chunks of 32 KiB, 256 KiB and 1 MiB. Tried and rejected, for 64 MiB in private arrays: reducing in blocks of 8
+KiB while the next chunk is prefetched and staged (0.8 of the rate), and going backwards in every other operation, to
+begin with the data in the cache (1.0; 1.1 for arrays in the heap, which is within the noise).
 """
 from fastrt._core.collective.operands import NAMES as _DTYPES
 from fastrt._core.collective.reduce import REDUCTIONS as _REDUCTIONS
@@ -33,7 +34,7 @@ from fastrt._core.memory.layout cimport a32_load_sc, a64_cas_sc, a64_load_acq, a
 cdef enum:
     ALL_REDUCE, REDUCE, REDUCE_SCATTER, ALL_GATHER, GATHER, BROADCAST, SCATTER, ALL_TO_ALL, BARRIER, SHARED, KINDS
     AVERAGE = 64  # a sum, divided at the end
-    SMALL_BYTES = 1 << 15  # up to here a copy costs less than a second meeting
+    SMALL_BYTES = 1 << 15  # up to this size a copy costs less than a second meeting
     MISMATCH = 100
     NO_REDUCTION = 101
     F_GIVES = 1
@@ -57,11 +58,11 @@ cdef struct frt_run:
     int dtype
     int root
     int item_bytes
-    int parts  # the input is so many parts of `count` elements: one, or one for each rank
+    int parts  # the input has this many parts of `count` elements: 1, or one per rank
     bint gives  # this rank has an input
     bint takes  # this rank has an output
     bint staged_any  # some rank's input is staged
-    bint direct_any  # others read some rank's array in place
+    bint direct_any  # some rank's array is read in place
     bint direct_all  # every rank's output can be read in place
     uint64_t count
     uint64_t seq
@@ -77,8 +78,8 @@ cdef class Collective:
     """One rank's side of a group's operations within a node. One operation at a time.
 
     Args:
-        memory: the group's memory as this rank attached it; all ranks are attached.
-        timeout: how long an operation may wait for other ranks, in seconds, unless it says otherwise.
+        memory: this rank's mapping of the group's memory; all ranks are attached.
+        timeout: the default time that an operation may wait for other ranks, in seconds.
     """
 
     cdef GroupMemory memory
@@ -96,39 +97,39 @@ cdef class Collective:
         self.default_timeout = timeout
         self.seq = 0
 
-    # ---- what a subclass may replace ----
+    # ---- methods that a subclass may override ----
 
     def as_buffer(self, array, writable):
-        """(buffer, dtype name or None) of something that exports no usable buffer by itself.
+        """Convert an array that exports no usable buffer: (buffer, dtype name or None).
 
         Raises:
-            TypeError: always, here.
+            TypeError: always, in this base class.
         """
         raise TypeError(f"a contiguous array is needed, not {type(array).__name__}")
 
     def later(self, async_op, function, *args):
-        """Run an operation behind those that are under way.
+        """Run an operation after those that are queued or running.
 
         Raises:
-            RuntimeError: always, here.
+            RuntimeError: always, in this base class.
         """
         raise RuntimeError("this group runs no operation in the background")
 
     def name_of(self, rank):
-        """How a rank is called in messages."""
+        """A rank's name in messages."""
         return f"rank {rank}"
 
     # ---- operations ----
 
     def barrier(self, *, timeout=None, async_op=False):
-        """Wait until all ranks have come here.
+        """Wait until all ranks have called this.
 
         Args:
-            timeout: seconds; default: the group's.
+            timeout: in seconds; the group's by default.
             async_op: return a handle at once.
         Raises:
             CollectiveTimeout: some rank did not come in time.
-            CollectiveMismatch: ranks do different things.
+            CollectiveMismatch: ranks run different operations.
             PeerDied: a rank's process has ended.
         """
         if async_op or self.queued:
@@ -140,16 +141,16 @@ cdef class Collective:
 
         Args:
             array: contiguous, of the same type and number of elements on all ranks.
-            op: sum, prod, min, max, avg, or band and bor for integers. Integers wrap; avg of them is cut towards zero.
+            op: sum, prod, min, max, avg, or band and bor for integers. Integers wrap; their avg rounds towards zero.
             out: an array for the result that does not overlap `array`; by default `array` is overwritten.
-            timeout: seconds; default: the group's.
-            async_op: return a handle at once; leave the arrays alone until it is done.
+            timeout: in seconds; the group's by default.
+            async_op: return a handle at once; do not use the arrays until it is done.
         Returns:
             The array that holds the result, or a handle.
         Raises:
-            TypeError: the operation does not exist for the type.
+            TypeError: the operation is not defined for the type.
             CollectiveTimeout: some rank did not come in time.
-            CollectiveMismatch: ranks do different things.
+            CollectiveMismatch: ranks run different operations.
             PeerDied: a rank's process has ended.
         """
         if async_op or self.queued:
@@ -162,16 +163,16 @@ cdef class Collective:
         return array if out is None else out
 
     def perform(self, kind, source, target, root, op, timeout):
-        """Any operation, now.
+        """Run an operation of any kind now.
 
         Args:
             kind: one of KIND.
-            source, target: this rank's input and output, or None where it has none.
-            root: the rank that gives or takes, where there is one.
+            source, target: this rank's input and output, or None if it has none.
+            root: the rank that gives or takes, for operations that have one.
             op: how to combine.
-            timeout: seconds; None: the group's.
+            timeout: in seconds; None: the group's.
         Returns:
-            The array that holds the result; None where there is none.
+            The array that holds the result; None on a rank without one.
         Raises:
             ValueError: the root or the operation does not exist, or sizes do not fit.
         """
@@ -213,7 +214,7 @@ cdef class Collective:
         elif target is not None:
             taken = hold(self.as_buffer, target, True)
         if target is source and source is not None and given.view.readonly:
-            raise ValueError("the array is read-only: give another one as out=")
+            raise ValueError("the array is read-only: pass another array as out=")
         self._describe(&r, given, taken)
         self.inside = True
         try:
@@ -222,7 +223,7 @@ cdef class Collective:
             self.inside = False
 
     cdef int _describe(self, frt_run *r, source, target) except -1:
-        """Fill in what the buffers say, and refuse what cannot fit whatever the other ranks do."""
+        """Fill in the operation from the buffers; raise if they cannot fit, regardless of the other ranks."""
         cdef Held given = source
         cdef Held taken = target
         cdef Held either = given if given is not None else taken
@@ -247,13 +248,13 @@ cdef class Collective:
                 r.target < r.source + given.view.len:
             raise ValueError("the output overlaps the input")
         if r.gives and r.takes and r.source == r.target and r.kind not in (ALL_REDUCE, REDUCE, BROADCAST):
-            raise ValueError(f"{_KINDS[r.kind]} cannot work in place: give another array as out=")
+            raise ValueError(f"{_KINDS[r.kind]} cannot work in place: pass another array as out=")
         if r.kind in (ALL_REDUCE, REDUCE, REDUCE_SCATTER, SHARED) and r.dtype == BYTES_DTYPE:
             raise TypeError("this type cannot be reduced; integers and floats of 16 bits and more can")
         if r.kind in (ALL_REDUCE, REDUCE, REDUCE_SCATTER, SHARED) and r.dtype >= FRT_F16 and \
                 r.reduction in (FRT_BAND, FRT_BOR):
             raise TypeError(f"there is no {_OPS[r.reduction]} of {_DTYPES[r.dtype]}")
-        # Small inputs are staged wherever they lie: that is one meeting, in place it is two.
+        # Small inputs are always staged: that takes one meeting, reading in place takes two.
         if r.gives and given.view.len > SMALL_BYTES:
             r.source_offset = self.memory.offset_of(r.source, given.view.len)
         if r.takes and (taken.view.len > SMALL_BYTES or r.kind == SHARED):
@@ -291,7 +292,7 @@ cdef class Collective:
         if rc == WAIT_MET:
             rc = self._slices(r) if self._in_slices(r) else self._rounds(r)
         if rc == WAIT_MET:
-            # What was read may have been overwritten by a rank that gave this operation up and went on.
+            # A rank that gave this operation up and went on may have overwritten data that this rank has read.
             a_fence_sc()
             if a64_load_acq(&self.memory.head.abandoned) >= r.seq:
                 rc = WAIT_ABANDONED
@@ -305,7 +306,7 @@ cdef class Collective:
         return most if most < r.count else r.count
 
     cdef bint _in_slices(self, frt_run *r) noexcept nogil:
-        """Whether an all_reduce goes by slices; all ranks answer alike, as they see the same posts."""
+        """Whether an all_reduce works by slices; all ranks decide alike, because they read the same posts."""
         cdef int q
         cdef frt_post *post
         cdef bint in_place = False
@@ -317,7 +318,7 @@ cdef class Collective:
             r.direct_all &= post.target != 0
             in_place |= (post.flags & F_IN_PLACE) != 0
         if r.kind != ALL_REDUCE:
-            return r.kind == SHARED  # all ranks' outputs are one: slices are reduced, and nothing is copied
+            return r.kind == SHARED  # all ranks have the same output: slices are reduced into it, none is copied
         return in_place or (self.world_size > 2 and r.count * r.item_bytes > SMALL_BYTES)
 
     cdef int _rounds(self, frt_run *r) noexcept nogil:
@@ -338,11 +339,11 @@ cdef class Collective:
                 return rc
             at += n
             step += 1
-        # An array that was read in place is its owner's again only when all have read it.
+        # The owner of an array that is read in place must wait until all ranks have read it.
         return self._meet(r, step or 1) if r.direct_any else WAIT_MET
 
     cdef void _stage(self, frt_run *r, uint64_t at, uint64_t count, int step) noexcept nogil:
-        """Copy elements [at, at + count) of each part of the input to where the others can read them."""
+        """Copy elements [at, at + count) of each part of the input into the staging buffer."""
         cdef char *to = self.memory.staging(self.rank, r.seq & 1, step)
         cdef int k
         if r.gives and r.source_offset == 0:
@@ -351,7 +352,7 @@ cdef class Collective:
                        count * r.item_bytes)
 
     cdef const char *_input(self, frt_run *r, int rank, int part, uint64_t at, int step) noexcept nogil:
-        """Where elements from `at` on of a part of a rank's input are in this round."""
+        """The address, in this round, of element `at` of a part of a rank's input."""
         cdef uint64_t chunk = self._chunk(r)
         cdef uint64_t place
         if rank == self.rank:
@@ -364,7 +365,7 @@ cdef class Collective:
         return self.memory.staging(rank, r.seq & 1, step) + part * chunk * r.item_bytes
 
     cdef int _take(self, frt_run *r, uint64_t at, uint64_t count, int step) noexcept nogil:
-        """Make elements [at, at + count) of the output from what all have staged."""
+        """Compute elements [at, at + count) of the output from the inputs of all ranks."""
         cdef const void *sources[256]
         cdef uint64_t nbytes = count * r.item_bytes
         cdef char *to = r.target + at * r.item_bytes
@@ -386,11 +387,11 @@ cdef class Collective:
         return WAIT_MET
 
     cdef int _slices(self, frt_run *r) noexcept nogil:
-        """all_reduce, each rank reducing its slice of every chunk and copying the others' slices.
+        """Run all_reduce by slices: each rank reduces its slice of every chunk and copies the others' slices.
 
-        Where everything lies in the heap, a rank reduces its slice of the next chunk before it waits for the others'
-        slices of this one: a neighbour that is late by less than a chunk delays nobody. (Staging buffers would have to
-        be three for that.)
+        If all arrays lie in the heap, a rank reduces its slice of the next chunk before it waits for the others'
+        slices of this one: a rank that is late by less than a chunk delays no other. (With staging, this would need
+        three buffers.)
         """
         cdef uint64_t chunk = self._chunk(r)
         cdef uint64_t at = 0
@@ -429,8 +430,8 @@ cdef class Collective:
             self._copy_slices(r, before, r.count - before, 0)
         return self._meet(r, step + 1) if r.direct_any else WAIT_MET
 
-    cdef uint64_t _cut(self, uint64_t count, int rank) noexcept nogil:
-        """Where a rank's slice of `count` elements begins: as equal as whole cache lines of bytes allow."""
+    cdef uint64_t _slice_begin(self, uint64_t count, int rank) noexcept nogil:
+        """The first element of a rank's slice of `count` elements: slices are as equal as multiples of 64 allow."""
         cdef uint64_t cut
         if rank == self.world_size:
             return count
@@ -438,7 +439,7 @@ cdef class Collective:
         return cut & ~<uint64_t>63 if count >= <uint64_t>128 * self.world_size else cut
 
     cdef char *_slice_of(self, frt_run *r, int rank, uint64_t at, uint64_t begin, int buffer) noexcept nogil:
-        """Where a rank leaves its reduced slice of this chunk: in its output if that lies in the heap."""
+        """The address of a rank's reduced slice of this chunk: in its output if that lies in the heap, else staged."""
         cdef uint64_t place = self.memory.ranks[rank].posts[r.seq & 1].target
         if place:
             return self.memory.base + place + (at + begin) * r.item_bytes
@@ -446,8 +447,8 @@ cdef class Collective:
 
     cdef int _reduce_slice(self, frt_run *r, uint64_t at, uint64_t count, int buffer) noexcept nogil:
         cdef const void *sources[256]
-        cdef uint64_t begin = self._cut(count, self.rank)
-        cdef uint64_t end = self._cut(count, self.rank + 1)
+        cdef uint64_t begin = self._slice_begin(count, self.rank)
+        cdef uint64_t end = self._slice_begin(count, self.rank + 1)
         cdef int q
         for q in range(self.world_size):
             sources[q] = self._input(r, q, 0, at + begin, buffer)
@@ -462,9 +463,9 @@ cdef class Collective:
         cdef char *made
         cdef int k, q
         for k in range(self.world_size):
-            q = (self.rank + k) % self.world_size  # not all from the same one at a time
-            begin = self._cut(count, q)
-            end = self._cut(count, q + 1)
+            q = (self.rank + k) % self.world_size  # so that not all ranks read from the same one at a time
+            begin = self._slice_begin(count, q)
+            end = self._slice_begin(count, q + 1)
             to = r.target + (at + begin) * r.item_bytes
             made = self._slice_of(r, q, at, begin, buffer)
             if made != to:
@@ -495,7 +496,7 @@ cdef class Collective:
         return self._wait_all(r, step)
 
     cdef int _agree(self, frt_run *r) noexcept nogil:
-        """Whether all ranks do the same; those without input or output need not know the size (see `_fail`)."""
+        """Whether all ranks run the same operation: WAIT_MET, MISMATCH, or WAIT_ABANDONED if a rank is past it."""
         cdef frt_post *mine = &self.memory.mine.posts[r.seq & 1]
         cdef frt_post *post
         cdef int q
@@ -507,10 +508,10 @@ cdef class Collective:
                 return MISMATCH
         return WAIT_MET
 
-    # ---- when it went wrong ----
+    # ---- failures ----
 
     cdef int _fail(self, frt_run *r, int why) except -1:
-        """Raise what ended the operation; unless all ranks know, give it up for all first."""
+        """Raise the error that ended the operation. If only this rank knows of it, abandon the operation for all."""
         cdef uint64_t seen
         cdef frt_group *head = self.memory.head
         if why in (WAIT_TIMED_OUT, WAIT_SIGNALLED):
@@ -524,19 +525,19 @@ cdef class Collective:
         if why == WAIT_DEAD:
             raise self.peer_died()
         if why == WAIT_ABANDONED:
-            raise CollectiveTimeout(f"{name} was given up by another rank, whose time ran out or who was interrupted; "
+            raise CollectiveTimeout(f"{name} was given up by another rank, after a timeout or an interrupt; "
                                     "no rank may use its result. The next operation is not affected")
         if why == MISMATCH:
-            raise CollectiveMismatch(self._story(r.seq))
+            raise CollectiveMismatch(self._mismatch_message(r.seq))
         if why == NO_REDUCTION:
             raise TypeError(f"there is no {_OPS[r.reduction]} of {_DTYPES[r.dtype]}")
         late = [q for q in range(self.world_size)
                 if self.memory.ranks[q].posts[r.seq & 1].stamp < self.memory.mine.posts[r.seq & 1].stamp]
         raise CollectiveTimeout(f"{name}: {', '.join(self.name_of(q) for q in late) or 'others'} did not come in time. "
-                                "Nobody has its result; the next operation is not affected")
+                                "No rank has its result; the next operation is not affected")
 
     def peer_died(self):
-        """The error for the rank that is gone."""
+        """Make the error for the rank that is gone."""
         cdef int rank = self.memory.dead_rank()
         if self.memory.has_left(rank):
             what = "has destroyed its side of the group"
@@ -544,8 +545,8 @@ cdef class Collective:
             what = f"(process {self.memory.ranks[rank].pid}) has ended"
         return PeerDied(f"{self.name_of(rank)} {what}; the others go on with rebuild()", rank)
 
-    def _story(self, uint64_t seq):
-        """What each rank does in an operation, for those that do not agree."""
+    def _mismatch_message(self, uint64_t seq):
+        """The message for a mismatch: the operation of each rank."""
         cdef frt_post *post
         does = {}
         for q in range(self.world_size):

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""CPU memory of other libraries' arrays as a buffer, by DLPack: also of types that NumPy has no name for (bfloat16).
+"""Arrays of other libraries as buffers, through DLPack: in CPU memory, also of types that NumPy lacks (bfloat16).
 
 Source: the DLPack specification, `dlpack.h` 0.x (`DLManagedTensor`), which every producer offers by default.
 """
@@ -32,12 +32,12 @@ _TYPES = {
 
 
 cdef class Borrowed:
-    """The bytes of a contiguous CPU array that offers `__dlpack__`; the array is held as long as this lives.
+    """The bytes of a contiguous CPU array that offers `__dlpack__`. The array is held as long as this object lives.
 
     Args:
         array: the array.
     Raises:
-        TypeError: it lies elsewhere than in the CPU's memory, or is of a type that cannot be computed with here.
+        TypeError: the array is not in the CPU's memory, or reductions do not support its type.
         ValueError: its elements are not contiguous.
     """
     cdef dl_managed *managed

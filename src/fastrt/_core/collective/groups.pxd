@@ -1,4 +1,4 @@
-"""C side of a group's shared memory: its map, and what operations need of it."""
+"""C declarations of a group's shared memory, for the modules with its operations."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef extern from "group.h" nogil:
@@ -51,7 +51,7 @@ cdef enum:
     WAIT_TIMED_OUT = 1
     WAIT_DEAD = 2
     WAIT_ABANDONED = 3
-    WAIT_SIGNALLED = 4  # an exception is kept for whoever takes the GIL
+    WAIT_SIGNALLED = 4  # an exception is kept, to be raised once the caller has the GIL
     WAIT_BROKEN = 5
 
 
@@ -66,16 +66,16 @@ cdef class GroupMemory:
     cdef frt_rank *mine
     cdef uint64_t chunk_bytes
     cdef uint64_t ring_bytes
-    cdef uint64_t heap_begin  # of this rank's heap, as an offset
+    cdef uint64_t heap_begin  # offset of this rank's heap
     cdef uint64_t heap_bytes
-    cdef uint64_t present  # the heap's memory is there up to this offset: the first free part that fits is taken
-    cdef list free  # [offset, bytes] of unused parts of the heap, by offset, never adjacent
-    cdef list results  # offsets and sizes of shared results that some rank may still look at
-    cdef list returned  # the same of blocks that are gone, until the next allocation
-    cdef bint crowded
+    cdef uint64_t present  # the heap has memory up to this offset; allocations take the first free part that fits
+    cdef list free  # (offset, bytes) of unused parts of the heap, by offset, never adjacent
+    cdef list results  # (offset, bytes) of shared results that some rank may still use
+    cdef list returned  # (offset, bytes) of blocks that were dropped since the last allocation
+    cdef bint crowded  # the node has more ranks than processors
     cdef int64_t moved_ns  # when this process last moved to another processor
-    cdef int looked_at  # the rank that was looked at last, of those that are not waited for
-    cdef object raised
+    cdef int last_checked  # the rank whose process was checked last; all ranks take turns
+    cdef object raised  # the exception of WAIT_SIGNALLED
 
     cdef char *staging(self, int rank, int parity, int step) noexcept nogil
     cdef frt_channel *channel(self, int source, int target) noexcept nogil
@@ -84,8 +84,8 @@ cdef class GroupMemory:
     cdef void wake_all(self) noexcept nogil
     cdef int wait(self, const uint64_t *word, uint64_t least, int rank, uint64_t seq,
                   int64_t *deadline_ns) noexcept nogil
-    cdef void _part(self, int rank, int64_t now) noexcept nogil
-    cdef int _look(self, int rank, bint of_all) noexcept with gil
+    cdef void _leave_processor(self, int rank, int64_t now) noexcept nogil
+    cdef int _check_others(self, int rank, bint of_all) noexcept with gil
     cdef void mark_dead(self, int rank) noexcept nogil
 
 
@@ -94,4 +94,4 @@ cdef class Block:
     cdef uint64_t offset
     cdef uint64_t nbytes
     cdef bint is_result  # all ranks write it once, then it is read-only
-    cdef public bint open  # a result that is still to be written
+    cdef public bint open  # a result that may still be written

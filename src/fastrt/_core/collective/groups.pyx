@@ -1,9 +1,10 @@
 # cython: language_level=3
-"""The memory that the ranks of one node share: mapping it, its heap, and waiting for one another.
+"""The memory that the ranks of one node share: its mapping, its heap, and the waits of the ranks for one another.
 
-`include/group.h` is the map and says who writes what. A rank waits for a word of another one to reach a value: it
-spins, as the others are usually microseconds away, then sleeps on a futex, and every 50 ms looks whether others
-still live and whether a signal came. The first to find a rank dead says so in the group's head and wakes all.
+`include/group.h` describes the memory and names the writer of each field. A rank waits until a word of another rank
+reaches a value: it spins, because the others are usually microseconds away, then sleeps on a futex, and every 50 ms
+checks that other ranks are alive and whether a signal came. The first rank that finds another one dead stores this in
+the group's head and wakes all.
 """
 import os
 from bisect import insort
@@ -57,9 +58,9 @@ cdef enum:
     PAGE = 4096
     SPINS = 1000  # about 25 us: ranks that come to an operation together are much closer
     SPINS_CROWDED = 50
-    YIELDS = 20  # then offer the processor to whom we wait for, and then sleep
-    LOOK_NS = 50_000_000
-    PART_NS = 2_000_000  # how often at most to look for another processor
+    YIELDS = 20  # after the spins, yield this often (the other rank may need this processor); then sleep
+    CHECK_NS = 50_000_000
+    MOVE_NS = 2_000_000  # the shortest time between two moves to another processor
 
 
 def page_up(nbytes):
@@ -68,7 +69,7 @@ def page_up(nbytes):
 
 
 cdef class GroupMemory:
-    """One process's mapping of a group's memory, as one rank. Use `create` in one process and `attach` in all."""
+    """One process's mapping of a group's memory, for one rank. Call `create` in one process and `attach` in all."""
 
     def __cinit__(self):
         self.fd = -1
@@ -89,10 +90,10 @@ cdef class GroupMemory:
 
         Args:
             world_size: how many ranks, 1 to RANKS_MAX.
-            chunk_bytes: size of a staging buffer; operations move so much at a time.
-            heap_bytes: how much each rank can allocate, in bytes; by default as much as the machine has.
+            chunk_bytes: size of a staging buffer; operations move this much at a time.
+            heap_bytes: how much each rank can allocate, in bytes; by default the size of the machine's memory.
         Returns:
-            The descriptor of a sealed memfd; the caller's to close.
+            The descriptor of a sealed memfd; the caller closes it.
         Raises:
             ValueError: a size is out of range.
         """
@@ -119,7 +120,7 @@ cdef class GroupMemory:
             os.fchmod(fd, 0o600)
             os.ftruncate(fd, head.total_bytes)
             os.pwrite(fd, (<char *>&head)[:sizeof(head)], 0)
-            # Nobody can make it shorter, which would kill whoever touches what is gone.
+            # No process can truncate it: a process that touched the truncated part would be killed (SIGBUS).
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         except BaseException:
             os.close(fd)
@@ -131,13 +132,13 @@ cdef class GroupMemory:
         """Map a group's memory as one of its ranks.
 
         Args:
-            fd: what `create` returned, or a duplicate of it; belongs to the result from now on.
+            fd: the descriptor from `create`, or a duplicate; the result owns it from now on.
             rank: this process's number.
-            world_size: how many ranks it must be made for.
+            world_size: how many ranks the memory must be made for.
         Returns:
             The mapping.
         Raises:
-            AttachError: the memory is not what another process of this build makes, or cannot be mapped.
+            AttachError: the memory was not made by a process of this build for this group, or cannot be mapped.
         """
         cdef GroupMemory self = GroupMemory.__new__(GroupMemory)
         cdef frt_group *head
@@ -171,7 +172,7 @@ cdef class GroupMemory:
         return self
 
     def leave(self):
-        """Say that this rank takes no further part; others that wait for it are told at once."""
+        """Mark this rank as left; ranks that wait for it are woken at once."""
         a32_store_sc(&self.mine.state, FRT_RANK_LEFT)
         self.wake_all()
 
@@ -181,7 +182,7 @@ cdef class GroupMemory:
         return dead - 1 if dead else None
 
     def has_left(self, int rank):
-        """Whether a rank has said that it takes no further part."""
+        """Whether a rank has left the group."""
         return self.ranks[rank].state == FRT_RANK_LEFT
 
     def is_gone(self, int rank):
@@ -190,7 +191,7 @@ cdef class GroupMemory:
         cdef uint32_t state = a32_load_sc(&other.state)
         return state == FRT_RANK_LEFT or (state == FRT_RANK_HERE and start_time(other.pid) != other.start)
 
-    # ---- where things are ----
+    # ---- addresses ----
 
     cdef char *staging(self, int rank, int parity, int step) noexcept nogil:
         return self.base + self.head.staging + (4 * rank + 2 * parity + (step & 1)) * self.chunk_bytes
@@ -202,7 +203,7 @@ cdef class GroupMemory:
         return self.base + self.head.rings + <uint64_t>(source * self.world_size + target) * self.ring_bytes
 
     cdef uint64_t offset_of(self, const void *at, uint64_t nbytes) noexcept nogil:
-        """Where in the heaps a buffer lies, so that others may read it in place; 0 for private memory."""
+        """The offset of a buffer in a heap, where other ranks can read it in place; 0 for private memory."""
         cdef uint64_t offset = <uintptr_t>at - <uintptr_t>self.base
         cdef uint64_t heaps = self.heap_begin - self.rank * self.heap_bytes
         if <uintptr_t>at >= <uintptr_t>self.base and offset >= heaps and offset + nbytes <= self.total_bytes:
@@ -227,25 +228,26 @@ cdef class GroupMemory:
         """Wait until a word of `rank` is at least `least`; one of WAIT_*.
 
         Args:
-            seq: the operation this is part of, or 0 for none: it ends too if anybody gave that up.
-            deadline_ns: how long from now if negative; made a time of the clock when first needed.
+            seq: the operation of this wait, or 0 for none; the wait also ends if a rank gives that operation up.
+            deadline_ns: a time of the clock; or, if negative, the time from now, which is then replaced by the time
+                of the clock when the wait first needs it.
         """
         cdef int spins = SPINS_CROWDED if self.crowded else SPINS
         cdef int _k, rc
         cdef uint32_t seen
-        cdef int64_t now, left, looked
+        cdef int64_t now, left, checked
         for _k in range(spins):
             if a64_load_acq(word) >= least:
                 return WAIT_MET
             a_relax()
-        self._part(rank, frt_now_ns())
+        self._leave_processor(rank, frt_now_ns())
         for _k in range(YIELDS):
             sched_yield()
             if a64_load_acq(word) >= least:
                 return WAIT_MET
-        looked = frt_now_ns()
+        checked = frt_now_ns()
         if deadline_ns[0] < 0:
-            deadline_ns[0] = looked - deadline_ns[0]
+            deadline_ns[0] = checked - deadline_ns[0]
         a32_add_sc(&self.head.sleepers, 1)
         a32_add_sc(&self.mine.sleepers, 1)
         while True:
@@ -261,32 +263,33 @@ cdef class GroupMemory:
                 break
             now = frt_now_ns()
             left = deadline_ns[0] - now
-            if now - looked >= LOOK_NS or left <= 0:
-                rc = self._look(rank, seq != 0)
+            if now - checked >= CHECK_NS or left <= 0:
+                rc = self._check_others(rank, seq != 0)
                 if rc != WAIT_MET:
                     break
-                looked = now
+                checked = now
             if left <= 0:
                 rc = WAIT_TIMED_OUT
                 break
-            if frt_futex_wait(&self.mine.wake, seen, left if left < LOOK_NS else LOOK_NS) == EINTR:
-                looked = 0
+            if frt_futex_wait(&self.mine.wake, seen, left if left < CHECK_NS else CHECK_NS) == EINTR:
+                checked = 0
         a32_sub_sc(&self.mine.sleepers, 1)
         a32_sub_sc(&self.head.sleepers, 1)
-        # Whoever did what we wait for and then left, or died, is no reason to fail.
+        # If the other rank stored the value and then left or died, the wait has still succeeded.
         return WAIT_MET if rc != WAIT_SIGNALLED and a64_load_sc(word) >= least else rc
 
-    cdef void _part(self, int rank, int64_t now) noexcept nogil:
-        """Leave the processor that this rank shares with the one it waits for, if there are enough.
+    cdef void _leave_processor(self, int rank, int64_t now) noexcept nogil:
+        """Leave the processor that this rank shares with the rank it waits for, if there are enough processors.
 
-        A sleeper is woken on its waker's processor, and two that take turns there look busy to the system only in
-        turns, and too recently run to be moved: they stay together, and each operation takes 35 us instead of 0.7.
+        The kernel wakes a sleeper on its waker's processor. Two ranks that take turns there are never busy at the same
+        time, and each has run too recently to be moved: they stay together, and each operation takes 35 us instead of
+        0.7.
         """
         cdef cpu_set_t allowed, others
         cdef int here = sched_getcpu()
         a32_store_sc(&self.mine.processor, here + 1)
         if self.crowded or rank > self.rank or <int>a32_load_sc(&self.ranks[rank].processor) != here + 1 or \
-                now - self.moved_ns < PART_NS or sched_getaffinity(0, sizeof(allowed), &allowed) != 0:
+                now - self.moved_ns < MOVE_NS or sched_getaffinity(0, sizeof(allowed), &allowed) != 0:
             return
         others = allowed
         CPU_CLR(here, &others)
@@ -295,11 +298,11 @@ cdef class GroupMemory:
             sched_setaffinity(0, sizeof(others), &others)
             sched_setaffinity(0, sizeof(allowed), &allowed)
 
-    cdef int _look(self, int rank, bint of_all) noexcept with gil:
-        """What waiting alone does not show: signals, and whether the rank that is waited for still lives.
+    cdef int _check_others(self, int rank, bint of_all) noexcept with gil:
+        """Check for signals, and whether the rank that this one waits for is alive.
 
-        In an operation of all ranks the others are looked at, too, one at a time in turns: all may wait for one that is
-        late, and nobody for one that is dead. (One that has left may have done its part in this operation.)
+        In an operation of all ranks another rank is checked, too, in turns: all may be waiting for a rank that is only
+        late, and none for the one that is dead. (A rank that has left may have done its part in this operation.)
         """
         cdef frt_rank *other
         try:
@@ -307,10 +310,10 @@ cdef class GroupMemory:
             if self.is_gone(rank):
                 self.mark_dead(rank)
                 return WAIT_DEAD
-            self.looked_at = (self.looked_at + 1) % self.world_size
-            other = &self.ranks[self.looked_at]
+            self.last_checked = (self.last_checked + 1) % self.world_size
+            other = &self.ranks[self.last_checked]
             if of_all and a32_load_sc(&other.state) == FRT_RANK_HERE and start_time(other.pid) != other.start:
-                self.mark_dead(self.looked_at)
+                self.mark_dead(self.last_checked)
                 return WAIT_DEAD
         except BaseException as e:
             self.raised = e
@@ -318,20 +321,20 @@ cdef class GroupMemory:
         return WAIT_MET
 
     def take_raised(self):
-        """The exception that ended a wait."""
+        """Take the exception that ended a wait."""
         raised, self.raised = self.raised, None
         return raised
 
     # ---- the heap of this rank ----
 
     def allocate(self, uint64_t nbytes, bint is_result=False):
-        """A block of this rank's heap that all ranks can read in place, its memory present.
+        """Allocate a block of this rank's heap, with its memory, that all ranks can read in place.
 
         Args:
             nbytes: its size.
-            is_result: it is to be written by all ranks and read by all; see `result`.
+            is_result: all ranks will write it and read it; see `result`.
         Returns:
-            The block; its memory is free again when it and all views of it are gone.
+            The block; its memory is free again when the block and all views of it are gone.
         Raises:
             ObjectStoreFullError: the heap is used up, or the system has no more memory.
         """
@@ -347,10 +350,10 @@ cdef class GroupMemory:
                 break
         else:
             raise ObjectStoreFullError(
-                f"{nbytes} bytes wanted of a group's heap of {self.heap_bytes}: drop arrays that are no longer needed")
+                f"a group's heap of {self.heap_bytes} bytes has no room for {nbytes}: drop arrays that are not needed")
         if offset + room > self.present:
             with nogil:
-                # Older kernels do not know the request (EINVAL); then pages come at the first touch.
+                # Older kernels reject this request (EINVAL); pages then get memory at the first touch.
                 madvise(self.base + offset, room, MADV_POPULATE_WRITE)
             self.present = offset + room
         cdef Block block = Block.__new__(Block)
@@ -362,13 +365,13 @@ cdef class GroupMemory:
         return block
 
     def result(self, uint64_t offset, uint64_t nbytes):
-        """This rank's hold on a shared result that another rank has allocated; `allocate` counted it already."""
+        """Make this rank's hold on a shared result that another rank has allocated; `allocate` has counted it."""
         cdef Block block = Block.__new__(Block)
         block.memory, block.offset, block.nbytes, block.is_result = self, offset, nbytes, True
         return block
 
     def _collect(self):
-        """Take back the blocks that are gone, and shared results that nobody looks at any more."""
+        """Free the blocks that were dropped, and the shared results that no rank uses any more."""
         cdef uint64_t offset
         cdef const uint8_t *held
         while self.returned:
@@ -392,7 +395,7 @@ cdef class GroupMemory:
 
     @property
     def used_bytes(self):
-        """How much of this rank's heap is allocated."""
+        """How many bytes of this rank's heap are allocated."""
         self._collect()
         return self.heap_bytes - sum(size for _, size in self.free)
 
@@ -401,16 +404,16 @@ cdef class Block:
     """A part of the group's memory, as a buffer. It stays mapped and allocated as long as any view of it lives."""
 
     def __init__(self):
-        raise TypeError("GroupMemory.allocate and GroupMemory.result make blocks")
+        raise TypeError("a Block cannot be made directly; call GroupMemory.allocate() or GroupMemory.result()")
 
     def __dealloc__(self):
         if self.memory is None:
             return
         if self.is_result:
-            # One byte for each rank, so that a dead one can leave nothing half done.
+            # One byte per rank, so that a rank that dies leaves nothing half done.
             (<uint8_t *>self.memory.base)[self.offset - PAGE + self.memory.rank] = 0
         elif self.nbytes or self.offset:
-            # Not into the list of free parts: this may run in the middle of an allocation, by the garbage collector.
+            # Not into the list `free`: the garbage collector may call this in the middle of an allocation.
             self.memory.returned.append((self.offset, page_up(self.nbytes) or PAGE))
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
@@ -419,5 +422,5 @@ cdef class Block:
 
     @property
     def place(self):
-        """Its offset in the group's memory."""
+        """The block's offset in the group's memory."""
         return self.offset

@@ -1,8 +1,8 @@
-"""C side of the operands: a held buffer."""
+"""C declarations of the operands: a held buffer."""
 from libc.stdint cimport uint64_t
 
 cdef enum:
-    BYTES_DTYPE = 255  # moved, not computed with
+    BYTES_DTYPE = 255  # elements that can be moved but not reduced
 
 
 cdef class Held:

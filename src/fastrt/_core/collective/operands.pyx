@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""The arrays that an operation works on: their memory, held as long as it lasts, and the type of their elements.
+"""The arrays of an operation: their memory, held while the operation lasts, and the type of their elements.
 
-Without NumPy's headers: by the buffer protocol, which also takes ctypes arrays, bytearrays and memory maps.
+This uses the buffer protocol, not NumPy's headers, so ctypes arrays, bytearrays and memory maps are accepted, too.
 """
 from fastrt._core.collective.reduce import DTYPES as _DTYPES
 
@@ -14,7 +14,7 @@ NAMES = {**{code: name for name, code in _DTYPES.items()}, BYTES_DTYPE: "bytes"}
 
 
 cdef int dtype_of(Py_buffer *view) except -1:
-    """The code of a buffer's elements; bytes for what can be moved and not computed with."""
+    """The type code of a buffer's elements; BYTES_DTYPE for elements that can be moved but not reduced."""
     cdef const char *f = view.format
     cdef char c = b"B"
     if f != NULL:
@@ -41,7 +41,7 @@ cdef int dtype_of(Py_buffer *view) except -1:
 
 
 cdef class Held:
-    """A contiguous buffer and the code of its elements; released with this object."""
+    """A contiguous buffer and the type code of its elements; released with this object."""
 
     def __dealloc__(self):
         if self.held:
@@ -49,7 +49,7 @@ cdef class Held:
 
 
 cdef Held hold(as_buffer, array, bint writable):
-    """Hold an array's memory; `as_buffer` makes a buffer, and names the type, of what has none that is usable."""
+    """Hold an array's memory. If the array exports no usable buffer, `as_buffer` makes one and names the type."""
     cdef Held held = Held.__new__(Held)
     cdef int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else 0)
     cdef str name = None

@@ -1,4 +1,4 @@
-"""C side of the reductions: one function over raw pointers, for whoever has checked sizes and types."""
+"""C declarations of the reductions: one function over raw pointers; its callers have checked sizes and types."""
 from libc.stdint cimport uint32_t
 
 cdef extern from "reduce.h" nogil:

@@ -1,8 +1,9 @@
 # cython: language_level=3
 """Vector kernels: sum, product, minimum, maximum and bitwise and/or of several buffers, element by element.
 
-The loops are C (include/reduce.h), in two versions: for any processor of the architecture, and with AVX2 where the
-processor has it. Which one runs changes no bit of a result. `reduce_buffers` is the same for Python callers and tests.
+The loops are C (include/reduce.h), in two versions: for any processor of the architecture, and with AVX2 if the
+processor has it. Both give the same result, bit for bit. `reduce_buffers` is the interface for Python callers and
+tests.
 """
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint32_t
@@ -29,7 +30,7 @@ cdef frt_reduce_fn _best = frt_reduce_choose(frt_reduce_has_avx2())
 
 cdef int reduce_into(int reduction, int dtype, void *out, const void *const *sources, int sources_count, size_t count,
                      uint32_t divisor) noexcept nogil:
-    """Combine the sources in their order into `out`, which may be one of them; -1: no such reduction of the type."""
+    """Combine the sources in their order into `out`, which may be one of them; -1: not defined for this type."""
     return _best(reduction, dtype, out, sources, sources_count, count, divisor)
 
 
@@ -39,13 +40,13 @@ def reduce_buffers(str reduction, str dtype, out, list sources, uint32_t divisor
     Args:
         reduction: one of REDUCTIONS.
         dtype: one of DTYPES: how the bytes are read.
-        out: a writable contiguous buffer; may be one of the sources, and may not overlap one otherwise.
-        sources: 1 to 64 contiguous buffers as long as `out`.
-        divisor: divide the result by it; integers towards zero.
+        out: a writable contiguous buffer; it may be one of the sources, but must not partly overlap one.
+        sources: 1 to 64 contiguous buffers of the length of `out`.
+        divisor: divide the result by it; integers round towards zero.
         portable: do not use AVX2, even if the processor has it.
     Raises:
         ValueError: sizes differ, or there are too many sources or none.
-        TypeError: there is no such reduction of this type (bits of floats).
+        TypeError: the reduction is not defined for this type (bitwise operations on floats).
     """
     cdef Py_buffer views[SOURCES_MAX + 1]
     cdef const void *pointers[SOURCES_MAX]

@@ -1,9 +1,9 @@
 /* Atomic operations on words in shared memory, with the order in the name.
  *
- * _sc: sequentially consistent. Needed wherever one side sets a bit and then reads a state while the
- *      other side changes that state and then reads the bits (holders against delete, sleepers against
- *      wake): acquire/release alone would let both sides miss each other, on x86 as on aarch64.
- * _acq / _rel: publish and read data that one store commits.
+ * _sc: sequentially consistent. Needed where one side sets a bit and then reads a state while the other
+ *      side changes that state and then reads the bits (holders against a deleter, sleepers against a
+ *      waker): acquire/release alone would let both sides miss each other, on x86 as on aarch64.
+ * _acq / _rel: read and publish data that one store commits.
  * _rlx: counters and hints that nothing depends on.
  */
 #ifndef FRT_ATOMIC_H

@@ -1,14 +1,14 @@
-/* CRC-32C (Castagnoli), the checksum of iSCSI and ext4: hardware where there is any.
+/* CRC-32C (Castagnoli), the checksum of iSCSI and ext4: by the processor's instruction if it has one, else by tables.
  *
  * Measured over 1 MiB in the cache: 19 GB/s with the instruction in three chains, 1.8 GB/s with tables.
- * The instruction takes 3 cycles and one can start each cycle: three chains over neighbouring blocks run at once, and
- * are joined by advancing a chain's value over the blocks behind it (a multiplication by a fixed power of x, by table).
- * No state here: the tables are the caller's. Source: RFC 3720 B.4 for the polynomial and check values.
+ * The instruction takes 3 cycles and one can start each cycle: three chains over neighbouring blocks run at once. They
+ * are joined by advancing a chain's value over the blocks after it (a multiplication by a fixed power of x, by table).
+ * This header keeps no state: the caller owns the tables. Source: RFC 3720 B.4 for the polynomial and check values.
  */
 #ifndef FRT_CRC32C_H
 #define FRT_CRC32C_H
 
-#ifdef __clang__ /* takes the instruction apart from SSE 4.2, and older gcc knows no such name */
+#ifdef __clang__ /* clang needs "crc32" besides SSE 4.2; older gcc rejects that name */
 #define FRT_CRC_TARGET "sse4.2,crc32"
 #else
 #define FRT_CRC_TARGET "sse4.2"

@@ -1,11 +1,12 @@
-/* Points where a test build kills, stops or delays its own process: before and after every atomic change of a
- * shared word and every lock and unlock. Without FRT_FAILPOINTS this file is empty: release builds pay nothing.
+/* Failpoints: places where a test build kills, stops or delays its own process, before and after every atomic change
+ * of a shared word and every lock and unlock. Without FRT_FAILPOINTS this file is empty: release builds pay nothing.
  *
  * No point is written by hand. In a test build atomic.h and lock.h wrap their functions in FRT_AROUND, and Cython
- * emits #line directives, so each call in the core is a point named by where it stands: "objects.pyx:95 a64_store_sc".
- * The sites of an extension lie in a linker section of their own; when it is loaded they are entered into a table in
- * the file that FASTRT_FAILPOINTS_FILE names, which every process of the test maps: one counter per site and side,
- * and one order ("at the n-th hit of this point, process p does that"). fastrt.testing reads and writes it.
+ * emits #line directives, so each call in the core is a point named by its file, line and operation:
+ * "objects.pyx:95 store". The sites of an extension lie in a separate linker section. When the extension is loaded, it
+ * enters them into a table in the file FASTRT_FAILPOINTS_FILE, which every process of the test maps: one counter per
+ * site and side, and one order ("at the n-th hit of this point, process p does that"). fastrt.testing reads and
+ * writes the table.
  */
 #ifndef FRT_FAILPOINT_H
 #define FRT_FAILPOINT_H
@@ -28,10 +29,10 @@ enum { FRT_FP_NOTHING = 0, FRT_FP_KILL = 1, FRT_FP_STOP = 2 };
 typedef struct { /* in the file: a header of 64 bytes, then the slots */
     uint32_t slots_used;
     uint32_t action;
-    uint32_t slot, side; /* of the order */
-    int32_t pid;         /* whom it is for; 0: whoever comes */
-    uint32_t countdown;  /* acts when this falls to 0 */
-    uint32_t jitter;     /* yield at one in so many hits; 0: never */
+    uint32_t slot, side; /* the point of the order */
+    int32_t pid;         /* the process that obeys the order; 0: any process */
+    uint32_t countdown;  /* hits left; the process acts when it falls to 0 */
+    uint32_t jitter;     /* yield the processor at one in this many hits; 0: never */
     uint32_t lock;
     char pad[32];
 } frt_fp_header;
@@ -48,7 +49,7 @@ typedef struct {
     uint32_t slot;
 } frt_fp_site;
 
-/* State of one extension (each has its own copy of this header's statics), set when it is loaded. */
+/* State of one extension, set when it is loaded. Each extension has a separate copy of this header's statics. */
 static frt_fp_header *frt_fp_table;
 extern frt_fp_site __start_frt_sites[] __attribute__((weak, visibility("hidden")));
 extern frt_fp_site __stop_frt_sites[] __attribute__((weak, visibility("hidden")));

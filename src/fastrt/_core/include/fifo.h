@@ -1,16 +1,17 @@
-/* A queue of values in the bytes of objects: what fastrt.util.Queue is made of.
+/* A queue of values stored in the bytes of objects, for fastrt.util.Queue.
  *
- * The root object has the lock, the counts and the positions; the values lie in segments, each a ring in an object
- * of its own. There is one segment as a rule. When it is full, a putter makes a larger one, writes its name into the
- * full one (`next`) and makes it the root's `tail`; getters drain the full one up to its `end` and follow. The
- * objects are sealed and pinned by whoever uses them; that their bytes change is these objects' own affair.
+ * The root object has the lock, the counts and the positions. The values lie in segments; each segment is a ring in a
+ * separate object, and usually there is one. When it is full, a putter makes a larger one, writes its name into the
+ * full one (`next`) and makes it the root's `tail`; getters drain the full one up to its `end` and follow `next`. Each
+ * process that uses the queue pins these objects. They are sealed although their bytes change: only this code reads
+ * them.
  *
- * Everything in the root changes under its lock, and in one of two ways: a value's bytes are written where no getter
- * looks yet; then the new positions and counts are noted in `plan`, whose `valid` is the commit point, and copied.
- * Whoever takes the lock of a dead owner copies a valid plan again and is done: nothing else can be half done.
- * A process killed before the commit has put or taken nothing; after it, all.
+ * The root changes only under its lock, in two steps. First a value's bytes are written where no getter looks yet.
+ * Then the new positions and counts are written into `plan`, committed by `valid`, and copied into `state`. A process
+ * that takes the lock of a dead owner copies a valid plan again; nothing else can be half done. So a process killed
+ * before the commit has put or taken nothing, and one killed after it has put or taken everything.
  *
- * `puts` and `gets` are futexes: changed under the lock with every put and get, and woken when somebody sleeps.
+ * `puts` and `gets` are futexes: they change under the lock with every put and get, and are woken if a thread sleeps.
  */
 #ifndef FRT_FIFO_H
 #define FRT_FIFO_H
@@ -34,30 +35,30 @@ typedef struct {
 } frt_fifo_name;
 
 typedef struct {
-    frt_fifo_name head_in, tail_in; /* the segments that are drained and filled */
-    uint64_t head, tail;            /* positions there; they only grow, and count modulo the capacity */
-    uint64_t nput, ngot;            /* values ever */
+    frt_fifo_name head_in, tail_in; /* the segment that is drained, and the one that is filled */
+    uint64_t head, tail;            /* positions in them; they only grow, and are used modulo the capacity */
+    uint64_t nput, ngot;            /* values ever put and taken */
 } frt_fifo_state;
 
 typedef struct {
     uint64_t magic;
-    uint64_t most; /* values at once; 0: any number */
+    uint64_t most; /* capacity in values; 0: no limit */
     frt_lock lock;
     frt_fifo_state state;
     frt_fifo_state plan;
-    uint32_t valid; /* of the plan */
+    uint32_t valid; /* 1: `plan` is committed */
     uint32_t closed;
     uint32_t puts __attribute__((aligned(64)));
-    uint32_t getters; /* asleep until a put; a killed one stays counted, and costs wakes that find nobody */
+    uint32_t getters; /* threads asleep until a put. A killed one stays counted: each put then makes a useless wake */
     uint32_t gets __attribute__((aligned(64)));
     uint32_t putters;
 } frt_fifo;
 
 typedef struct {
     uint64_t magic;
-    uint64_t capacity; /* bytes of the ring, which follows */
+    uint64_t capacity; /* bytes of the ring, which follows this header */
     frt_fifo_name next;
-    uint64_t end; /* the position up to which it was filled when `next` took its place */
+    uint64_t end; /* the position up to which it was filled when `next` replaced it */
     char pad[24];
 } frt_fifo_segment;
 
@@ -70,12 +71,12 @@ _Static_assert(sizeof(frt_fifo_segment) == 64, "the ring begins at a cache line"
 
 static inline void frt_futex_wake_one(uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0); }
 
-/* The lock is ours: bring what a dead owner committed to its end. */
+/* Finish the change that a dead owner committed. This process holds the lock. */
 static inline void frt_fifo_redo(frt_fifo *q) {
     if (a32_load_acq(&q->valid)) {
         q->state = q->plan;
         a32_store_rel(&q->valid, 0);
-        a32_add_sc(&q->puts, 1); /* the dead one has told nobody */
+        a32_add_sc(&q->puts, 1); /* the dead owner may not have woken any sleeper */
         a32_add_sc(&q->gets, 1);
     }
 }

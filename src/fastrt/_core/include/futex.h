@@ -1,8 +1,8 @@
-/* Sleep on a 32-bit word in shared memory until another process wakes it, and monotonic time.
+/* Futexes: sleep on a 32-bit word in shared memory until another process wakes it. Also the monotonic clock.
  *
- * Shared futexes (no PRIVATE flag): waiter and waker map the page at different addresses.
- * A round trip between two sleeping processes is about 6 us, between spinning ones 0.4 us, and a wake that
- * finds nobody still costs a system call of 0.3 us: callers keep a count of sleepers and wake only then.
+ * The futexes are shared (no PRIVATE flag): waiter and waker map the page at different addresses.
+ * A round trip between two sleeping processes takes about 6 us, between spinning ones 0.4 us. A wake without a
+ * sleeper still costs a system call of 0.3 us: callers count the sleepers and wake only if there is one.
  */
 #ifndef FRT_FUTEX_H
 #define FRT_FUTEX_H
@@ -21,7 +21,7 @@ static inline int64_t frt_now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* 0: woken, or the word had changed already. ETIMEDOUT, EINTR: as they say. */
+/* 0: woken, or the word differed from `seen` already. ETIMEDOUT: the time is over. EINTR: a signal came. */
 static inline int frt_futex_wait(uint32_t *word, uint32_t seen, int64_t timeout_ns) {
     struct timespec t = {timeout_ns / 1000000000, timeout_ns % 1000000000};
     if (syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0) == 0 || errno == EAGAIN) return 0;

@@ -1,9 +1,9 @@
-/* The one lock of the segment: a robust, process-shared mutex (9 ns uncontended, 2.4 ns of them for robustness).
+/* The lock type of the segment: a robust, process-shared mutex (9 ns uncontended, 2.4 ns of them for robustness).
  *
- * The kernel hands the lock of a dead thread to the next taker, which must repair what the lock protects
- * from the truth words before it goes on. A holder that is merely stopped is never robbed: after
- * FRT_LOCK_PATIENCE_NS the taker gives up with FRT_STUCK.
- * Nothing inside a critical section blocks, allocates, touches Python or takes the GIL.
+ * The kernel gives the lock of a dead thread to the next taker, which must first rebuild the data that the lock
+ * protects from the state words. A holder that is only stopped keeps the lock: after FRT_LOCK_PATIENCE_NS the
+ * taker gives up with FRT_STUCK.
+ * Code inside a critical section does not block, allocate, touch Python or take the GIL.
  */
 #ifndef FRT_LOCK_H
 #define FRT_LOCK_H
@@ -19,7 +19,7 @@
 #include "futex.h"
 
 #ifdef FRT_FAILPOINTS
-#define FRT_LOCK_PATIENCE_NS 1000000000LL /* kill tests stop owners on purpose, and wait for this often */
+#define FRT_LOCK_PATIENCE_NS 1000000000LL /* kill tests stop owners on purpose, and often wait this long */
 #else
 #define FRT_LOCK_PATIENCE_NS 5000000000LL
 #endif
@@ -51,7 +51,7 @@ static inline int frt_lock_take(frt_lock *lock) {
         a_relax();
         rc = pthread_mutex_trylock(&lock->mutex);
     }
-#ifdef __SANITIZE_THREAD__ /* it does not know clocklock, and would not see that this thread has the lock */
+#ifdef __SANITIZE_THREAD__ /* ThreadSanitizer does not know clocklock: it would not see that this thread has the lock */
     for (int64_t until = frt_now_ns() + FRT_LOCK_PATIENCE_NS; rc == EBUSY && frt_now_ns() < until; sched_yield())
         rc = pthread_mutex_trylock(&lock->mutex);
 #endif

@@ -1,11 +1,11 @@
 /* The inner loops of parameter updates, over float32.
  *
- * Each is one pass over memory: every array is read once and written once, which is what an update costs. They are
- * compiled with vectorisation (setup.py), and written so that it applies: no branch, restricted pointers, constants
- * worked out before the loop. All arithmetic is in float32, in the order in which NumPy would do it.
+ * Each is one pass over memory: every array is read once and written once, and this memory traffic is the cost of an
+ * update. They are compiled with vectorisation (setup.py), and written so that it applies: no branch, restricted
+ * pointers, constants computed before the loop. All arithmetic is in float32, in the order in which NumPy does it.
  *
- * The new parameter goes to q, which is p itself or memory apart from it: a table's next version is made beside the one
- * that others read. Neither is `restrict` therefore, and ivdep says that no element depends on another one.
+ * The new parameter is written to q, which is p itself or memory apart from it: a table's next version is made beside
+ * the one that others read. So p and q are not `restrict`, and ivdep says that no element depends on another one.
  */
 #ifndef FRT_OPTIMIZER_H
 #define FRT_OPTIMIZER_H
@@ -14,8 +14,8 @@
 #include <stddef.h>
 
 typedef struct {
-    float lr, decay;     /* decay: of weights, added to the gradient, or (Adam) taken off apart from it */
-    float beta1, beta2;  /* Adam: of the two means; momentum: beta1 */
+    float lr, decay;     /* decay: weight decay, added to the gradient, or (Adam) subtracted apart from it */
+    float beta1, beta2;  /* Adam: decay rates of the two means; momentum: beta1 */
     float keep1, keep2;  /* 1 - beta1, 1 - beta2 */
     float eps;
     float scale;         /* Adam: 1 / sqrt(1 - beta2^step) */

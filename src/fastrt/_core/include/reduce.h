@@ -1,8 +1,8 @@
-/* Element-wise reductions over raw buffers: one table of loops for any processor, one for AVX2, chosen when loaded.
+/* Element-wise reductions over raw buffers: one set of loops for any processor, one for AVX2, chosen at load time.
  *
- * A result depends on the inputs and their order only: the loops combine source 0 with 1, that with 2 and so on,
- * whatever the processor, the alignment and the cut into blocks. float16 and bfloat16 are summed in float32 and
- * rounded once, to nearest even. min and max hand on a NaN, as NumPy's do. Integers wrap.
+ * A result depends only on the inputs and their order: the loops combine source 0 with 1, the result with 2 and so on,
+ * for every processor, alignment and division into blocks. float16 and bfloat16 are summed in float32 and rounded
+ * once, to nearest even. min and max propagate a NaN, as NumPy's do. Integers wrap.
  */
 #ifndef FRT_REDUCE_H
 #define FRT_REDUCE_H
@@ -28,8 +28,8 @@ typedef void (*frt_pair_fn)(void *out, const void *a, const void *b, size_t coun
 typedef int (*frt_reduce_fn)(int reduction, int dtype, void *out, const void *const *sources, int sources_count,
                              size_t count, uint32_t divisor);
 
-/* The iterations are independent although `out` may be one of the sources: each reads its own element, then writes
- * it. Without saying so, an operation in place would take the scalar loop behind the compiler's overlap check. */
+/* The iterations are independent even if `out` is one of the sources: each reads its own element, then writes it.
+ * Without this pragma an operation in place would take the scalar loop behind the compiler's overlap check. */
 #if defined(__clang__)
 #define FRT_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -53,7 +53,7 @@ static inline uint16_t frt_to_half(float f) {
     uint32_t bits = frt_float_bits(f), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and more round to infinity */
-    if (rest < 0x38800000) /* below 2**-14: 0.5 has 2**-24 as its last bit, so the addition rounds as wanted */
+    if (rest < 0x38800000) /* below 2**-14: 0.5 has 2**-24 as its last bit, so the addition rounds to a multiple */
         return (uint16_t)(sign | (frt_float_bits(frt_bits_float(rest) + 0.5f) - frt_float_bits(0.5f)));
     return (uint16_t)(sign | ((rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13));
 }
@@ -66,7 +66,7 @@ static inline uint16_t frt_to_bfloat(float f) {
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);
 }
 
-#define FRT_BLOCK_BYTES 4096 /* intermediate results: they stay in the first cache beside two sources */
+#define FRT_BLOCK_BYTES 4096 /* of intermediate results: a block stays in the L1 cache beside two sources */
 
 #define FRT_NAME(x) x##_any
 #define FRT_TARGET
@@ -87,7 +87,7 @@ static inline uint16_t frt_to_bfloat(float f) {
 static inline int frt_reduce_has_avx2(void) {
 #if defined(__x86_64__)
     unsigned a, b, c = 0, d;
-    __builtin_cpu_init(); /* also asks whether the system saves the wide registers; not every compiler knows "f16c" */
+    __builtin_cpu_init(); /* also checks that the system saves the wide registers. "f16c": not all compilers know it */
     return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 #else
     return 0;

@@ -54,7 +54,7 @@ static const frt_pair_fn FRT_NAME(frt_pairs)[FRT_REDUCTIONS][FRT_DTYPES] = {
 #undef FRT_OF_BITS
 #undef FRT_ROW
 
-/* Integers are divided as C does, towards zero. */
+/* Divide in place. Integers round towards zero, as in C. */
 FRT_TARGET static void FRT_NAME(frt_divide)(int dtype, void *out, size_t count, uint32_t divisor) {
 #define FRT_DIVIDE(code, type, wide)                                                                  \
     case code: {                                                                                      \
@@ -103,7 +103,7 @@ FRT_TARGET static void FRT_NAME(frt_narrow)(int dtype, uint16_t *out, const floa
     for (; i < count; i++) out[i] = frt_to_half(in[i]);
 }
 
-/* One block of 16-bit floats, by way of float32. */
+/* Reduce one block of 16-bit floats in float32. */
 FRT_TARGET static void FRT_NAME(frt_reduce_halves)(frt_pair_fn pair, int dtype, uint16_t *out,
                                                    const void *const *sources, int sources_count, size_t from,
                                                    size_t count, uint32_t divisor) {
@@ -117,8 +117,8 @@ FRT_TARGET static void FRT_NAME(frt_reduce_halves)(frt_pair_fn pair, int dtype, 
     FRT_NAME(frt_narrow)(dtype, out + from, sum, count);
 }
 
-/* out = sources[0] . sources[1] . ..., divided by `divisor` if that is above 1. `out` may be one of the sources;
- * it may not overlap one otherwise. -1: there is no such reduction of this type. */
+/* out = sources[0] . sources[1] . ..., divided by `divisor` if that is above 1. `out` may be one of the sources,
+ * but must not partly overlap one. -1: this reduction is not defined for this type. */
 FRT_TARGET static int FRT_NAME(frt_reduce)(int reduction, int dtype, void *out, const void *const *sources,
                                            int sources_count, size_t count, uint32_t divisor) {
     char sum[FRT_BLOCK_BYTES] __attribute__((aligned(64)));
@@ -141,7 +141,7 @@ FRT_TARGET static int FRT_NAME(frt_reduce)(int reduction, int dtype, void *out, 
             FRT_NAME(frt_reduce_halves)(pair, dtype, (uint16_t *)out, sources, sources_count, from, part, divisor);
             continue;
         }
-        /* By way of a block of our own: `out` may be a source that is still to come. */
+        /* Use a separate block: `out` may be a source that is read later. */
         memcpy(sum, (const char *)sources[0] + at, part * bytes);
         for (int k = 1; k < sources_count; k++) {
             void *to = k == sources_count - 1 && divisor <= 1 ? (char *)out + at : sum;

@@ -1,15 +1,16 @@
-/* The map of an embedding's shared memory: one server writes, processes of its machine look rows up.
+/* The shared memory of an embedding table: one server writes it, processes of the same machine look rows up.
  *
  *   frt_rows | note of each row | values of each row | indexes        (a memfd, its size sealed and mostly a hole)
  *
- * An index is a hash table from key to row, open addressing with linear steps. There are two places for one of each
- * size from 2^FRT_INDEX_BITS_MIN entries; `index` names the one in use and is the commit point of a rebuild. The old
- * one is given back at once: who still looks there finds nothing, and asks the server.
+ * An index is a hash table from key to row, with open addressing and linear steps. There are two places for an index
+ * of each size from 2^FRT_INDEX_BITS_MIN entries on; `index` names the one in use and is the commit point of a
+ * rebuild. The memory of the old index is freed at once: a reader that still looks there finds nothing and asks the
+ * server.
  *
- * An entry's `row` is stored after its key, and a row's note is what decides: readers copy a row between two looks at
- * `seq`, which the server makes odd while it writes the row, and compare the note's key with their own. So a reader
- * that meets any change, or a server that died within one, finds "missing" at worst, never another key's values.
- * Readers write `used` and `clock` only, which are hints of what was used last.
+ * An entry's `row` is stored after its key; the row's note decides. A reader reads `seq`, copies the row and reads
+ * `seq` again; the server makes `seq` odd while it writes the row. The reader also compares the note's key with the
+ * wanted key. So a reader that meets a change, or a server that died within one, finds "missing" at worst, never
+ * another key's values. Readers write only `used` and `clock`: hints of which rows were used last.
  */
 #ifndef FRT_ROWS_H
 #define FRT_ROWS_H
@@ -20,7 +21,7 @@
 #define FRT_ROWS_HEAD_BYTES 4096
 #define FRT_ROWS_MAX (1ull << 31)
 #define FRT_INDEX_BITS_MIN 10
-#define FRT_ROW_NONE 0u          /* an entry that was never used: the end of a search */
+#define FRT_ROW_NONE 0u          /* an entry that was never used: a search ends here */
 #define FRT_ROW_GONE 0xffffffffu /* an entry whose key was evicted */
 
 typedef struct {
@@ -28,8 +29,8 @@ typedef struct {
     uint64_t rows_max;
     uint32_t dim;
     uint32_t tracks_use;
-    uint64_t index __attribute__((aligned(64))); /* bits | place << 8 */
-    uint64_t clock __attribute__((aligned(64))); /* counts lookups; the time of `used` */
+    uint64_t index __attribute__((aligned(64))); /* logarithm of the size | place << 8 */
+    uint64_t clock __attribute__((aligned(64))); /* counts lookups; `used` holds its value at a row's last use */
 } frt_rows;
 
 typedef struct {

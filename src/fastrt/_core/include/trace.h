@@ -1,7 +1,7 @@
-/* Writing into a client's trace ring, inline, for the paths where a task costs a microsecond.
+/* Write records into a client's trace ring. Inline, because a whole task costs about a microsecond.
  *
- * Who calls holds the interpreter's lock, so each ring has one writer at a time. While nothing is recorded a call costs
- * one look at a word beside the superblock's state, which every call has just read.
+ * Callers hold the interpreter's lock, so each ring has one writer at a time. While the session does not record, a call
+ * costs one read of a word beside the superblock's state, which every core call has just read.
  */
 #ifndef FRT_TRACE_H
 #define FRT_TRACE_H
@@ -21,12 +21,12 @@ enum { /* frt_trace_record.kind */
     FRT_TRACE_WAIT = 6, /* asleep in a get or wait */
     FRT_TRACE_SPILL = 7,
     FRT_TRACE_RESTORE = 8,
-    FRT_TRACE_FETCH = 9 /* a value comes from another node */
+    FRT_TRACE_FETCH = 9 /* a value is fetched from another node */
 };
-#define FRT_TRACE_BYTES_MIN 65536u /* puts and gets of smaller values are not worth a record */
+#define FRT_TRACE_BYTES_MIN 65536u /* puts and gets of smaller values are not recorded */
 
-/* The time by a clock of FRT_CLOCK_*. The counter is read in 18 ns where the system's clock takes 48; it is used where
- * the kernel itself keeps time by it, so it runs evenly and alike on all processors. */
+/* The time by a clock of FRT_CLOCK_*. Reading the processor's counter takes 18 ns, the system's clock 48. The counter
+ * is used only if the kernel keeps time by it, which means that it runs evenly and in step on all processors. */
 static inline int64_t frt_trace_ticks(uint32_t clock) {
 #ifdef __x86_64__
     if (clock == FRT_CLOCK_TSC) return (int64_t)__builtin_ia32_rdtsc();
@@ -35,7 +35,7 @@ static inline int64_t frt_trace_ticks(uint32_t clock) {
     return frt_now_ns();
 }
 
-/* Once a process: memory for its ring. 0 when there is none; it then records nothing. */
+/* Commit memory for this process's ring, once. 0 when there is none; the process then records nothing. */
 static inline int frt_trace_commit(frt_ctx *x) {
     frt_trace_ring *ring = x->traces + x->me;
     int rc;
@@ -45,7 +45,7 @@ static inline int frt_trace_commit(frt_ctx *x) {
     return rc == 0;
 }
 
-/* The number of a record that begins now, + 1; 0 when nothing is recorded. */
+/* Begin a record: its number + 1, or 0 when the session does not record. */
 static inline uint64_t frt_trace_begin(frt_ctx *x, unsigned kind, uint64_t id, uint32_t what, uint32_t actor) {
     frt_trace_ring *ring;
     frt_trace_record *r;
@@ -63,7 +63,7 @@ static inline uint64_t frt_trace_begin(frt_ctx *x, unsigned kind, uint64_t id, u
     return n + 1;
 }
 
-/* The end of what began as number `n` - 1, unless its place has been taken by a later record. */
+/* Store the end of record number `n` - 1, unless a later record has taken its place. */
 static inline void frt_trace_end(frt_ctx *x, uint64_t n) {
     frt_trace_ring *ring;
     if (n == 0) return;
@@ -73,7 +73,7 @@ static inline void frt_trace_end(frt_ctx *x, uint64_t n) {
                       (uint64_t)frt_trace_ticks(x->sb->trace_clock));
 }
 
-/* Something that takes no time. */
+/* Record an event without a duration. */
 static inline void frt_trace_point(frt_ctx *x, unsigned kind, uint64_t id, uint32_t what, uint32_t actor) {
     uint64_t n = frt_trace_begin(x, kind, id, what, actor);
     frt_trace_record *r;

@@ -1,12 +1,12 @@
-/* The map of a dense table's shared memory: one server writes, processes of its machine read.
+/* The shared memory of a dense table: one server writes it, processes of the same machine read it.
  *
- *   frt_versions | slot 0 | slot 1 | ...            (a memfd, its size sealed; memory comes with the first touch)
+ *   frt_versions | slot 0 | slot 1 | ...            (a memfd, its size sealed; pages get memory at their first touch)
  *
- * A slot holds a whole version of what the server has of the table. `current` names the newest one and grows with each
- * publication, which is the commit point. The server writes the next version into a slot that is not current and that
- * nobody has pinned; a reader pins the current slot and then looks whether it still is current. Both sides store first
- * and load then, sequentially consistent, so that never both miss each other. Each reader writes its own row of pins;
- * when its connection ends the server clears the row. A server that dies leaves readers what they have pinned.
+ * A slot holds a whole version of the server's part of the table. `current` names the newest version; it grows with
+ * each publication, and its store is the commit point. The server writes the next version into a slot that is neither
+ * current nor pinned by a reader. A reader pins the current slot and then checks that it still is current. Both sides
+ * store first and load second, sequentially consistent, so that at least one sees the other. Each reader writes its
+ * own row of pins; when its connection ends the server clears the row. If the server dies, readers keep their pins.
  */
 #ifndef FRT_VERSIONS_H
 #define FRT_VERSIONS_H
@@ -17,7 +17,7 @@
 #define FRT_VERSIONS_SLOTS 16
 #define FRT_VERSIONS_READERS 63
 #define FRT_VERSIONS_HEAD_BYTES 8192
-#define FRT_VERSIONS_RETIRED 0xff /* as the current slot: what was here is elsewhere now */
+#define FRT_VERSIONS_RETIRED 0xff /* in place of the current slot: the table's data has moved to another memory */
 
 typedef struct {
     uint64_t magic;

@@ -1,13 +1,13 @@
 # cython: language_level=3
 """The allocator: blocks of 256 bytes to 8 KiB in slab pages of 16 KiB, runs of pages above that.
 
-Truth: the page words (what each run of pages is) and the owner words (which entry or task a block belongs to),
-both outside the payload, where no overrun reaches them. The home word (the offset in the owner's record) is
-stored before the owner word commits, so after a death a block and its record either name each other or the
-block is free. Bins of free runs, slab lists and bitmaps are derived.
+Two kinds of words decide everything: the page words (kind and length of each run of pages) and the owner words
+(the entry or task that a block belongs to). Both lie outside the payload, where no overrun reaches them. The home
+word (the offset in the owner's record) is stored before the owner word commits, so after a death a block and its
+record either name each other or the block is free. Bins of free runs, slab lists and bitmaps are derived.
 
-Reuse goes to the lowest address of the best bin, so a steady state stays in pages that are already mapped:
-a fresh page costs twelve times a copy into a warm one.
+An allocation takes the lowest address of the best bin, so a steady state stays in pages that are already mapped:
+a fresh page costs twelve times as much as a copy into a warm one.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -75,10 +75,10 @@ cdef void _bin_remove(frt_ctx *x, uint32_t page) noexcept nogil:
 
 
 cdef void _rebuild_bins(frt_ctx *x) noexcept nogil:
-    """Walk the runs by their lengths; valid after a death at any instruction, as each step commits one word.
+    """Rebuild the bins by a walk over the runs. Valid after a death at any instruction: each step commits one word.
 
-    A run in use whose owner word is 0 was on its way to freedom or from there: ownership is given up before the
-    page word, and taken after it.
+    A run in use whose owner word is 0 was being freed or allocated: the owner word is cleared before the page word
+    says FREE, and set after it says RUN.
     """
     cdef uint32_t page = 0
     cdef uint32_t last_free = FRT_NONE
@@ -134,8 +134,8 @@ cdef uint32_t _lowest_fit(frt_ctx *x, int b, uint32_t n, uint32_t most) noexcept
 cdef uint32_t _find_run(frt_ctx *x, uint32_t n) noexcept nogil:
     """A free run of at least n pages, or FRT_NONE.
 
-    Every run of a higher bin fits; runs of the request's own bin may all be a little too short, so that bin
-    is searched to its end only when nothing else is left.
+    Every run of a higher bin fits. The runs of the bin for n itself may all be too short, so that bin is searched to
+    its end only when no higher bin has a run.
     """
     cdef int own = frt_log2(n)
     cdef uint32_t best
@@ -147,7 +147,7 @@ cdef uint32_t _find_run(frt_ctx *x, uint32_t n) noexcept nogil:
 
 
 cdef int _take_run(frt_ctx *x, uint32_t n, int kind, uint32_t cls, uint32_t owner, uint64_t *home) noexcept nogil:
-    """Carve n pages from a free run; the page index, or FRT_GROW. `home` may be NULL (slab pages)."""
+    """Take n pages from a free run: the page index, or FRT_GROW. `home` may be NULL (slab pages)."""
     cdef uint32_t page, have
     cdef int rc = _lock_extent(x)
     if rc != FRT_OK:
@@ -163,11 +163,11 @@ cdef int _take_run(frt_ctx *x, uint32_t n, int kind, uint32_t cls, uint32_t owne
         return rc
     _bin_remove(x, page)
     if have > n:
-        # Invisible until the first run is shortened.
+        # The rest's page word is not read until the next store shortens the run before it.
         a64_store_rel(x.pages + page + n, frt_page_word(FRT_PAGE_FREE, 0, have - n))
     a64_store_rel(x.pages + page, frt_page_word(kind, cls, n))
     if home != NULL:
-        # A run in use without an owner is as good as free: no owner word ever stands on a free page.
+        # Until the commit the run has no owner, and a rebuild frees it: no free page ever has an owner word.
         home[0] = x.payload_offset + (<uint64_t>page << FRT_PAGE_SHIFT)
         a32_store_rel(_owner(x, page, 0), owner)  # commit
     if have > n:
@@ -178,7 +178,7 @@ cdef int _take_run(frt_ctx *x, uint32_t n, int kind, uint32_t cls, uint32_t owne
 
 
 cdef void _free_run_locked(frt_ctx *x, uint32_t page) noexcept nogil:
-    """Free the run at `page` and join it with free neighbours: one page word commits each step."""
+    """Free the run at `page` and join it with free neighbours; one store of a page word commits each step."""
     cdef uint32_t n = _pages_of(x.pages[page])
     cdef uint32_t other
     cdef uint32_t end = frt_pages(x)
@@ -193,7 +193,7 @@ cdef void _free_run_locked(frt_ctx *x, uint32_t page) noexcept nogil:
         n += _pages_of(x.pages[other])
         a64_store_rel(x.pages + page, frt_page_word(FRT_PAGE_FREE, 0, n))
     if page > 0:
-        # `back` is only a hint: believed if a free run starts there and ends right before us.
+        # `back` is only a hint: it is used if a free run starts there and ends right before `page`.
         other = x.links[page - 1].back
         if other < page and (x.pages[other] >> 56) == <uint64_t>FRT_PAGE_FREE and x.links[other].listed \
                 and _pages_of(x.pages[other]) == page - other:
@@ -208,22 +208,22 @@ cdef void _free_run_locked(frt_ctx *x, uint32_t page) noexcept nogil:
 cdef int arena_grow(frt_ctx *x, uint32_t seen) noexcept nogil:
     """Commit up to FRT_COMMIT_BYTES more payload: less at the end, or if /dev/shm has less. FRT_FULL if it has none.
 
-    Nothing happens when more than the `seen` pages are committed by now: somebody else had the same idea.
-    One step at a time, so that the lock is never held for longer than one step: fresh shared pages come at about
+    Nothing happens if more than the `seen` pages are committed by now: another client has grown the arena.
+    A call makes one step, so that the lock is never held for longer: the kernel makes fresh shared pages at about
     1 GB/s.
     """
     cdef frt_superblock *sb = x.sb
     cdef uint64_t first, n, o, room
     cdef int rc = frt_lock_take(x.locks + FRT_LOCK_GROW)
     if rc == FRT_LOCK_ORPHANED:
-        frt_lock_mend(x.locks + FRT_LOCK_GROW)  # a half-done fallocate is simply done again
+        frt_lock_mend(x.locks + FRT_LOCK_GROW)  # an unfinished fallocate is repeated below
     elif rc < 0:
         return rc
     first = frt_pages(x)
     n = FRT_COMMIT_BYTES >> FRT_PAGE_SHIFT
     if n > x.pages_max - first:
         n = x.pages_max - first
-    # What is left of /dev/shm when it is small belongs to the tables: values without records are of no use.
+    # When /dev/shm is almost full the rest is kept for the tables: values without records are useless.
     room = segment_room(x.fd)
     if n > (room >> FRT_PAGE_SHIFT):
         n = room >> FRT_PAGE_SHIFT
@@ -239,12 +239,12 @@ cdef int arena_grow(frt_ctx *x, uint32_t seen) noexcept nogil:
         rc = rc or segment_commit(x, <char *>x.owners - x.base + first * o, n * o)
         rc = rc or segment_commit(x, x.payload_offset + (first << FRT_PAGE_SHIFT), n << FRT_PAGE_SHIFT)
         if rc != FRT_OK:
-            segment_discard(x, x.payload_offset + (first << FRT_PAGE_SHIFT), n << FRT_PAGE_SHIFT)  # its first steps
+            segment_discard(x, x.payload_offset + (first << FRT_PAGE_SHIFT), n << FRT_PAGE_SHIFT)  # its first part
             n //= 2
     if rc == FRT_OK:
         rc = _lock_extent(x)
         if rc == FRT_OK:
-            # The new pages become a run in use that is then freed, so that joining is written once.
+            # The new pages become a run in use that is then freed, so that only one function joins runs.
             a64_store_rel(x.pages + first, frt_page_word(FRT_PAGE_RUN, 0, <uint32_t>n))
             a32_store_rel(&sb.pages_committed, <uint32_t>(first + n))  # commit
             sb.used_pages += n
@@ -262,9 +262,9 @@ cdef inline uint64_t _all_free(uint32_t cls) noexcept nogil:
 
 
 cdef void _rebuild_class(frt_ctx *x, uint32_t cls) noexcept nogil:
-    """The class's bitmaps and list again, from page and owner words. The caller also has the extent lock.
+    """Rebuild the class's bitmaps and list from page and owner words. The caller also holds the extent lock.
 
-    An empty page that was on its way back goes back now: nobody will empty it a second time.
+    An empty page whose return was interrupted is returned now: no later free would empty it again.
     """
     cdef uint32_t page = 0
     cdef uint32_t left = x.pages_max
@@ -301,8 +301,8 @@ cdef int _lock_class(frt_ctx *x, uint32_t cls) noexcept nogil:
     cdef frt_lock *lock = x.locks + FRT_LOCK_CLASS0 + cls
     cdef int rc = frt_lock_take(lock)
     if rc == FRT_LOCK_ORPHANED:
-        # The page walk needs runs that stand still. However long a stopped process holds them: a robust lock that
-        # is given back unmended can never be taken again.
+        # The walk over the pages needs the extent lock. Wait for it without limit, even if a stopped process holds it:
+        # a robust lock that is released without being mended can never be taken again.
         while _lock_extent(x) != FRT_OK:
             pass
         _rebuild_class(x, cls)
@@ -352,7 +352,7 @@ cdef int _free_block(frt_ctx *x, uint32_t cls, uint32_t page, uint32_t block, ui
         if x.bits[page] == 0:
             _list_add(x, head, page)
         x.bits[page] |= <uint64_t>1 << block
-        # An empty page goes back, but never the class's last one: the next allocation would fetch it again.
+        # Return an empty page, but never the class's last one: the next allocation would take it again.
         if x.bits[page] == _all_free(cls) and (head[0] != page or x.links[page].next != FRT_NONE):
             _list_remove(x, head, page)
             rc = _lock_extent(x)
@@ -367,7 +367,7 @@ cdef int _free_block(frt_ctx *x, uint32_t cls, uint32_t page, uint32_t block, ui
 
 
 cdef bint _release_spares(frt_ctx *x) noexcept nogil:
-    """Free the one empty page that each class keeps: they may lie in the middle of the only large enough run."""
+    """Free the one empty page that each class keeps: it may split the only large enough run."""
     cdef uint32_t cls, page, following, left
     cdef bint released = False
     for cls in range(FRT_CLASSES):
@@ -397,9 +397,9 @@ cdef inline uint32_t _class_for(uint64_t nbytes) noexcept nogil:
 
 
 cdef int arena_alloc(frt_ctx *x, uint64_t nbytes, uint32_t owner, uint64_t *home) noexcept nogil:
-    """Allocate for `owner`, whose record's `home` word receives the offset before the block is committed.
+    """Allocate a block for `owner`, whose record's `home` word receives the offset before the block is committed.
 
-    FRT_TOO_LARGE: it can never fit. FRT_FULL: not now. Alignment is 64 bytes or better.
+    FRT_TOO_LARGE: it can never fit. FRT_FULL: it does not fit now. Blocks are aligned to 64 bytes or more.
     """
     cdef uint64_t pages = (nbytes + FRT_PAGE_BYTES - 1) >> FRT_PAGE_SHIFT
     cdef uint32_t seen
@@ -423,9 +423,9 @@ cdef int arena_alloc(frt_ctx *x, uint64_t nbytes, uint32_t owner, uint64_t *home
 
 
 cdef int arena_free(frt_ctx *x, uint32_t owner, uint64_t *home) noexcept nogil:
-    """Free the block that home[0] names if it is still the owner's, then clear the home word.
+    """Free the block that home[0] names if it still belongs to the owner, then clear the home word.
 
-    Safe to repeat after a death in the middle: a block that is no longer the owner's is left alone.
+    Safe to repeat after a death in the middle: a block with another owner is not touched.
     """
     cdef uint64_t offset = home[0]
     cdef uint64_t word
@@ -497,7 +497,7 @@ cdef uint32_t arena_owner(frt_ctx *x, uint64_t offset) noexcept nogil:
 
 
 def room(Client client):
-    """(used, committed, most) bytes of the payload region, in whole pages; without a lock."""
+    """Measure the payload region: (used, committed, most) bytes, in whole pages. Takes no lock."""
     cdef frt_ctx *x = &client.x
     client.ensure()
     return (x.sb.used_pages << FRT_PAGE_SHIFT, <uint64_t>frt_pages(x) << FRT_PAGE_SHIFT,
@@ -505,7 +505,7 @@ def room(Client client):
 
 
 def grow(Client client):
-    """Commit up to 64 MiB more of the payload region. False when there is no more to be had."""
+    """Commit up to 64 MiB more of the payload region. False when it is complete or /dev/shm is full."""
     cdef frt_ctx *x = &client.x
     cdef int rc
     client.ensure()
@@ -518,10 +518,10 @@ def grow(Client client):
 
 
 def discard(Client client, list keepers):
-    """Give all of the payload's memory back to the system, but for what some clients have pinned.
+    """Return the payload's memory to the system at the end of a session, except values that `keepers` have pinned.
 
-    The end of a session: the segment is of no use afterwards. Without this, one forgotten reference of a process
-    that goes on keeps the whole store's memory, as it keeps the mapping.
+    The segment cannot be used afterwards. Without this call, one forgotten reference in a process that goes on would
+    keep the mapping, and with it the memory of the whole store.
 
     Args:
         client: the daemon's attachment.
@@ -540,7 +540,7 @@ def discard(Client client, list keepers):
                     kept.append((x.entries[i].offset, x.entries[i].offset + x.entries[i].bytes))
                     break
     for first, last in [*sorted(kept), (end, end)]:
-        # Whole pages of the system only: a value's neighbours may share its first and its last.
+        # Discard whole system pages only: a value may share its first and last page with its neighbours.
         first = first & ~4095
         if first > at:
             segment_discard(x, at, first - at)

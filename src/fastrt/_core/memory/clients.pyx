@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""Who is attached to the segment, and each process's handle on it.
+"""The client table: the processes that are attached to the segment, and each process's handle on it.
 
-A slot's word {state, gen} is written by the daemon: it opens the pidfd of a joining process first, compares
-the start time, then makes the slot LIVE; it frees the slot last of all when the process is gone. A slot's
-generation grows with each use, so stamps of an earlier tenant are recognised.
+The daemon writes a slot's word {state, gen}. For a joining process it opens the pidfd, compares the start time
+and then makes the slot LIVE; when the process is gone, freeing the slot is the last step of its recovery. A slot's
+generation grows with each use, so stamps of an earlier client in the slot are recognised.
 
 A `Client` is one process's attachment: mappings, slot, private reference counts, magazines. It is bound to
-its pid: after a fork the child's first call raises `ForkedHandle` and the store attaches anew.
+its pid: after a fork the child's first call raises `ForkedHandle`, and the store attaches again.
 """
 import os
 
@@ -41,7 +41,7 @@ cdef extern from "<pthread.h>" nogil:
     int pthread_atfork(void (*)() noexcept, void (*)() noexcept, void (*)() noexcept nogil)
 
 cdef uint64_t _epochs = 0
-cdef int _forks = 0  # how many forks lie between the first process that loaded this module and us
+cdef int _forks = 0  # how many forks lie between the first process that loaded this module and this one
 
 
 cdef void _count_fork() noexcept nogil:
@@ -53,7 +53,7 @@ pthread_atfork(NULL, NULL, _count_fork)
 
 
 class ForkedHandle(Exception):
-    """This client belongs to the process that forked us; attach anew."""
+    """The client belongs to the parent process of this forked child, which must attach again."""
 
 
 cdef uint64_t client_new_objref(frt_ctx *x) noexcept nogil:
@@ -66,7 +66,7 @@ cdef uint64_t client_new_objref(frt_ctx *x) noexcept nogil:
 
 
 cdef void client_wake(frt_ctx *x, uint32_t client) noexcept nogil:
-    """Tell a client that something it may wait for has happened."""
+    """Wake a client: something it may wait for has happened."""
     cdef frt_client *slot = x.clients + client
     a32_add_sc(&slot.wake, 1)
     if a32_load_sc(&slot.sleepers):
@@ -74,7 +74,7 @@ cdef void client_wake(frt_ctx *x, uint32_t client) noexcept nogil:
 
 
 cdef int _open_plane(frt_ctx *x) noexcept nogil:
-    """Give the next plane and its clients' slots memory. Under the slots lock."""
+    """Commit memory for the next plane and the slots of its clients. Under the slots lock."""
     cdef uint32_t p = frt_planes(x)
     cdef uint32_t first = frt_clients(x)
     cdef int rc
@@ -116,8 +116,8 @@ def admit(Segment segment, int pid, int kind, str name="", uint32_t beyond=0, ui
         segment: the mapped segment.
         pid: of the joining process.
         kind: KIND_DAEMON, KIND_DRIVER, KIND_WORKER, KIND_TOOL or KIND_ACTOR.
-        name: for people who look; at most 63 bytes.
-        beyond: how many slots above the limit it may take, up to 4: those that are kept for drivers and tools.
+        name: shown in listings; at most 63 bytes.
+        beyond: how many slots above the limit it may take, up to 4: they are kept for drivers and tools.
         first: the lowest slot that it may get.
     Returns:
         (slot index, generation).
@@ -134,7 +134,7 @@ def admit(Segment segment, int pid, int kind, str name="", uint32_t beyond=0, ui
         raise AttachError(f"process {pid} ended before it could join")
     cdef int rc = frt_lock_take(x.locks + FRT_LOCK_SLOTS)
     if rc < 0:
-        raise AttachError("the client table is locked by a process that is stopped")
+        raise AttachError("a stopped process holds the lock of the client table; resume or kill it")
     if rc == FRT_LOCK_ORPHANED:
         frt_lock_mend(x.locks + FRT_LOCK_SLOTS)  # one word commits a slot: nothing to repair
     try:
@@ -157,12 +157,12 @@ def admit(Segment segment, int pid, int kind, str name="", uint32_t beyond=0, ui
 
 
 cdef uint32_t clients_ever(frt_ctx *x) noexcept nogil:
-    """How many slots were ever there: no client has or had a higher one."""
+    """How many slots have ever been open: no client has or had a higher one."""
     return 64 * x.words + FRT_PLANE_CLIENTS * frt_most(&x.sb.planes_opened, x.planes_max)
 
 
 def readmit(Segment segment, uint32_t index, int kind, str name):
-    """Give a process its slot once more, when it left and joins again: a new generation, and so a new job.
+    """Reopen the slot of a process that left and joins again. The new generation gives it a new job.
 
     Args:
         segment: the mapped segment.
@@ -187,7 +187,7 @@ def readmit(Segment segment, uint32_t index, int kind, str name):
 
 
 def slots(Segment segment):
-    """How many slots were ever there: no client has or had a higher one."""
+    """How many slots have ever been open: no client has or had a higher one."""
     cdef frt_ctx x
     segment.describe(&x)
     return clients_ever(&x)
@@ -202,7 +202,7 @@ cdef uint32_t clients_attached(frt_ctx *x) noexcept nogil:
 
 
 def occupancy(Segment segment):
-    """(slots in use, those of them that tools use, slots that workers and actors may take)."""
+    """Count slots: (in use, in use by tools, limit for workers and actors)."""
     cdef frt_ctx x
     cdef uint32_t i, tools = 0
     segment.describe(&x)
@@ -213,13 +213,13 @@ def occupancy(Segment segment):
 
 
 def want_workers(Client client, uint32_t count):
-    """Say how many workers there should be: actors leave the slots of those that have not joined yet."""
+    """Set how many workers there should be: actors do not take the slots of workers that have yet to join."""
     client.ensure()
     a32_store_rel(&client.x.sb.wanted_workers, count)
 
 
 def table(Segment segment):
-    """What the client table says: a list of dicts, one per slot in use."""
+    """The client table as a list of dicts, one per slot in use."""
     cdef frt_ctx x
     cdef frt_client *slot
     cdef uint32_t i
@@ -237,16 +237,16 @@ def table(Segment segment):
     return rows
 
 
-@cython.no_gc  # the collector would take the mapping away before the references that need it
+@cython.no_gc  # the collector could unmap the segment before it deletes references that still need it
 cdef class Client:
     """A process's attachment to a segment through the slot it was given by `admit`.
 
     Args:
         segment: the mapped segment.
         index, gen: the slot.
-        former: this process's attachment through the same slot before, which has left; its pins go on to count.
+        former: this process's previous attachment through the same slot, which has left; its pins stay valid.
     Raises:
-        AttachError: the slot is not this process's.
+        AttachError: the slot does not belong to this process.
     """
 
     def __cinit__(self, Segment segment, uint32_t index, uint32_t gen, Client former=None):
@@ -278,7 +278,7 @@ cdef class Client:
         guard_add(&self.x)
 
     cdef uint32_t *_private_counts(self) except NULL:
-        # Sparse: only the pages of entries that this process uses ever exist.
+        # Sparse: only pages with entries that this process uses get memory.
         cdef void *p = mmap(NULL, <size_t>self.x.objects_max * 4, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
         if p == MAP_FAILED:
@@ -293,7 +293,7 @@ cdef class Client:
             munmap(self.x.pins_held, <size_t>self.x.objects_max * 4)
 
     cdef int ensure(self) except -1:
-        """Raise unless this handle may be used here and now. Cheap enough for every call that may wait."""
+        """Raise unless this process may use the handle now. Cheap enough for every call that may wait."""
         if self.closed:
             raise NotInitializedError("the runtime was shut down; call fastrt.init() again")
         if self.forks != _forks:
@@ -305,14 +305,14 @@ cdef class Client:
         return 0
 
     def close(self):
-        """Leave in an orderly way: give the magazines back. The daemon frees the slot when the process tells it
-        or ends. Later calls raise `NotInitializedError`; views that are still alive stay readable."""
+        """Leave: return the free records in the magazines. The daemon frees the slot when the process reports its
+        departure or ends. Later calls raise `NotInitializedError`; views that still exist stay readable."""
         if self.usable():
             pool_flush(&self.x)
         self.closed = True
 
     cdef bint may_let_go(self) noexcept:
-        """Whether pins and unsealed values are given back: also after `recovery.leave`, which keeps the slot."""
+        """Whether pins and unsealed values can be released: also after `recovery.leave`, which keeps the slot."""
         return (not self.closed or self.left) and self.forks == _forks
 
     cdef bint usable(self) noexcept:
@@ -325,7 +325,7 @@ cdef class Client:
 
     @property
     def forked(self):
-        """Whether this handle belongs to the process that forked us."""
+        """Whether this process is a fork of the process that made the handle."""
         return self.forks != _forks
 
     @property
@@ -340,16 +340,16 @@ cdef class Client:
 
     @property
     def job(self):
-        """The number that marks the tasks submitted on behalf of this client: never 0."""
+        """The number of this client's job, which its tasks carry; never 0."""
         return (<uint64_t>self.x.gen << 16) | (self.x.me + 1)
 
     def adopt_job(self, uint64_t job):
-        """Work on behalf of a driver: tasks submitted from here on belong to its job."""
+        """Work for a driver: tasks submitted from now on belong to its job."""
         self.ensure()
         self.x.clients[self.x.me].job = job
 
     def wake(self, uint32_t client):
-        """Make another client look again at what it waits for."""
+        """Wake another client, which then checks its waits again."""
         self.ensure()
         if client < frt_clients(&self.x):
             client_wake(&self.x, client)

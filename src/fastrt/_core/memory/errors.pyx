@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""The one place where the core's error codes become exceptions.
+"""Convert the core's error codes to exceptions. No other module does so.
 
 C functions of the core return a value >= 0 or a negative code (FRT_* in include/layout.h); a caller that
-holds the GIL passes what came back through `check`. The codes and their classes are in fastrt.errors.
+holds the GIL passes the returned value through `check`. fastrt.errors maps the codes to exception classes.
 """
 from fastrt.errors import ERROR_CODES, FastrtError
 
@@ -27,7 +27,7 @@ cdef int check(int code) except -1:
     if code >= 0:
         return code
     if code == FRT_INTERRUPTED:
-        # A signal handler that returned without raising: the caller goes on waiting.
+        # A signal came, and its Python handler returned without raising: the caller goes on waiting.
         return 0
     error = ERROR_CODES.get(code, FastrtError)(_ADVICE.get(code, f"core error {code}"))
     if code == FRT_FULL:
@@ -36,7 +36,7 @@ cdef int check(int code) except -1:
 
 
 def raise_code(int code):
-    """Raise the exception that stands for a core error code (for tests and Python callers).
+    """Raise the exception for a core error code (for tests and Python callers).
 
     Args:
         code: a value returned by the core; >= 0 raises nothing.

@@ -1,4 +1,4 @@
-# The segment's structs as Cython sees them; include/layout.h is the map and says what each field means.
+# Declarations of the segment's structs for Cython; include/layout.h documents each field.
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "layout.h" nogil:

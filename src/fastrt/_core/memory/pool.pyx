@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""Records for the object and task tables: taken and given back in batches, one lock for many.
+"""Free records of the object and task tables. They are taken and returned in batches, under one lock per batch.
 
 A client keeps up to FRT_MAGAZINE free records of each table in a private magazine; their state words say
 RESERVED(client), so recovery finds them when the client dies. The free stack in the segment is derived:
-after a death inside the lock it is rebuilt from the EMPTY words. Most recently freed records go out first:
-their lines are warm.
+after a death inside the lock it is rebuilt from the EMPTY words. The most recently freed records are taken first:
+their cache lines are warm.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -33,7 +33,7 @@ cdef inline uint32_t *_free(frt_ctx *x, bint tasks) noexcept nogil:
 
 
 cdef void _rebuild(frt_ctx *x, bint tasks) noexcept nogil:
-    """The free stack again, from the state words."""
+    """Rebuild the free stack from the state words."""
     cdef frt_pool *pool = _pool(x, tasks)
     cdef uint32_t *free = _free(x, tasks)
     cdef uint32_t i, n = 0
@@ -67,7 +67,7 @@ cdef int pool_touch(frt_ctx *x, bint tasks) noexcept nogil:
 
 
 cdef int _commit_more(frt_ctx *x, bint tasks) noexcept nogil:
-    """Memory for the next FRT_COMMIT_RECORDS records. Called without the pool's lock: fallocate takes long."""
+    """Commit memory for the next FRT_COMMIT_RECORDS records. Called without the pool's lock: fallocate is slow."""
     cdef frt_pool *pool = _pool(x, tasks)
     cdef uint64_t first, n
     cdef uint32_t p
@@ -99,14 +99,14 @@ cdef int _commit_more(frt_ctx *x, bint tasks) noexcept nogil:
 
 
 cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noexcept nogil:
-    """Up to BATCH records from the free stack or the never-used ones, each marked RESERVED(me)."""
+    """Take up to BATCH records, from the free stack or never used, and mark each RESERVED(me)."""
     cdef frt_pool *pool = _pool(x, tasks)
     cdef uint32_t *free = _free(x, tasks)
     cdef uint32_t i, fresh
     cdef uint64_t *word
     cdef int rc
-    while kept[0] == 0:  # others may take all that there is between a look and the lock
-        fresh = a32_load_rlx(&pool.fresh)  # a look; the lock decides
+    while kept[0] == 0:  # other clients may take all free records before this one has the lock
+        fresh = a32_load_rlx(&pool.fresh)  # read without the lock; checked again under it
         if a32_load_rlx(&pool.free_count) == 0 and fresh + BATCH > a32_load_acq(&pool.committed):
             rc = _commit_more(x, tasks)
             fresh = a32_load_rlx(&pool.fresh)
@@ -122,7 +122,7 @@ cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noe
                 if i < _max(x, tasks) and frt_word_state(_word(x, tasks, i)[0]) != FRT_OBJ_EMPTY:
                     i = FRT_NONE
             elif pool.fresh < pool.committed:
-                i = pool.fresh  # a client that died with it may have stamped it already
+                i = pool.fresh  # a client that died in this place may have stamped it already
             elif pool.fresh == pool.committed:
                 break
             else:
@@ -131,7 +131,7 @@ cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noe
                 rc = frt_broken(x, "a stack of free records is damaged")
                 break
             word = _word(x, tasks, i)
-            # Commit point: from here on recovery gives the record back if we die.
+            # Commit point: from here on recovery returns the record if this process dies.
             a64_store_rel(word, frt_word(FRT_OBJ_RESERVED, x.me, frt_word_gen(word[0])))
             if pool.free_count:
                 a32_store_rlx(&pool.free_count, pool.free_count - 1)
@@ -146,7 +146,7 @@ cdef int _refill(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noe
 
 
 cdef int pool_return(frt_ctx *x, bint tasks, const uint32_t *records, uint32_t n) noexcept nogil:
-    """Give records back to the shared stack: EMPTY, the generation kept."""
+    """Return records to the shared stack: they become EMPTY and keep their generation."""
     cdef frt_pool *pool = _pool(x, tasks)
     cdef uint32_t *free = _free(x, tasks)
     cdef uint64_t *word
@@ -179,7 +179,7 @@ cdef int _take(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept) noexc
 cdef void _keep(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept, uint32_t i) noexcept nogil:
     cdef uint32_t k
     if kept[0] == FRT_MAGAZINE:
-        # The coldest half goes back. If that fails (a stuck lock), recovery finds the records by their words.
+        # Return the least recently used half. If that fails (a stuck lock), recovery finds the records by their words.
         pool_return(x, tasks, magazine, BATCH)
         kept[0] = FRT_MAGAZINE - BATCH
         for k in range(FRT_MAGAZINE - BATCH):
@@ -189,7 +189,7 @@ cdef void _keep(frt_ctx *x, bint tasks, uint32_t *magazine, uint32_t *kept, uint
 
 
 cdef int pool_take_object(frt_ctx *x) noexcept nogil:
-    """A free entry, RESERVED(me); its index, or a negative code."""
+    """Take a free entry, now RESERVED(me): its index, or a negative code."""
     return _take(x, False, x.objects, &x.objects_kept)
 
 
@@ -199,7 +199,7 @@ cdef void pool_keep_object(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef int pool_take_task(frt_ctx *x) noexcept nogil:
-    """A free task record, RESERVED(me); its index, or a negative code."""
+    """Take a free task record, now RESERVED(me): its index, or a negative code."""
     return _take(x, True, x.tasks_free, &x.tasks_kept)
 
 
@@ -209,7 +209,7 @@ cdef void pool_keep_task(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef int pool_flush(frt_ctx *x) noexcept nogil:
-    """Give every record in the magazines back (a client that leaves in an orderly way)."""
+    """Return every record in the magazines: the client leaves."""
     cdef int rc = pool_return(x, False, x.objects, x.objects_kept)
     if rc == FRT_OK:
         x.objects_kept = 0

@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""The ready tasks that have a priority: a heap beside the ready queue's ring, under the same lock.
+"""The ready tasks with a priority: a heap beside the ready queue's ring, under the same lock.
 
-The highest priority is taken first, and of equal ones the task that was submitted first. The ids of such tasks come
-straight from the counter that all clients share, so they grow with submission, whoever submits, and a task that runs
-again has its old place. Like the ring's, the cells are hints, skipped when the task's word says otherwise, and the
-words are the truth. A heap that is being changed is in no order, though, so after a death inside the lock it is built
-anew from the task records, as it is when it is full: of READY tasks there cannot be more than it has cells. It has
-memory for as many as the highest index of a task with a priority asked for: a session without such tasks has none.
+The highest priority is taken first, and among equal ones the task that was submitted first. The ids of such tasks come
+directly from the counter that all clients share, so they grow with submission across clients, and a retried task keeps
+its place. As in the ring, the cells are hints: a cell is skipped if the task's word does not match. But a heap in the
+middle of a change has no order, so after a death inside the lock it is rebuilt from the task records. It is also
+rebuilt when it is full: there cannot be more READY tasks than cells. Its memory grows to the highest index of a task
+with a priority: a session without such tasks has none.
 """
 from libc.stdint cimport int8_t, uint32_t, uint64_t
 
@@ -14,11 +14,11 @@ from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.segment cimport segment_commit, segment_lock_grow
 
 cdef enum:
-    NUMBER_BITS = 48  # of an id, below its node
+    NUMBER_BITS = 48  # the counter in a task id, below the node's bits
 
 
 cdef int ranked_mark(frt_ctx *x, uint32_t t, int8_t priority) noexcept nogil:
-    """Give a record that is RESERVED a priority, and room in the heap."""
+    """Give a RESERVED record a priority, and commit room for it in the heap."""
     cdef uint64_t cells = (<uint64_t>t // FRT_COMMIT_RECORDS + 1) * FRT_COMMIT_RECORDS
     cdef frt_task *task = x.tasks + t
     cdef int rc
@@ -41,13 +41,13 @@ cdef int ranked_mark(frt_ctx *x, uint32_t t, int8_t priority) noexcept nogil:
 
 
 cdef uint64_t ranked_key(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Where a task belongs among those that have a priority: the smallest is taken first."""
+    """The task's sort key: the smallest is taken first."""
     cdef uint64_t number = x.tasks[t].id & ((<uint64_t>1 << NUMBER_BITS) - 1)
     return <uint64_t>(127 - x.tasks[t].priority) << NUMBER_BITS | number
 
 
 cdef uint32_t _count(frt_ctx *x) noexcept nogil:
-    """How many cells are in use; 0 when that cannot be."""
+    """How many cells are in use; 0 if the number is damaged."""
     cdef uint32_t n = a32_load_rlx(&x.sb.ranked)
     if n > frt_most(&x.sb.ranked_cells, x.tasks_max):
         frt_broken(x, "the heap of ready tasks is larger than its memory")
@@ -61,7 +61,7 @@ cdef inline void _set(frt_ranked *at, frt_ranked one) noexcept nogil:
 
 
 cdef void _rise(frt_ranked *heap, uint32_t k, frt_ranked one) noexcept nogil:
-    """Put a cell where `k` is free, or as much higher as it belongs."""
+    """Put a cell at the free place `k`, or as far above it as its key demands."""
     cdef uint32_t above
     while k:
         above = (k - 1) // 2
@@ -73,7 +73,7 @@ cdef void _rise(frt_ranked *heap, uint32_t k, frt_ranked one) noexcept nogil:
 
 
 cdef void _sink(frt_ranked *heap, uint32_t n, frt_ranked one) noexcept nogil:
-    """Put a cell where the first of n is free, or as much lower as it belongs."""
+    """Put a cell at the free first place of n, or as far below it as its key demands."""
     cdef uint32_t k = 0
     cdef uint32_t below = 1
     while below < n:
@@ -92,7 +92,7 @@ cdef void ranked_put(frt_ctx *x, uint32_t t, uint64_t cell) noexcept nogil:
     cdef uint32_t n = _count(x)
     cdef frt_ranked one
     if n == frt_most(&x.sb.ranked_cells, x.tasks_max):
-        ranked_rebuild(x)  # drops what is stale, and finds this one, too
+        ranked_rebuild(x)  # drops stale cells and adds this task
         return
     one.key, one.cell = ranked_key(x, t), cell
     _rise(x.ranked, n, one)
@@ -100,7 +100,7 @@ cdef void ranked_put(frt_ctx *x, uint32_t t, uint64_t cell) noexcept nogil:
 
 
 cdef int ranked_take(frt_ctx *x, bint any_priority) noexcept nogil:
-    """Under the queue's lock: claim the first task, unless it is below 0 and not `any_priority`.
+    """Under the queue's lock: claim the first task; one with a priority below 0 only if `any_priority`.
 
     Returns:
         Its index, now CLAIMED(me); FRT_NOT_FOUND when there is none.
@@ -112,7 +112,7 @@ cdef int ranked_take(frt_ctx *x, bint any_priority) noexcept nogil:
         cell = x.ranked[0].cell
         t = <uint32_t>cell
         if t >= x.tasks_max:
-            return frt_broken(x, "the heap of ready tasks names one that cannot be")
+            return frt_broken(x, "the heap of ready tasks names an impossible task")
         word = a64_load_acq(x.task_words + t)
         claimed = frt_word_state(word) == FRT_TASK_READY and frt_word_gen(word) == <uint32_t>(cell >> 32) and \
             a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_CLAIMED, x.me, frt_word_gen(word)))
@@ -125,13 +125,13 @@ cdef int ranked_take(frt_ctx *x, bint any_priority) noexcept nogil:
 
 
 cdef void ranked_rebuild(frt_ctx *x) noexcept nogil:
-    """Under the queue's lock: all of it again, from the task records."""
+    """Under the queue's lock: rebuild the heap from the task records."""
     cdef uint32_t t, n = 0
     cdef uint64_t word
     cdef frt_ranked one
     for t in range(frt_most(&x.sb.ranked_cells, frt_tasks(x))):
         word = a64_load_acq(x.task_words + t)
-        # What is read of another tenant after the word has changed only makes one more stale cell, or none.
+        # If the record changes hands after its word was read, the result is one stale cell more, or none.
         if frt_word_state(word) == FRT_TASK_READY and x.tasks[t].flags & FRT_TASK_RANKED:
             one.key, one.cell = ranked_key(x, t), <uint64_t>frt_word_gen(word) << 32 | t
             _rise(x.ranked, n, one)

@@ -1,18 +1,18 @@
 # cython: language_level=3
-"""The ready queue: a ring of tasks under one robust lock (9 ns), and who sleeps for want of work.
+"""The ready queue: a ring of tasks under one robust lock (9 ns), and the set of idle workers that sleep.
 
-The ring holds hints; the task words are the truth. A cell may name a task that is no longer READY (cancelled,
-or pushed twice after a death), or an earlier tenant of its record, as told by the generation: whoever pops it
-skips it. Push commits by storing the tail after the cell, pop
-by storing the head after the task's word, so a death inside the lock needs no repair of it. The ring's memory
-is committed together with the task records', two cells for each, so that a push cannot fail.
+The ring holds hints; the task words decide. A cell may name a task that is no longer READY (cancelled, or pushed
+twice after a death), or an earlier task of the same record, which the generation shows: `queue_pop` skips such
+cells. A push commits by storing the tail after the cell, a pop by storing the head after the task's word, so the
+ring needs no repair after a death inside the lock. The ring's memory is committed together with the task records,
+two cells per record, so that a push cannot fail.
 
-Tasks that have a priority are not in the ring but in a heap beside it (ranked), under the same lock: those above 0
-go before the ring's, those below 0 after them.
+Tasks with a priority are not in the ring but in a heap beside it (priority_queue.pyx), under the same lock: tasks
+above 0 are taken before those of the ring, tasks below 0 after them.
 
 Waking: at most one idle worker spins, the others sleep with their bit set in `idle`. A push that finds a
-spinner needs no system call. Whoever stops being idle wakes the next one if there is more to do, so a burst
-wakes as many workers as it needs, each by one call.
+spinner needs no system call. A worker that takes a task wakes the next idle one if more tasks are ready, so a burst
+wakes as many workers as it needs, with one call each.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -31,7 +31,7 @@ cdef int _lock(frt_ctx *x) noexcept nogil:
 
 
 cdef int queue_touch(frt_ctx *x) noexcept nogil:
-    """Take the lock once, so that a death inside it is noticed now."""
+    """Take the lock once, so that a death inside it is repaired now."""
     cdef int rc = _lock(x)
     if rc == FRT_OK:
         frt_lock_give(x.locks + FRT_LOCK_QUEUE)
@@ -39,7 +39,7 @@ cdef int queue_touch(frt_ctx *x) noexcept nogil:
 
 
 cdef uint32_t _cells(frt_ctx *x) noexcept nogil:
-    """How many cells the ring has: a power of two that fits, with no more in it than that; else 0."""
+    """How many cells the ring has; 0 if the number, or the ring's ends, are damaged."""
     cdef uint32_t cells = a32_load_rlx(&x.sb.ring_cells)
     if cells == 0 or cells & (cells - 1) or cells > x.ring_max or x.sb.ring_tail - x.sb.ring_head > cells:
         frt_broken(x, "the ready queue's ends are damaged")
@@ -48,10 +48,10 @@ cdef uint32_t _cells(frt_ctx *x) noexcept nogil:
 
 
 cdef void _drop_stale(frt_ctx *x) noexcept nogil:
-    """Keep only the cells of READY tasks. There is then room: the ring has two cells for each task there can be."""
+    """Keep only the cells of READY tasks. That makes room: the ring has two cells per committed task record."""
     cdef uint64_t k, cell, h = x.sb.ring_tail
     cdef uint32_t mask = x.sb.ring_cells - 1
-    # From the newest to the oldest, moved up against the tail: a death leaves doubles, never losses.
+    # Move them towards the tail, from the newest to the oldest: a death in between leaves doubles, never losses.
     for k in range(x.sb.ring_tail - x.sb.ring_head):
         cell = x.ring[(x.sb.ring_tail - 1 - k) & mask]
         if <uint32_t>cell < x.tasks_max and queue_means(x, cell, a64_load_acq(x.task_words + <uint32_t>cell)):
@@ -61,12 +61,12 @@ cdef void _drop_stale(frt_ctx *x) noexcept nogil:
 
 
 cdef bint queue_means(frt_ctx *x, uint64_t cell, uint64_t word) noexcept nogil:
-    """Whether a cell means the READY task whose word is `word`, and no earlier tenant of its record."""
+    """Whether a cell names the READY task whose word is `word`, not an earlier task of its record."""
     return frt_word_state(word) == FRT_TASK_READY and frt_word_gen(word) == <uint32_t>(cell >> 32)
 
 
 cdef uint64_t queue_cells(uint64_t tasks) noexcept nogil:
-    """How many cells the ring may have, and has memory for, when so many task records are committed."""
+    """How many cells the ring may have, and has memory for, when `tasks` task records are committed."""
     cdef uint64_t cells = FRT_RING_CELLS
     while cells < 2 * tasks:
         cells *= 2
@@ -77,7 +77,7 @@ cdef void _widen(frt_ctx *x) noexcept nogil:
     """Double the ring."""
     cdef uint32_t cells = x.sb.ring_cells
     cdef uint64_t k
-    # Cells whose place changes go to the unused half, the others stay: the old ring is whole until the commit.
+    # Cells whose position changes are copied to the new half, the others stay: the old ring is whole until the commit.
     for k in range(x.sb.ring_head, x.sb.ring_tail):
         if k & cells:
             x.ring[k & (2 * cells - 1)] = x.ring[k & (cells - 1)]
@@ -85,9 +85,9 @@ cdef void _widen(frt_ctx *x) noexcept nogil:
 
 
 cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Queue a task whose word says READY, and see to it that somebody looks.
+    """Queue a task whose word says READY, and wake an idle worker.
 
-    It does not give up while a stopped process holds the lock: the task is committed and would be forgotten.
+    This does not give up while a stopped process holds the lock: the task is committed and would be forgotten.
     """
     cdef frt_superblock *sb = x.sb
     cdef uint64_t cell = <uint64_t>frt_word_gen(a64_load_acq(x.task_words + t)) << 32 | t
@@ -110,7 +110,7 @@ cdef void queue_push(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef int queue_pop(frt_ctx *x) noexcept nogil:
-    """Claim the ready task whose turn it is: its index, now CLAIMED(me); FRT_NOT_FOUND when there is none."""
+    """Claim the next ready task: its index, now CLAIMED(me); FRT_NOT_FOUND when there is none."""
     cdef frt_superblock *sb = x.sb
     cdef uint32_t t, cells
     cdef uint64_t cell, word
@@ -132,7 +132,7 @@ cdef int queue_pop(frt_ctx *x) noexcept nogil:
         t = <uint32_t>cell
         if t >= x.tasks_max:
             cells = 0
-            frt_broken(x, "the ready queue names a task that cannot be")
+            frt_broken(x, "the ready queue names an impossible task")
             break
         word = a64_load_acq(x.task_words + t)
         claimed = queue_means(x, cell, word) and a64_cas_sc(
@@ -147,13 +147,13 @@ cdef int queue_pop(frt_ctx *x) noexcept nogil:
 
 
 cdef uint64_t queue_length(frt_ctx *x) noexcept nogil:
-    """Cells in the queue: the tasks that are ready, and those that went another way than through `queue_pop`."""
+    """Cells in the queue: the ready tasks, and stale cells (of cancelled tasks, for example)."""
     cdef uint64_t head = a64_load_sc(&x.sb.ring_head)
     return a64_load_sc(&x.sb.ring_tail) - head + a32_load_sc(&x.sb.ranked)
 
 
 cdef void queue_wake_idle(frt_ctx *x) noexcept nogil:
-    """Wake one sleeping worker, unless one is spinning anyway."""
+    """Wake one sleeping worker, unless a worker is spinning."""
     cdef uint64_t bits, bit
     cdef uint32_t w
     if a32_load_sc(&x.sb.spinner) != 0:

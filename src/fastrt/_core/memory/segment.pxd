@@ -16,7 +16,7 @@ cdef class Segment:
     cdef int describe(self, frt_ctx *x) except -1
     cdef void _plan(self, const frt_superblock *sb) noexcept
     cdef int _map(self, int fd, const frt_superblock *sb) except -1
-    cdef object _foreign(self, frt_superblock *sb, uint64_t size)
+    cdef object _why_unusable(self, frt_superblock *sb, uint64_t size)
     cdef int _initialise(self, frt_superblock *sb, bint trace) except -1
 
 cdef uint64_t segment_room(int fd) noexcept nogil

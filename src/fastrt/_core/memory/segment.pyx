@@ -2,12 +2,12 @@
 """One POSIX shared-memory segment: create, attach, commit memory, unlink.
 
 The name carries 128 random bits, the mode is 0600, creation is exclusive. Attaching checks everything that
-could make the segment's words mean something else here: magic, layout version, the build's struct sizes, a
-checksum of the geometry, owner, boot and PID namespace (thread ids of another namespace would confuse robust
+could give the segment's words another meaning in this process: magic, layout version, the build's struct sizes,
+a checksum of the geometry, owner, boot and PID namespace (thread ids of another namespace would confuse robust
 locks). Each process has two mappings: read-write for the tables and for payloads being written (not inherited
-by fork), and read-only for the views that users get, so that a stray write ends in the writer's own crash.
+by fork), and read-only for the views that users get, so that a stray write crashes only the process that made it.
 
-The size is fixed and sparse. `segment_commit` makes the kernel promise memory (fallocate) before anybody
+The size is fixed and sparse. `segment_commit` makes the kernel reserve memory (fallocate) before any process
 touches it: a full /dev/shm is an error code, never SIGBUS.
 """
 import operator
@@ -59,7 +59,7 @@ cdef extern from *:
     #include "layout.h"
     #define FRT_STATIC_BYTES offsetof(frt_superblock, static_end)
 
-    /* Not a secret and not a checksum of contents: two builds that disagree on any size get different values. */
+    /* Builds that disagree on any struct's size get different values. No secret, and no checksum of contents. */
     static inline uint32_t frt_abi(void) {
         uint64_t h = 1469598103934665603ULL;
         const uint64_t facts[] = {sizeof(frt_superblock), sizeof(frt_client), sizeof(frt_entry), sizeof(frt_task),
@@ -89,11 +89,11 @@ STORE_BYTES_MAX = 1 << 44  # page indexes stay below 2**30
 RECORDS_MIN, RECORDS_MAX = 64, 1 << 26
 cdef enum:
     TABLES_RESERVE = 6 << 20  # the first FRT_COMMIT_RECORDS of both tables, and some more
-    COMMIT_STEP = 1 << 18  # a quarter of a millisecond: fallocate starts again after each signal, timers' too
+    COMMIT_STEP = 1 << 18  # takes 0.25 ms: fallocate starts again after each signal, also those of timers
 
 
 cdef uint64_t segment_room(int fd) noexcept nogil:
-    """How many bytes /dev/shm has left for values, without what the tables may still need; huge when unlimited."""
+    """How many bytes /dev/shm has left for values, less a reserve for the tables; 2^62 when it has no limit."""
     cdef frt_statvfs info
     cdef uint64_t free
     if fstatvfs(fd, &info) != 0 or info.f_blocks == 0:
@@ -108,7 +108,7 @@ cdef int segment_discard(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept 
 
 
 cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept nogil:
-    """Have the kernel promise [offset, offset + nbytes). FRT_FULL when it cannot."""
+    """Make the kernel reserve memory for [offset, offset + nbytes). FRT_FULL when it has none."""
     cdef uint64_t step
     cdef int rc
     while nbytes:
@@ -123,7 +123,7 @@ cdef int segment_commit(frt_ctx *x, uint64_t offset, uint64_t nbytes) noexcept n
 
 
 cdef int segment_lock_grow(frt_ctx *x) noexcept nogil:
-    """Take the lock of whoever has the kernel promise more memory: what it guards is committed by one store."""
+    """Take the lock for reserving memory. It needs no repair: one store commits each change that it guards."""
     cdef int rc = frt_lock_take(x.locks + FRT_LOCK_GROW)
     if rc == FRT_LOCK_ORPHANED:
         frt_lock_mend(x.locks + FRT_LOCK_GROW)
@@ -132,7 +132,7 @@ cdef int segment_lock_grow(frt_ctx *x) noexcept nogil:
 
 
 cdef void spill_remove(frt_ctx *x, uint64_t objref) noexcept nogil:
-    """Remove the file of a spilled value that nobody holds any more."""
+    """Remove the file of a spilled value that is being deleted."""
     cdef char path[300]
     if x.sb.spill_dir[0]:
         snprintf(path, sizeof(path), "%.255s/%016llx", x.sb.spill_dir, <unsigned long long>objref)
@@ -140,7 +140,7 @@ cdef void spill_remove(frt_ctx *x, uint64_t objref) noexcept nogil:
 
 
 cdef uint32_t _trace_clock():
-    """The processor's counter where the kernel keeps time by it, too; else the kernel's clock."""
+    """The clock for trace records: the processor's counter if the kernel keeps time by it, else the kernel's clock."""
     try:
         with open("/sys/devices/system/clocksource/clocksource0/current_clocksource", "rb") as f:
             return FRT_CLOCK_TSC if f.read().strip() == b"tsc" else FRT_CLOCK_MONOTONIC
@@ -162,7 +162,7 @@ def pid_namespace() -> int:
 def start_time(pid: int) -> int:
     """Start time of a process in clock ticks since boot, or 0 when there is no such process.
 
-    With the pid it names one process: pids are reused, pairs are not (field 22 of proc(5) stat).
+    The pair of pid and start time names one process: pids are reused, pairs are not (field 22 of proc(5) stat).
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
@@ -180,7 +180,7 @@ cdef uint64_t _place(uint64_t *end, uint64_t nbytes) noexcept:
 
 
 cdef uint32_t _functions_most(uint64_t objects_max) noexcept:
-    """Slots of the function table's parts, each twice as large as the one before: twice as many as objects, or more."""
+    """Slots of all function tables, each twice as large as the one before: at least twice the number of objects."""
     cdef uint64_t most = FRT_FUNCTIONS
     while most < 2 * objects_max:
         most = 2 * most + FRT_FUNCTIONS
@@ -222,8 +222,8 @@ cdef void _lay_out(frt_superblock *sb, uint64_t store_bytes) noexcept:
 cdef bint _damaged(frt_superblock *sb, uint64_t size):
     """Whether a copied superblock describes a layout that no build of this version makes for a file of this size.
 
-    The checksum finds accidents. That the places of all regions follow from the tables' sizes is checked besides:
-    whoever writes a wrong place can compute a checksum, too.
+    The checksum finds accidents only: a process that writes wrong offsets can compute a checksum, too. So the regions'
+    offsets are also computed again from the tables' sizes and compared.
     """
     cdef frt_superblock made
     if sb.static_crc != zlib.crc32((<char *>sb)[:FRT_STATIC_BYTES]) or sb.total_bytes != size:
@@ -252,7 +252,7 @@ cdef class Segment:
         self.view = NULL
 
     def __dealloc__(self):
-        # The read-write mapping does not exist in a forked child (MADV_DONTFORK): something else may be there.
+        # A forked child has no read-write mapping (MADV_DONTFORK): that address range may belong to another mapping.
         if self.base != NULL and self.pid == os.getpid():
             munmap(self.base, self.total_bytes)
         if self.view != NULL:
@@ -275,7 +275,7 @@ cdef class Segment:
         return 0
 
     cdef void _plan(self, const frt_superblock *sb) noexcept:
-        """Keep the places of all regions, from a checked copy of the superblock: they are never read from it again."""
+        """Keep the addresses of all regions, from a checked copy of the superblock, which is never read again."""
         cdef frt_ctx *x = &self.plan
         memset(x, 0, sizeof(frt_ctx))
         x.base, x.view, x.total_bytes, x.fd = self.base, self.view, self.total_bytes, self.fd
@@ -327,14 +327,14 @@ cdef class Segment:
         """Make a new segment, ready for clients.
 
         Args:
-            store_bytes: capacity for values, in bytes; rounded up to 16 KiB. Tables come on top, sparse.
+            store_bytes: capacity for values, in bytes; rounded up to 16 KiB. The tables are added to it, sparse.
             clients_max: processes that may be attached at once, at most 8192; rounded up to 64. Drivers and tools
-                find a few slots beyond it.
-            clients_dense: of these, how many the objects' records have room for from the start, at most 256; each 64
-                cost every object 24 bytes. Memory for the others comes when they join.
+                may take 4 more slots.
+            clients_dense: how many of these have their bits in every object's control block, at most 256; each 64
+                cost 24 bytes per object. The bits of the others get memory when those clients join.
             objects_max, tasks_max: capacity of the tables, in records.
             node: the node's index, the high 16 bits of the objrefs made here.
-            trace: whether clients record what they do (`fastrt._core.memory.trace`).
+            trace: whether clients record their actions (`fastrt._core.memory.trace`).
         Returns:
             A mapped `Segment`.
         Raises:
@@ -383,7 +383,7 @@ cdef class Segment:
         cdef uint32_t i
         cdef frt_superblock *there = self.superblock()
         x.fd = self.fd
-        # The superblock and the locks come first and whole; the tables grow as they are used.
+        # The superblock and the locks get all their memory now; the tables grow as they are used.
         cdef int rc = segment_commit(&x, 0, sb.clients_offset + 64 * sb.words * sizeof_client)
         rc |= segment_commit(&x, sb.actors_offset, FRT_ACTORS_STEP * sizeof_actor)
         rc |= segment_commit(&x, sb.functions_offset, FRT_FUNCTIONS * sizeof_function)
@@ -411,14 +411,14 @@ cdef class Segment:
 
     @staticmethod
     def attach(name):
-        """Map an existing segment after checking that it means the same here.
+        """Map an existing segment after checking that this process can use it.
 
         Args:
             name: as `Segment.name`, "/fastrt-" and 32 hex digits.
         Returns:
             A mapped `Segment`.
         Raises:
-            AttachError: there is no such segment, it is not ours, or another build, boot or PID namespace made it.
+            AttachError: it does not exist, is another user's, or was made by another build, boot or PID namespace.
         """
         cdef Segment self = Segment.__new__(Segment)
         cdef frt_superblock copy
@@ -439,16 +439,16 @@ cdef class Segment:
         elif info.st_size < 4096:
             why = f"it has {info.st_size} bytes and no superblock"
         if why is None:
-            why = self._foreign(&copy, info.st_size)
+            why = self._why_unusable(&copy, info.st_size)
         if why is not None:
             raise AttachError(f"{name} is refused: {why}")
         self._map(shm.fd, &copy)
         return self
 
-    cdef object _foreign(self, frt_superblock *sb, uint64_t size):
-        """Why this segment cannot be used here, or None; its superblock is copied to `sb`.
+    cdef object _why_unusable(self, frt_superblock *sb, uint64_t size):
+        """Why this process cannot use the segment, or None; its superblock is copied to `sb`.
 
-        Read, not mapped: a hole may have no memory behind it.
+        The superblock is read, not mapped: if it is a hole, a mapped read could find no memory.
         """
         cdef bytes raw = os.pread(self.fd, sizeof(frt_superblock), 0)
         memcpy(sb, <char *>raw, sizeof(frt_superblock))
@@ -470,7 +470,7 @@ cdef class Segment:
         return None
 
     def unlink(self):
-        """Remove the name; the memory goes with the last mapping. Removing it twice is harmless."""
+        """Remove the name; the memory is freed with the last mapping. Removing it twice is harmless."""
         try:
             posix_ipc.unlink_shared_memory(self.name)
         except posix_ipc.ExistentialError:
@@ -481,7 +481,7 @@ cdef class Segment:
 
         Args:
             why: at most 127 bytes are kept.
-            closed: nothing is corrupt, but nobody looks after the session any more: `NodeDiedError` is raised.
+            closed: nothing is corrupt, but the session has no daemon any more: calls raise `NodeDiedError`.
         """
         cdef bytes text = why.encode()[:127]
         cdef frt_superblock *sb = self.superblock()
@@ -492,7 +492,7 @@ cdef class Segment:
         a32_store_sc(&sb.state, FRT_SEG_CLOSED if closed else FRT_SEG_POISONED)
 
     def take_over(self):
-        """Say that this process is the segment's daemon now, in place of one that died."""
+        """Register this process as the segment's daemon, in place of one that died."""
         cdef frt_superblock *sb = self.superblock()
         sb.daemon_pid, sb.daemon_start = os.getpid(), start_time(os.getpid())
 
@@ -509,8 +509,8 @@ cdef class Segment:
 
 def _shm_advice(asked):
     free = os.statvfs("/dev/shm")
-    return (f"/dev/shm has {free.f_bavail * free.f_frsize} bytes free, {asked} more are needed for the store's "
-            "tables; remove old files there or give it more room (docker run --shm-size=...)")
+    return (f"/dev/shm has {free.f_bavail * free.f_frsize} bytes free; the store's tables need {asked} more bytes: "
+            "remove old files there or give it more room (docker run --shm-size=...)")
 
 
 def segments():
@@ -528,10 +528,10 @@ def segments():
 
 
 def sweep():
-    """Unlink segments of crashed sessions: the maker is dead, and so is every process attached.
+    """Unlink segments of crashed sessions: the daemon is dead, and so is every attached process.
 
     Returns:
-        The names removed. Segments that cannot be read for sure are left alone.
+        The names removed. A segment stays if it cannot be read reliably.
     """
     removed = []
     for name in segments():
@@ -545,14 +545,14 @@ def sweep():
 
 
 cdef bint _is_mapped(name) except -1:
-    """Whether any process that this user may look into has the segment in its memory."""
+    """Whether a process whose /proc/PID/maps this user may read has the segment mapped."""
     needle = f" /dev/shm{name}".encode()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/maps", "rb") as maps:
                 if needle in maps.read():
                     return True
-        except OSError:  # it has ended, or is another user's, who cannot have attached
+        except OSError:  # it has ended, or it belongs to another user, who cannot have attached
             continue
     return False
 
@@ -568,10 +568,10 @@ cdef bint _in_use(name) except -1:
     try:
         raw = os.pread(shm.fd, sizeof(sb), 0)
         if len(raw) < <Py_ssize_t>sizeof(sb):
-            return _young(shm.fd)
+            return _may_be_in_the_making(shm.fd)
         memcpy(&sb, <char *>raw, sizeof(sb))  # not read in place: bytes are not aligned as the struct is
         if sb.magic == 0:
-            return _young(shm.fd)
+            return _may_be_in_the_making(shm.fd)
         if sb.magic != FRT_MAGIC or sb.pid_namespace != pid_namespace():
             return True
         if sb.boot_hash != boot_hash():
@@ -579,7 +579,7 @@ cdef bint _in_use(name) except -1:
         if start_time(sb.daemon_pid) == sb.daemon_start:
             return True
         if sb.version != FRT_LAYOUT_VERSION or sb.abi != frt_abi():
-            return _is_mapped(name)  # its table of clients cannot be read; they may be waiting for another daemon
+            return _is_mapped(name)  # another layout of the client table; its clients may wait for a new daemon
         if _damaged(&sb, os.fstat(shm.fd).st_size):
             return True
         for i in range(64 * sb.words + FRT_PLANE_CLIENTS * min(sb.planes, sb.planes_max)):
@@ -594,7 +594,7 @@ cdef bint _in_use(name) except -1:
         os.close(shm.fd)
 
 
-cdef bint _young(int fd) except -1:
-    """Without a superblock it is being made, which takes no minute, or its maker died while making it."""
+cdef bint _may_be_in_the_making(int fd) except -1:
+    """Whether a segment without a superblock may still be in the making: that takes less than a minute."""
     import time
     return time.time() - os.fstat(fd).st_mtime < 60

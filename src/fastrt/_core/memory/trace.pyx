@@ -1,10 +1,11 @@
 # cython: language_level=3
-"""Per-client rings of what happened when: one writer, no lock, read by anybody at any time.
+"""Per-client trace rings of timed actions. A ring has one writer and no lock; any process reads it at any time.
 
-A ring has room for the last 16,384 records. The writer fills a record and then stores the count; the end of what takes
-time is stored into it later. A reader copies, reads the count again, and drops what may have been overwritten
-meanwhile. A death leaves at most one record unwritten, and without an end what was under way. Recording is on from a
-session's start (`trace`) or from when somebody switches it on: then a record costs one or two readings of the clock.
+A ring has room for the last 16,384 records. The writer fills a record and then stores the count; the end of an action
+is stored into its record later. A reader copies the records, reads the count again, and drops those that may have been
+overwritten meanwhile. A death loses at most the record that is being written; the action under way has no end.
+Recording is on from a session's start (`trace`) or from a call of `switch`: then a record costs one or two readings of
+the clock.
 """
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -24,37 +25,37 @@ def enabled(Client client):
 
 
 def switch(Client client, bint on):
-    """Have all processes of the session record from now on, or not any more."""
+    """Turn recording on or off for all processes of the session."""
     client.ensure()
     a32_store_rel(&client.x.sb.trace_on, client.x.sb.trace_clock if on else 0)
 
 
 def kib(nbytes):
-    """The size of a value as records have it: in KiB, rounded up."""
+    """A value's size in the unit of the records: KiB, rounded up."""
     return min((nbytes + 1023) >> 10, 0xffffffff)
 
 
 def now():
-    """The monotonic clock, in nanoseconds: that of the rows that `drain` returns."""
+    """The monotonic clock in nanoseconds, as in the rows that `drain` returns."""
     return frt_now_ns()
 
 
 def begin(Client client, uint32_t kind, uint64_t id, uint32_t what=0, uint32_t actor=0):
-    """Write down that something begins.
+    """Begin the record of an action.
 
     Args:
-        client: this process's.
+        client: this process's client.
         kind: one of the constants above.
         id, what, actor: as for `frt_trace_record`.
     Returns:
-        What to give to `end`; 0 when the session does not record.
+        The number to pass to `end`; 0 when the session does not record.
     """
     client.ensure()
     return frt_trace_begin(&client.x, kind, id, what, actor)
 
 
 def begin_task(Client client, uint32_t t):
-    """`begin` of a task or call that this client has claimed."""
+    """Begin the record of a task or call that this client has claimed; returns as `begin`."""
     cdef frt_task *task
     client.ensure()
     if client.x.sb.trace_on == 0 or t >= frt_tasks(&client.x):
@@ -64,13 +65,13 @@ def begin_task(Client client, uint32_t t):
 
 
 def end(Client client, uint64_t number):
-    """Write down that what `begin` returned the number of has ended; nothing once the client is closed."""
+    """Store the end of the action whose number `begin` returned; does nothing once the client is closed."""
     if number and client.usable() and number <= client.x.traces[client.x.me].count:
         frt_trace_end(&client.x, number)
 
 
 def record(Client client, uint32_t kind, uint64_t id, uint32_t what=0, uint32_t actor=0):
-    """Write down something that takes no time; nothing happens when the session does not record."""
+    """Record an event without a duration; does nothing when the session does not record."""
     client.ensure()
     frt_trace_point(&client.x, kind, id, what, actor)
 
@@ -79,8 +80,8 @@ def drain(Client client, uint32_t of, uint64_t since=0):
     """The records of client `of` from number `since` on, oldest first.
 
     Returns:
-        (records, next): tuples (number, start ns, end ns, kind, id, what, actor), and the number to ask for next time.
-        The end is 0 while it is open. Records that were overwritten before they could be read are missing.
+        (records, next): tuples (number, start ns, end ns, kind, id, what, actor), and `since` for the next call. The
+        end is 0 while the action lasts. Records that were overwritten before they could be read are missing.
     """
     cdef frt_trace_ring *ring
     cdef frt_trace_record *r
@@ -96,7 +97,7 @@ def drain(Client client, uint32_t of, uint64_t since=0):
     first = end - FRT_TRACE_RECORDS if end > FRT_TRACE_RECORDS else 0
     first = since if first < since < end else (end if since >= end else first)
     rows = []
-    # Two moments that are known by both clocks, the session's first and this one; all records lie between them.
+    # Two moments are known by both clocks, the session's start and now; all records lie between them.
     ticks, ns = frt_trace_ticks(sb.trace_clock), frt_now_ns()
     pace = <double>(ns - sb.trace_ns) / <double>(ticks - sb.trace_ticks) if ticks > sb.trace_ticks else 1.0
     for k in range(first, end):
@@ -105,7 +106,7 @@ def drain(Client client, uint32_t of, uint64_t since=0):
         rows.append((k, ns + <int64_t>(<double>(r.start - ticks) * pace),
                      ns + <int64_t>(<double>(finished - ticks) * pace) if finished else 0,
                      r.kind, r.id, r.what, r.actor))
-    # The writer may have gone round while we copied: what lies that far back is not what was asked for.
+    # The writer may have gone round the ring during the copy: drop the rows that it may have overwritten.
     a_fence_sc()
     overwritten = a64_load_acq(&ring.count) + 1
     if overwritten > first + FRT_TRACE_RECORDS:

@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""The one way to wait: for an object, for several, for a task to run.
+"""All waits of the core: for one object, for several, for a task to run.
 
-Every client has one wake word, a futex. A waiter sets its bit at what it waits for, reads the wake word, looks
-again, and sleeps while the word is unchanged; whoever makes the news sees the bit and bumps the word. Sleeping
-and waking costs 6 us, spinning 0.4 us: a wait spins first, for a time the caller gives, then sleeps. No sleep
-is longer than 50 ms (an idle worker's: 1 s), so that a waker killed between its store and its wake delays nobody
-for long, even while no daemon is there to wake everybody.
+Every client has one wake word, a futex. A waiter reads its wake word, sets its bit at the object, checks the object
+again, and sleeps while the word is unchanged. The process that seals the object sees the bit and bumps the word. A
+round trip by sleeping and waking costs 6 us, by spinning 0.4 us: a wait spins first, for a time the caller gives, then
+sleeps. No sleep is longer than 50 ms (1 s for an idle worker), so a waker that was killed between its store and its
+wake delays no waiter for longer, even while there is no daemon to wake all clients.
 
 All functions run without the GIL and return FRT_INTERRUPTED after a signal, so that Ctrl-C works in each.
 """
@@ -20,9 +20,9 @@ cdef extern from "<sched.h>" nogil:
 
 cdef enum:
     NAP_NS = 50000000
-    IDLE_NAP_NS = 1000000000  # a wake costs 55 us in a cold cache: 20 a second were 0.1 % of a processor a worker
-    SELFISH_NS = 4000  # a round trip between two spinning processes takes 1 to 2 us
-    SPINS_PER_LOOK = 32  # a pause is some 20 to 40 cycles: look at the clock about twice a microsecond
+    IDLE_NAP_NS = 1000000000  # a wake costs 55 us in a cold cache: 20 per second would cost a worker 0.1 % of a core
+    NO_YIELD_NS = 4000  # spin this long before yielding: a round trip between two spinning processes takes 1 to 2 us
+    SPINS_PER_LOOK = 32  # a pause takes 20 to 40 cycles: read the clock about twice per microsecond
 
 
 cdef int wait_nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns, int64_t nap_ns=NAP_NS) noexcept nogil:
@@ -41,13 +41,13 @@ cdef int wait_nap(frt_ctx *x, uint32_t seen, int64_t deadline_ns, int64_t nap_ns
 
 
 cdef bint wait_spin_on(int64_t started, int64_t spin_ns) noexcept nogil:
-    """Between two looks of a spin: whether its time is not over.
+    """Whether a spin may go on: its time is not over. Called between two checks.
 
-    After a few microseconds the processor is offered to others at each look: on a busy machine the process that
-    we wait for may be queued behind us on this very processor (an idle round trip then lasts as long as the spin).
+    After 4 microseconds each call yields the processor: on a busy machine the process that will end the wait may be
+    queued on this same processor (without the yield a round trip then lasts as long as the spin).
     """
     cdef int64_t elapsed = frt_now_ns() - started
-    if elapsed > SELFISH_NS:
+    if elapsed > NO_YIELD_NS:
         sched_yield()
     return elapsed < spin_ns
 
@@ -57,7 +57,7 @@ cdef inline bint _sealed(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef bint spin_sealed(frt_ctx *x, uint32_t i, int64_t spin_ns) noexcept nogil:
-    """Spin until entry i, which the caller holds, is sealed, or the time is over: whether it is."""
+    """Spin until entry i, which the caller holds, is sealed, or the time is over: True if it is sealed."""
     cdef int64_t started
     cdef int _k
     if _sealed(x, i):
@@ -108,13 +108,13 @@ cdef int wait_resident(frt_ctx *x, uint32_t i, int64_t deadline_ns) noexcept nog
 
 
 cdef int wait_news(frt_ctx *x, uint32_t *word, uint32_t seen, int64_t deadline_ns) noexcept nogil:
-    """Sleep once, unless a word whose changes wake every client differs from `seen` already."""
+    """Sleep once, unless `word` differs from `seen` already; a process that changes it wakes every client."""
     cdef uint32_t wake = a32_load_sc(&x.clients[x.me].wake)
     return wait_nap(x, wake, deadline_ns) if a32_load_sc(word) == seen else FRT_OK
 
 
 cdef uint32_t _count_sealed(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want, bint mark) noexcept nogil:
-    """How many of the entries are sealed, counting no further than `want`; with `mark`, ask the rest to wake us."""
+    """How many of the entries are sealed, counting no further than `want`; `mark` sets this client's wait bits."""
     cdef uint32_t k, ready = 0
     cdef uint64_t *bits
     for k in range(n):
@@ -157,7 +157,7 @@ cdef int wait_any(frt_ctx *x, const uint32_t *entries, uint32_t n, uint32_t want
 
 
 cdef int _spin_for_task(frt_ctx *x, int64_t spin_ns) noexcept nogil:
-    """As the one idle worker that spins: a claimed task, or FRT_NOT_FOUND when the time is over."""
+    """Spin for a task, as the one idle worker that does: a claimed task, or FRT_NOT_FOUND when the time is over."""
     cdef int64_t started = frt_now_ns()
     cdef int _k
     cdef int t = FRT_NOT_FOUND
@@ -171,9 +171,9 @@ cdef int _spin_for_task(frt_ctx *x, int64_t spin_ns) noexcept nogil:
 
 
 cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept nogil:
-    """Claim a task: its index, now CLAIMED(me); FRT_INTERRUPTED; FRT_TIMEOUT, also when something else has woken us:
-    a signal may have come with it, and the caller looks."""
-    cdef uint32_t seen = a32_load_sc(&x.clients[x.me].wake)  # before the spin: a wake-up that comes meanwhile counts
+    """Claim a task: its index, now CLAIMED(me); FRT_INTERRUPTED; or FRT_TIMEOUT, also after a wake for another reason:
+    a signal may have come with it, and the caller checks."""
+    cdef uint32_t seen = a32_load_sc(&x.clients[x.me].wake)  # read before the spin: a wake during it counts
     cdef int rc = FRT_OK
     cdef int t = queue_pop(x)
     if t != FRT_NOT_FOUND:
@@ -182,7 +182,7 @@ cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept no
         t = _spin_for_task(x, spin_ns)
         a32_store_sc(&x.sb.spinner, 0)
         if t != FRT_NOT_FOUND:
-            # A push that sees a spinning worker wakes no sleeper: this worker wakes one.
+            # Pushes wake no sleeper while a worker spins: this worker, which has spun, wakes one.
             if queue_length(x):
                 queue_wake_idle(x)
             return t
@@ -196,7 +196,7 @@ cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept no
         if queue_length(x):
             queue_wake_idle(x)
         return t
-    # A push since we looked may have found our bit, and woken us instead of one who stays.
+    # A push since the last check may have found this worker's bit and woken it instead of a worker that stays.
     if queue_length(x):
         queue_wake_idle(x)
     return FRT_TIMEOUT if rc == FRT_OK else rc

@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""A message for a write to a stored value, before the segmentation fault that it is ends the process.
+"""A SIGSEGV handler that explains a write to a stored value before the signal ends the process.
 
-Stored values lie in a read-only mapping. Python and NumPy refuse to write there; compiled code that ignores NumPy's
-flag gets SIGSEGV. The handler here looks whether the address belongs to a value that this process has pinned, writes
-one line that names the object and the way out, and passes the signal on to the handler before it (Python's
-faulthandler, else the default). It calls only what signal-safety(7) allows, and takes no lock.
+Stored values lie in a read-only mapping. Python and NumPy refuse to write to them; compiled code that ignores NumPy's
+flag gets SIGSEGV. If the address belongs to a value that this process has pinned, the handler writes one line that
+names the object and the remedy. It then passes the signal on to the previous handler (Python's faulthandler, else the
+default). It calls only functions that signal-safety(7) allows, and takes no lock.
 """
 from fastrt._core.memory.layout cimport *
 
@@ -15,7 +15,7 @@ cdef extern from *:
     #include <string.h>
     #include <unistd.h>
 
-    enum { FRT_GUARDS = 16 };  /* sessions attached at once in one process; further ones have no message */
+    enum { FRT_GUARDS = 16 };  /* attachments of one process that are guarded; further ones get no message */
     static const frt_ctx *frt_guards[FRT_GUARDS];
     static struct sigaction frt_guard_before;
     static int frt_guard_installed = 0;
@@ -46,7 +46,7 @@ cdef extern from *:
             }
         }
         sigaction(number, &frt_guard_before, NULL);
-        if (info->si_code <= 0) raise(number);  /* sent, not met: it would not come again by itself */
+        if (info->si_code <= 0) raise(number);  /* sent by a process: returning does not repeat it, as a fault does */
     }
 
     static void frt_guard_add(const frt_ctx *x) {
@@ -74,10 +74,10 @@ cdef extern from *:
 
 
 cdef void guard_add(const frt_ctx *x) noexcept:
-    """Name the objects of this attachment when they are written to; `x` stays valid until `guard_remove`."""
+    """Guard the values of an attachment. `x` must stay valid until `guard_remove`."""
     frt_guard_add(x)
 
 
 cdef void guard_remove(const frt_ctx *x) noexcept:
-    """Forget an attachment: its private counts are about to be unmapped."""
+    """Stop guarding an attachment: its private counts are about to be unmapped."""
     frt_guard_remove(x)

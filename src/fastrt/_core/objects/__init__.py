@@ -1,1 +1,1 @@
-"""The object table: values, the references between them, and what is kept as an object."""
+"""The object table: values, the references between them, and the structures that are stored as objects."""

@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""Many small objects in one call: pinned where they are, or made and sealed where they arrive.
+"""Many small objects in one call: pin them to send them, or make and seal them on arrival.
 
-What `handles` does for one object costs Python some microseconds, as much as moving its 64 KiB. Here the steps are the
-same, so a death at any of them leaves the same; only the way through Python is taken once for all of them.
+For one object, the functions of `handles` cost Python some microseconds, as much as moving 64 KiB. The functions here
+take the same steps, so a death at any step leaves the same state; but there is one Python call for all objects.
 """
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
@@ -20,15 +20,15 @@ MANY_MAX = MANY
 
 
 def pin_many(Client client, list refs, uint64_t bytes_max, uint64_t total_max):
-    """Pin the bytes of small sealed values as they lie in the arena.
+    """Pin the encoded bytes of small sealed values.
 
     Args:
-        refs: Refs, or None for what is to be passed over.
-        bytes_max: of one value.
-        total_max: of all that are pinned.
+        refs: Refs, or None to skip a place.
+        bytes_max: most bytes of one value.
+        total_max: most bytes of all pinned values together.
     Returns:
-        For each, as `handles.read_bytes`: (kind, is_error, pin); None for what is too large or too much, is not ready
-        or not in memory, or contains references.
+        For each, as `handles.read` with `raw`: (kind, is_error, pin); None for a value that exceeds a limit, is not
+        ready, is not in memory, or contains references.
     Raises:
         StaleReferenceError: a reference belongs to an ended session.
     """
@@ -66,7 +66,7 @@ def pin_many(Client client, list refs, uint64_t bytes_max, uint64_t total_max):
 
 
 cdef int _make(frt_ctx *x, int count, const uint64_t *sizes, int *made, char **rooms) noexcept nogil:
-    """Make entries with room for their bytes: how many there was room for."""
+    """Make entries with room for their bytes. Returns how many fit."""
     cdef int k, rc = FRT_OK
     for k in range(count):
         made[k] = object_new(x)
@@ -80,14 +80,14 @@ cdef int _make(frt_ctx *x, int count, const uint64_t *sizes, int *made, char **r
 
 
 def create_many(Client client, list specs):
-    """Memory for new values that contain no references.
+    """Allocate memory for new values that contain no references.
 
     Args:
         specs: (nbytes, kind, is_error) of each, as for `handles.create`; at most MANY_MAX.
     Returns:
-        A `Writer` for each, in order, as far as there is room without spilling.
+        A `Writer` for each, in order, for as many values as fit without spilling.
     Raises:
-        ValueError: too many.
+        ValueError: there are more than MANY_MAX specs.
     """
     cdef uint64_t sizes[MANY]
     cdef uint16_t kinds[MANY]
@@ -102,7 +102,7 @@ def create_many(Client client, list specs):
         raise ValueError(f"{count} values in one call; at most {MANY}")
     for k in range(count):
         sizes[k], kinds[k], errors[k] = specs[k]
-    with nogil:  # a growing store is committed by the kernel at 1 GB/s
+    with nogil:  # the store may grow here, and the kernel commits memory at 1 GB/s
         made = _make(&client.x, count, sizes, entries, rooms)
     for k in range(made):
         w = Writer.__new__(Writer)

@@ -32,13 +32,13 @@ cdef class Fifo:
     cdef Client client
     cdef Pin root
     cdef frt_fifo *q
-    cdef list left  # segments that were drained here
+    cdef list left  # objrefs of segments that this process has drained
     cdef Pin head_pin, tail_pin  # the segments that this process drains and fills
     cdef frt_fifo_name head_in, tail_in
 
     cdef char *_writable(self, Pin pin) except NULL
     cdef int _lock(self) except -1
-    cdef int _look(self) except -1
+    cdef int _follow_segments(self) except -1
     cdef frt_fifo_segment *_segment(self, Pin pin) except NULL
     cdef int _put(self, object value, uint32_t kind, const char *data, Py_ssize_t nbytes) except -1
     cdef int _wait(self, uint32_t *word, uint32_t *sleepers, uint32_t seen, double timeout_s) except -1

@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""Queues of values straight over the arena: put and get are a lock, a copy and perhaps a wake.
+"""Queues of values directly in the arena: a put or get is a lock, a copy and perhaps a wake.
 
-The structures and what a death leaves are described in fifo.h. What needs Python (attaching to a segment that another
-process has made, making a larger one, anything but scalars and bytes) is the store's business: calls say so by their
-result. Nothing sleeps with the lock held, and only the waits release the GIL.
+fifo.h describes the structures and the state after a death. The caller does the parts that need Python: it attaches to
+a segment that another process has made, makes a larger one, and encodes values other than scalars and bytes. A call's
+result says when one of these is needed. No thread sleeps with the lock held, and only the waits release the GIL.
 """
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 
@@ -29,7 +29,7 @@ cdef extern from "fifo.h" nogil:
     void frt_fifo_commit(frt_fifo *q)
 
 cdef enum:
-    NAP_NS = 250000000  # how long a waker that was killed before its wake can delay a sleeper
+    NAP_NS = 250000000  # the longest delay of a sleeper whose waker was killed before the wake
 
 OK, FULL, GROW, MOVED, CLOSED = 0, 1, 2, 3, 4
 ROOT_BYTES = sizeof(frt_fifo)
@@ -41,7 +41,7 @@ cdef inline bint _same(frt_fifo_name *a, frt_fifo_name *b) noexcept:
 
 
 cdef inline uint64_t _whole(Py_ssize_t nbytes) noexcept:
-    """What a value takes in the ring."""
+    """The bytes that a value takes in the ring, with its head."""
     return (sizeof(frt_fifo_head) + nbytes + 7) & ~<uint64_t>7
 
 
@@ -52,7 +52,8 @@ def write_segment(room):
     PyObject_GetBuffer(room, &view, PyBUF_WRITABLE)
     try:
         if <size_t>view.len < sizeof(frt_fifo_segment) + 64 or view.len % 8:
-            raise ValueError(f"{view.len} bytes are no room for a segment")
+            raise ValueError(f"a segment cannot have {view.len} bytes; it needs at least "
+                             f"{sizeof(frt_fifo_segment) + 64}, and a multiple of 8")
         segment = <frt_fifo_segment *>view.buf
         memset(segment, 0, sizeof(frt_fifo_segment))
         segment.magic = FRT_FIFO_MAGIC
@@ -62,7 +63,7 @@ def write_segment(room):
 
 
 def write_root(room, uint64_t most, Ref segment):
-    """Make the writable bytes of a new object the root of an empty queue for `most` values (0: any number)."""
+    """Make the writable bytes of a new object the root of an empty queue for `most` values (0: no limit)."""
     cdef Py_buffer view
     cdef frt_fifo *q
     PyObject_GetBuffer(room, &view, PyBUF_WRITABLE)
@@ -72,7 +73,7 @@ def write_root(room, uint64_t most, Ref segment):
         q = <frt_fifo *>view.buf
         memset(q, 0, sizeof(frt_fifo))
         if frt_lock_init(&q.lock) != 0:
-            raise OSError("a lock cannot be made")
+            raise OSError("the queue's lock cannot be initialised")
         q.magic, q.most = FRT_FIFO_MAGIC, most
         q.state.head_in.objref = q.state.tail_in.objref = segment.objref
         q.state.head_in.index = q.state.tail_in.index = segment.index
@@ -81,26 +82,26 @@ def write_root(room, uint64_t most, Ref segment):
 
 
 cdef class Fifo:
-    """One process's use of a queue.
+    """One process's handle on a queue.
 
     Args:
         client: this process's attachment.
         root: the root object's bytes.
     Raises:
-        FastrtError: it is no queue.
+        FastrtError: the object is not a queue.
     """
 
     def __cinit__(self, Client client, Pin root):
         client.ensure()
         self.client, self.root, self.left = client, root, []
         if root.nbytes != sizeof(frt_fifo) or (<uint64_t>root.data) & 63:
-            raise FastrtError("this object is no queue")
+            raise FastrtError("this object is not a queue")
         self.q = <frt_fifo *>self._writable(root)
         if self.q.magic != FRT_FIFO_MAGIC:
-            raise FastrtError("this object is no queue")
+            raise FastrtError("this object is not a queue")
 
     cdef char *_writable(self, Pin pin) except NULL:
-        """Where this process may write what a pin shows it."""
+        """The address of a pin's bytes in the read-write mapping."""
         cdef frt_ctx *x = &self.client.x
         return x.base + (pin.data - <const char *>x.view)
 
@@ -122,7 +123,7 @@ cdef class Fifo:
         return 0
 
     def place(self, bint tail):
-        """(objref, index) of the segment that is filled, or drained, now."""
+        """The name (objref, index) of the segment that is filled (`tail`) or drained now."""
         cdef frt_fifo_name name
         self._lock()
         name = self.q.state.tail_in if tail else self.q.state.head_in
@@ -130,7 +131,7 @@ cdef class Fifo:
         return name.objref, name.index
 
     def use(self, bint tail, uint64_t objref, uint32_t index, Pin segment):
-        """Fill, or drain, that segment from now on."""
+        """Fill (`tail`) or drain a segment from now on."""
         self._segment(segment)
         if tail:
             self.tail_pin, self.tail_in.objref, self.tail_in.index = segment, objref, index
@@ -141,15 +142,15 @@ cdef class Fifo:
         """Put a scalar, or bytes or text.
 
         Returns:
-            OK; FULL: there are as many as may be; GROW: no room, make a larger segment; MOVED: `use` the segment at
-            `place(True)` first; CLOSED; None when the value is of another kind.
+            OK; FULL: the queue has its most values; GROW: no room, make a larger segment; MOVED: `use` the segment at
+            `place(True)` first; CLOSED; None when the value is of another type.
         """
         cdef uint16_t kind = 0
         cdef Py_ssize_t n = scalar_size(value, &kind)
         return None if n < 0 else self._put(value, kind, NULL, n)
 
     def put_bytes(self, uint32_t kind, bytes data):
-        """Put a value that is serialized; `kind` is a number from 16 on. Returns as `put`."""
+        """Put an encoded value; `kind` is a number from 16 on. Returns as `put`."""
         return self._put(None, kind, data, len(data))
 
     cdef int _put(self, object value, uint32_t kind, const char *data, Py_ssize_t nbytes) except -1:
@@ -200,8 +201,8 @@ cdef class Fifo:
         """Take the oldest value.
 
         Returns:
-            (kind, value): a scalar's kind is below 16, and the value itself is there, otherwise its bytes; None when
-            the queue is empty; MOVED: `use` the segment at `place(False)` first; CLOSED.
+            (kind, value): for a kind below 16 (a scalar) the value itself, otherwise its bytes; None when the queue is
+            empty; MOVED: `use` the segment at `place(False)` first; CLOSED.
         """
         cdef frt_fifo *q = self.q
         cdef frt_fifo_segment *segment
@@ -213,7 +214,7 @@ cdef class Fifo:
         try:
             if q.closed:
                 return 4
-            if self._look():
+            if self._follow_segments():
                 return 3
             if q.state.nput == q.state.ngot:
                 return None
@@ -243,8 +244,8 @@ cdef class Fifo:
             frt_futex_wake_one(&q.gets)
         return kind, value
 
-    cdef int _look(self) except -1:
-        """With the lock: go on to the next segment when this one is drained. 1: this process has not got it."""
+    cdef int _follow_segments(self) except -1:
+        """Under the lock: go on to the next segment if this one is drained. 1: this process has not pinned it."""
         cdef frt_fifo *q = self.q
         cdef frt_fifo_segment *segment
         while True:
@@ -261,7 +262,7 @@ cdef class Fifo:
             self.left.append(self.head_in.objref)
 
     def drained(self):
-        """The objrefs of segments that this process has drained since the last call: nobody needs them any more."""
+        """The objrefs of segments that this process has drained since the last call; they are not needed any more."""
         left, self.left = self.left, []
         return left
 
@@ -269,7 +270,7 @@ cdef class Fifo:
         """Fill a new, empty segment from now on.
 
         Returns:
-            False when another process has made one meanwhile.
+            False when another process has replaced the segment meanwhile.
         """
         cdef frt_fifo *q = self.q
         cdef frt_fifo_segment *old
@@ -291,7 +292,7 @@ cdef class Fifo:
         return 0 if self.tail_pin is None else self._segment(self.tail_pin).capacity
 
     def room(self):
-        """How many values more there may be; -1: any number."""
+        """How many more values fit; -1: no limit."""
         cdef int64_t left
         self._lock()
         left = <int64_t>(self.q.most - (self.q.state.nput - self.q.state.ngot)) if self.q.most else -1
@@ -299,7 +300,7 @@ cdef class Fifo:
         return left
 
     def size(self):
-        """(values that are there, values that may be there or 0, whether it is closed)."""
+        """The queue's state: (values in it, most values or 0, whether it is closed)."""
         cdef uint64_t count
         self._lock()
         count = self.q.state.nput - self.q.state.ngot
@@ -307,7 +308,7 @@ cdef class Fifo:
         return count, self.q.most, self.q.closed != 0
 
     def close(self):
-        """Nothing more is put or got; wake all who wait."""
+        """Close the queue: no put or get succeeds any more, and all sleepers wake."""
         self._lock()
         a32_store_sc(&self.q.closed, 1)
         a32_add_sc(&self.q.puts, 1)
@@ -317,27 +318,27 @@ cdef class Fifo:
         frt_futex_wake(&self.q.gets)
 
     def wait_item(self, double timeout_s):
-        """Sleep while the queue is empty: until a put, the timeout, or a nap's end. Look again then."""
+        """Sleep while the queue is empty: until a put, the timeout, or the end of a nap. The caller checks again."""
         cdef uint32_t seen = a32_load_sc(&self.q.puts)
         count, _, closed = self.size()
         if count == 0 and not closed:
             self._wait(&self.q.puts, &self.q.getters, seen, timeout_s)
 
     def wait_room(self, double timeout_s):
-        """Sleep while the queue is full: until a get, the timeout, or a nap's end. Look again then."""
+        """Sleep while the queue is full: until a get, the timeout, or the end of a nap. The caller checks again."""
         cdef uint32_t seen = a32_load_sc(&self.q.gets)
         count, most, closed = self.size()
         if most and count >= most and not closed:
             self._wait(&self.q.gets, &self.q.putters, seen, timeout_s)
 
     def wait_get(self, double timeout_s):
-        """Sleep while nobody gets a value: until a get, the timeout, or a nap's end."""
+        """Sleep until a get, the timeout, or the end of a nap."""
         self._wait(&self.q.gets, &self.q.putters, a32_load_sc(&self.q.gets), timeout_s)
 
     cdef int _wait(self, uint32_t *word, uint32_t *sleepers, uint32_t seen, double timeout_s) except -1:
         cdef int64_t nap = <int64_t>(min(max(timeout_s, 0.0), 1.0) * 1e9)
         with nogil:
-            # Who puts changes the word and then looks for sleepers; we do it the other way round.
+            # A putter changes the word and then reads the sleepers; here it is the other way round.
             a32_add_sc(sleepers, 1)
             if a32_load_sc(word) == seen:
                 frt_futex_wait(word, seen, nap if nap < NAP_NS else NAP_NS)

@@ -4,7 +4,7 @@ from fastrt._core.memory.layout cimport frt_ctx, frt_function, a64_load_acq
 
 cdef extern from *:
     """
-    #define FRT_FUNCTION_GONE UINT64_MAX /* in place of an objref: a slot whose function was swept */
+    #define FRT_FUNCTION_GONE UINT64_MAX /* in place of an objref: the slot's function was swept */
     """
     uint64_t FRT_FUNCTION_GONE
 

@@ -1,15 +1,15 @@
 # cython: language_level=3
 """The function table: objects that hold functions, by a digest of their content.
 
-A slot of an open hash table counts from the store of its objref on, its last field. A digest stands within
-FRT_FUNCTION_PROBES slots of its place in the first table that had room for it there; where none has, the next one is
-made, twice as large. No slot becomes free again, so what is not found before a free slot is in no table: the slot of a
-function that was swept is GONE, and may be used for another digest.
-The tables hold their objects: each is counted once (links), just before its slot commits.
+The table is a series of open hash tables, each twice as large as the one before. A slot is in use from the store of its
+objref on, its commit. A digest lies within FRT_FUNCTION_PROBES slots of its hash position in the first table that had
+room for it there; if none has, the next table is made. No slot becomes free again, so a search may end at a free slot:
+the slot of a swept function is GONE, and may be used for another digest. The table holds its objects: each is counted
+once (references.pyx), just before its slot commits.
 
-`sweep` drops a function that only the table holds, and that no unfinished task names. A process that finds a function
-takes its hold first, and then looks whether the slot is being swept; the sweeper marks the slot first, and then looks
-for holds: one of them sees the other.
+`sweep` drops a function that only the table holds and no unfinished task names. A process that finds a function takes
+its hold first and then checks whether the slot is being swept; the sweeper marks the slot first and then checks for
+holds: one of them sees the other.
 """
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
@@ -30,12 +30,12 @@ cdef extern from "<string.h>" nogil:
     size_t strnlen(const char *, size_t)
 
 cdef class Watched:
-    """The globals that a function was sent with, to ask at each of its calls whether one was assigned since.
+    """The globals that a function was sent with, to check at each call whether one was assigned since.
 
     Args:
         watched: a list of (dict of globals, name, value that was sent).
 
-    A look costs 10 ns for each of them.
+    A check costs 10 ns per global.
     """
 
     cdef tuple _watched
@@ -44,7 +44,7 @@ cdef class Watched:
         self._watched = tuple(watched)
 
     cpdef object changed(self):
-        """The name of a global that has another value than the one that was sent; None if there is none."""
+        """The name of a global whose value differs from the one that was sent; None if there is none."""
         cdef tuple one
         cdef PyObject *found
         for one in self._watched:
@@ -61,8 +61,8 @@ cdef extern from *:
     uint32_t *frt_function_marks(frt_function *f) noexcept nogil
 
 cdef enum:
-    SWEEPABLE = 1  # marks of a slot: may be swept, and is being swept
-    SWEEPING = 2
+    SWEEPABLE = 1  # mark of a slot: it may be swept
+    SWEEPING = 2  # mark of a slot: it is being swept
 
 
 def find_function(Client client, bytes digest):
@@ -92,7 +92,7 @@ def find_function(Client client, bytes digest):
 
 
 cdef frt_function *_slot(frt_ctx *x, const uint64_t *want, bint room) noexcept nogil:
-    """Where a digest stands, or else would: a free slot, with `room` also one that is GONE. NULL: there is none."""
+    """The slot of a digest, or one where it may be stored: a free slot, or with `room` a GONE one. NULL: none."""
     cdef uint32_t slots = FRT_FUNCTIONS
     cdef uint32_t first = 0
     cdef uint32_t there = frt_functions(x)
@@ -148,10 +148,10 @@ def add_function(Client client, bytes digest, Ref ref, str name, bint lasting=Tr
     """Store a function's object under its digest.
 
     Args:
-        digest: 16 bytes that stand for its content.
+        digest: 16 bytes that identify its content.
         ref: the object.
         name: for listings and messages; 63 bytes of it are kept.
-        lasting: whether it stays for the rest of the session; else until `sweep` finds it unused.
+        lasting: whether it stays until the session ends; otherwise until `sweep` finds it unused.
     Returns:
         The reference to use: `ref`, or the one that another process stored first.
     Raises:
@@ -196,7 +196,7 @@ def add_function(Client client, bytes digest, Ref ref, str name, bint lasting=Tr
 cdef bint _is_unused(frt_ctx *x, frt_function *f) noexcept nogil:
     """Whether only the table holds a function: no process, value, argument or actor.
 
-    Pins are those of workers that have loaded it, for a task that is named or has ended.
+    Pins do not count: they belong to workers that have loaded it, for a task that names it or has ended.
     """
     cdef uint32_t i = f.index
     return functions_counts(f) and i < frt_objects(x) and a64_load_sc(&x.entries[i].objref) == f.objref and \
@@ -204,7 +204,7 @@ cdef bint _is_unused(frt_ctx *x, frt_function *f) noexcept nogil:
 
 
 cdef set _named_by_tasks(frt_ctx *x):
-    """The objrefs of functions of tasks that have not ended: such a task holds its function by its name alone."""
+    """The objrefs of the functions of unfinished tasks: a task holds its function only by this name."""
     cdef uint32_t t
     cdef int state
     cdef set found = set()
@@ -216,17 +216,17 @@ cdef set _named_by_tasks(frt_ctx *x):
 
 
 def is_stored(Client client, uint64_t objref, uint32_t index):
-    """Whether a function's object is there and the table, or a value, still holds it."""
+    """Whether a function's object exists and the table, or a value, still holds it."""
     client.ensure()
     return index < frt_objects(&client.x) and a64_load_acq(&client.x.entries[index].objref) == objref and \
         a32_load_sc(&client.x.entries[index].counted) != 0
 
 
 def sweep(Client client):
-    """Drop functions that are not lasting and not in use any more; their objects are deleted.
+    """Drop functions that are not lasting and no longer in use, and delete their objects.
 
     Returns:
-        How many.
+        How many were dropped.
     """
     cdef frt_ctx *x = &client.x
     cdef frt_function *f
@@ -257,7 +257,7 @@ def sweep(Client client):
 
 
 cdef void _drop(frt_ctx *x, frt_function *f) noexcept nogil:
-    """Under the lock: take a function out of the table. After a death inside, the counts are rebuilt."""
+    """Under the lock: remove a function from the table. After a death inside, the counts are rebuilt."""
     cdef frt_refslot slot
     cdef uint8_t flags = 1
     slot.objref, slot.index, slot.pad = f.objref, f.index, 0
@@ -277,7 +277,7 @@ cdef void _unmark(frt_ctx *x) noexcept nogil:
 cdef int _lock_functions(frt_ctx *x) noexcept nogil:
     cdef int rc = frt_lock_take(x.locks + FRT_LOCK_FUNCTIONS)
     if rc == FRT_LOCK_ORPHANED:
-        # A slot counts from the store of its objref on; its object may have been counted before that.
+        # A slot is in use from the store of its objref on; its object may have been counted before that.
         links_recount(x)
         _unmark(x)
         frt_lock_mend(x.locks + FRT_LOCK_FUNCTIONS)

@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""What Python holds of the object table: references, pinned views, and values being written.
+"""Python's handles on the object table: references, pinned views, and values being written.
 
 Ref     one reference of this process; the entry lives at least as long.
 Pin     the bytes of a sealed value, exported read-only; they stay in place while any view of them lives.
-Writer  the memory of a value that is not sealed yet; dropped unsealed, nothing is left behind.
-All belong to the client that made them; after `close` or in a forked child they let go without a trace, after
-`leave` only views and unsealed values still have something to give back. None can
-be part of a cycle, and the garbage collector must not clear them: what they let go of at their end would be gone.
+Writer  the memory of a value that is not sealed yet; if it is dropped unsealed, the memory is freed.
+Each belongs to the client that made it. After `close`, and in a forked child, a handle ends without touching the
+segment; after `leave` only views and unsealed values still release theirs. None can be part of a cycle, and the
+garbage collector must not clear them: each needs its fields when it ends.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
@@ -35,8 +35,8 @@ cdef extern from *:
     """
     static inline PyObject *frt_instance(PyObject *type, PyObject *none) {
         PyObject *o = ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, none, NULL);
-        /* A class statement makes its instances known to the garbage collector, although a Ref can be in no cycle:
-           with a million of them alive, a put took 1,100 ns instead of 400. */
+        /* The garbage collector tracks instances of Python classes, although a Ref cannot be in a cycle: with a
+           million Refs alive, a put took 1,100 ns instead of 400. */
         if (o && PyObject_IS_GC(o)) PyObject_GC_UnTrack(o);
         return o;
     }
@@ -46,8 +46,8 @@ cdef extern from *:
 cdef type _ref_class = None
 cdef tuple _NO_ARGS = ()
 
-# A value up to here is copied out of the arena instead of pinned: cheaper than the pin's two atomic operations
-# and its object.
+# Values up to this size are copied out of the arena, not pinned: a copy is cheaper than the pin's object and its two
+# atomic operations.
 cdef enum:
     COPY_BYTES_MAX = 1024
 
@@ -66,15 +66,15 @@ cdef class Ref:
         return <Py_ssize_t>(self.objref ^ (self.objref >> 17))
 
     def __eq__(self, other):
-        # Sessions begin to count anew: the same number of another session is another object.
+        # Each session counts its objrefs from 1: the same number in another session is another object.
         if not isinstance(other, Ref) or self.objref != (<Ref>other).objref:
             return False
         mine, theirs = self.client, (<Ref>other).client
         return mine is theirs or mine is not None and theirs is not None and mine.segment.name == theirs.segment.name
 
-    # Without these, Cython would make a copy that shares this one's hold.
+    # Without these, Cython would make a copy that shares this reference's hold.
     def __reduce__(self):
-        raise TypeError("a reference is pickled by the store only")
+        raise TypeError("only the store can pickle a reference; pass it to put() or to a task")
 
     def __copy__(self):
         return self
@@ -89,7 +89,7 @@ cdef class Ref:
 
 
 def set_ref_class(type cls):
-    """Let every reference that the core makes be an instance of `cls`, a subclass of Ref without a `__new__`."""
+    """Set the class of all references that the core makes: a subclass of Ref without a `__new__`."""
     global _ref_class
     if not issubclass(cls, Ref):
         raise TypeError(f"{cls.__name__} is not a subclass of Ref")
@@ -101,7 +101,7 @@ cdef type ref_class():
 
 
 cdef Ref ref_wrap(Client client, uint32_t index):
-    """A Ref for a hold that has been taken already."""
+    """Make a Ref for a hold that is already taken."""
     cdef Ref ref = frt_instance(ref_class(), _NO_ARGS)
     ref.client = client
     ref.index = index
@@ -110,14 +110,14 @@ cdef Ref ref_wrap(Client client, uint32_t index):
 
 
 cdef int ref_use(Client client, Ref ref) except -1:
-    """See to it that `ref` belongs to `client`: a reference inherited by fork takes a hold of its own now."""
+    """Check that `ref` belongs to `client`; a reference inherited by fork takes a hold for this process now."""
     if ref is None:
         raise TypeError("None is not a reference")
     if ref.client is client:
         return 0
     if ref.client is None or ref.client.segment is not client.segment and \
             ref.client.segment.name != client.segment.name:
-        raise StaleReferenceError(f"{ref!r} belongs to a session that has ended; its value went with it")
+        raise StaleReferenceError(f"{ref!r} belongs to a session that has ended; its value is gone")
     if ref.client.usable():
         raise FastrtError(f"{ref!r} belongs to another client of this process")
     check(object_acquire(&client.x, ref.index, ref.objref, False))
@@ -126,7 +126,7 @@ cdef int ref_use(Client client, Ref ref) except -1:
 
 
 def use(Client client, Ref ref):
-    """Make sure that `ref` is usable through `client`.
+    """Check that `ref` is usable through `client`.
 
     Raises:
         StaleReferenceError: it belongs to an ended session, or its object is gone.
@@ -136,10 +136,10 @@ def use(Client client, Ref ref):
 
 
 def acquire(Client client, uint64_t objref, uint32_t index):
-    """A new reference to the object that another process of this node named by (objref, index).
+    """Make a reference to an object that another process of this node has named by (objref, index).
 
     Raises:
-        StaleReferenceError: there is no such object any more.
+        StaleReferenceError: the object does not exist any more.
     """
     client.ensure()
     if index >= frt_objects(&client.x):
@@ -150,13 +150,13 @@ def acquire(Client client, uint64_t objref, uint32_t index):
 
 
 cdef void _flush_if_left(Client client) noexcept:
-    """Return the record that was just freed, when no later call of this client will use it."""
+    """Return the record that was just freed to the pool if the client has left: no later call will use it."""
     if client.left:
         pool_flush(&client.x)
 
 
 def is_ready(Client client, Ref ref):
-    """Whether the value is there already."""
+    """Whether the object has its value."""
     client.ensure()
     ref_use(client, ref)
     return object_is_sealed(&client.x, ref.index)
@@ -171,15 +171,15 @@ cdef int64_t _deadline(object timeout_s) except -1:
 def wait_all(Client client, list refs, timeout_s, double spin_s):
     """Wait until every one of `refs` is ready.
 
-    The last one that is not ready is waited for first: results come roughly in the order of submission, so
-    most waits of a long list sleep once. A failed result ends the wait early, within 50 ms.
+    The last reference is waited for first: results come roughly in the order of submission, so most waits for a long
+    list sleep once. A failed result ends the wait early, within 50 ms.
 
     Args:
         refs: a list of Refs; duplicates are allowed.
-        timeout_s: seconds, or None for ever.
-        spin_s: how much of it to spend spinning before sleeping.
+        timeout_s: in seconds; None waits without limit.
+        spin_s: how many seconds of it to spin before sleeping.
     Returns:
-        True when all are ready or a ready one is an error; False after the timeout.
+        True when all are ready, or one is an error; False after the timeout.
     """
     cdef frt_ctx *x = &client.x
     cdef Py_ssize_t k
@@ -204,14 +204,14 @@ def wait_all(Client client, list refs, timeout_s, double spin_s):
                 if rc == FRT_INTERRUPTED:
                     PyErr_CheckSignals()
                 elif rc == FRT_TIMEOUT:
-                    PyErr_CheckSignals()  # one that came before the sleep did not end it
+                    PyErr_CheckSignals()  # a signal that came before the sleep did not end it
                     client.ensure()
                     if _any_failed(client, refs):
                         return True
                     if frt_now_ns() >= deadline and not object_is_sealed(x, ref.index):
                         return False
                 else:
-                    client.ensure()  # says it better, where the session is broken
+                    client.ensure()  # if the session is broken, this raises the better message
                     check(rc)
         return True
     finally:
@@ -265,7 +265,7 @@ def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, doubl
                     rc = wait_any(x, entries, <uint32_t>n, <uint32_t>num_returns, look if look < deadline else deadline,
                                   spin)
                 spin = 0
-                PyErr_CheckSignals()  # also those that came before the sleep, which did not end it
+                PyErr_CheckSignals()  # also for signals that came before the sleep and did not end it
                 client.ensure()
             if rc != FRT_TIMEOUT:
                 check(rc)
@@ -277,7 +277,7 @@ def wait_some(Client client, list refs, Py_ssize_t num_returns, timeout_s, doubl
 
 
 cdef Py_ssize_t _count_ready(Client client, list refs, Py_ssize_t enough) except -1:
-    """How many are ready, counting no further than `enough`; every ref looked at is checked."""
+    """How many of `refs` are ready, counting no further than `enough`; each one read is checked by `ref_use`."""
     cdef Py_ssize_t ready = 0
     cdef Ref ref
     for ref in refs:
@@ -290,7 +290,7 @@ cdef Py_ssize_t _count_ready(Client client, list refs, Py_ssize_t enough) except
 
 
 cdef tuple _split(Client client, list refs, Py_ssize_t most):
-    """The first `most` ready ones, and the rest: a slice when the ready ones come first, as they mostly do."""
+    """The first `most` ready references, and the others; by a slice if the ready ones come first, as they often do."""
     cdef list ready = []
     cdef list others
     cdef Py_ssize_t k = 0
@@ -315,7 +315,7 @@ cdef tuple _split(Client client, list refs, Py_ssize_t most):
 @cython.no_gc
 @cython.freelist(64)
 cdef class Pin:
-    """A sealed value's bytes, read-only; exported through the buffer protocol. The view owns the pin."""
+    """A sealed value's bytes, exported read-only through the buffer protocol. The view owns the pin."""
 
     def __dealloc__(self):
         if self.client is not None and self.client.may_let_go():
@@ -330,15 +330,14 @@ cdef class Pin:
 
 
 def read(Client client, Ref ref, bint raw=False):
-    """The sealed value's kind, its error flag and its bytes.
+    """Read a sealed value: its kind, its error flag and its bytes.
 
     Args:
-        raw: give the bytes as they lie in the arena, whatever the kind; for copies of it in other stores.
-
+        raw: return the encoded bytes for every kind, for a copy in another store.
     Returns:
         (kind, is_error, value): for scalar kinds the value itself; otherwise `bytes` (a copy, for small values)
-        or a `Pin` (a view that keeps the memory in place); a `Pin` always with `raw`. None when the bytes are not in
-        memory: have them restored and read again.
+        or a `Pin` (a view that keeps the memory in place); with `raw` always a `Pin`. None when the bytes are not in
+        memory: restore them and read again.
     Raises:
         FastrtError: the value is not ready.
         StaleReferenceError: the reference belongs to an ended session.
@@ -356,7 +355,7 @@ def read(Client client, Ref ref, bint raw=False):
     if not object_is_sealed(&client.x, ref.index):
         raise FastrtError(f"{ref!r} is not ready yet; wait for it first")
     if raw or entry.bytes > COPY_BYTES_MAX:
-        # What may be spilled is pinned before anything else of it is looked at.
+        # A value that may be spilled is pinned before any other field of its entry is read.
         rc = object_acquire(&client.x, ref.index, ref.objref, True)
         if rc == FRT_SPILLED:
             return None
@@ -382,10 +381,10 @@ def read(Client client, Ref ref, bint raw=False):
 
 
 cpdef object read_scalar(Client client, Ref ref, missing, double spin_s=0.0):
-    """The value when it is sealed, no error and a small scalar; otherwise `missing`. The fast path of `get`.
+    """Read a value if it is sealed, a small scalar and no error; otherwise return `missing`. The fast path of `get`.
 
-    One that is not sealed is waited for, spinning for `spin_s` at most: in a cold cache the way back to Python and
-    here again costs 10 us more than the wait.
+    If the value is not sealed, spin for it for up to `spin_s`: in a cold cache a return to Python and another call
+    cost 10 us more than this wait.
     """
     cdef frt_entry *entry
     cdef const char *data
@@ -400,17 +399,17 @@ cpdef object read_scalar(Client client, Ref ref, missing, double spin_s=0.0):
             spin_sealed(&client.x, ref.index, spin)
     if not object_is_sealed(&client.x, ref.index):
         return missing
-    kind = entry.kind  # only now: an entry that is not sealed yet looks like None
+    kind = entry.kind  # read after the seal: the kind of an unsealed entry looks like None
     if kind >= KIND_SCALARS_END or entry.flags & FRT_ENTRY_ERROR:
         return missing
     data = object_view(&client.x, ref.index, &nbytes)
-    if data == NULL or nbytes >= FRT_SPILL_BYTES_MIN:  # it may be in a file, or on its way
+    if data == NULL or nbytes >= FRT_SPILL_BYTES_MIN:  # the bytes may be in a file, or on their way to one
         return missing
     return scalar_read(kind, data, nbytes)
 
 
 def read_scalars(Client client, list refs, missing):
-    """`read_scalar` of each of a list of ready references."""
+    """Call `read_scalar` for each of a list of ready references."""
     cdef list values = []
     for ref in refs:
         values.append(read_scalar(client, ref, missing))
@@ -418,7 +417,7 @@ def read_scalars(Client client, list refs, missing):
 
 
 def contained(Client client, Ref ref):
-    """References to what a sealed value contains, in the order in which they were written."""
+    """Make references to the objects that a sealed value contains, in the order in which they were written."""
     cdef frt_refslot *slots
     cdef uint32_t k, n
     client.ensure()
@@ -433,7 +432,7 @@ def contained(Client client, Ref ref):
 
 
 def describe(Client client, Ref ref):
-    """What the table says of an object: a dict for people and tests."""
+    """The fields of an object's entry as a dict, for listings and tests."""
     cdef frt_ctx *x = &client.x
     client.ensure()
     ref_use(client, ref)
@@ -450,7 +449,7 @@ def describe(Client client, Ref ref):
 # ---- writing ----
 
 def put_scalar(Client client, value):
-    """Store a scalar: its Ref, or None when the value is of another kind. The fast path of `put`."""
+    """Store a scalar: its Ref, or None when the value is not a scalar. The fast path of `put`."""
     cdef uint16_t kind = 0
     cdef Py_ssize_t n = scalar_size(value, &kind)
     cdef int i, rc = FRT_OK
@@ -471,10 +470,10 @@ def put_scalar(Client client, value):
 
 @cython.no_gc
 cdef class Writer:
-    """The memory of a value being written. Write through the buffer protocol, then `seal`.
+    """The memory of a value being written. Write through the buffer protocol, then call `seal`.
 
-    Dropped without a seal, its memory goes back; that of a task's result when the result is written again, as
-    somebody else may have written it by the time the last traceback lets go of this one.
+    If it is dropped without a seal, its memory is freed. For a task's result this happens only when the result is
+    written again: by the time the last traceback drops this Writer, another process may have written the result.
     """
 
     def __dealloc__(self):
@@ -484,10 +483,10 @@ cdef class Writer:
 
     cdef int _check_open(self) except -1:
         if self.client is None:
-            raise TypeError("a Writer is made by create and result only")
+            raise TypeError("a Writer cannot be made directly; call create() or result()")
         self.client.ensure()
         if self.done:
-            raise BufferError("the value is sealed; nothing may change it any more")
+            raise BufferError("the value is sealed and cannot change any more")
         return 0
 
     def __getbuffer__(self, Py_buffer *view, int flags):
@@ -498,10 +497,10 @@ cdef class Writer:
         return self.nbytes
 
     def copy(self, Py_ssize_t offset, source):
-        """Copy the bytes of any contiguous buffer to `offset`; without the GIL when they are many.
+        """Copy the bytes of a contiguous buffer to `offset`; without the GIL from 64 KiB on.
 
         Raises:
-            ValueError: they do not fit.
+            ValueError: the bytes do not fit.
         """
         cdef Py_buffer view
         self._check_open()
@@ -521,7 +520,7 @@ cdef class Writer:
         """Make the value immutable and visible.
 
         Args:
-            refs: the references that the value contains, as many as `create` or `result` was told.
+            refs: the references that the value contains, as many as `nrefs` of `create` or `result`.
         Returns:
             A Ref to it; None for the result of a task.
         """
@@ -550,7 +549,7 @@ cdef class Writer:
 cdef Writer _writer(Client client, uint32_t i, int task, uint64_t nbytes, uint32_t nrefs, uint16_t kind, bint error):
     cdef int rc = FRT_OK
     cdef Writer w = Writer.__new__(Writer)
-    with nogil:  # a growing store is committed by the kernel at 1 GB/s
+    with nogil:  # the store may grow here, and the kernel commits memory at 1 GB/s
         w.data = object_room(&client.x, i, nbytes, nrefs, &rc)
     if w.data == NULL:
         if task < 0:
@@ -568,11 +567,11 @@ cdef Writer _writer(Client client, uint32_t i, int task, uint64_t nbytes, uint32
 
 
 def create(Client client, uint64_t nbytes, uint16_t kind, uint32_t nrefs=0, bint error=False):
-    """Memory for a new value.
+    """Allocate memory for a new value.
 
     Args:
         nbytes: its size.
-        kind: how it is written, a number >= 16 that the store understands.
+        kind: how it is encoded, a number >= 16 that the store chooses.
         nrefs: how many references it will contain.
         error: whether `get` raises it.
     Returns:
@@ -585,7 +584,7 @@ def create(Client client, uint64_t nbytes, uint16_t kind, uint32_t nrefs=0, bint
 
 
 def result(Client client, uint32_t t, uint32_t k, uint64_t nbytes, uint16_t kind, uint32_t nrefs=0, bint error=False):
-    """Memory for result `k` of task `t`, which this client runs or ends; None when it is sealed already.
+    """Allocate memory for result `k` of task `t`, which this client runs or ends; None when it is sealed already.
 
     Raises:
         ObjectStoreFullError: there is no room.

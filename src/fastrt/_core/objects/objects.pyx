@@ -1,11 +1,11 @@
 # cython: language_level=3
 """The life of an object table entry: new, filled, sealed, held, deleted.
 
-Invariants: a sealed entry's bytes never change while anybody holds it; an entry is alive exactly while a
+Invariants: a sealed entry's bytes never change while it is held; an entry is alive exactly while a
 ref or pin bit is set or its `counted` word is not zero; each step commits by one store of the state word.
-The order of reads and writes between holders and deleters is explained at the entry's life in layout.h.
-Counts per process lie behind the bits: the first hold sets this client's bit, the last one clears it. They
-are touched with the GIL held, so they need no lock.
+layout.h ("Life of an entry") explains the order of reads and writes between holders and deleters.
+Each process counts its holds of an entry: the first hold sets this client's bit, the last one clears it. The counts
+are used only with the GIL held, so they need no lock.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -20,13 +20,13 @@ from fastrt._core.objects.unread_list cimport unread_keep
 
 
 cdef int object_new(frt_ctx *x) noexcept nogil:
-    """A fresh entry with an objref of its own, RESERVED(me): its index, or a negative code."""
+    """Take a free entry and give it a new objref; it is RESERVED(me): its index, or a negative code."""
     cdef int i = pool_take_object(x)
     cdef frt_entry *entry
     if i < 0:
         return i
     entry = x.entries + i
-    # Whoever comes too late for the entry's last tenant may be looking at it.
+    # Atomic stores: a client that comes too late for the entry's previous object may be reading it.
     a64_store_rlx(&entry.objref, client_new_objref(x))
     a32_store_rlx(&entry.task, 0)
     a32_store_rlx(&entry.waiter, 0)
@@ -37,7 +37,7 @@ cdef int object_new(frt_ctx *x) noexcept nogil:
 
 
 cdef char *object_room(frt_ctx *x, uint32_t i, uint64_t nbytes, uint32_t nrefs, int *rc) noexcept nogil:
-    """Memory for a value of nbytes and nrefs contained refs: in the entry when it fits, else in a block.
+    """Allocate memory for a value of nbytes and nrefs contained refs: in the entry if it fits, else in a block.
 
     The caller owns the entry (it is RESERVED(me), or PENDING and this client runs its task).
     NULL with rc set when there is no room.
@@ -68,7 +68,7 @@ cdef int object_contain(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Seal an entry that nobody else knows yet, with one reference of ours."""
+    """Seal an entry that no other process knows yet, with one reference of this process."""
     cdef uint64_t *state = frt_state(x, i)
     x.refs_held[i] = 1
     a64_or_sc(frt_mine(x, i, FRT_REFS), x.me_bit)
@@ -76,7 +76,7 @@ cdef void object_seal_new(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Wake the clients and release the tasks that wait for a sealed entry. Safe to repeat."""
+    """Wake the clients, and advance the tasks, that wait for a sealed entry. Safe to repeat."""
     cdef uint64_t *waits
     cdef uint64_t bits
     cdef uint32_t w
@@ -91,13 +91,13 @@ cdef void object_tell(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef void object_seal_pending(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Seal a task's result. An entry that nobody holds any more is deleted at once."""
+    """Seal a task's result. If it has no holder any more it is deleted at once."""
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word = a64_load_rlx(state)
     cdef frt_client *me = x.clients + x.me
     if frt_word_state(word) != FRT_OBJ_PENDING:
         return
-    a32_store_rel(&me.sealing, i + 1)  # recovery tells the waiters if we die before we do
+    a32_store_rel(&me.sealing, i + 1)  # if this process dies first, recovery notifies the waiters
     a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))  # commit
     object_tell(x, i)
     a32_store_rel(&me.sealing, 0)
@@ -106,11 +106,11 @@ cdef void object_seal_pending(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef int object_empty(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Take the value out of an entry that the caller owns and that is not sealed (a result half written)."""
+    """Remove the value of an unsealed entry that the caller owns (a half-written result)."""
     cdef frt_entry *entry = x.entries + i
     cdef int rc = FRT_OK
     if entry.flags & FRT_ENTRY_COUNTED:
-        rc = _let_go(x, i, NULL)
+        rc = _release_children(x, i, NULL)
     if rc == FRT_OK and entry.offset:
         rc = arena_free(x, i + 1, &entry.offset)
     entry.bytes, entry.nrefs, entry.kind = 0, 0, 0
@@ -119,7 +119,7 @@ cdef int object_empty(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef int object_discard(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Give an unsealed entry that only the caller knows back."""
+    """Return an unsealed entry that only the caller knows to the pool."""
     cdef int rc = object_empty(x, i)
     cdef uint64_t *state = frt_state(x, i)
     a64_store_rlx(&x.entries[i].objref, 0)
@@ -129,12 +129,12 @@ cdef int object_discard(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef bint object_is_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Whether the value is there, in memory or in a file. Only for entries that the caller holds."""
+    """Whether the entry has a value, in memory or in a file. Only for entries that the caller holds."""
     return frt_word_state(a64_load_acq(frt_state(x, i))) > FRT_OBJ_PENDING
 
 
 cdef const char *object_view(frt_ctx *x, uint32_t i, uint64_t *nbytes) noexcept nogil:
-    """The value's bytes in the read-only mapping, or in the entry, and how many; NULL when they lie outside."""
+    """The value's bytes in the read-only mapping (payload or entry), and their number; NULL if they lie outside."""
     cdef uint64_t offset = a64_load_rlx(&x.entries[i].offset)
     nbytes[0] = a64_load_rlx(&x.entries[i].bytes)
     if offset == 0:
@@ -147,10 +147,10 @@ cdef const char *object_view(frt_ctx *x, uint32_t i, uint64_t *nbytes) noexcept 
 # ---- holders against deleters ----
 
 cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexcept nogil:
-    """Take a hold for this process: FRT_OK; FRT_STALE when the object is gone; FRT_SPILLED when it is to be pinned
-    and its bytes are not in memory.
+    """Take a hold for this process: a reference, or with `pin` a pin.
 
-    The bit comes first, the look at the state second.
+    FRT_OK; FRT_STALE when the object is gone; FRT_SPILLED for a pin when the bytes are not in memory. The bit is set
+    first, the state is read second.
     """
     cdef uint32_t *held = (x.pins_held if pin else x.refs_held) + i
     cdef uint64_t *bits = frt_mine(x, i, FRT_PINS if pin else FRT_REFS)
@@ -167,7 +167,8 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
     a64_or_sc(bits, x.me_bit)
     word = a64_load_sc(state)
     while frt_word_state(word) == FRT_OBJ_DELETING or pin and frt_word_state(word) == FRT_OBJ_SPILLING:
-        # Undecided, and our bit decides: the other, who may be dead, finds the word changed and looks again.
+        # Undecided, and this bit decides: the deleter or spiller, which may be dead, finds the word changed and checks
+        # again.
         a64_cas_sc(state, word, frt_word_undeleted(word) if frt_word_state(word) == FRT_OBJ_DELETING
                    else frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
         word = a64_load_sc(state)
@@ -182,12 +183,12 @@ cdef int object_acquire(frt_ctx *x, uint32_t i, uint64_t objref, bint pin) noexc
         held[0] = 1
         return FRT_OK
     a64_and_sc(bits, ~x.me_bit)
-    object_maybe_delete(x, i)  # somebody may have spared it because of our bit
+    object_maybe_delete(x, i)  # a deleter may have kept the object because of this bit
     return rc
 
 
 cdef void object_release(frt_ctx *x, uint32_t i, bint pin) noexcept nogil:
-    """Give one hold of this process back; the last one of all deletes."""
+    """Release one hold of this process; if it was the last hold of all, delete the object."""
     cdef uint32_t *held = (x.pins_held if pin else x.refs_held) + i
     held[0] -= 1
     if held[0] == 0:
@@ -200,7 +201,7 @@ cdef inline bint _held(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef bint _condemn(frt_ctx *x, uint32_t i) noexcept nogil:
-    """SEALED or SPILLED and held by nobody: make it FREEING(me). False when it is held or another changes it."""
+    """Make a SEALED or SPILLED entry without a hold FREEING(me). False if it is held, or another client changes it."""
     cdef uint64_t *state = frt_state(x, i)
     cdef uint64_t word, deleting
     while True:
@@ -215,14 +216,14 @@ cdef bint _condemn(frt_ctx *x, uint32_t i) noexcept nogil:
                 return True
         else:
             a64_cas_sc(state, deleting, frt_word_undeleted(deleting))
-        # Decide again: the holder who stopped us may have let go while it could not delete.
+        # Decide again: the holder that stopped this deletion may have let go when it could not delete.
 
 
-cdef int _let_go(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
-    """Uncount what entry i contains; children that nobody holds now are condemned and listed.
+cdef int _release_children(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
+    """Uncount the children of entry i; those without a hold now are condemned and put on the list `condemned`.
 
-    The list runs through the children's `task` fields (nobody asks who will seal a sealed entry), so a chain of
-    any length is deleted without recursion and without memory.
+    The list is linked through the children's `task` fields (no reader needs them once an entry is sealed), so a chain
+    of any length is deleted without recursion and without memory.
     """
     cdef frt_entry *entry = x.entries + i
     cdef frt_refslot slot
@@ -243,8 +244,8 @@ cdef int _let_go(frt_ctx *x, uint32_t i, uint32_t *condemned) noexcept nogil:
     return FRT_OK
 
 
-cdef int _let_go_items(frt_ctx *x, uint32_t s, uint32_t *condemned) noexcept nogil:
-    """Let go of a stream's unread items; those that nobody else holds are condemned and listed, as in _let_go."""
+cdef int _release_items(frt_ctx *x, uint32_t s, uint32_t *condemned) noexcept nogil:
+    """Release a stream's unread items; those without another hold are condemned and listed, as above."""
     cdef uint64_t head = a64_load_acq(&frt_stream_of(x, s).head)
     cdef uint32_t item = <uint32_t>head
     cdef int rc = FRT_OK
@@ -259,7 +260,7 @@ cdef int _let_go_items(frt_ctx *x, uint32_t s, uint32_t *condemned) noexcept nog
 
 
 cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Free an entry that is FREEING(me), and all that only it kept alive."""
+    """Free an entry that is FREEING(me), and all entries that only it kept alive."""
     cdef uint32_t condemned = i + 1
     cdef frt_entry *entry
     cdef uint64_t *state
@@ -273,11 +274,11 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
         condemned = a32_load_rlx(&entry.task)
         if entry.flags & (FRT_ENTRY_ERROR | FRT_ENTRY_ACTOR):
             unread_keep(x, i)
-        if entry.nrefs and _let_go(x, i, &condemned) != FRT_OK:
-            return  # a stuck lock; the entry stays FREEING(me), recovery finds it
-        if entry.flags & FRT_ENTRY_STREAM and _let_go_items(x, i, &condemned) != FRT_OK:
+        if entry.nrefs and _release_children(x, i, &condemned) != FRT_OK:
+            return  # a stuck lock: the entry stays FREEING(me), and recovery finds it
+        if entry.flags & FRT_ENTRY_STREAM and _release_items(x, i, &condemned) != FRT_OK:
             return
-        entry.nrefs = 0  # before the slots go: recovery would look at as many, harmlessly (names are checked)
+        entry.nrefs = 0  # before the block is freed: recovery would otherwise read stale slots (harmless: names differ)
         if entry.offset and arena_free(x, i + 1, &entry.offset) != FRT_OK:
             return
         if entry.flags & FRT_ENTRY_FILE:
@@ -293,8 +294,8 @@ cdef void object_free(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef void object_maybe_delete(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Delete a sealed entry if nobody holds it."""
+    """Delete a sealed entry if it has no holder."""
     if _condemn(x, i):
         object_free(x, i)
-    elif a8_load_rlx(&x.entries[i].flags) & FRT_ENTRY_STREAM:  # perhaps the next tenant's: then nobody is hurt
-        object_tell(x, i)  # its task may wait for a reader that there will never be
+    elif a8_load_rlx(&x.entries[i].flags) & FRT_ENTRY_STREAM:  # harmless if the entry is another stream by now
+        object_tell(x, i)  # the generator's task may wait for readers that no longer exist

@@ -6,8 +6,8 @@ from fastrt._core.memory.layout cimport frt_ctx
 
 cdef class Watch:
     cdef Client client
-    cdef list kept      # (ref, who), in the order of `entries`
-    cdef list incoming  # the same, not yet among them
+    cdef list kept      # (ref, waiter), in the order of `entries`
+    cdef list incoming  # (ref, waiter) that other threads have added, not yet in `kept`
     cdef uint32_t *entries
     cdef uint32_t count, room
     cdef uint32_t added, poked, asleep

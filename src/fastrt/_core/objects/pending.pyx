@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""Results that are still to come: one thread that waits for all of them, and what may be done to their tasks.
+"""Pending results: one thread that waits for many of them, and operations on their tasks.
 
-A Watch sleeps in the same futex as every other wait of this process, and is told by the same bits: who adds a
-reference sets the bit itself, so that nobody need wake the sleeper for that. It polls nothing; the nap only
-covers a waker that was killed between its store and its wake. The table of entries belongs to the thread that
-waits; the others leave theirs with the GIL held, and count them.
+A Watch sleeps in the same futex as every other wait of this process, and is woken through the same bits. The thread
+that adds a reference sets the wait bit itself, so it need not wake the sleeper. A Watch does not poll; the end of a nap
+only covers a waker that was killed between its store and its wake. The table of entries belongs to the waiting thread;
+other threads append to `incoming` with the GIL held, and count the additions.
 """
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -28,7 +28,7 @@ DONE, QUEUED, RUNNING = 0, 1, 2
 
 
 cdef class Watch:
-    """References of this process that somebody waits for, and who; see `wait`."""
+    """References of this process and their waiters, for one thread that calls `wait`."""
 
     def __cinit__(self, Client client):
         client.ensure()
@@ -43,30 +43,30 @@ cdef class Watch:
         return len(self.kept) + len(self.incoming)
 
     def add(self, Ref ref, who):
-        """Have `wait` return (ref, who) once when `ref` is ready. From any thread."""
+        """Make `wait` return (ref, who) once, when `ref` is ready. Any thread may call this."""
         cdef frt_ctx *x = &self.client.x
         self.client.ensure()
         ref_use(self.client, ref)
         self.incoming.append((ref, who))
         a32_add_sc(&self.added, 1)
         a64_or_sc(frt_mine(x, ref.index, FRT_WAITS), x.me_bit)
-        # Whoever seals it stores the state and then looks at the bits; we do it the other way round.
+        # The sealer stores the state and then reads the bits; here it is the other way round.
         if object_is_sealed_sc(x, ref.index):
             self.poke()
 
     def poke(self):
-        """Have `wait` return soon, with or without a result. From any thread."""
+        """Make `wait` return soon, with or without a result. Any thread may call this."""
         a32_add_sc(&self.poked, 1)
         if a32_load_sc(&self.asleep) and self.client.usable():
             client_wake(&self.client.x, self.client.x.me)
 
     def wait(self, double timeout_s):
-        """Sleep until some are ready. One thread at a time.
+        """Sleep until some references are ready. One thread at a time may call this.
 
         Args:
-            timeout_s: how long, in seconds, at most.
+            timeout_s: the longest wait, in seconds.
         Returns:
-            A list of (ref, who), which are watched no longer; empty after the timeout, and perhaps after a `poke`.
+            A list of (ref, who), which are not watched any more; empty after the timeout, and perhaps after a `poke`.
         Raises:
             StaleReferenceError, NotInitializedError: the session has ended.
         """
@@ -95,14 +95,14 @@ cdef class Watch:
                 return self._collect()
 
     def take_all(self):
-        """Stop watching: a list of (ref, who) of all that are left."""
+        """Stop watching: return a list of (ref, who) of all references that are left."""
         kept, self.kept = self.kept + self.incoming, []
         self.incoming = []
         self.count = 0
         return kept
 
     cdef int _merge(self) except -1:
-        """Take what others have added into the table."""
+        """Move the references that other threads have added into the table."""
         cdef uint32_t *more
         cdef uint32_t room
         cdef list incoming = self.incoming
@@ -121,7 +121,7 @@ cdef class Watch:
         return 0
 
     cdef list _collect(self):
-        """Take those that are ready out of the table."""
+        """Remove the ready references from the table and return them."""
         cdef frt_ctx *x = &self.client.x
         cdef uint32_t k, left = 0
         cdef list found = []
@@ -145,7 +145,7 @@ cdef class Watch:
         return found
 
     cdef int _sleep(self, frt_ctx *x, uint32_t added, uint32_t poked, int64_t deadline) noexcept nogil:
-        """Until an entry of the table is sealed, or the others have left something or want us back."""
+        """Sleep until an entry of the table is sealed, or another thread adds a reference or calls `poke`."""
         cdef uint32_t seen, k
         cdef int rc = FRT_OK
         a32_store_sc(&self.asleep, 1)
@@ -158,7 +158,7 @@ cdef class Watch:
                     break
             else:
                 rc = wait_nap(x, seen, deadline, NAP_NS)
-                # What they have added meanwhile may be what woke us.
+                # A reference that was added meanwhile may be the reason for the wake.
                 if rc == FRT_OK and a32_load_sc(&self.added) == added:
                     continue
             break
@@ -171,7 +171,7 @@ cdef inline bint object_is_sealed_sc(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef int _task_of(Client client, Ref ref) except -2:
-    """The task that will make `ref`; -1 when the value is there."""
+    """The task that will make `ref`; -1 when the value exists."""
     cdef frt_ctx *x = &client.x
     cdef uint32_t t
     client.ensure()
@@ -185,24 +185,24 @@ cdef int _task_of(Client client, Ref ref) except -2:
 
 
 def stage(Client client, Ref ref):
-    """How far the task is that makes `ref`: QUEUED until somebody has claimed it, RUNNING until the value is there."""
+    """The progress of the task that makes `ref`: QUEUED until it is claimed, RUNNING until the value exists, DONE."""
     cdef frt_ctx *x = &client.x
     cdef int t = _task_of(client, ref)
     cdef int state
     if t < 0:
         return DONE
     state = frt_word_state(a64_load_sc(x.task_words + t))
-    if object_is_sealed(x, ref.index):  # the record may have been another's already
+    if object_is_sealed(x, ref.index):  # the record may have belonged to another task already
         return DONE
     return QUEUED if state == FRT_TASK_WAITING or state == FRT_TASK_READY else RUNNING
 
 
 def withdraw(Client client, Ref ref):
-    """Take the task back that will make `ref`, if nobody has begun with it.
+    """Withdraw the task that will make `ref`, if no process has claimed it.
 
     Returns:
-        Its index: it is now this client's to end, by sealing its results with an error and `tasks.finish`; -1 when it
-        is too late.
+        The task's index; this client must now end it, by sealing its results with an error and `tasks.finish`. -1 when
+        it is too late.
     """
     cdef frt_ctx *x = &client.x
     cdef uint64_t word
@@ -211,7 +211,7 @@ def withdraw(Client client, Ref ref):
     while t >= 0:
         word = a64_load_sc(x.task_words + t)
         state = frt_word_state(word)
-        # Sealed after the word was read: the word may be that of the record's next tenant.
+        # If it was sealed after the word was read, the word may belong to the record's next task.
         if object_is_sealed(x, ref.index) or state != FRT_TASK_WAITING and state != FRT_TASK_READY:
             break
         if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):

@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""A stored value's bytes once more, private to this process and writable (mmap(2), MAP_PRIVATE).
+"""A second mapping of a stored value's bytes, private to this process and writable (mmap(2), MAP_PRIVATE).
 
 A page shows the arena until this process writes to it; then the kernel gives the process a copy of that page. The pin
-holds the value in place until the mapping is gone, because pages that were not written still show the arena.
+keeps the value in place until the mapping is removed, because unwritten pages still show the arena.
 """
 import mmap as pages_of
 
@@ -24,7 +24,7 @@ cdef uint64_t PAGE_BYTES = pages_of.PAGESIZE
 
 @cython.no_gc
 cdef class Private:
-    """The bytes, exported writable through the buffer protocol. Made by `map_private`."""
+    """A private copy of a value's bytes, exported writable through the buffer protocol. Made by `map_private`."""
 
     cdef Pin pin
     cdef char *pages
@@ -36,7 +36,7 @@ cdef class Private:
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if self.pages == NULL:
-            raise TypeError("a Private is made by map_private only")
+            raise TypeError("a Private cannot be made directly; call map_private()")
         PyBuffer_FillInfo(view, self, self.pages + self.before, self.pin.nbytes, 0, flags)
 
 
@@ -44,7 +44,7 @@ def map_private(Pin pin):
     """Map the bytes of a pinned value copy-on-write.
 
     Returns:
-        A `Private`, which keeps the pin; None when the kernel gives no further mapping (vm.max_map_count).
+        A `Private`, which keeps the pin; None when the process has no mapping left (vm.max_map_count).
     """
     cdef Private mine
     cdef uint64_t offset = pin.data - pin.client.x.view

@@ -1,16 +1,16 @@
 # cython: language_level=3
-"""What objects and tasks hold of each other: counts of contained and argument refs, and tasks that wait.
+"""Links between objects and tasks: counts of contained and argument refs, and lists of waiting tasks.
 
-Two derived things under one robust lock:
-  counted    how many containers and unfinished tasks name an entry. The record that causes a count carries a
+One robust lock (the links lock) protects two derived structures:
+  counted    how many containers and unfinished tasks name an entry. A record whose refs are counted carries a
              COUNTED flag, set in the same critical section; after a death inside it, all counts are rebuilt
              from the flagged records.
   waiters    per unsealed entry the list of tasks that wait for it. A task waits for one argument at a time:
              when that is sealed, its arguments are read again, and it either waits for the next unsealed one
-             or becomes READY by one compare-and-swap. No counter can disagree with the truth. A task's LINKED
-             flag says that it is in a list, so that linking may be asked for by several.
-A task that demands resources and has its arguments goes to one more list instead of the queue, `held`, and is queued
-by whoever admits it.
+             or becomes READY by one compare-and-swap. So there is no counter of missing arguments that could be
+             wrong. A task's LINKED flag says that it is in a list, so several processes may ask for the linking.
+A task that demands resources and has its arguments enters one more list, `held`, instead of the queue. The process
+that admits it queues it.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -19,10 +19,10 @@ from fastrt._core.memory.queue cimport queue_push
 from fastrt._core.objects.stream_items cimport stream_pop, stream_push, stream_rebuild
 
 cdef enum:
-    BIAS = 0x80000000  # on every count while they are rebuilt: deleters look without the lock
+    BIAS = 0x80000000  # added to every count during a rebuild: deleters read the counts without the lock
 
 cdef int task_result(frt_ctx *x, uint32_t t, uint32_t k) noexcept nogil:
-    """The entry of result k if it is still to be sealed; FRT_NOT_FOUND otherwise (it may be a stranger's by now)."""
+    """The entry of result k if it is not sealed yet; else FRT_NOT_FOUND (it may hold another object by now)."""
     cdef frt_body body
     cdef frt_refslot slot
     if not frt_task_body(x, t, &body) or k >= body.nreturns:
@@ -35,7 +35,7 @@ cdef int task_result(frt_ctx *x, uint32_t t, uint32_t k) noexcept nogil:
 
 
 cdef bint task_is_mine(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Whether there is such a task and this client runs or ends it."""
+    """Whether task t exists and this client runs or ends it."""
     cdef uint64_t word
     if t >= frt_tasks(x):
         return False
@@ -53,7 +53,7 @@ cdef int _lock(frt_ctx *x) noexcept nogil:
 
 
 cdef void _lock_surely(frt_ctx *x) noexcept nogil:
-    """For what must be told: however long a stopped process holds the lock."""
+    """Take the lock for a notification that must not fail; wait without limit, also for a stopped process."""
     while _lock(x) != FRT_OK:
         pass
 
@@ -71,19 +71,19 @@ cdef int links_touch(frt_ctx *x) noexcept nogil:
 
 
 cdef void links_recount(frt_ctx *x) noexcept nogil:
-    """Rebuild everything although nobody died inside this lock (somebody did next to it)."""
+    """Rebuild everything after a death outside this lock that may have left counts without a record, or the reverse."""
     _lock_surely(x)
     _rebuild(x)
     _unlock(x)
 
 
 cdef bint links_names(frt_ctx *x, const frt_refslot *slot) noexcept nogil:
-    """Whether a slot, copied to where nobody changes it, names an object that is there."""
+    """Whether a slot names an existing object. The slot is a private copy, which no other process can change."""
     return slot.index < x.objects_max and a64_load_rlx(&x.entries[slot.index].objref) == slot.objref
 
 
 cdef int links_count(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil:
-    """Count n refs that the record with these flags names. The caller holds each of them."""
+    """Count the n refs of the record to which `flags` belongs. The caller holds each of the objects."""
     cdef frt_refslot slot
     cdef uint32_t k
     cdef int rc = _lock(x)
@@ -99,7 +99,7 @@ cdef int links_count(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *
 
 
 cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t *flags, uint8_t flag) noexcept nogil:
-    """Take the counts back; the caller then deletes what nobody holds any more."""
+    """Undo `links_count`. The caller then deletes the objects that have no hold any more."""
     cdef frt_refslot slot
     cdef uint32_t k
     cdef int rc = _lock(x)
@@ -107,7 +107,7 @@ cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t
         return rc
     if flags[0] & flag:
         for k in range(n):
-            # After a death half-way some may be gone already, and their entries be others'.
+            # If a process died half-way, some objects may be gone, and their entries may hold other objects.
             slot = slots[k]
             if links_names(x, &slot):
                 a32_sub_sc(&x.entries[slot.index].counted, 1)
@@ -117,7 +117,7 @@ cdef int links_uncount(frt_ctx *x, const frt_refslot *slots, uint32_t n, uint8_t
 
 
 cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Count an entry once on behalf of the function table (which a rebuild reads too)."""
+    """Count an entry once for the function table (a rebuild reads that table, too)."""
     cdef int rc = _lock(x)
     if rc == FRT_OK:
         a32_add_sc(&x.entries[i].counted, 1)
@@ -126,7 +126,7 @@ cdef int links_hold_function(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef int links_add_item(frt_ctx *x, uint32_t s, uint32_t i) noexcept nogil:
-    """Add entry i to stream s; see stream_push."""
+    """Add entry i to stream s, under the lock; see stream_push."""
     cdef int rc = _lock(x)
     if rc == FRT_OK:
         rc = stream_push(x, s, i)
@@ -135,7 +135,7 @@ cdef int links_add_item(frt_ctx *x, uint32_t s, uint32_t i) noexcept nogil:
 
 
 cdef int links_take_item(frt_ctx *x, uint32_t s, uint64_t head) noexcept nogil:
-    """Take the first item off stream s; see stream_pop."""
+    """Take the first item off stream s, under the lock; see stream_pop."""
     cdef int rc = _lock(x)
     if rc == FRT_OK:
         rc = stream_pop(x, s, head)
@@ -144,7 +144,7 @@ cdef int links_take_item(frt_ctx *x, uint32_t s, uint64_t head) noexcept nogil:
 
 
 cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Under the lock: make a task that waits wait for its next unsealed argument, or READY and queued."""
+    """Under the lock: let a WAITING task wait for its next unsealed argument; if all are sealed, make it READY."""
     cdef frt_task *task = x.tasks + t
     cdef frt_body body
     cdef uint64_t word = a64_load_acq(x.task_words + t)
@@ -158,13 +158,13 @@ cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
     while dep < body.ndeps:
         i = body.refs[dep].index
         if i >= x.objects_max:
-            frt_broken(x, "a waiting task names an object that cannot be")
+            frt_broken(x, "a waiting task names an impossible object")
             return
         if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:
             task.waiter = a32_load_rlx(&x.entries[i].waiter)
             task.flags |= FRT_TASK_LINKED
             a32_store_sc(&x.entries[i].waiter, t + 1)
-            # A sealer stores the state and then looks for waiters; we do it the other way round.
+            # A sealer stores the state and then reads the waiters; here it is the other way round.
             if frt_word_state(a64_load_sc(frt_state(x, i))) == FRT_OBJ_PENDING:
                 return
             a32_store_sc(&x.entries[i].waiter, task.waiter)
@@ -177,14 +177,14 @@ cdef void _advance(frt_ctx *x, uint32_t t) noexcept nogil:
         a32_store_sc(&x.sb.held, t + 1)
         links_tell_held(x)
         return
-    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if we do not come that far
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery queues it if this process dies before
     if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word))):
         queue_push(x, t)
     a32_store_rel(&x.clients[x.me].pushing, 0)
 
 
 cdef void links_wait(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Let a task whose word says WAITING wait for its arguments; it is queued at once if all are sealed.
+    """Link a WAITING task to its first unsealed argument; if all are sealed it is queued at once.
 
     A rebuild, or the recovery of the submitter, may have done so already.
     """
@@ -196,14 +196,14 @@ cdef void links_wait(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef void links_unwait(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Take a task that is being cancelled out of the list it waits in, if it is in one."""
+    """Remove a task that is being cancelled from the list it waits in, if it is in one."""
     _lock_surely(x)
     _unlink(x, t)
     _unlock(x)
 
 
 cdef void _unlink(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Under the lock: take a task out of the list that it is in."""
+    """Under the lock: remove a task from the list that it is in, if it is in one."""
     cdef frt_task *task = x.tasks + t
     cdef frt_body body
     cdef uint32_t *at
@@ -227,16 +227,16 @@ cdef void _unlink(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef void links_tell_held(frt_ctx *x) noexcept nogil:
-    """Have whoever admits tasks look again."""
+    """Wake the process that admits tasks, to check the held list again."""
     a32_add_sc(&x.sb.held_news, 1)
     frt_futex_wake(&x.sb.held_news)
 
 
 cdef bint links_hold(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Let a task that demands resources, and that this client had claimed, wait to be admitted once more: True."""
+    """Make a task that demands resources, and that this client had claimed, wait for admission again. Returns True."""
     if x.clients[x.me].task == t + 1:
         x.clients[x.me].task = 0
-    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery does it if we do not come that far
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery does it if this process dies before
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING, x.me, frt_word_gen(x.task_words[t])))
     links_wait(x, t)
     a32_store_rel(&x.clients[x.me].pushing, 0)
@@ -244,14 +244,14 @@ cdef bint links_hold(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef int links_take_held(frt_ctx *x) noexcept nogil:
-    """Take the first task off the list of those that wait to be admitted: its index, or FRT_NOT_FOUND."""
+    """Take the first task off the list of tasks that wait for admission: its index, or FRT_NOT_FOUND."""
     cdef uint32_t t
     cdef int rc = _lock(x)
     if rc != FRT_OK:
         return rc
     t = a32_load_rlx(&x.sb.held)
     if t > x.tasks_max:
-        rc = frt_broken(x, "the list of tasks that wait to be admitted is damaged")
+        rc = frt_broken(x, "the list of tasks that wait for admission is damaged")
     elif t == 0:
         rc = FRT_NOT_FOUND
     else:
@@ -276,7 +276,7 @@ cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state) noex
     rc = FRT_NOT_FOUND
     if frt_word_state(word) == FRT_TASK_WAITING and task.id == id and task.flags & FRT_TASK_DEMAND and \
             task.dep == task.ndeps:
-        _unlink(x, t)  # a rebuild, or somebody's recovery, may have put it there again
+        _unlink(x, t)  # a rebuild, or the recovery of another client, may have linked it again
         a32_store_rel(&x.clients[x.me].pushing, t + 1)
         if a64_cas_sc(x.task_words + t, word, frt_word(state, x.me, frt_word_gen(word))):
             rc = FRT_OK
@@ -288,7 +288,7 @@ cdef int links_take_waiting(frt_ctx *x, uint32_t t, uint64_t id, int state) noex
 
 
 cdef void links_relist(frt_ctx *x) noexcept nogil:
-    """Put held tasks on the list that somebody took off it who has died since."""
+    """Put held tasks back on the list after the process that had taken them off it has died."""
     cdef uint32_t t
     _lock_surely(x)
     for t in range(frt_tasks(x)):
@@ -299,14 +299,14 @@ cdef void links_relist(frt_ctx *x) noexcept nogil:
 
 
 cdef void links_sealed(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Tell the tasks that wait for entry i, which was just sealed."""
+    """Advance the tasks that wait for entry i, which was just sealed."""
     cdef uint32_t t, waiter
     cdef uint32_t left = x.tasks_max
     if a32_load_sc(&x.entries[i].waiter) == 0:
         return
     _lock_surely(x)
-    # Detached first: the entry may have been freed and taken by a new tenant meanwhile, and then a task of
-    # the old list that waits for the new tenant links itself again.
+    # Detach the list first: the entry may have been freed and reused meanwhile, and then a task of the old list
+    # that also waits for the new object links itself again.
     waiter = a32_load_rlx(&x.entries[i].waiter)
     a32_store_sc(&x.entries[i].waiter, 0)
     while waiter:
@@ -331,9 +331,9 @@ cdef void _count(frt_ctx *x, const frt_refslot *slots, uint32_t n) noexcept nogi
 
 
 cdef void _rebuild(frt_ctx *x) noexcept nogil:
-    """All counts and waiter lists again, from the records. Under the lock, after a death inside it.
+    """Rebuild all counts and waiter lists from the records. Under the lock, after a death inside it.
 
-    Objects that others could not delete because of the bias are found by the recovery that follows the death.
+    Other clients cannot delete objects while the bias is on; the recovery that follows the death finds those objects.
     """
     cdef uint32_t i, t, k, n
     cdef uint32_t objects = frt_objects(x)

@@ -1,13 +1,14 @@
 # cython: language_level=3
-"""Taking the bytes of sealed values out of memory and putting them back. Files are the caller's business.
+"""Spilling: take the bytes of sealed values out of memory, and restore them. The caller reads and writes the files.
 
     SEALED -> SPILLING(me) -> RESTORING(me) -> SPILLED(me) -> RESTORING(c) -> SEALED
 
-While SPILLING the bytes are still there: whoever pins the value swaps it back to SEALED, and the spiller's swap to
-RESTORING fails (pins set their bit first and look at the state second, the spiller the other way round). The block
-goes while the entry is RESTORING, which nobody else changes: a SPILLED one may be deleted and be another value's at
-any moment. A death while RESTORING ends in SPILLED: the file is removed only when the value is SEALED again.
-References and waits do not care: a spilled value is ready. Only values without contained refs are spilled.
+While SPILLING the bytes are still in memory: a client that pins the value swaps the state back to SEALED, and the
+spiller's swap to RESTORING fails (a pin sets its bit first and reads the state second, the spiller the other way
+round). The block is freed while the entry is RESTORING, because no other client changes that state; a SPILLED entry
+may be deleted and reused for another value at any moment. A death while RESTORING ends in SPILLED: the file is removed
+only when the value is SEALED again. References and waits are not affected: a spilled value is ready. Only values
+without contained refs are spilled.
 """
 from cpython.buffer cimport PyBuffer_FillInfo
 
@@ -32,13 +33,13 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
-    SIGNALS_NS = 50000000  # a signal that came before the sleep does not end it: look this often
+    SIGNALS_NS = 50000000  # check for signals this often: a signal that came before the sleep does not end it
 
 KIND_LOST = 7  # an error without bytes: the value's file could not be read back
 
 
 cdef class Bytes:
-    """The memory of a value that is being spilled (read-only) or restored (writable), for the length of that."""
+    """The memory of a value while it is being spilled (read-only) or restored (writable)."""
 
     cdef char *data
     cdef Py_ssize_t nbytes
@@ -50,7 +51,7 @@ cdef class Bytes:
 
 
 cdef Bytes _bytes(Client client, uint32_t i, bint readonly):
-    """The bytes of an entry; None when it names none (it has another tenant: somebody pinned and dropped it)."""
+    """The bytes of an entry; None when it names no block (its value was pinned and dropped, and the entry reused)."""
     cdef frt_ctx *x = &client.x
     cdef uint64_t offset = x.entries[i].offset
     cdef uint64_t nbytes = x.entries[i].bytes
@@ -71,7 +72,7 @@ cdef int _check_entry(Client client, uint32_t i) except -1:
 
 
 def configure(Client client, str directory):
-    """Say where the files are, so that whoever drops the last reference removes its file.
+    """Set the folder of the files, so that the client that drops a value's last reference can remove its file.
 
     Raises:
         ValueError: the path is longer than 255 bytes.
@@ -86,7 +87,7 @@ def configure(Client client, str directory):
 
 
 def candidates(Client client):
-    """What could be spilled now: (last use, block bytes, index, objref), least recently used first."""
+    """List the values that could be spilled now: (last use, block bytes, index, objref), least recently used first."""
     cdef frt_ctx *x = &client.x
     cdef frt_entry *entry
     cdef uint32_t i
@@ -102,7 +103,7 @@ def candidates(Client client):
 
 
 def begin(Client client, uint32_t i, uint64_t objref):
-    """Start to spill an entry.
+    """Begin to spill an entry.
 
     Returns:
         Its bytes as a read-only buffer; None when it is pinned, gone, or no longer the object `objref`.
@@ -127,10 +128,10 @@ def begin(Client client, uint32_t i, uint64_t objref):
 
 
 def commit(Client client, uint32_t i):
-    """The file is written: free the bytes' memory.
+    """Free the memory of a value whose file is written.
 
     Returns:
-        The number of bytes freed; 0 when somebody has pinned the value meanwhile (it stays in memory).
+        The number of bytes freed; 0 when a client has pinned the value meanwhile (it stays in memory).
     """
     _check_entry(client, i)
     cdef frt_ctx *x = &client.x
@@ -143,7 +144,7 @@ def commit(Client client, uint32_t i):
         give_up(client, i)
         return 0
     rc = arena_free(x, i + 1, &x.entries[i].offset)
-    if rc != FRT_OK:  # a stuck lock: the bytes are still there
+    if rc != FRT_OK:  # a stuck lock: the bytes are still in memory
         a64_store_sc(state, frt_word(FRT_OBJ_SEALED, 0, frt_word_gen(word)))
         object_tell(x, i)
         object_maybe_delete(x, i)
@@ -151,12 +152,12 @@ def commit(Client client, uint32_t i):
     a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))  # commit
     x.sb.spilled_objects += 1
     x.sb.spilled_bytes += x.entries[i].bytes
-    object_maybe_delete(x, i)  # its last holder may have let go while it could not delete
+    object_maybe_delete(x, i)  # the last holder may have let go while it could not delete
     return room
 
 
 def give_up(Client client, uint32_t i):
-    """Leave an entry whose spilling has begun in memory."""
+    """Cancel the spilling of an entry: its value stays in memory."""
     _check_entry(client, i)
     cdef frt_ctx *x = &client.x
     cdef uint64_t *state = frt_state(x, i)
@@ -167,12 +168,12 @@ def give_up(Client client, uint32_t i):
 
 
 def begin_restore(Client client, uint32_t i, uint64_t objref):
-    """Start to restore a spilled entry.
+    """Begin to restore a spilled entry.
 
     Returns:
         Memory for its bytes as a writable buffer; None when there is nothing to restore.
     Raises:
-        ObjectStoreFullError: there is no room for it; it stays spilled.
+        ObjectStoreFullError: there is no room; the value stays spilled.
     """
     cdef frt_ctx *x = &client.x
     cdef uint64_t *state
@@ -196,7 +197,7 @@ def begin_restore(Client client, uint32_t i, uint64_t objref):
 
 
 def finish_restore(Client client, uint32_t i, bint good):
-    """The bytes are in memory again; or, when not `good`, they are lost: reading the value raises."""
+    """End a restore: the bytes are in memory again; or, if not `good`, they are lost and reading the value raises."""
     _check_entry(client, i)
     cdef frt_ctx *x = &client.x
     cdef uint64_t *state = frt_state(x, i)
@@ -208,7 +209,8 @@ def finish_restore(Client client, uint32_t i, bint good):
         x.sb.restored_objects += 1
         x.sb.restored_bytes += entry.bytes
         entry.used = x.sb.clock
-        # FRT_ENTRY_FILE stays: whoever frees the value looks for the file that a death from here on leaves.
+        # FRT_ENTRY_FILE stays: if this process dies now the file is left, and the client that frees the value removes
+        # it.
     else:
         check(arena_free(x, i + 1, &entry.offset))
         entry.bytes, entry.kind = 0, KIND_LOST
@@ -219,7 +221,7 @@ def finish_restore(Client client, uint32_t i, bint good):
 
 
 def is_spilled(Client client, Ref ref):
-    """Whether the value's bytes are in a file only."""
+    """Whether the value's bytes are only in a file."""
     client.ensure()
     ref_use(client, ref)
     return frt_word_state(a64_load_acq(frt_state(&client.x, ref.index))) in (FRT_OBJ_SPILLED, FRT_OBJ_RESTORING)
@@ -255,7 +257,7 @@ def rounds(Client client):
 
 
 def end_round(Client client, uint64_t freed, str error=""):
-    """Tell everybody who waits for room that a round has ended, and what it freed."""
+    """Publish that a round of spilling has ended and how much it freed, and wake the clients that wait for room."""
     cdef frt_ctx *x = &client.x
     cdef bytes text = error.encode("utf-8", "replace")[:127]
     cdef uint32_t c
@@ -271,20 +273,20 @@ def end_round(Client client, uint64_t freed, str error=""):
 
 
 def last_round(Client client):
-    """(bytes freed by the last round, what went wrong in it or "")."""
+    """The outcome of the last round: (bytes freed, error or "")."""
     client.ensure()
     cdef frt_superblock *sb = client.x.sb
     return sb.spill_freed, sb.spill_error[:strnlen(sb.spill_error, 128)].decode("utf-8", "replace")
 
 
 def tick(Client client):
-    """Count the clock on that tells how long ago values were used. The daemon's business."""
+    """Increment the clock by which values record their last use. Only the daemon calls this."""
     client.ensure()
     client.x.sb.clock += 1
 
 
 def totals(Client client):
-    """A dict: objects and bytes that were ever spilled and restored in this session."""
+    """A dict with the numbers of objects and bytes ever spilled and restored in this session."""
     client.ensure()
     cdef frt_superblock *sb = client.x.sb
     return {"spilled_objects": sb.spilled_objects, "spilled_bytes": sb.spilled_bytes,
@@ -292,14 +294,14 @@ def totals(Client client):
 
 
 def directory(Client client):
-    """Where the files of spilled values are; "" when nothing can be spilled."""
+    """The folder with the files of spilled values; "" when spilling is off."""
     client.ensure()
     cdef frt_superblock *sb = client.x.sb
     return sb.spill_dir[:strnlen(sb.spill_dir, 256)].decode("utf-8", "surrogateescape")
 
 
 def wait_round(Client client, uint32_t seen, double timeout_s):
-    """Wait until another round than number `seen` was the last to end; False after the timeout."""
+    """Wait until the number of ended rounds differs from `seen`; False after the timeout."""
     cdef frt_ctx *x = &client.x
     cdef int64_t deadline = _deadline(timeout_s)
     cdef int rc = FRT_OK
@@ -313,7 +315,7 @@ def wait_round(Client client, uint32_t seen, double timeout_s):
 
 
 def nap(Client client, double timeout_s):
-    """Sleep for that long, whatever other clients do; to them this client is asleep."""
+    """Sleep for `timeout_s`, also through wakes; for `outlook` of other clients this client is asleep."""
     cdef frt_ctx *x = &client.x
     cdef int64_t deadline = _deadline(timeout_s)
     cdef int rc = FRT_OK
@@ -325,7 +327,7 @@ def nap(Client client, double timeout_s):
 
 
 cdef bint _is_others(frt_ctx *x, uint32_t i, bint unfinished) noexcept:
-    """Whether any other client could free the block of entry i, by letting go of it or by sealing it."""
+    """Whether another client could free the block of entry i, by dropping its holds or by sealing the value."""
     cdef uint64_t bits, word = a64_load_acq(frt_state(x, i))
     cdef int state = frt_word_state(word)
     cdef uint32_t w, task = a32_load_rlx(&x.entries[i].task)
@@ -333,7 +335,7 @@ cdef bint _is_others(frt_ctx *x, uint32_t i, bint unfinished) noexcept:
         bits = a64_load_rlx(frt_bits(x, i, FRT_REFS, w)) | a64_load_rlx(frt_bits(x, i, FRT_PINS, w))
         if bits & ~(x.me_bit if w == x.me_word else 0):
             return True
-    if state == FRT_OBJ_PENDING:  # half written
+    if state == FRT_OBJ_PENDING:  # a half-written result: does another client run its task?
         return not 0 < task <= frt_tasks(x) or frt_word_client(a64_load_acq(x.task_words + task - 1)) != x.me
     if state != FRT_OBJ_SEALED:
         return frt_word_client(word) != x.me
@@ -341,12 +343,12 @@ cdef bint _is_others(frt_ctx *x, uint32_t i, bint unfinished) noexcept:
 
 
 def outlook(Client client):
-    """Which memory others may free, and which clients run code.
+    """Report how much memory other clients may free, and which clients run code.
 
     Returns:
         (others, awake, mark): bytes that another client, or a task that has not ended, keeps in use; the indices of
-        drivers, workers and actors that do not sleep in the arena, without this client, and of tools that run tasks
-        elsewhere; a number that changes when any block of memory gets another object.
+        the other drivers, workers and actors that do not sleep in the arena, and of tools that forward tasks to other
+        nodes; a number that changes when any block of memory gets another object.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i, c
@@ -376,6 +378,6 @@ def outlook(Client client):
 
 
 def size(Client client, uint32_t i):
-    """How many bytes the value of entry i has; a hint, read without any hold."""
+    """The size of entry i's value in bytes; a hint, read without a hold."""
     client.ensure()
     return client.x.entries[i].bytes if i < frt_objects(&client.x) else 0

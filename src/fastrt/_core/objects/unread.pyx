@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Errors that nothing has read: mark one as read, and report those that a client still holds."""
+"""Unread errors: mark them as read, and report those that a leaving client still holds."""
 from libc.stdint cimport uint32_t
 
 from fastrt._core.memory.clients cimport Client
@@ -9,7 +9,7 @@ from fastrt._core.objects.unread_list cimport unread_keep, unread_read
 
 
 def keep_held(Client client):
-    """Report the errors that this client holds and has not read, too: it is about to leave."""
+    """Add the unread errors that this client holds to the report, because it is about to leave."""
     cdef frt_ctx *x = &client.x
     cdef frt_entry *entry
     cdef uint32_t i
@@ -23,7 +23,7 @@ def keep_held(Client client):
 
 
 def mark(Client client, refs):
-    """Count errors, results that may become errors, and actors whose constructor raised as read."""
+    """Mark objects as read: errors, results that may become errors, actors whose constructor raised."""
     cdef Ref ref
     client.ensure()
     for ref in refs:

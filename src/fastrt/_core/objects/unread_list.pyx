@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""Errors that were freed before anything read them, until this process reports them.
+"""The list of errors that were freed unread, kept until this process reports them.
 
-A read marks an error's entry. Where the last hold of an error that has no mark goes, the process that frees the entry
-copies its bytes into a list first: it owns the entry by then, so no reader can come in between. The object of an actor
-whose constructor raised counts as such an error until a call of the actor has said so. Results that are no errors pay
-nothing: the flags are looked at where an entry is freed anyway.
+A read marks an error's entry. When the last hold of an unmarked error is dropped, the process that frees the entry
+first copies its bytes into a list: it owns the entry by then, so no reader can come in between. The object of an actor
+whose constructor raised counts as such an error until a call of the actor has raised it. Results that are not errors
+cost nothing: freeing an entry reads its flags anyway.
 """
 from libc.stddef cimport size_t
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
@@ -31,10 +31,10 @@ cdef extern from *:
     uint32_t frt_swap_count(uint32_t *, uint32_t) noexcept nogil
 
 cdef enum:
-    KEPT_MAX = 1000  # until they are reported; what comes then is counted only
-    BYTES_MAX = 1 << 18
+    KEPT_MAX = 1000  # errors kept until the next report; later ones are only counted
+    BYTES_MAX = 1 << 18  # larger errors are only counted
 
-ACTOR = 0xffff  # the kind of an actor's reason, which is text
+ACTOR = 0xffff  # the kind of an actor's reason of death, which is text
 
 cdef struct kept_error:
     kept_error *next
@@ -56,7 +56,7 @@ cdef void unread_read(frt_ctx *x, uint32_t i) noexcept nogil:
 
 
 cdef void unread_keep(frt_ctx *x, uint32_t i) noexcept nogil:
-    """Keep what entry i says for a report, if it is an error that was not read. The caller owns the entry."""
+    """Copy the error in entry i into the list, if it was not read. The caller owns the entry."""
     cdef frt_entry *entry = x.entries + i
     cdef frt_actor *actor
     cdef const char *data
@@ -71,7 +71,7 @@ cdef void unread_keep(frt_ctx *x, uint32_t i) noexcept nogil:
         data = entry.inlined if entry.bytes <= FRT_INLINE_BYTES else NULL
         if entry.offset:
             data = frt_inside(x, entry.offset, entry.bytes)
-        if data != NULL:  # not one that lies in a file
+        if data != NULL:  # errors in a file are not reported
             _keep(entry.objref, entry.kind, data, entry.bytes)
 
 
@@ -97,12 +97,12 @@ cdef void _keep(uint64_t objref, uint16_t kind, const char *data, uint64_t nbyte
 
 
 cdef bint unread_waits() noexcept nogil:
-    """Whether there is something to report that the callback has not been called for."""
+    """Whether the list has errors for which the callback has not been called."""
     return _first != NULL and not _notified
 
 
 cdef int unread_notify() except -1:
-    """Call the callback; once, until the list is taken."""
+    """Call the callback, once until the list is taken."""
     global _notified
     if _callback is not None:
         _notified = True
@@ -111,27 +111,27 @@ cdef int unread_notify() except -1:
 
 
 def keep(uint16_t kind, bytes data):
-    """Report an error that no result holds: the task has none."""
+    """Add the error of a task without results to the list."""
     _keep(0, kind, data, len(data))
 
 
 def on_unread(callback):
-    """Have `callback()` called when an error is freed unread by a reference that goes; it must not block or raise."""
+    """Call `callback()` when a dropped reference frees an unread error; it must not block or raise."""
     global _callback
     _callback = callback
 
 
 def waits():
-    """Whether there is something to report."""
+    """Whether there are errors to report."""
     return _first != NULL or _dropped != 0
 
 
 def take():
-    """Take what there is to report.
+    """Take all errors to report.
 
     Returns:
-        (errors, dropped): a list of (objref, kind, bytes), the oldest first, and how many more were not kept. The
-        kind is the store's, or ACTOR: then the bytes are the text of why an actor could not be built.
+        (errors, dropped): a list of (objref, kind, bytes), oldest first, and how many more were not kept. The kind
+        is the store's encoding, or ACTOR: then the bytes are the text of why an actor could not be built.
     """
     global _notified, _count
     cdef kept_error *one

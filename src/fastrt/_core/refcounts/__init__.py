@@ -1,1 +1,1 @@
-"""The scheduler's reference counts of the objects in a cluster."""
+"""The scheduler's reference counts for the objects of a cluster."""

@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""A table of reference counts as a whole: check it, save it, and make it again from what was saved.
+"""Check a whole table of reference counts, save it, and load it again.
 
-The caller sees to it that nobody changes the table meanwhile.
+The caller ensures that no thread changes the table meanwhile.
 """
 from array import array
 
@@ -15,7 +15,7 @@ from fastrt._core.refcounts.refcount cimport NIL, PENDING, RefTable, frt_ref, re
 
 
 def check_invariants(RefTable table):
-    """Raise AssertionError when the table contradicts itself. Takes time and memory in proportion to it."""
+    """Raise AssertionError if the table contradicts itself. Takes time and memory in proportion to its size."""
     cdef size_t n = table.length + 1
     cdef uint64_t *members = <uint64_t *>calloc(n, 8)
     cdef uint64_t *lives = <uint64_t *>calloc(n, 8)
@@ -33,7 +33,7 @@ def check_invariants(RefTable table):
 
 
 def dump(RefTable table):
-    """All that `load` needs, as bytes by name."""
+    """The table's contents as bytes by name, for `load`."""
     cdef uint64_t r
     cdef bytes holds = PyBytes_FromStringAndSize(NULL, table.length * 4)
     inside = array("Q")
@@ -52,17 +52,17 @@ def dump(RefTable table):
 
 
 def load(saved):
-    """The table that `dump` saved.
+    """Make a table from the data of `dump`.
 
     Raises:
-        ValueError: the data does not fit together.
+        ValueError: the data is inconsistent.
     """
     cdef bytes counts = saved["counts"], targets = saved["targets"], holds = saved["holds"]
     cdef uint64_t r, target, n = len(counts) // 8
     cdef RefTable table = _new()
     cdef frt_ref *at
     if PyBytes_GET_SIZE(targets) != PyBytes_GET_SIZE(counts) or len(holds) != n * 4:
-        raise ValueError(f"Cannot load {n} references: the saved fields are of other numbers.")
+        raise ValueError(f"Cannot load {n} references: the saved fields have different lengths.")
     table.add(n)
     for r in range(n):
         at = ref_at(table, r)
@@ -75,14 +75,14 @@ def load(saved):
         if target == r:
             ref_at(table, r).target = r
         elif target != NIL and (target >= n or table.merge(r, target) != 0):
-            raise ValueError(f"Reference {r} is saved as an alias of {target}, which cannot be.")
+            raise ValueError(f"Reference {r} is saved as an alias of {target}, which cannot be its target.")
     _load_contents(table, saved["contents"])
     table.dangling_count = array("Q", saved["dangling"])[0]
     return table
 
 
 cdef int _load_contents(RefTable table, bytes data) except -1:
-    """Not by `contain`: what it would refuse today, a count dropped by somebody else, was right when it was said."""
+    """Restore the contents. Not by `contain`: it would reject references whose count a client dropped since then."""
     cdef const uint64_t *words = <const uint64_t *>PyBytes_AS_STRING(data)
     cdef uint64_t at = 0, end = len(data) // 8
     while at < end:
@@ -90,13 +90,13 @@ cdef int _load_contents(RefTable table, bytes data) except -1:
             raise ValueError(f"The saved contents are damaged at word {at}.")
         twice = ref_at(table, words[at]).contents != NULL
         if twice or table.keep_contents(words[at], words + at + 2, words[at + 1]) != 0:
-            raise ValueError(f"The saved contents name reference {words[at]} twice, or there is no memory.")
+            raise ValueError(f"The saved contents name reference {words[at]} twice, or there is no memory for them.")
         at += 2 + words[at + 1]
     return 0
 
 
 cdef int _check_members(RefTable table, uint64_t *members, uint64_t *lives) except -1:
-    """Members die together, and the dead hold nothing. Counts each class's members, and those that live."""
+    """Check that members die together, and that dead ones hold nothing. Counts members and live members by class."""
     cdef uint64_t r, root, i, freed = 0
     cdef frt_ref *at
     cdef bint dead
@@ -113,45 +113,46 @@ cdef int _check_members(RefTable table, uint64_t *members, uint64_t *lives) exce
         lives[root] += at.count != 0 or at.hold != 0
         if at.contents != NULL:
             for i in range(at.contents.count):
-                assert at.contents.refs[i] < table.length, f"{r} contains what was never made"
-    assert freed == table.freed_count, f"{table.freed_count} deallocated by count, {freed} by looking"
+                assert at.contents.refs[i] < table.length, f"{r} contains a reference that was never made"
+    assert freed == table.freed_count, f"{freed} references are deallocated, the counter says {table.freed_count}"
     return 0
 
 
 cdef int _check_rings(RefTable table, uint64_t *members, uint64_t *lives) except -1:
-    """All members of a class are in one ring, and one of them lives."""
+    """Check that all members of a class are in one ring, and that one of them lives."""
     cdef uint64_t r, root, steps
     for root in range(table.length):
         if members[root] == 0:
             continue
         live = ref_at(table, root).live
-        assert lives[root] == live, f"{root}: {live} live, {lives[root]} by looking"
-        assert lives[root] > 0, f"class {root} is not counted and not deallocated"
+        assert lives[root] == live, f"class {root} has {lives[root]} live members, the counter says {live}"
+        assert lives[root] > 0, f"class {root} has no live member and is not deallocated"
         r, steps = ref_at(table, root).next, 1
         while r != root and steps <= members[root]:
             assert table.find(r) == root, f"{r} is in the ring of {root} and not in its class"
             r, steps = ref_at(table, r).next, steps + 1
-        assert r == root and steps == members[root], f"the ring of {root} has not its {members[root]} members"
+        assert r == root and steps == members[root], f"the ring of {root} does not have its {members[root]} members"
     return 0
 
 
 cdef int _check_chains(RefTable table, unsigned char *seen) except -1:
-    """Every chain of aliases ends, at its class's end; only ends are ready, and what is resolved is not pending."""
+    """Check that each chain of aliases ends at its class's end, and that only references without a target are pending.
+    """
     cdef uint64_t r, at, target
     for r in range(table.length):
         at = r
         while seen[at] == 0 and ref_at(table, at).target != NIL and ref_at(table, at).target != at:
             seen[at] = 1
             target = ref_at(table, at).target
-            assert target < table.length, f"{at} is an alias of what was never made"
-            assert table.find(at) == table.find(target), f"{at} and its target {target} are of two classes"
+            assert target < table.length, f"{at} is an alias of a reference that was never made"
+            assert table.find(at) == table.find(target), f"{at} and its target {target} are in two classes"
             at = target
-        assert seen[at] != 1, f"the aliases of {r} go round"
+        assert seen[at] != 1, f"the aliases of {r} form a circle"
         if seen[at] == 0:
             assert ref_at(table, table.find(at)).end == at, f"the chain of {r} ends at {at}, not at its class's end"
         seen[at] = 2
         if ref_at(table, r).target != NIL:
-            assert ref_at(table, r).hold & PENDING == 0, f"{r} is resolved and waits for a producer"
+            assert ref_at(table, r).hold & PENDING == 0, f"{r} has a target and a pending producer"
         at = r
         while seen[at] == 1:
             seen[at] = 2

@@ -10,4 +10,4 @@ cdef class Batch:
     cdef bint held
     cdef const uint64_t *refs
     cdef Py_ssize_t n
-    cdef uint64_t few[FEW]  # the references themselves, where they are few and came as a list or tuple
+    cdef uint64_t few[FEW]  # the references of a list or tuple with up to FEW items

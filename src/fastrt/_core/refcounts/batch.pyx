@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""A batch of references, as one call names them, for C to read: an array that is not copied, or what a list holds.
+"""The references that one call names, as a C array: a buffer that is not copied, or the items of a list.
 
-Invariant: `refs` points into the buffer that is held, or into the batch itself.
+Invariant: `refs` points into the held buffer, or into the batch itself.
 """
 from array import array
 
@@ -9,14 +9,14 @@ from cpython.buffer cimport PyBUF_CONTIG_RO, PyBUF_FORMAT, PyBuffer_Release, PyO
 
 
 cdef class Batch:
-    """The references of one call; keeps the buffer that holds them.
+    """The references of one call; holds the buffer that has them.
 
     Args:
         source: a buffer of 64-bit integers (not copied), or any iterable of ints.
 
     Raises:
-        TypeError: the items are no 64-bit integers.
-        OverflowError: one is negative, or too large.
+        TypeError: the items are not 64-bit integers.
+        OverflowError: an item is negative or too large.
     """
 
     def __cinit__(self, source):
@@ -24,8 +24,8 @@ cdef class Batch:
         cdef tuple few
         if type(source) is list or type(source) is tuple:
             if len(source) <= FEW:
-                # A fifth of the time that an array of them takes to be made and looked at. As a tuple, since an item
-                # that is no int may run code of its own, which could change a list.
+                # This takes a fifth of the time of making and reading an array. Copy into a tuple first: an item that
+                # is not an int may run Python code, which could change a list.
                 few = tuple(source)
                 for i in range(len(few)):
                     self.few[i] = few[i]

@@ -21,15 +21,15 @@ cdef struct frt_contents:
 
 
 cdef struct frt_ref:
-    # All of a reference in one cache line: whoever touches one field goes on to others.
+    # All fields of a reference are in one cache line: code that uses one field also uses others.
     uint64_t count  # FREED once deallocated
-    uint64_t target  # what it is an alias of; itself: canonical; UNKNOWN: neither yet
+    uint64_t target  # the reference of which it is an alias; itself: canonical; UNKNOWN: neither yet
     uint64_t parent  # union-find over the classes
-    uint64_t next  # ring of a class's members; of a freed one, the chain of all freed with it
-    uint64_t live  # at a class's root: members with a count or a hold; in a deallocation, its stack
-    uint64_t end  # at a class's root: where its chain of aliases ends
-    frt_contents *contents  # what the object contains
-    uint32_t hold  # deliveries in flight; the top bit while a producer is to come
+    uint64_t next  # the ring of a class's members; once freed, the chain of all references freed with it
+    uint64_t live  # at a class's root: members with a count or a hold; during a deallocation, a link of its stack
+    uint64_t end  # at a class's root: the end of its chain of aliases
+    frt_contents *contents  # the references that the object contains
+    uint32_t hold  # deliveries in flight; the top bit is set while a producer is pending
     uint32_t unused
 
 
@@ -38,7 +38,7 @@ cdef enum:
 
 
 cdef class RefTable:
-    cdef frt_ref **blocks  # of 1 << BLOCK_BITS each, which stay where they are
+    cdef frt_ref **blocks  # of 1 << BLOCK_BITS references each; a block never moves
     cdef uint64_t block_count
     cdef uint64_t block_room
     cdef uint64_t length
@@ -75,5 +75,5 @@ cdef class RefTable:
 
 
 cdef inline frt_ref *ref_at(RefTable table, uint64_t ref) noexcept nogil:
-    """The fields of a reference that was made."""
+    """The fields of a reference, which must exist."""
     return &table.blocks[ref >> BLOCK_BITS][ref & ((1 << BLOCK_BITS) - 1)]

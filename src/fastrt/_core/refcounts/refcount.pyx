@@ -1,21 +1,21 @@
 # cython: language_level=3
-"""The scheduler's reference counts: of references that it made itself, dense from 0, their aliases and contents.
+"""The scheduler's reference counts: references numbered from 0 without gaps, their aliases and contents.
 
-An alias and its target are one class. The class is canonical by the reference where its chain of aliases ends, which
-is known once that one is ready. A class lives while any member has a count (a client's) or a hold (the scheduler's:
-one for a producer to come, one per delivery in flight). When none has, all members are deallocated at once; then what
-they contained is decremented, and so on down, by a list through the dead entries: depth and length cost no stack and
-no memory.
+An alias and its target are in one class. The canonical reference of a class is the end of its chain of aliases, known
+once that reference is ready. A class lives while any member has a count (by a client) or a hold (by the scheduler: one
+for a pending producer, one per delivery in flight). When no member has one, all members are deallocated at once. Then
+the references that they contained are decremented, which may deallocate further classes. The classes to deallocate are
+linked through the dead entries: depth and length cost no stack and no memory.
 
-A batch of changes is carried out whole or not at all. Large ones release the GIL; the table's lock is held over C
-code only, never while a Python object is made, since that may run a finalizer which comes back here.
+A batch of changes is applied completely or not at all. Large batches release the GIL. The table's lock is held over C
+code only, never while a Python object is made, because that may run a finalizer that calls this table again.
 
 Invariants: the fields of all references exist; chains of aliases end, and only their ends may be
-ready; the members of a class are in one ring and die together; a dead one never comes back; a class that lives has a
-member that does.
+ready; the members of a class are in one ring and die together; a dead reference never lives again; a living class has a
+living member.
 
-Source: the scheduler of early Ray (ray-legacy, `reference_counts_` and its neighbours), with the two later repairs:
-an object whose producer is to come, or that is on its way to a store, is not deallocated.
+Source: the scheduler of early Ray (ray-legacy, `reference_counts_` and the code around it), with two later repairs:
+an object is not deallocated while its producer is pending, or while it is being delivered to a store.
 """
 from array import array
 
@@ -42,9 +42,9 @@ cdef extern from *:
     void prefetch "__builtin_prefetch"(const void *) noexcept nogil
 
 cdef enum:
-    # Below this a batch takes less time than giving the GIL away and taking it back.
+    # A smaller batch takes less time than releasing the GIL and taking it again.
     GIL_FREE_MIN = 2048
-    # How far ahead of the reference being counted its count is fetched: in random order it is far from the last one.
+    # Counts are prefetched this far ahead: in random order each lies far from the previous one.
     AHEAD = 24
     NOT_YET = -1
 
@@ -57,10 +57,10 @@ FREED = NIL
 _KINDS = ("", "unknown", "freed", "negative", "aliased", "ready", "circular", "contained", "uncounted", "negative")
 _WORDS = (
     "",
-    "Reference {0} is unknown: {1} were made here, numbered from 0.",
+    "Reference {0} is unknown: this table has {1} references, numbered from 0.",
     "Reference {0} is deallocated: its counts reached zero. Increment a reference before its last count is dropped.",
     "Reference {0} has no counts left to drop. Each decrement must match an increment, or the first count.",
-    "Reference {0} is an alias of {2} already, and stays that.",
+    "Reference {0} is an alias of {2} already; an alias cannot change.",
     "Reference {0} is an object of its own already, and cannot become an alias.",
     "Reference {0} would become an alias of itself.",
     "Reference {0} has its contents already; name all contained references in one call.",
@@ -70,9 +70,9 @@ _WORDS = (
 
 
 cdef inline int enter(RefTable table) noexcept:
-    """Lock the table, giving the GIL away only where another thread has it.
+    """Lock the table; release the GIL only if another thread holds the lock.
 
-    A mutex of the C library: Python's own lock asks the clock each time, and takes four times as long.
+    The lock is a mutex of the C library: Python's lock reads the clock each time, and takes four times as long.
     """
     if pthread_mutex_trylock(&table.lock) != 0:
         with nogil:
@@ -85,10 +85,10 @@ cdef inline void leave(RefTable table) noexcept:
 
 
 cdef class RefTable:
-    """Counts, aliases and contents of references. May be used by several threads.
+    """Counts, aliases and contents of references. Several threads may use it.
 
     Raises:
-        ReferenceCountError: by every method that changes something, when it cannot; then nothing is changed.
+        ReferenceCountError: a change is not valid; every changing method raises it, and then changes nothing.
     """
 
     def __cinit__(self):
@@ -104,7 +104,7 @@ cdef class RefTable:
         pthread_mutex_destroy(&self.lock)
 
     def __len__(self):
-        """How many references were ever made here."""
+        """How many references were ever made in this table."""
         return self.length
 
     @property
@@ -113,23 +113,24 @@ cdef class RefTable:
         return self.alive_count()
 
     cpdef uint64_t alive_count(self) noexcept:
-        """As `alive`, for compiled callers."""
+        """How many references are not deallocated, for compiled callers."""
         return self.length - self.freed_count
 
     @property
     def dangling(self):
-        """How often a deallocated object contained a reference that nobody counted any more: a client's mistake."""
+        """How often a deallocated object contained a reference without a count: an error of a client."""
         return self.dangling_count
 
     cpdef uint64_t add(self, uint64_t n=1, uint64_t count=1, bint pending=True) except? 0:
         """Make references; returns the first.
 
         Args:
-            n: how many, one after the other.
-            count: what each is counted to begin with.
+            n: how many, with consecutive numbers.
+            count: the initial count of each.
             pending: hold each until it is ready, becomes an alias, or is abandoned.
         Raises:
-            ValueError: neither counted nor pending, they would be deallocated at once.
+            ValueError: `count` is 0 and `pending` is False, so they would be deallocated at once; or a number is too
+                large.
         """
         cdef uint64_t first, r
         cdef frt_ref *made
@@ -151,7 +152,7 @@ cdef class RefTable:
         return first
 
     cpdef increment(self, refs):
-        """Count each reference once more; one named twice, twice.
+        """Increment the count of each reference, once per occurrence in `refs`.
 
         Args:
             refs: a NumPy array or other buffer of 64-bit integers (not copied), or any iterable of ints.
@@ -170,10 +171,10 @@ cdef class RefTable:
             self.fail(failed, bad)
 
     cpdef list decrement(self, refs):
-        """Count each reference once less; one named twice, twice.
+        """Decrement the count of each reference, once per occurrence in `refs`.
 
         Returns:
-            All references deallocated by it, classes one after the other, each from its end on.
+            All references that this has deallocated, class after class, each from the end of its aliases on.
         """
         cdef Batch batch = Batch(refs)
         cdef uint64_t bad = 0, head = NIL
@@ -194,7 +195,7 @@ cdef class RefTable:
         return self.listed(head)
 
     cpdef hold(self, uint64_t ref):
-        """Keep a reference alive for a delivery."""
+        """Keep a reference alive while it is being delivered."""
         cdef frt_ref *at
         enter(self)
         cdef int failed = self.seen(ref)
@@ -208,7 +209,7 @@ cdef class RefTable:
             self.fail(failed, ref)
 
     cpdef list release(self, uint64_t ref):
-        """End one `hold`; returns what was deallocated, as `decrement` does."""
+        """End one `hold`; returns the deallocated references, as `decrement` does."""
         enter(self)
         cdef uint64_t head = NIL
         cdef int failed = self.seen(ref)
@@ -224,10 +225,10 @@ cdef class RefTable:
         return self.listed(head)
 
     cpdef list ready(self, uint64_t ref):
-        """The object of this reference exists: it is canonical, and waits for no producer any more.
+        """Mark a reference as ready: its object exists, so it is canonical and its producer is no longer pending.
 
         Returns:
-            What was deallocated, as `decrement` does: the reference itself when nobody counts it.
+            The deallocated references, as `decrement` does: among them this one if it has no count.
         """
         enter(self)
         cdef uint64_t head = NIL
@@ -246,10 +247,10 @@ cdef class RefTable:
         return self.listed(head)
 
     def abandon(self, uint64_t ref):
-        """No producer is to come any more for this reference. It may become ready all the same, later.
+        """Mark a reference as without a pending producer. It may still become ready later.
 
         Returns:
-            What was deallocated, as `decrement` does.
+            The deallocated references, as `decrement` does.
         """
         enter(self)
         cdef uint64_t head = NIL
@@ -264,7 +265,7 @@ cdef class RefTable:
         return self.listed(head)
 
     def alias(self, uint64_t alias, uint64_t target):
-        """Make a reference that is neither ready nor an alias an alias of another one, in whatever state that is."""
+        """Make a reference an alias of another one. It must be neither ready nor an alias; the target may be either."""
         enter(self)
         cdef uint64_t bad = alias
         cdef int failed = self.seen(alias)
@@ -283,11 +284,11 @@ cdef class RefTable:
             self.fail(failed, bad)
 
     def contain(self, uint64_t ref, refs):
-        """Say which references the object of this one contains; they are decremented when it is deallocated.
+        """Set the references that an object contains; they are decremented when the object is deallocated.
 
         Args:
             ref: the container.
-            refs: the contained ones, as for `increment`; each was counted before for being contained.
+            refs: the contained references, as for `increment`; the caller has incremented each of them for this.
         """
         cdef Batch batch = Batch(refs)
         cdef uint64_t bad = ref
@@ -300,12 +301,12 @@ cdef class RefTable:
             self.fail(failed, bad)
 
     def canonical(self, uint64_t ref):
-        """As `canonical_of`, but None while that is not known."""
+        """The reference of the object that this one means, as `canonical_of`; None while it is not known."""
         cdef int64_t end = self.canonical_of(ref)
         return None if end == NOT_YET else end
 
     cpdef int64_t canonical_of(self, uint64_t ref) except? -2:
-        """The reference whose object this one means; -1 while that is not known.
+        """The reference of the object that this one means; -1 while it is not known.
 
         Raises:
             ReferenceCountError: the reference is unknown or deallocated.
@@ -321,7 +322,7 @@ cdef class RefTable:
         return NOT_YET if end == NIL else <int64_t>end
 
     cpdef uint64_t end(self, uint64_t ref) except? 0:
-        """Where the chain of aliases of this reference ends, whether that is ready or not; itself when it has none.
+        """The end of this reference's chain of aliases, ready or not; the reference itself if it is no alias.
 
         Raises:
             ReferenceCountError: the reference is unknown or deallocated.
@@ -337,11 +338,11 @@ cdef class RefTable:
         return end
 
     cpdef bint is_alive(self, uint64_t ref) except -1:
-        """Whether the reference was made here and is not deallocated."""
+        """Whether the reference exists and is not deallocated."""
         return ref < self.length and ref_at(self, ref).count != NIL
 
     cpdef bint is_pending(self, uint64_t ref) except -1:
-        """Whether a producer is to come."""
+        """Whether the reference has a pending producer."""
         return ref < self.length and ref_at(self, ref).count != NIL and ref_at(self, ref).hold & PENDING != 0
 
     cpdef list members(self, uint64_t ref):
@@ -355,7 +356,7 @@ cdef class RefTable:
         enter(self)
         cdef int failed = self.seen(ref)
         while failed == OK:
-            found.append(m)  # an int is not collected, and so runs nobody's code
+            found.append(m)  # under the lock: making an int starts no garbage collection, so no finalizer runs
             m = ref_at(self, m).next
             if m == ref:
                 break
@@ -365,7 +366,7 @@ cdef class RefTable:
         return found
 
     def contained(self, uint64_t ref):
-        """What the reference was said to contain; nothing once it is deallocated."""
+        """The references from `contain`; empty once this reference is deallocated."""
         cdef frt_contents *held
         if ref >= self.length or ref_at(self, ref).contents == NULL:
             return []
@@ -383,7 +384,7 @@ cdef class RefTable:
         return ref_at(self, ref).count
 
     def counts(self):
-        """A copy of all counts as array('Q'), by reference; `FREED` where deallocated. Holds are not in them."""
+        """Copy all counts as array('Q'), by reference; `FREED` where deallocated. Holds are not included."""
         cdef uint64_t r
         enter(self)
         cdef bytes data = PyBytes_FromStringAndSize(NULL, self.length * 8)
@@ -393,7 +394,7 @@ cdef class RefTable:
         return array("Q", data)
 
     def targets(self):
-        """A copy of all targets as array('Q'), by reference: itself where canonical, `UNKNOWN` where not known."""
+        """Copy all targets as array('Q'), by reference: the reference itself if canonical, `UNKNOWN` if not known."""
         cdef uint64_t r
         enter(self)
         cdef bytes data = PyBytes_FromStringAndSize(NULL, self.length * 8)
@@ -403,12 +404,12 @@ cdef class RefTable:
         return array("Q", data)
 
     cdef int fail(self, int kind, uint64_t ref) except -1:
-        """Raise the error of this kind about one reference."""
+        """Raise the error of a kind for one reference."""
         target = ref_at(self, ref).target if ref < self.length else 0
         raise ReferenceCountError(_WORDS[kind].format(ref, self.length, target), _KINDS[kind], ref)
 
     cdef int grow(self, uint64_t wanted) except -1:
-        """Make room for so many references. What is there stays where it is."""
+        """Make room for `wanted` references. Existing references do not move."""
         cdef uint64_t room = max(self.block_room * 2, 16)
         while self.block_count << BLOCK_BITS < wanted:
             if self.block_count == self.block_room:
@@ -433,7 +434,7 @@ cdef class RefTable:
         return ref
 
     cdef int seen(self, uint64_t ref) noexcept nogil:
-        """OK for a live reference, else what is wrong with it."""
+        """OK for a live reference; else UNKNOWN_REF or FREED_REF."""
         if ref >= self.length:
             return UNKNOWN_REF
         return FREED_REF if ref_at(self, ref).count == NIL else OK
@@ -489,7 +490,7 @@ cdef class RefTable:
         return BELOW_ZERO if self.seen(bad[0]) == OK else self.seen(bad[0])
 
     cdef uint64_t drop(self, uint64_t *zeros, Py_ssize_t n) noexcept nogil:
-        """References have lost their last count and hold: deallocate every class that has no live member left.
+        """Deallocate every class without a live member, after the references `zeros` lost their last count and hold.
 
         Returns the first of the chain of deallocated references, NIL when there are none.
         """
@@ -523,7 +524,7 @@ cdef class RefTable:
         return head
 
     cdef uint64_t drop_contents(self, uint64_t ref, uint64_t stack) noexcept nogil:
-        """Decrement what a deallocated reference contained; returns the stack with the classes that die of it."""
+        """Decrement the contents of a deallocated reference; pushes classes that die by it on the stack, returns it."""
         cdef frt_contents *held = ref_at(self, ref).contents
         cdef uint64_t i, inner, root
         for i in range(held.count):
@@ -568,7 +569,7 @@ cdef class RefTable:
         return OK
 
     cdef int merge(self, uint64_t alias, uint64_t target) noexcept nogil:
-        """Join the class that ends at `alias` to that of `target`, and take the hold for its producer back."""
+        """Join the class that ends at `alias` to the class of `target`, and drop the hold for its pending producer."""
         cdef uint64_t below = self.find(alias), above = self.find(target)
         if below == above:
             return CIRCULAR
@@ -579,11 +580,11 @@ cdef class RefTable:
         if ref_at(self, alias).hold & PENDING:
             ref_at(self, alias).hold &= ~PENDING
             if ref_at(self, alias).hold == 0 and ref_at(self, alias).count == 0:
-                ref_at(self, above).live -= 1  # never the last: the target's class lives
+                ref_at(self, above).live -= 1  # never to 0: the target's class lives
         return OK
 
     cdef list listed(self, uint64_t head):
-        """The chain of deallocated references as a list. Nobody else touches it: the dead are not changed."""
+        """The chain of deallocated references as a list. It needs no lock: dead references never change."""
         cdef list found = []
         while head != NIL:
             found.append(head)

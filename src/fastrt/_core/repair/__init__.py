@@ -1,1 +1,1 @@
-"""Recovery after the death of a client, consistency checks, and rows for people to read."""
+"""Recovery after the death of a client, consistency checks, and listings of the tables."""

@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""The arena's invariants, checked: a list of sentences, one for each that does not hold.
+"""Check the arena's invariants. The result is a list of sentences, one for each invariant that does not hold.
 
-Some can only be judged while nobody works (`quiet`): derived structures and counts are changed a moment after
+Some can be checked only while no process works (`quiet`): derived structures and counts change a moment after
 the words that they are derived from.
 """
 from libc.stdint cimport uint32_t, uint64_t
@@ -36,7 +36,7 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
         if state == FRT_OBJ_EMPTY:
             empty += 1
         elif state != FRT_OBJ_PENDING and state != FRT_OBJ_SEALED and not _stamped_by_living(x, word):
-            bad.append(f"object {i} in state {state} is stamped by client {frt_word_client(word)}, which is not there")
+            bad.append(f"object {i} in state {state} is stamped by client {frt_word_client(word)}, which is gone")
         if entry.offset and state == FRT_OBJ_EMPTY:
             bad.append(f"empty object {i} names a block")
         if entry.offset and arena_owner(x, entry.offset) != i + 1:
@@ -49,14 +49,14 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
                 c = w * 64 + frt_lowest(bits)
                 bits &= bits - 1
                 if frt_word_state(x.clients[c].word) == FRT_CLIENT_FREE:
-                    bad.append(f"object {i} is held by client {c}, which is not there")
+                    bad.append(f"object {i} is held by client {c}, which is gone")
         task = entry.task
         if quiet and state == FRT_OBJ_PENDING and (task == 0 or task > frt_tasks(x) or frt_word_state(
                 x.task_words[task - 1]) in (FRT_TASK_EMPTY, FRT_TASK_RESERVED)):
-            bad.append(f"object {i} waits for task {<int>task - 1}, which is not there")
+            bad.append(f"object {i} waits for task {<int>task - 1}, which does not exist")
         if quiet and (state == FRT_OBJ_SEALED or state == FRT_OBJ_SPILLED):
             if not (frt_held(x, i) or counted[i]):
-                bad.append(f"sealed object {i} is held by nobody")
+                bad.append(f"sealed object {i} has no holder")
         if quiet and state == FRT_OBJ_SPILLED and entry.offset:
             bad.append(f"spilled object {i} names a block")
         if quiet and state in (FRT_OBJ_PENDING, FRT_OBJ_SEALED, FRT_OBJ_SPILLED) and entry.counted != counted[i]:
@@ -67,7 +67,7 @@ cdef list _check_objects(frt_ctx *x, uint32_t *counted, bint quiet):
 
 
 cdef void _recount(frt_ctx *x, uint32_t *counted) noexcept:
-    """The `counted` words as the records say they should be."""
+    """Compute the `counted` words from the records."""
     cdef uint32_t i, n
     cdef frt_refslot *slots
     cdef frt_body body
@@ -102,7 +102,7 @@ cdef void _count(frt_ctx *x, uint32_t *counted, const frt_refslot *slots, uint32
 
 
 cdef void _count_items(frt_ctx *x, uint32_t *counted, uint32_t s) noexcept:
-    """Count what is in a stream's list, as far as that can be followed."""
+    """Count the items in a stream's list, as far as the list can be followed."""
     cdef uint32_t item = <uint32_t>frt_stream_of(x, s).head
     cdef uint32_t left = x.objects_max
     while 0 < item <= x.objects_max and left:
@@ -112,7 +112,7 @@ cdef void _count_items(frt_ctx *x, uint32_t *counted, uint32_t s) noexcept:
 
 
 cdef list _check_streams(frt_ctx *x):
-    """Lists of items that end, hold what has a value, and agree with what is derived from them."""
+    """Check the lists of stream items: they end, each item has a value, and the derived fields agree."""
     cdef list bad = []
     cdef uint32_t s, item, last, there
     cdef frt_stream *stream
@@ -136,7 +136,7 @@ cdef list _check_streams(frt_ctx *x):
 
 
 cdef list _check_bodies(frt_ctx *x):
-    """Bodies and refs that lie where they may, and refs that name what is there."""
+    """Check bodies and refs: they lie inside their blocks, and the refs name existing objects."""
     cdef list bad = []
     cdef frt_body body
     cdef frt_refslot *slots
@@ -146,19 +146,19 @@ cdef list _check_bodies(frt_ctx *x):
         if x.entries[i].flags & FRT_ENTRY_COUNTED and frt_word_state(frt_state(x, i)[0]) != FRT_OBJ_EMPTY:
             slots = frt_entry_refs(x, i, &n)
             if n != x.entries[i].nrefs:
-                bad.append(f"object {i} contains {x.entries[i].nrefs} references, which lie outside of its block")
+                bad.append(f"object {i} contains {x.entries[i].nrefs} references, which lie outside its block")
             for k in range(n):
                 slot = slots[k]
                 if not links_names(x, &slot):
-                    bad.append(f"object {i} contains object {slot.objref:#x}, which is not there")
+                    bad.append(f"object {i} contains object {slot.objref:#x}, which does not exist")
     for i in range(frt_tasks(x)):
         if x.tasks[i].flags & FRT_TASK_COUNTED and frt_word_state(x.task_words[i]) != FRT_TASK_EMPTY:
             if not frt_task_body(x, i, &body):
-                bad.append(f"task {i} has a body that lies outside of its block")
+                bad.append(f"task {i} has a body that lies outside its block")
             for k in range(body.nrefs):
                 slot = body.refs[k]
                 if not links_names(x, &slot):
-                    bad.append(f"task {i} names object {slot.objref:#x}, which is not there")
+                    bad.append(f"task {i} names object {slot.objref:#x}, which does not exist")
     return bad
 
 
@@ -181,9 +181,9 @@ cdef list _check_tasks(frt_ctx *x, bint quiet):
         if state in (FRT_TASK_RESERVED, FRT_TASK_CLAIMED, FRT_TASK_RUNNING, FRT_TASK_BLOCKED, FRT_TASK_ENDING) \
                 and not _stamped_by_living(x, x.task_words[t]):
             bad.append(f"task {t} in state {state} is stamped by client {frt_word_client(x.task_words[t])}, "
-                       "which is not there")
+                       "which is gone")
         if x.tasks[t].offset and arena_owner(x, x.tasks[t].offset) != (FRT_OWNER_TASK | (t + 1)):
-            bad.append(f"task {t} names block {x.tasks[t].offset}, which is not its own")
+            bad.append(f"task {t} names block {x.tasks[t].offset}, which does not belong to it")
         if state == FRT_TASK_READY and x.tasks[t].actor:
             bad += _check_call(x, t, quiet)
         elif quiet and state == FRT_TASK_READY:
@@ -191,7 +191,7 @@ cdef list _check_tasks(frt_ctx *x, bint quiet):
             if not x.tasks[t].flags & FRT_TASK_RANKED and cell not in ring:
                 bad.append(f"task {t} is ready and not queued")
             elif x.tasks[t].flags & FRT_TASK_RANKED and ranked.get(cell) != ranked_key(x, t):
-                bad.append(f"task {t} of priority {x.tasks[t].priority} is ready and not queued where it belongs")
+                bad.append(f"task {t} of priority {x.tasks[t].priority} is ready and not queued with its key")
     if quiet and empty != x.sb.tasks.free_count:
         bad.append(f"{empty} task records are empty, the free stack holds {x.sb.tasks.free_count}")
     return bad
@@ -205,15 +205,15 @@ cdef dict _ranked(frt_ctx *x, bint quiet, list bad):
         return {}
     for k in range(1, n if quiet else 0):
         if x.ranked[(k - 1) // 2].key > x.ranked[k].key:
-            bad.append(f"cell {k} of the heap of ready tasks is below one that comes later")
+            bad.append(f"cell {k} of the heap of ready tasks has a smaller key than the cell above it")
     return {x.ranked[k].cell: x.ranked[k].key for k in range(n)}
 
 
 cdef list _check_call(frt_ctx *x, uint32_t t, bint quiet):
-    """Of a READY call: its actor is there, and ends it if it is dead."""
+    """Check a READY call: its actor exists, and when quiet it is not dead (then the call would have been ended)."""
     cdef uint32_t a = x.tasks[t].actor - 1
     if a >= frt_actors(x):
-        return [f"task {t} is a call of actor {a}, which cannot be"]
+        return [f"task {t} is a call of actor {a}, which does not exist"]
     state = frt_word_state(x.actors[a].word)
     if quiet and (state == FRT_ACTOR_EMPTY or state == FRT_ACTOR_DEAD):
         return [f"task {t} is a call of actor {a}, which is in state {state}"]
@@ -232,25 +232,25 @@ cdef list _check_actors(frt_ctx *x, bint quiet):
             bad.append(f"actor {a} is in state {state}, which does not exist")
         if state in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_AWAY) and not _stamped_by_living(x, actor.word):
             bad.append(f"actor {a} in state {state} is stamped by client {frt_word_client(actor.word)}, "
-                       "which is not there")
+                       "which is gone")
         if quiet and state != FRT_ACTOR_EMPTY and not actor.released and (
                 actor.index >= x.objects_max or x.entries[actor.index].objref != actor.objref
                 or x.entries[actor.index].actor != a + 1 or not x.entries[actor.index].flags & FRT_ENTRY_ACTOR):
-            bad.append(f"actor {a} is not released, and its object {actor.objref:#x} is not there")
+            bad.append(f"actor {a} is not released, and its object {actor.objref:#x} does not exist")
         if quiet and state != FRT_ACTOR_EMPTY and not actor.released and actor.demand and (
                 actor.demand_index >= x.objects_max or x.entries[actor.demand_index].objref != actor.demand):
-            bad.append(f"actor {a} demands what object {actor.demand:#x} says, which is not there")
+            bad.append(f"actor {a} has the demand in object {actor.demand:#x}, which does not exist")
         if state != FRT_ACTOR_EMPTY and actor.flags & FRT_ACTOR_BARE and (actor.function or actor.mailbox):
-            bad.append(f"actor {a} only holds what it demands, and has a class or calls")
+            bad.append(f"actor {a} is BARE, and has a class or calls")
         if state == FRT_ACTOR_WANTED and actor.how[0]:
             bad.append(f"actor {a} is WANTED, and its record says how its last process ended")
         if <uint32_t>actor.mailbox > x.tasks_max:
-            bad.append(f"the mailbox of actor {a} names task {<int><uint32_t>actor.mailbox - 1}, which cannot be")
+            bad.append(f"the mailbox of actor {a} names task {<int><uint32_t>actor.mailbox - 1}, which is impossible")
     return bad
 
 
 cdef list _check_held(frt_ctx *x):
-    """The list of tasks that wait to be admitted."""
+    """Check the list of tasks that wait for admission."""
     cdef uint32_t t = x.sb.held
     cdef uint32_t left = frt_tasks(x)
     while t:
@@ -266,7 +266,7 @@ cdef list _check_held(frt_ctx *x):
 
 
 cdef object _owner_problem(frt_ctx *x, uint32_t owner, uint64_t offset):
-    """Why the record that an owner word names does not name the block, or None."""
+    """A sentence if the record that an owner word names does not name the block; else None."""
     cdef uint32_t i = (owner & ~FRT_OWNER_TASK) - 1
     if owner & FRT_OWNER_TASK:
         if i >= frt_tasks(x) or x.tasks[i].offset != offset:
@@ -309,7 +309,7 @@ cdef list _check_pages(frt_ctx *x, bint quiet):
             else:
                 bits |= <uint64_t>1 << b
                 if quiet and kind == FRT_PAGE_RUN:
-                    bad.append(f"run {page} of {n} pages belongs to nobody")
+                    bad.append(f"run {page} of {n} pages has no owner")
         if quiet and kind == FRT_PAGE_SLAB and bits != x.bits[page]:
             bad.append(f"slab page {page} has bitmap {x.bits[page]:#x}, its owner words say {bits:#x}")
         page += n
@@ -321,11 +321,11 @@ cdef list _check_pages(frt_ctx *x, bint quiet):
 
 
 def fsck(Client client, bint quiet=False):
-    """Walk the whole arena and say what is wrong.
+    """Walk the whole arena and list the invariants that do not hold.
 
     Args:
         client: an attachment.
-        quiet: nobody is working now, so that derived structures must agree too.
+        quiet: no process is working now, so that derived structures must agree, too.
     Returns:
         A list of sentences; empty when every invariant holds.
     """
@@ -352,11 +352,11 @@ def fsck(Client client, bint quiet=False):
 
 
 def holders(Client client):
-    """Who keeps memory of the store in use.
+    """List the clients that keep memory of the store in use.
 
     Returns:
-        A list of dicts {client, pid, kind, bytes, objects}, one per live client that holds anything in a block.
-        What several hold counts for each.
+        A list of dicts {client, pid, kind, bytes, objects}, one per client that holds an object in a block. An object
+        that several clients hold counts for each.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i, c, w
@@ -380,12 +380,12 @@ def holders(Client client):
 
 
 def usage(Client client):
-    """Counts for people and tests.
+    """Count the records and bytes in use, for listings and tests.
 
     Returns:
-        A dict: objects, tasks and actors in use, functions (their objects are among the objects), records
-        of both tables that clients have in reserve, payload bytes used (whole pages), committed and at most, tasks
-        queued.
+        A dict: objects, tasks and actors in use; functions (their objects are among the objects); reserved (records of
+        both tables that clients keep in reserve); queued (tasks); bytes_used (whole pages), bytes_committed and
+        bytes_max of the payload.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i

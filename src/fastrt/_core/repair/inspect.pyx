@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""The tables as people want to see them: rows of what is there, read without a lock and without a hold.
+"""Listings of the tables for people: one row per record, read without a lock and without a hold.
 
-What is read may change meanwhile, so a row is what was true at some moment of the look, and a record that got another
-tenant in the middle of it is left out. Nothing here is on anybody's path.
+Records may change during the read, so a row shows some moment of it; a record that is reused during the read is left
+out. Nothing here is on a hot path.
 """
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
@@ -38,7 +38,7 @@ cdef list _clients_in(frt_ctx *x, uint32_t i, uint32_t kind):
 
 
 cdef object _not_ready(frt_ctx *x, const frt_body *body):
-    """The objref of the first argument whose value is not there yet, or None."""
+    """The objref of the first argument without a value, or None."""
     cdef frt_refslot slot
     cdef uint32_t k
     for k in range(body.ndeps):
@@ -50,15 +50,15 @@ cdef object _not_ready(frt_ctx *x, const frt_body *body):
 
 
 def objects(Client client, uint64_t bytes_min=0, size_t most=1 << 31):
-    """What is in the object table.
+    """List the objects in the table.
 
     Args:
         bytes_min: leave out smaller values.
-        most: how many rows at most.
+        most: the largest number of rows.
     Returns:
-        A list of dicts: index, objref, state (a word), bytes of the value, room (bytes of its block; 0 in the table
-        itself), kind, error, refs and pins (clients), counted (values and tasks that name it), contains, made_by_task,
-        is_actor, site, used (the store's clock when it was last read).
+        A list of dicts: index, objref, state (a word), bytes of the value, room (bytes of its block; 0 if the value is
+        in the entry), kind, error, refs and pins (clients), counted (values and tasks that name it), contains (number
+        of references), made_by_task, is_actor, site, used (the store's clock at the last read).
     """
     cdef frt_ctx *x = &client.x
     cdef frt_entry *entry
@@ -90,12 +90,13 @@ def objects(Client client, uint64_t bytes_min=0, size_t most=1 << 31):
 
 
 def tasks(Client client):
-    """The tasks and calls that have not ended.
+    """List the tasks and calls that have not ended.
 
     Returns:
         A list of dicts: task, id, state (a word), client (that runs it, or None), function (objref and index of its
         object, or objref of the class and the number of the method), actor (index or None), attempts, retries, returns
-        (objrefs), waits_for (the objref of the argument it waits for; None), held (waits for resources), cancelled.
+        (objrefs), waits_for (objref of the argument it waits for, or None), held (whether it waits for resources),
+        cancelled, priority.
     """
     cdef frt_ctx *x = &client.x
     cdef frt_task *task
@@ -116,7 +117,7 @@ def tasks(Client client):
             waits = body.refs[task.dep].objref
         elif state == FRT_TASK_WAITING:
             held = True
-        elif task.actor and state == FRT_TASK_READY:  # the actor looks at its arguments itself
+        elif task.actor and state == FRT_TASK_READY:  # a call is READY at once; the actor waits for its arguments
             waits = _not_ready(x, &body)
         row = {
             "task": t, "id": task.id, "state": TASK_STATES.get(state, "?"),
@@ -132,14 +133,14 @@ def tasks(Client client):
 
 
 def actors(Client client):
-    """The indexes of the actors that there are, dead ones too while somebody has a handle."""
+    """The indexes of all actors; a dead one is listed while a handle of it exists."""
     cdef frt_ctx *x = &client.x
     client.ensure()
     return [a for a in range(frt_actors(x)) if frt_word_state(a64_load_acq(&x.actors[a].word)) != FRT_ACTOR_EMPTY]
 
 
 def functions(Client client):
-    """The functions, classes and demands that were shipped: a list of (objref, index of their object, name)."""
+    """List the functions, classes and demands in the function table: (objref, index of the object, name)."""
     cdef frt_ctx *x = &client.x
     cdef frt_function *f
     cdef uint32_t k
@@ -153,7 +154,7 @@ def functions(Client client):
 
 
 def idle(Client client):
-    """How many workers sleep for want of a task."""
+    """How many workers sleep because no task is ready."""
     cdef frt_ctx *x = &client.x
     cdef uint64_t left
     cdef uint32_t w
@@ -168,7 +169,7 @@ def idle(Client client):
 
 
 def small_values(Client client, uint32_t sample, uint64_t bytes_max):
-    """How many values of at most so many bytes were put, and are alive: an estimate by `sample` entries."""
+    """Estimate, from `sample` entries, how many live values of at most `bytes_max` bytes were stored by put."""
     cdef frt_ctx *x = &client.x
     cdef uint32_t n = frt_objects(x)
     cdef uint32_t k, i, looked
@@ -183,7 +184,7 @@ def small_values(Client client, uint32_t sample, uint64_t bytes_max):
 
 
 def set_site(Client client, Ref ref, uint32_t site):
-    """Write down by which line of code an object was made; the number means something to who looks."""
+    """Record which source line made an object, as a number that listings translate."""
     client.ensure()
     ref_use(client, ref)
     a32_store_rlx(&client.x.entries[ref.index].site, site)

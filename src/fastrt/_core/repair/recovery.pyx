@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""After a death: give back what the dead client held. Any client may do it; the daemon normally does.
+"""Recovery: release the holds and finish the work of a dead client. Any client may do it; normally the daemon does.
 
-And when a client leaves: it gives its references back itself (`leave`), and the daemon ends its tasks (`end_job`).
+For a client that leaves: it drops its references itself (`leave`), and the daemon ends its tasks (`end_job`).
 
-Every step is idempotent and the slot is freed last, so a recoverer may itself be killed: the next one sees the
-slot DYING and starts again. Only the pidfd tells that a process is gone; a lock found orphaned never does.
-The scans touch one dense word array each (32 bytes an object for up to 64 clients). They keep the GIL: threads of
+Every step is idempotent and the slot is freed last, so the recovering process may be killed, too: the next one sees
+the slot DYING and starts again. Only the pidfd proves that a process is gone; an orphaned lock does not.
+The scans read one dense word array each (32 bytes per object for up to 64 clients). They keep the GIL: threads of
 this process share the client's magazines and its stamp.
 """
 from libc.stdint cimport uint32_t, uint64_t
@@ -26,7 +26,7 @@ from fastrt._core.memory.segment import start_time
 
 
 cdef int _repair_locks(frt_ctx *x) noexcept nogil:
-    """Deaths inside locks are repaired now, not in some user's call."""
+    """Take every lock once, so that deaths inside them are repaired now and not in a user's call."""
     cdef int rc = actors_touch(x)
     rc = rc or functions_touch(x)
     rc = rc or links_touch(x)
@@ -37,9 +37,9 @@ cdef int _repair_locks(frt_ctx *x) noexcept nogil:
 
 
 cdef void _intents(frt_ctx *x, uint32_t v) noexcept nogil:
-    """Finish what the dead client was about to tell others.
+    """Make the notifications that the dead client was about to make.
 
-    The record may have another tenant by now: telling too much is harmless.
+    The record may have been reused by now: a superfluous notification is harmless.
     """
     cdef frt_client *slot = x.clients + v
     cdef uint32_t t
@@ -66,7 +66,7 @@ cdef void _intents(frt_ctx *x, uint32_t v) noexcept nogil:
 
 
 cdef int _unsubmit(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Give back a record that the dead client had in reserve, perhaps half made into a task."""
+    """Return a task record that the dead client had RESERVED, perhaps with a half-made task in it."""
     cdef frt_task *task = x.tasks + t
     cdef frt_body body
     cdef frt_refslot slot
@@ -80,20 +80,20 @@ cdef int _unsubmit(frt_ctx *x, uint32_t t) noexcept nogil:
         if links_names(x, &slot) and x.entries[i].task == t + 1:
             word = a64_load_sc(frt_state(x, i))
             if frt_word_state(word) == FRT_OBJ_PENDING:
-                # Only the dead one ever knew it: the object scan takes it from here.
+                # Only the dead client ever knew this result: the object scan returns it.
                 a64_store_sc(frt_state(x, i), frt_word(FRT_OBJ_RESERVED, frt_word_client(x.task_words[t]),
                                                        frt_word_gen(word)))
     task.nreturns = 0
     if task.offset:
         rc = rc or arena_free(x, FRT_OWNER_TASK | (t + 1), &task.offset)
-    if task.actor:  # it may be linked in: let the link not fit whoever gets the record next
+    if task.actor:  # the mailbox may link to it: a new generation makes that link invalid for the record's next task
         task.actor = 0
         a64_store_sc(x.task_words + t, frt_word(FRT_TASK_RESERVED, x.me, frt_word_gen(x.task_words[t]) + 1))
     return rc or pool_return(x, True, &t, 1)
 
 
 cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
-    """Make a task of the dead client READY again; what its last attempt had written is dropped."""
+    """Make a task of the dead client READY again; results that its last attempt had written are dropped."""
     cdef int i, rc
     cdef frt_body body
     frt_task_body(x, t, &body)
@@ -106,10 +106,10 @@ cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
     if x.tasks[t].flags & FRT_TASK_DEMAND:
         links_hold(x, t)
         return FRT_OK
-    if x.tasks[t].actor:  # the next process of the actor looks for it
+    if x.tasks[t].actor:  # the actor's next process searches the task table for it
         a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
         return FRT_OK
-    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # we may die, too
+    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # this process may die, too
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(word)))
     queue_push(x, t)
     a32_store_rel(&x.clients[x.me].pushing, 0)
@@ -117,23 +117,23 @@ cdef int _requeue(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
 
 
 cdef int _end_here(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
-    """Take a task over in order to end it. 1 when its results still have to be sealed with an error."""
+    """Take a task over to end it. Returns 1 when its results still have to be sealed with an error."""
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word)))
-    links_unwait(x, t)  # it was waiting when a canceller took it, who died before he came to this
+    links_unwait(x, t)  # a canceller may have taken it while it was waiting, and died before it came to this
     if task_results_sealed(x, t):
         return task_done(x, t)
     return 1
 
 
 cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
-    """One task record stamped with the dead client. 1 when the caller must end it with an error."""
+    """Recover a task record stamped by the dead client. Returns 1 when the caller must end the task with an error."""
     cdef frt_task *task = x.tasks + t
     cdef int state = frt_word_state(word)
     if state == FRT_TASK_RESERVED:
         return _unsubmit(x, t)
     if state == FRT_TASK_READY and 0 < task.actor <= frt_actors(x) and \
             frt_word_state(a64_load_sc(&x.actors[task.actor - 1].word)) == FRT_ACTOR_DEAD:
-        # It was called when it was dead already, and its caller did not come to end the call.
+        # A call made when the actor was DEAD already: its caller died before it could end the call.
         return 1 if a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))) else FRT_OK
     if state == FRT_TASK_ENDING or state >= FRT_TASK_CLAIMED and task_is_cancelled(x, t):
         return _end_here(x, t, word)
@@ -147,17 +147,17 @@ cdef int _task_of_dead(frt_ctx *x, uint32_t t, uint64_t word) noexcept nogil:
 
 
 cdef bint _take_waiting(frt_ctx *x, uint32_t t, uint64_t *word) noexcept nogil:
-    """Take a task that nobody has started in order to end it; False when somebody else did, with its word then."""
+    """Take a task that has not started to end it. False if another process took it; `word` is then its new word."""
     cdef uint32_t gen = frt_word_gen(word[0])
     while frt_word_gen(word[0]) == gen and frt_word_state(word[0]) in (FRT_TASK_WAITING, FRT_TASK_READY):
         if a64_cas_sc(x.task_words + t, word[0], frt_word(FRT_TASK_ENDING, x.me, gen)):
             return True
-        word[0] = a64_load_acq(x.task_words + t)  # from WAITING to READY, perhaps: try that, too
+        word[0] = a64_load_acq(x.task_words + t)  # it may have gone from WAITING to READY: try again
     return False
 
 
 cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, bint dead):
-    """End the tasks of a job, if one is given; with `dead` also what client v, which is dead, had of the task table."""
+    """End the tasks of a job, if one is given; with `dead` also recover the task records of client v, which is dead."""
     cdef uint32_t t, gen
     cdef uint64_t word
     cdef int state, rc, pid
@@ -170,13 +170,13 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, bint
         rc = FRT_OK
         if job and x.tasks[t].job == job and state != FRT_TASK_RESERVED and state != FRT_TASK_ENDING:
             pid = 0
-            while pid == 0:  # until it is taken, marked, or not to be stopped
+            while pid == 0:  # until it is taken or marked, or may run on
                 if _take_waiting(x, t, &word):
                     links_unwait(x, t)
                     ending.append(t)
                     break
                 pid = FRT_NOT_FOUND
-                # A call that runs goes on: its actor may be others', too.
+                # A running call goes on: its actor may also serve other jobs.
                 if FRT_TASK_CLAIMED <= frt_word_state(word) <= FRT_TASK_BLOCKED and frt_word_gen(word) == gen and \
                         x.tasks[t].actor == 0:
                     pid = task_mark_cancelled(x, t, word, FRT_CANCEL_FORCE)
@@ -195,7 +195,7 @@ cdef object _scan_tasks(frt_ctx *x, uint32_t v, uint64_t job, list running, bint
 
 
 cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
-    """Entries the dead client was changing, and its bits at all the others."""
+    """Finish or undo the changes that the dead client was making to entries, and clear its bits at all entries."""
     cdef uint64_t bit = <uint64_t>1 << (v & 63)
     cdef uint32_t w = v >> 6
     cdef uint32_t i
@@ -213,8 +213,8 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
         word = a64_load_acq(state)
         what = frt_word_state(word)
         if what == FRT_OBJ_EMPTY:
-            # The dead client may have come too late for an object and not have taken its bit back. By now the entry
-            # may have a new tenant, which was spared because of that bit: decide again below.
+            # The dead client may have come too late for an object and died before it cleared its bit. By now the entry
+            # may hold another object, which was not deleted because of that bit: decide again below.
             if not refs[0] & bit:
                 continue
         elif frt_word_client(word) == v and what != FRT_OBJ_PENDING and what != FRT_OBJ_SEALED:
@@ -229,8 +229,8 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
                 object_free(x, i)
                 continue
             if what == FRT_OBJ_SPILLED or what == FRT_OBJ_RESTORING:
-                # The file is whole; a block is one that was about to be freed, or half read back. A SPILLED entry
-                # must be ours first: somebody may be deleting it.
+                # The file is complete; if there is a block, it was about to be freed or is half read back. Take a
+                # SPILLED entry first: another client may be deleting it.
                 if a64_cas_sc(state, word, frt_word(FRT_OBJ_RESTORING, x.me, frt_word_gen(word))):
                     rc = rc or arena_free(x, i + 1, &x.entries[i].offset)
                     a64_store_sc(state, frt_word(FRT_OBJ_SPILLED, x.me, frt_word_gen(word)))
@@ -245,16 +245,16 @@ cdef int _scan_objects(frt_ctx *x, uint32_t v) noexcept:
             a64_and_sc(pins, ~bit)
         if waits[0] & bit:
             a64_and_sc(waits, ~bit)
-        # Looked at here: a call for each of a million values that only other values hold takes twice as long.
+        # Checked here: a call for each of a million values that are held only by other values takes twice as long.
         if not frt_any(x, i, FRT_REFS) and a32_load_sc(&x.entries[i].counted) == 0:
             object_maybe_delete(x, i)
     return rc
 
 
 def leave(Client client):
-    """Leave as `Client.close` does, and give all references back; the slot stays this process's.
+    """Leave as `Client.close` does, and drop all references; this process keeps its slot.
 
-    So views that are still alive keep their values in place, and the process may attach through the slot again.
+    So views that still exist keep their values in place, and the process may attach through the slot again.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i
@@ -265,19 +265,19 @@ def leave(Client client):
             x.refs_held[i] = 1
             object_release(x, i, False)
     pool_flush(x)
-    client_wake(x, x.me)  # threads that wait look again, and raise
+    client_wake(x, x.me)  # waiting threads check again, and raise
 
 
 cdef uint64_t _job_of(frt_ctx *x, uint32_t v) noexcept nogil:
-    """The job that driver v's tasks belong to; see `Client.job`."""
+    """The number of driver v's job; see `Client.job`."""
     return (<uint64_t>frt_word_gen(x.clients[v].word) << 16) | (v + 1)
 
 
 def end_job(Client client, uint32_t v):
-    """End the tasks of a driver that leaves, and lives.
+    """End the tasks of a driver that leaves while its process goes on.
 
     Args:
-        client: the attachment of who ends them.
+        client: the caller's attachment.
         v: the driver's slot.
     Returns:
         As `recover`.
@@ -292,8 +292,8 @@ def end_job(Client client, uint32_t v):
 
 
 cdef void _close_planes(frt_ctx *x) noexcept nogil:
-    """Stop to look at planes without clients: each one in use is more to read at every release. They keep their
-    memory, so who counted one in use a moment ago may read it."""
+    """Close the highest planes if they have no client: every release reads each plane in use. They keep their memory,
+    so a client that has just read the old number may still read them."""
     cdef uint32_t c, n
     cdef int rc = frt_lock_take(x.locks + FRT_LOCK_SLOTS)
     if rc == FRT_LOCK_ORPHANED:
@@ -311,16 +311,16 @@ cdef void _close_planes(frt_ctx *x) noexcept nogil:
 
 
 def recover(Client client, uint32_t v, bint wake=True):
-    """Give back all that a dead client held, and free its slot.
+    """Release all holds of a dead client, and free its slot.
 
     The caller has seen the process's pidfd become readable.
 
     Args:
-        client: the recoverer's own attachment.
+        client: the caller's attachment.
         v: the dead client's slot.
-        wake: whether to call `wake_all` at the end; who recovers several calls it once, after the last one.
+        wake: whether to call `wake_all` at the end; to recover several clients, call it once after the last one.
     Returns:
-        {"ending": task indexes, "running": pids}: tasks that are now this client's to end by sealing an error
+        {"ending": task indexes, "running": pids}: tasks that this client must now end by sealing an error
         (their attempts are used up, they were cancelled, or their driver is gone), and processes that still run
         tasks of a dead driver's job.
     Raises:
@@ -364,8 +364,8 @@ def recover(Client client, uint32_t v, bint wake=True):
 
 
 def wake_all(Client client):
-    """Make every client look again at what it waits for: a waker was killed between its store and its wake, or a
-    sleeper after eating one."""
+    """Wake every client to check its waits again: a waker may have died between its store and its wake, or a sleeper
+    after it took a wake meant for others."""
     cdef frt_ctx *x = &client.x
     cdef uint32_t i
     client.ensure()

@@ -1,1 +1,1 @@
-"""Tables of the parameter server in shared memory, and its optimizers."""
+"""The parameter server's tables in shared memory, and its optimizers."""

@@ -21,7 +21,7 @@ cdef extern from "rows.h" nogil:
     uint64_t frt_mix(uint64_t) noexcept
 
 cdef struct frt_mapped:
-    frt_rows *head             # NULL: of a server whose memory is not mapped here
+    frt_rows *head             # NULL: this process has not mapped the server's memory
     frt_note *notes
     const float *values
     const frt_entry_of_row *entries
@@ -38,8 +38,8 @@ cdef class EmbeddingMemory:
     cdef readonly int fd
     cdef readonly uint64_t rows_max
     cdef readonly uint32_t dim
-    cdef readonly uint64_t rows_used   # rows that were ever given out; the server's
-    cdef readonly uint64_t count       # rows that have a key; the server's
+    cdef readonly uint64_t rows_used   # rows that were ever allocated; set on the server only
+    cdef readonly uint64_t count       # rows that have a key; set on the server only
     cdef uint64_t total_bytes
     cdef uint64_t tombs
     cdef char *base
@@ -49,7 +49,7 @@ cdef class EmbeddingMemory:
     cdef char *indexes
     cdef int bits_max
     cdef bint is_server
-    cdef list free                     # rows that were given back
+    cdef list free                     # rows that were removed, to be used again
     cdef Py_ssize_t shape[1]
     cdef Py_ssize_t strides[1]
 

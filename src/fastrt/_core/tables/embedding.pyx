@@ -1,9 +1,10 @@
 # cython: language_level=3
-"""Rows of float32 under 64-bit keys, in shared memory: made and changed by one server, looked up by other processes.
+"""Rows of float32 under 64-bit keys, in shared memory: one server makes and changes them, other processes look them up.
 
-`include/rows.h` is the map and says who writes what. A lookup takes no lock and asks nobody: it finds the row in the
-server's hash table and copies it, or says that the key is missing, which is then the server's to answer. All functions
-check what they are given before they change anything, and what they read from shared memory before they use it.
+`include/rows.h` describes the memory and names the writer of each field. A lookup takes no lock and sends no request:
+it finds the row in the server's hash table and copies it, or reports the key as missing; the caller then asks the
+server. All functions check their arguments before they change anything, and values from shared memory before they use
+them.
 """
 import fcntl
 import os
@@ -39,9 +40,9 @@ cdef extern from * nogil:
 
 cdef enum:
     PART_COUNT = 256
-    AHEAD = 16        # keys whose memory is asked for before the first of them is needed
+    AHEAD = 16        # keys whose memory is prefetched before the first of them is needed
     LINE_FLOATS = 16
-    TRIES = 20000     # looks at a row that is being written, about a millisecond; then the server is asked
+    TRIES = 20000     # attempts to read a row that is being written, about a millisecond; then it counts as missing
     SERVERS_MAX = 256
     HUGE_FROM = 32 << 20
 
@@ -51,7 +52,7 @@ cdef int SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 cdef class _Array:
-    """A contiguous buffer of items of one size, held while a call lasts."""
+    """A contiguous buffer with items of a given size, held while a call lasts."""
     cdef Py_buffer view
     cdef bint held
     cdef size_t count
@@ -90,7 +91,7 @@ cdef int64_t search(uint64_t key, const frt_entry_of_row *entries, uint64_t mask
 
 
 cdef bint copy_row(frt_note *note, uint64_t key, const float *values, float *to, size_t dim) noexcept nogil:
-    """Copy a row whole; False when it is not, or no longer, that of the key."""
+    """Copy a consistent row; False if it does not belong, or no longer belongs, to the key."""
     cdef uint32_t seq
     cdef int _k
     for _k in range(TRIES):
@@ -108,7 +109,7 @@ cdef bint copy_row(frt_note *note, uint64_t key, const float *values, float *to,
 
 
 cdef class EmbeddingMemory:
-    """One process's mapping of one server's rows. Its buffer is all values, rows_max x dim of float32."""
+    """One process's mapping of one server's rows. Its buffer has all values: rows_max x dim of float32."""
 
     def __cinit__(self):
         self.fd = -1
@@ -126,19 +127,19 @@ cdef class EmbeddingMemory:
 
     @staticmethod
     def create(uint32_t dim, uint64_t rows_max, bint tracks_use):
-        """Make the memory, without rows. It takes room as rows are made, not for `rows_max` at once.
+        """Make the memory, without rows. It grows as rows are made; `rows_max` reserves nothing.
 
         Args:
-            dim: float32 values of a row.
-            rows_max: how many rows there can ever be at a time.
-            tracks_use: whether lookups note what was used last.
+            dim: float32 values per row.
+            rows_max: the most rows at a time.
+            tracks_use: whether lookups record when a row was used last.
         Raises:
             ValueError: a number is out of range.
         """
         cdef EmbeddingMemory self = EmbeddingMemory.__new__(EmbeddingMemory)
         if not (1 <= dim <= 1 << 20 and 1 <= rows_max < FRT_ROWS_MAX and dim * rows_max <= <uint64_t>1 << 42):
-            raise ValueError(f"{rows_max} rows of {dim} values cannot be; there can be {FRT_ROWS_MAX - 1} rows, and "
-                             "16 TiB")
+            raise ValueError(f"{rows_max} rows of {dim} values cannot be made; the limits are {FRT_ROWS_MAX - 1} rows "
+                             f"of {1 << 20} values, and 16 TiB")
         self.place(rows_max, dim)
         fd = os.memfd_create("fastrt-embedding", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -159,13 +160,13 @@ cdef class EmbeddingMemory:
         """Map memory that `create` made in another process.
 
         Args:
-            fd: its descriptor; belongs to the result from now on, and still to the caller when this raises.
+            fd: its descriptor; the result owns it from now on, or still the caller if this raises.
         Raises:
-            AttachError: it is not what another process of this build makes.
+            AttachError: the memory was not made by a process of this build, or cannot be mapped.
         """
         cdef EmbeddingMemory self = EmbeddingMemory.__new__(EmbeddingMemory)
         cdef frt_rows head
-        refused = AttachError("an embedding's memory is not what a server of this fastrt makes")
+        refused = AttachError("an embedding's memory was not made by a server of this fastrt version, or is damaged")
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size < HEAD:
             raise refused
         raw = os.pread(fd, sizeof(head), 0)
@@ -179,13 +180,13 @@ cdef class EmbeddingMemory:
         return self
 
     cdef void place(self, uint64_t rows_max, uint32_t dim) noexcept:
-        """Where things are, from two numbers."""
+        """Compute the size of the mapping and of its parts."""
         self.rows_max, self.dim = rows_max, dim
         self.bits_max = BITS_MIN
         while <uint64_t>1 << self.bits_max < 2 * rows_max:
             self.bits_max += 1
         self.shape[0], self.strides[0] = rows_max * dim, sizeof(float)
-        # The places of all sizes up to 2^bits take less than twice those of the largest.
+        # The places of all index sizes up to 2^bits together take less than twice the two places of the largest.
         self.total_bytes = HEAD + page_up(rows_max * sizeof(frt_note)) + page_up(rows_max * dim * sizeof(float)) + \
             4 * sizeof(frt_entry_of_row) * (<uint64_t>1 << self.bits_max)
 
@@ -205,21 +206,21 @@ cdef class EmbeddingMemory:
         self.ask_for_huge_pages(self.indexes, self.base + self.total_bytes)
 
     cdef void ask_for_huge_pages(self, char *begin, char *end) noexcept nogil:
-        """Behind the first of its bytes: rows are given out one behind the other, so these are used whole."""
+        """Ask for huge pages after the first 32 MiB: rows are allocated one after the other, so each page fills up."""
         if <uint64_t>(end - begin) > HUGE_FROM:
-            madvise(begin + HUGE_FROM, end - begin - HUGE_FROM, MADV_HUGEPAGE)  # a kernel without them says no
+            madvise(begin + HUGE_FROM, end - begin - HUGE_FROM, MADV_HUGEPAGE)  # fails on a kernel without them
 
     cdef frt_entry_of_row *index(self, uint64_t word) noexcept nogil:
-        """The entries that a word of `head.index` names; NULL for one that cannot be."""
+        """The entries of the index that a word of `head.index` names; NULL if the word is not valid."""
         cdef int bits = <int>(word & 0xff)
         if bits < BITS_MIN or bits > self.bits_max or word >> 9:
             return NULL
-        # Before it: two places of each smaller size, which are 2^(bits + 1) entries in all, less the smallest.
+        # Before it lie two places of each smaller size: 2^(bits + 1) - 2^(BITS_MIN + 1) entries in all.
         cdef uint64_t before = (<uint64_t>2 << bits) - (<uint64_t>2 << BITS_MIN)
         return <frt_entry_of_row *>self.indexes + before + ((word >> 8) << bits)
 
     cdef void enter(self, uint64_t key, uint32_t row, frt_entry_of_row *entries, uint64_t mask) noexcept nogil:
-        """Name the row of a key that is not there; there is room."""
+        """Add a key, which must not be in the index, with its row; the index has room."""
         cdef uint64_t at = frt_mix(key) & mask
         while entries[at].row != FRT_ROW_NONE and entries[at].row != FRT_ROW_GONE:
             at = (at + 1) & mask
@@ -229,7 +230,7 @@ cdef class EmbeddingMemory:
         a32_store_rel(&entries[at].row, row + 1)
 
     cdef void describe(self, frt_mapped *mapped) noexcept nogil:
-        """What a lookup needs to know; `head` stays NULL when the index cannot be."""
+        """Fill in the addresses for a lookup; `head` stays NULL if the index is not valid."""
         cdef uint64_t word = a64_load_acq(&self.head.index)
         mapped.entries = self.index(word)
         if mapped.entries != NULL:
@@ -258,10 +259,10 @@ cdef class EmbeddingMemory:
         return missing
 
     def insert(self, keys, values, rows):
-        """Make rows for keys that are not there, each once, and write their numbers (int64).
+        """Make rows for keys that have none, each named once, and write the rows' numbers (int64).
 
         Raises:
-            ObjectStoreFullError: there are not so many rows left; nothing was made.
+            ObjectStoreFullError: there are not enough rows left; none was made.
         """
         cdef _Array k = take(keys, 8, False, "keys"), v = take(values, 4, False, "values")
         cdef _Array r = take(rows, 8, True, "rows")
@@ -293,14 +294,14 @@ cdef class EmbeddingMemory:
             row[i] = at
 
     cdef int make_room(self, uint64_t more) except -1:
-        """Have so many rows and entries free, by a new index if need be."""
+        """Check that `more` rows are free, and make a new index if the current one is too full."""
         cdef uint64_t word = self.head.index, fresh, mask, k
         cdef int bits = <int>(word & 0xff), target = bits
         cdef frt_entry_of_row *old
         cdef frt_entry_of_row *new
         if self.count + more > self.rows_max:
-            raise ObjectStoreFullError(f"{more} more rows wanted of an embedding with {self.count} of at most "
-                                       f"{self.rows_max}: evict some, or make it with more")
+            raise ObjectStoreFullError(f"an embedding with {self.count} of at most {self.rows_max} rows has no room "
+                                       f"for {more} more: evict some, or make it with a larger capacity")
         while 3 * (<uint64_t>1 << target) < 4 * (self.count + more) + 4:
             target += 1
         target = min(target, self.bits_max)
@@ -322,7 +323,7 @@ cdef class EmbeddingMemory:
         return 0
 
     def remove(self, rows):
-        """Forget the keys of rows (int64), which can then be used for others.
+        """Remove rows (int64) and their keys; the rows can then be used for other keys.
 
         Raises:
             IndexError: a row has no key.
@@ -352,11 +353,11 @@ cdef class EmbeddingMemory:
             self.free.append(row[i])
 
     def begin(self, rows):
-        """Readers wait for these rows (int64, each once), which are about to change, until `end`."""
+        """Mark rows (int64, each once) as about to change: readers wait for them until `end`."""
         self._bump(rows, 0)
 
     def end(self, rows):
-        """The values of rows of `begin` are whole again."""
+        """Mark the rows of `begin` as complete again."""
         self._bump(rows, 1)
 
     def _bump(self, rows, uint32_t odd):
@@ -366,7 +367,7 @@ cdef class EmbeddingMemory:
         cdef uint32_t tick = <uint32_t>a64_add_rlx(&self.head.clock, 1)
         for i in range(r.count):
             if not 0 <= row[i] < <int64_t>self.rows_used or self.notes[row[i]].seq & 1 != odd:
-                raise IndexError(f"row {row[i]} of {self.rows_used} is not there, or is being changed already")
+                raise IndexError(f"row {row[i]} of {self.rows_used} does not exist, or is being changed already")
         with nogil:
             for i in range(r.count):
                 if i + AHEAD < r.count:
@@ -377,11 +378,11 @@ cdef class EmbeddingMemory:
             frt_fence_rel()
 
     def retire(self):
-        """Let readers find nothing here any more, so that they ask; what was here is elsewhere now."""
+        """Make readers find no row here, so that they ask the server: the rows have moved to another memory."""
         a64_store_rel(&self.head.index, 0)
 
     def keys_of(self, rows, keys):
-        """Write the keys of rows (int64), each of which has one."""
+        """Write the keys of rows (int64); each of the rows must have a key."""
         cdef _Array r = take(rows, 8, False, "rows"), k = take(keys, 8, True, "keys")
         cdef const int64_t *row = <const int64_t *>r.view.buf
         cdef uint64_t i
@@ -393,7 +394,7 @@ cdef class EmbeddingMemory:
             (<uint64_t *>k.view.buf)[i] = self.notes[row[i]].key
 
     def notes_bytes(self):
-        """A copy of the notes of all rows that were ever used: key u64, seq u32, used u32 of each."""
+        """Copy the notes of all rows that were ever used: key u64, seq u32, used u32 of each."""
         return (<char *>self.notes)[:self.rows_used * sizeof(frt_note)]
 
     def __getbuffer__(self, Py_buffer *view, int flags):
@@ -404,16 +405,16 @@ cdef class EmbeddingMemory:
 
 
 def lookup(list memories, bytes owners not None, keys, out, missing):
-    """Copy the rows of keys, wherever they are; no server is asked.
+    """Copy the rows of keys from the mapped memories of several servers, without a request to any server.
 
     Args:
-        memories: of each server, or None for one whose memory is not mapped here.
+        memories: the memory of each server, or None if this process has not mapped it.
         owners: the server of each of PARTS parts.
         keys: 64-bit integers.
         out: float32, a row for each key.
-        missing: int64, as many: the positions whose key was not found are written here.
+        missing: int64, one place per key: the positions of keys that were not found are written here.
     Returns:
-        How many were not found.
+        How many keys were not found.
     Raises:
         ValueError: sizes do not fit.
     """
@@ -445,7 +446,7 @@ def lookup(list memories, bytes owners not None, keys, out, missing):
 
 cdef size_t _lookup(const frt_mapped *mapped, size_t servers, const uint8_t *owners, const uint64_t *keys, size_t count,
                     size_t dim, float *out, int64_t *missing) noexcept nogil:
-    """By blocks, so that memory's latency is paid once for many keys: ask for entries, for rows, then copy."""
+    """Look keys up in blocks, to pay memory latency once per block: prefetch the entries, then the rows, then copy."""
     cdef const frt_mapped *of[AHEAD]
     cdef int64_t rows[AHEAD]
     cdef size_t block, begin, i, n, line, server, found = 0
@@ -492,17 +493,17 @@ def parts_of(keys, parts):
 
 
 def sum_rows(keys, grads, out_keys, out_grads):
-    """Add up rows that have the same key, in their order.
+    """Add up the rows of equal keys, in their order.
 
     Args:
         keys: 64-bit integers.
-        grads: float32, a row for each.
-        out_keys, out_grads: as large as these; the keys come in the order of their first appearance.
+        grads: float32, a row for each key.
+        out_keys, out_grads: as large as `keys` and `grads`; keys are written in the order of their first appearance.
     Returns:
         How many different keys there are.
     Raises:
         ValueError: sizes do not fit.
-        MemoryError: there is none.
+        MemoryError: there is no memory for the table of keys.
     """
     cdef _Array k = take(keys, 8, False, "keys"), g = take(grads, 4, False, "grads")
     cdef _Array ok = take(out_keys, 8, True, "out_keys"), og = take(out_grads, 4, True, "out_grads")

@@ -18,4 +18,4 @@ cdef extern from "optimizer.h" nogil:
     void frt_ftrl(const float *p, float *q, const float *g, float *a, float *z, size_t n, const frt_update *u)
 
 cdef enum:
-    ARRAYS_MAX = 4  # the parameter, its gradient, and at most two arrays of state; the rows and `out` come beside them
+    ARRAYS_MAX = 4  # the parameter, its gradient, and at most two arrays of state; without the rows and `out`

@@ -2,10 +2,10 @@
 """Parameter updates in place: SGD, momentum, Adagrad, Adam and AdamW, FTRL, over float32 buffers.
 
 The parameter, its gradient and the optimizer's state are contiguous buffers of float32. With `rows`, which are int64,
-the gradient is that of these rows of the parameter only, and nothing else is touched: for Adam that is what is known
-as lazy Adam. Each row stands there once; sum what belongs to one row first. With `out` the new parameter goes there and
-the old one stays as it is, for those who still read it. Everything is checked before anything is changed, and the work
-is done without the GIL, so two threads must not update one parameter at a time.
+the gradient covers only these rows of the parameter, and nothing else is touched: for Adam this is called lazy Adam.
+Each row may be named once; sum the gradients of a row first. With `out` the new parameter is written there, and the old
+one does not change, because others may still read it. All arguments are checked before anything changes. The work is
+done without the GIL, so two threads must not update one parameter at the same time.
 
 Source: the papers named below; weight decay of Adam is that of AdamW, apart from the gradient.
 """
@@ -25,14 +25,14 @@ cdef class _Arrays:
     """The buffers of one update, held while it runs."""
     cdef Py_buffer views[ARRAYS_MAX + 2]
     cdef int held
-    cdef int count           # of float32 arrays; `out` and the rows, if any, follow
-    cdef float *out          # where the new parameter goes
+    cdef int count           # float32 arrays; the rows or `out`, if any, follow them
+    cdef float *out          # the new parameter is written here
     cdef size_t size         # elements of the parameter
     cdef size_t grad_size
     cdef size_t row_count
     cdef size_t dim          # elements of a row
     cdef const int64_t *rows
-    cdef bint is_sparse      # of rows, perhaps of none
+    cdef bint is_sparse      # an update of rows, perhaps of none
 
     def __cinit__(self):
         self.held = self.count = 0
@@ -46,7 +46,7 @@ cdef class _Arrays:
             PyBuffer_Release(&self.views[i])
 
     cdef int take(self, tuple arrays, object rows, object out) except -1:
-        """Hold and check the parameter, the gradient, the state; then the rows."""
+        """Hold and check the parameter, the gradient and the state; then the rows and `out`."""
         cdef int i
         cdef Py_buffer *view
         for i in range(len(arrays)):
@@ -63,8 +63,8 @@ cdef class _Arrays:
         if rows is not None:
             self.take_rows(rows)
         elif self.grad_size != self.size:
-            raise ValueError(f"the gradient has {self.grad_size} elements, the parameter {self.size}; pass the rows "
-                             "it is of, or one of the same size")
+            raise ValueError(f"the gradient has {self.grad_size} elements, the parameter {self.size}; pass a gradient "
+                             "of the same size, or its rows as rows=")
         self.out = <float *>self.views[0].buf
         if out is not None and out is not arrays[0]:
             self.take_out(out)
@@ -72,9 +72,9 @@ cdef class _Arrays:
         return 0
 
     cdef int take_out(self, object out) except -1:
-        """Hold and check where the new parameter goes; it is one of the float32 arrays then."""
+        """Hold and check the array for the new parameter; it then counts as one of the float32 arrays."""
         if self.is_sparse:
-            raise ValueError("an update of rows is made in place: there is no out= with rows=")
+            raise ValueError("an update of rows is made in place: out= cannot be used with rows=")
         cdef Py_buffer *view = self.hold(out, True)
         if view.itemsize != 4 or view.format == NULL or <bytes>view.format != FLOAT or view.len != self.views[0].len:
             raise ValueError(f"out must be float32 with the parameter's {self.size} elements")
@@ -98,20 +98,20 @@ cdef class _Arrays:
         self.rows = <const int64_t *>view.buf
         if self.row_count == 0:
             if self.grad_size:
-                raise ValueError(f"no rows, and a gradient of {self.grad_size} elements")
+                raise ValueError(f"the gradient has {self.grad_size} elements, but rows= is empty")
             return 0
         self.dim = self.grad_size // self.row_count
         if self.dim * self.row_count != self.grad_size or self.dim == 0 or self.size % self.dim:
-            raise ValueError(f"a gradient of {self.grad_size} elements is not that of {self.row_count} rows of a "
+            raise ValueError(f"a gradient of {self.grad_size} elements does not fit {self.row_count} rows of a "
                              f"parameter of {self.size}")
         cdef int64_t last = <int64_t>(self.size // self.dim)
         for i in range(self.row_count):
             if not 0 <= self.rows[i] < last:
-                raise IndexError(f"row {self.rows[i]} of {last}")
+                raise IndexError(f"row {self.rows[i]} does not exist: the parameter has {last} rows")
         return 0
 
     cdef int refuse_overlap(self) except -1:
-        """Each array is memory of its own: the loops are compiled for that."""
+        """Raise if two arrays share memory: the loops are compiled for separate arrays."""
         cdef int i, j
         cdef uintptr_t a, b
         for i in range(self.count):
@@ -143,7 +143,7 @@ cdef int update(Kind kind, tuple arrays, object rows, object out, frt_update u) 
     held.take(arrays, rows, out)
     cdef float *p = <float *>held.views[0].buf
     cdef const float *g = <const float *>held.views[1].buf
-    # A kind that has no state never looks at these.
+    # A kind without state never reads these.
     cdef int states = <int>len(arrays)
     cdef float *s = <float *>held.views[2].buf if states > 2 else p
     cdef float *t = <float *>held.views[3].buf if states > 3 else p
@@ -166,19 +166,19 @@ cdef frt_update constants() noexcept:
 
 
 def sgd(param, grad, double lr, double weight_decay=0.0, rows=None, out=None):
-    """param -= lr * (grad + weight_decay * param).
+    """Update by SGD: param -= lr * (grad + weight_decay * param).
 
     Args:
         param: float32, changed in place.
-        grad: float32, of all elements, or of `rows` one after the other.
+        grad: float32, for all elements, or for the elements of `rows` one row after the other.
         lr: learning rate.
-        weight_decay: of all elements, or of those in `rows`.
-        rows: int64 indices of rows, each once; None: the gradient is of the whole parameter.
-        out: float32 of the parameter's size, which then stays as it is; not with `rows`.
+        weight_decay: applied to all elements, or to those in `rows`.
+        rows: int64 indices of rows, each once; None: the gradient covers the whole parameter.
+        out: float32 of the parameter's size, for the new parameter; `param` then does not change. Not with `rows`.
     Raises:
         TypeError: a buffer is of another type.
         ValueError: sizes do not fit, or two arrays share memory.
-        IndexError: there is no such row.
+        IndexError: a row does not exist.
     """
     cdef frt_update u = constants()
     u.lr, u.decay = <float>lr, <float>weight_decay
@@ -187,7 +187,9 @@ def sgd(param, grad, double lr, double weight_decay=0.0, rows=None, out=None):
 
 def momentum(param, grad, velocity, double lr, double mu=0.9, bint nesterov=False, double weight_decay=0.0, rows=None,
              out=None):
-    """velocity = mu * velocity + grad; param -= lr * velocity, or by Nesterov lr * (grad + mu * velocity).
+    """Update with momentum: velocity = mu * velocity + grad; param -= lr * velocity.
+
+    With `nesterov`: param -= lr * (grad + mu * velocity).
 
     Args and Raises: as `sgd`; `velocity` is float32 of the parameter's size, zero at first.
     Source: Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013.
@@ -198,7 +200,7 @@ def momentum(param, grad, velocity, double lr, double mu=0.9, bint nesterov=Fals
 
 
 def adagrad(param, grad, total, double lr, double eps=1e-10, double weight_decay=0.0, rows=None, out=None):
-    """total += grad^2; param -= lr * grad / (sqrt(total) + eps).
+    """Update by Adagrad: total += grad^2; param -= lr * grad / (sqrt(total) + eps).
 
     Args and Raises: as `sgd`; `total` is float32 of the parameter's size, not negative.
     Source: Duchi, Hazan, Singer, "Adaptive Subgradient Methods", 2011.
@@ -210,7 +212,7 @@ def adagrad(param, grad, total, double lr, double eps=1e-10, double weight_decay
 
 def adam(param, grad, mean, square, long step, double lr, double beta1=0.9, double beta2=0.999, double eps=1e-8,
          double weight_decay=0.0, rows=None, out=None):
-    """Adam; with `weight_decay` AdamW; with `rows` lazy Adam, which leaves the means of other rows as they are.
+    """Update by Adam; with `weight_decay` AdamW; with `rows` lazy Adam, which does not change the means of other rows.
 
     Args and Raises: as `sgd`; `mean` and `square` are float32 of the parameter's size, zero at first; `step` counts
         from 1.
@@ -227,10 +229,10 @@ def adam(param, grad, mean, square, long step, double lr, double beta1=0.9, doub
 
 
 def ftrl(param, grad, total, linear, double lr, double l1=0.0, double l2=0.0, rows=None, out=None):
-    """Follow the regularised leader, proximal, with a learning rate that falls with the root of `total`.
+    """Update by FTRL-Proximal: "follow the regularised leader", with a learning rate that falls with sqrt(total).
 
-    Args and Raises: as `sgd`; `total` (positive at first, as 0.1) and `linear` (zero at first) are float32 of the
-        parameter's size; elements whose `linear` is within `l1` become exactly zero.
+    Args and Raises: as `sgd`; `total` (initially positive, for example 0.1) and `linear` (initially zero) are float32
+        of the parameter's size; elements whose `linear` is within `l1` become exactly zero.
     Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013, with beta in `total`'s first value.
     """
     if lr <= 0.0:

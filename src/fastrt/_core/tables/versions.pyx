@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""Versions of a dense table in shared memory: written beside each other by one server, read in place by others.
+"""Versions of a dense table in shared memory: one server writes them into separate slots, others read them in place.
 
-`include/versions.h` is the map and says who writes what. A reader sees one version whole for as long as it holds it,
-and the server never waits for readers: it takes another slot. What several servers hold of one table can be mapped side
-by side, so that it is one array.
+`include/versions.h` describes the memory and names the writer of each field. A reader sees one whole version as long as
+it holds it, and the server never waits for readers: it takes another slot. The parts of one table on several servers
+can be mapped side by side, as one array.
 """
 import fcntl
 import os
@@ -35,7 +35,7 @@ cdef int SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 cdef class Versions:
-    """One process's mapping of the versions of what one server has of a table."""
+    """One process's mapping of the versions of one server's part of a table."""
 
     def __cinit__(self):
         self.fd = -1
@@ -52,12 +52,12 @@ cdef class Versions:
 
     @staticmethod
     def create(uint64_t slot_bytes):
-        """Make the memory; slot 0 is current, its bytes are zero, and its number is 1.
+        """Make the memory. Slot 0 is current: version number 1, with all bytes zero.
 
         Args:
-            slot_bytes: of one version, a multiple of a page.
+            slot_bytes: size of one version, a multiple of a page.
         Raises:
-            ValueError: it is not.
+            ValueError: `slot_bytes` is 0 or not a multiple of a page.
         """
         cdef Versions self
         if slot_bytes == 0 or slot_bytes % PAGE:
@@ -80,18 +80,18 @@ cdef class Versions:
         """Map memory that `create` made in another process.
 
         Args:
-            fd: its descriptor; belongs to the result from now on, and still to the caller when this raises.
+            fd: its descriptor; the result owns it from now on, or still the caller if this raises.
         Raises:
-            AttachError: it is not what another process of this build makes.
+            AttachError: the memory was not made by a process of this build, or cannot be mapped.
         """
         cdef Versions self
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(fd).st_size < HEAD:
-            raise AttachError("a table's memory is not what a server of this fastrt makes")
+            raise AttachError("a table's memory was not made by a server of this fastrt version, or is damaged")
         self = Versions._map(os.dup(fd))
         self.slot_bytes = self.head.slot_bytes
         if self.head.magic != FRT_VERSIONS_MAGIC or self.slot_bytes == 0 or \
                 self.slot_bytes > self.total_bytes or HEAD + SLOT_COUNT * self.slot_bytes != self.total_bytes:
-            raise AttachError("a table's memory is not what a server of this fastrt makes")
+            raise AttachError("a table's memory was not made by a server of this fastrt version, or is damaged")
         os.close(fd)
         return self
 
@@ -112,7 +112,7 @@ cdef class Versions:
 
     @property
     def current(self):
-        """(slot, number) of the newest version."""
+        """The newest version: (slot, number)."""
         cdef uint64_t word = a64_load_sc(&self.head.current)
         return word & 0xff, word >> 8
 
@@ -125,11 +125,11 @@ cdef class Versions:
         return made
 
     def offset(self, int slot):
-        """Where a slot lies behind the descriptor."""
+        """A slot's offset in the memory of the descriptor."""
         return HEAD + slot * self.slot_bytes
 
     def begin(self):
-        """A slot for the next version; -1 if all are read."""
+        """Choose a slot for the next version; -1 if readers have pinned all of them."""
         cdef int slot, reader, current = <int>(a64_load_sc(&self.head.current) & 0xff)
         for slot in range(SLOT_COUNT):
             if slot == current:
@@ -142,13 +142,13 @@ cdef class Versions:
         return -1
 
     def publish(self, int slot):
-        """Make what was written into a slot of `begin` the newest version; returns its number."""
+        """Make the contents of a slot from `begin` the newest version; returns its number."""
         cdef uint64_t number = (a64_load_sc(&self.head.current) >> 8) + 1
         a64_store_sc(&self.head.current, number << 8 | <uint64_t>slot)
         return number
 
     def retire(self):
-        """Let readers know that there will be no further version here; what they have pinned stays as it is."""
+        """Mark the memory as without further versions; versions that readers have pinned stay valid."""
         a64_store_sc(&self.head.current, a64_load_sc(&self.head.current) | RETIRED)
 
     def clear(self, int reader):
@@ -167,7 +167,7 @@ cdef class Versions:
         return count
 
     def held(self):
-        """How many slots are pinned by anybody, the current one aside: how far the server is from having none left."""
+        """How many slots readers have pinned, without the current one; the server needs one that is not pinned."""
         cdef int slot, reader, count = 0, current = <int>(a64_load_sc(&self.head.current) & 0xff)
         for slot in range(SLOT_COUNT):
             for reader in range(READER_COUNT):
@@ -177,10 +177,10 @@ cdef class Versions:
         return count
 
     def pin(self, int reader):
-        """Keep the newest version as it is, until `unpin`.
+        """Pin the newest version: it does not change until `unpin`.
 
         Returns:
-            (slot, number); (-1, 0) if there will be no further version here.
+            (slot, number); (-1, 0) if the server has retired this memory.
         """
         cdef uint64_t word
         cdef int slot
@@ -206,7 +206,7 @@ cdef class Versions:
 
 
 cdef class Slot:
-    """The memory of one slot; export only."""
+    """The memory of one slot, exported writable through the buffer protocol."""
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.memory.base + HEAD + self.slot * self.memory.slot_bytes,
@@ -214,13 +214,13 @@ cdef class Slot:
 
 
 cdef class Span:
-    """Parts of several descriptors side by side in memory, read-only.
+    """Parts of several descriptors, mapped side by side and read-only.
 
     Args:
         pieces: (descriptor, offset, bytes) of each; offsets and sizes are multiples of a page.
     Raises:
-        ValueError: they are not.
-        AttachError: they cannot be mapped.
+        ValueError: an offset or size is not a multiple of a page.
+        AttachError: the pieces cannot be mapped.
     """
 
     def __cinit__(self, pieces):
@@ -250,11 +250,11 @@ cdef class Span:
 
 @cython.no_gc_clear
 cdef class PinnedView:
-    """The memory of a span, read-only, whose versions stay as they are for as long as anybody looks at it.
+    """The memory of a span, read-only. Its versions do not change as long as a view of it exists.
 
     Args:
-        span: what is mapped.
-        pins: (memory, reader, slot) of each pin, which belongs to the view from now on.
+        span: the mapping.
+        pins: (memory, reader, slot) of each pin; the view owns the pins from now on.
     """
     cdef Span span
     cdef object pins
@@ -264,7 +264,7 @@ cdef class PinnedView:
         self.span, self.pins, self.pid = span, list(pins), os.getpid()
 
     def __dealloc__(self):
-        # A forked child has the parent's view, and not its pins.
+        # A forked child has the parent's view, but does not own its pins.
         if self.pins is not None and self.pid == os.getpid():
             for memory, reader, slot in self.pins:
                 (<Versions>memory).unpin(reader, slot)

@@ -1,1 +1,1 @@
-"""Objects in chunks and over TCP, and the TCP connections of this process."""
+"""Transfer of objects: chunks for gRPC streams, TCP sockets, and the TCP connections of this process."""

@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""The message ObjChunk of the object stores, by hand: wire bytes to and from any memory with one copy of the data.
+"""Encode and decode ObjChunk, the message of the object stores, with one copy of the data.
 
 `encode` is a serializer and `decode` a deserializer for grpcio. Protobuf's own classes would copy each payload twice
-more; a decoded Chunk shows its data where it lies in the message, and whoever writes it into the arena makes the copy.
+more. A decoded Chunk is a view of the data inside the message; the caller makes the one copy, into the arena.
 
-Invariant: nothing is read outside of the message; every length is compared with what is left before it is used.
-The rules are proto3's: fields in any order, the last of several counts, unknown fields and groups are skipped, a
-field of another wire type than its own is unknown, zero and empty are not written.
+Invariant: nothing outside the message is read; every length is compared with the rest of the message before it is used.
+The rules are proto3's: fields come in any order, the last of several counts, unknown fields and groups are skipped, a
+field with a wrong wire type is unknown, zero and empty fields are not written.
 Source: ObjChunk in protos/ray/objstore.proto; protobuf's encoding guide.
 """
 cimport cython
@@ -25,9 +25,9 @@ cdef enum:
     FIXED32 = 5
     VARINT_BYTES_MAX = 10
     TAG_BYTES_MAX = 5
-    DEPTH_MAX = 100  # of groups in groups, as protobuf's own parsers
+    DEPTH_MAX = 100  # of nested groups, as in protobuf's own parsers
     HEAD_BYTES_MAX = 3 * (1 + VARINT_BYTES_MAX)
-    GIL_BYTES_MIN = 65536  # smaller copies take less time than giving the GIL away
+    GIL_BYTES_MIN = 65536  # smaller copies take less time than releasing the GIL
 
 
 # ---- writing ----
@@ -43,7 +43,7 @@ cdef int _put_varint(uint8_t *at, uint64_t value) noexcept nogil:
 
 
 cdef int _put_field(uint8_t *at, int tag, uint64_t value) noexcept nogil:
-    """A field with its number, unless it is zero."""
+    """Write a field's tag and value, unless the value is zero: how many bytes."""
     if value == 0:
         return 0
     at[0] = <uint8_t>tag
@@ -57,7 +57,7 @@ def encode(uint64_t objref, uint64_t totalsize, data):
         objref, totalsize: as in the message.
         data: any contiguous buffer; copied once.
     Returns:
-        The message, as protobuf itself would write it.
+        The message, with the same bytes that protobuf would write.
     """
     cdef uint8_t head[HEAD_BYTES_MAX]
     cdef Py_buffer view
@@ -85,7 +85,7 @@ def encode(uint64_t objref, uint64_t totalsize, data):
 
 @cython.no_gc
 cdef class Chunk:
-    """A decoded ObjChunk. Its buffer is the data, read-only, inside the message it was decoded from."""
+    """A decoded ObjChunk. Its buffer is a read-only view of the data inside the message."""
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, <void *>self.data, self.nbytes, 1, flags)
@@ -95,7 +95,7 @@ cdef class Chunk:
 
 
 cdef Py_ssize_t _varint(const uint8_t *at, const uint8_t *end, int most, uint64_t *value) noexcept nogil:
-    """Read a varint: how many bytes it has, or -1 when it is cut off or too long."""
+    """Read a varint: how many bytes it has, or -1 if it is cut off or too long."""
     cdef uint64_t found = 0
     cdef int n = 0
     while n < most and at + n < end:
@@ -108,15 +108,15 @@ cdef Py_ssize_t _varint(const uint8_t *at, const uint8_t *end, int most, uint64_
 
 
 cdef Py_ssize_t _tag(const uint8_t *at, const uint8_t *end, uint64_t *tag) noexcept nogil:
-    """Read a field's number and wire type; -1 when it is cut off or no field has such a number."""
+    """Read a field's number and wire type: how many bytes, or -1 if it is cut off or the number is not valid."""
     cdef Py_ssize_t n = _varint(at, end, TAG_BYTES_MAX, tag)
     return -1 if n < 0 or tag[0] > <uint64_t>0xffffffff or tag[0] >> 3 == 0 else n
 
 
 cdef Py_ssize_t _value(const uint8_t *at, const uint8_t *end, int wire, uint64_t *value) noexcept nogil:
-    """Read or measure the value of a field that is no group: its bytes in all, or -1.
+    """Read or measure the value of a field that is not a group: all its bytes, or -1.
 
-    `value` is the number, or the length of what lies at the end of these bytes.
+    `value` is the number; for a LENGTH field, the length of the data at the end of these bytes.
     """
     cdef Py_ssize_t n
     if wire == FIXED64 or wire == FIXED32:
@@ -131,7 +131,7 @@ cdef Py_ssize_t _value(const uint8_t *at, const uint8_t *end, int wire, uint64_t
 
 
 cdef Py_ssize_t _group(const uint8_t *start, const uint8_t *end, uint64_t opening) noexcept nogil:
-    """Skip the rest of a group and of those inside it: how many bytes that was, or -1."""
+    """Skip the rest of a group and the groups inside it: how many bytes, or -1."""
     cdef uint32_t fields[DEPTH_MAX]
     cdef int depth = 1
     cdef int wire
@@ -165,7 +165,7 @@ cdef Py_ssize_t _group(const uint8_t *start, const uint8_t *end, uint64_t openin
 
 cdef Py_ssize_t _parse(const uint8_t *start, const uint8_t *end, uint64_t *objref, uint64_t *totalsize,
                        const uint8_t **data, Py_ssize_t *nbytes) noexcept nogil:
-    """Read a whole message: -1, or the position of the field that is no good."""
+    """Read a whole message: -1, or the position of the malformed field."""
     cdef const uint8_t *at = start
     cdef const uint8_t *field
     cdef uint64_t tag = 0
@@ -198,7 +198,7 @@ def decode(bytes body):
     Returns:
         A `Chunk`, whose data are a view of `body`.
     Raises:
-        ValueError: it is no protobuf message; the text says where it stops being one.
+        ValueError: it is not a protobuf message; the text names the position of the malformed field.
     """
     cdef const uint8_t *start = <const uint8_t *>PyBytes_AS_STRING(body)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(body)
@@ -208,6 +208,6 @@ def decode(bytes body):
     cdef Chunk chunk = Chunk.__new__(Chunk)
     bad = _parse(start, start + size, &chunk.objref, &chunk.totalsize, &data, &nbytes)
     if bad >= 0:
-        raise ValueError(f"this is no ObjChunk: the field at byte {bad} of {size} is cut off or malformed")
+        raise ValueError(f"this is not an ObjChunk: the field at byte {bad} of {size} is cut off or malformed")
     chunk.body, chunk.data, chunk.nbytes = body, <const char *>data, nbytes
     return chunk

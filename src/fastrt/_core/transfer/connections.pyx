@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""The TCP connections among the descriptors of this process, found and ended without the lock of the interpreter.
+"""Find and end the TCP connections among the descriptors of this process, without the GIL.
 
-A look at each descriptor takes five system calls. From Python each of them gives the lock up, and to get it back from
-a busy thread takes 5 ms: 2,000 connections would take seconds just when they are many.
+Each descriptor takes five system calls. From Python each call releases the GIL, and taking it back from a busy thread
+takes 5 ms: 2,000 connections would take seconds.
 """
 from libc.stdint cimport int64_t, uint16_t, uint64_t
 from libc.stdlib cimport atoi, free, malloc, realloc
@@ -89,7 +89,7 @@ cdef int _port(int family, sockaddr_storage *address) noexcept nogil:
 
 
 cdef bint _examine(int descriptor, int port, Found *found) noexcept nogil:
-    """Whether a descriptor is a connection of the port; `found` is filled in then."""
+    """Whether a descriptor is a connection of the local port; if so, fill in `found`."""
     cdef stat_t status
     cdef sockaddr_storage address
     cdef socklen_t size = sizeof(address)
@@ -104,7 +104,7 @@ cdef bint _examine(int descriptor, int port, Found *found) noexcept nogil:
         return False
     size = sizeof(address)
     if getpeername(descriptor, <sockaddr *>&address, &size):
-        return False  # it listens, or has ended
+        return False  # a listening socket, or a connection that has ended
     found.port = _port(family, &address)
     found.descriptor, found.inode = descriptor, status.st_ino
     if family == AF_INET:
@@ -119,15 +119,15 @@ cdef bint _examine(int descriptor, int port, Found *found) noexcept nogil:
 
 
 def find(int port, int capacity):
-    """The connections of this process whose own end has a TCP port.
+    """Find the connections of this process on a local TCP port.
 
     Args:
-        port: of the end that is here.
-        capacity: at most so many are found.
+        port: the port of this process's end.
+        capacity: the most connections to return.
 
     Returns:
-        For each its descriptor, the inode that tells it from a later one of that number, the peer's host and port,
-        and how many bytes the peer has acknowledged and sent; None when no descriptor is free to look at them.
+        For each connection: its descriptor, its inode (which differs if the descriptor is reused), the peer's host and
+        port, and how many bytes the peer has acknowledged and sent. None when no descriptor is free to list them.
     """
     cdef int room = 256
     cdef Found *found = <Found *>malloc(room * sizeof(Found))
@@ -168,9 +168,9 @@ def find(int port, int capacity):
 
 
 def end(int descriptor, uint64_t inode):
-    """Shut a connection down whatever else holds it; False when the descriptor is not that connection any more.
+    """Shut a connection down, although other code holds its descriptor; False if the descriptor was reused.
 
-    What its peer has not read is dropped when the other holder closes it.
+    Data that the peer has not read is dropped when the descriptor's holder closes it.
     """
     cdef int copy
     cdef int ended = -1
@@ -178,7 +178,7 @@ def end(int descriptor, uint64_t inode):
     cdef linger now
     now.l_onoff, now.l_linger = 1, 0
     with nogil:
-        copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0)  # a number that stays this connection's
+        copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 0)  # a descriptor that no other thread can close and reuse
         if copy >= 0:
             if fstat(copy, &status) == 0 and status.st_ino == inode:
                 setsockopt(copy, SOL_SOCKET, SO_LINGER, &now, sizeof(now))

@@ -1,14 +1,14 @@
 # cython: language_level=3
-"""The native data plane's hands: scatter and gather between memory of any kind and a TCP socket, and a checksum.
+"""Move bytes for the native data plane: scatter and gather between memory and a TCP socket, and a checksum.
 
-Data go from the arena to the socket and from the socket to the arena without a copy in user space and without the
-GIL. Neither function ever waits longer than its timeout without moving a byte, both let Ctrl-C through, and a socket
-that another thread shuts down ends either. The frames that are moved this way are the business of whoever calls.
+Data goes from the arena to the socket and from the socket to the arena without a copy in user space and without the
+GIL. `send_parts` and `receive_parts` never wait longer than their timeout without moving a byte, handle Ctrl-C, and end
+if another thread shuts the socket down. The callers define the frames.
 
-Why plain sendmsg and recvmsg (measured here, 1 GiB over loopback, warm memory on both sides): they reach 5.0 GB/s
-with 2 to 8 MiB a call and 3.5 with 64 MiB; sendfile from the segment 2.1 (its pipe hands on 64 KiB at a time); fixed
-socket buffers are never faster than the kernel's own tuning, and small ones halve the rate. MSG_ZEROCOPY copies all
-the same over loopback.
+Why plain sendmsg and recvmsg (measured with 1 GiB over loopback, warm memory on both sides): they reach 5.0 GB/s with 2
+to 8 MiB per call and 3.5 with 64 MiB; sendfile from the segment reaches 2.1 (its pipe moves 64 KiB at a time); fixed
+socket buffers are never faster than the kernel's own tuning, and small ones halve the rate. MSG_ZEROCOPY copies the
+data over loopback, too.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -70,9 +70,9 @@ cdef extern from "crc32c.h" nogil:
 
 cdef enum:
     PARTS = 64  # buffers in one call; more make the call itself slow, as each is acquired and released
-    LOOK_MS = 200  # how often a wait looks for signals that came before it began
+    CHECK_MS = 200  # how often a wait checks for signals that came before it began
     GIL_BYTES_MIN = 16384
-    WAKE_BYTES = 2 << 20  # a receiver that needs more sleeps until so much has come
+    WAKE_BYTES = 2 << 20  # a receiver that needs more than this sleeps until this much has come
     WAKE_BYTES_MIN = 128 << 10
     TIMED_OUT = -1
     CLOSED = -2
@@ -87,12 +87,12 @@ cdef bint _hardware = HARDWARE
 
 
 def crc32c(data, uint32_t value=0, bint software=False):
-    """The CRC-32C of a buffer.
+    """Compute the CRC-32C of a buffer.
 
     Args:
         data: any contiguous buffer.
-        value: the checksum of what comes before it.
-        software: compute it by tables also where the processor has an instruction for it.
+        value: the checksum of the bytes before it.
+        software: compute it by tables even if the processor has an instruction for it.
     Returns:
         A number of 32 bits.
     Source:
@@ -120,7 +120,7 @@ cdef class _Parts:
     cdef Py_buffer views[PARTS]
     cdef iovec spans[PARTS]
     cdef int count
-    cdef int first  # the first span that is not done
+    cdef int first  # the first span that is not finished
     cdef Py_ssize_t total
     cdef int wake_bytes  # the socket's SO_RCVLOWAT
 
@@ -143,7 +143,7 @@ cdef class _Parts:
 
 
 cdef void _advance(_Parts parts, Py_ssize_t n) noexcept nogil:
-    """Take n bytes off the front; empty spans there go too."""
+    """Remove n bytes from the front, and empty spans there."""
     cdef iovec *span
     while parts.first < parts.count:
         span = &parts.spans[parts.first]
@@ -156,23 +156,23 @@ cdef void _advance(_Parts parts, Py_ssize_t n) noexcept nogil:
 
 
 cdef int _wait(int fd, short events, int64_t deadline_ns) noexcept nogil:
-    """Wait until the socket is ready: 0, TIMED_OUT, FAILED, or SIGNALLED when signals should be looked at."""
+    """Wait until the socket is ready: 0, TIMED_OUT, FAILED, or SIGNALLED when the caller should check for signals."""
     cdef pollfd p
     cdef int64_t left = (deadline_ns - frt_now_ns() + 999999) // 1000000
     cdef int rc
     if left <= 0:
         return TIMED_OUT
     p.fd, p.events, p.revents = fd, events, 0
-    rc = poll(&p, 1, <int>(left if left < LOOK_MS else LOOK_MS))
+    rc = poll(&p, 1, <int>(left if left < CHECK_MS else CHECK_MS))
     if rc > 0:
-        return 0  # also on an error or a hang-up: the next call on the socket says which
+        return 0  # also on an error or a hang-up: the next call on the socket reports it
     return SIGNALLED if rc == 0 or errno == EINTR else FAILED
 
 
 cdef void _wake_at(int fd, int *now, Py_ssize_t needed) noexcept nogil:
-    """Have the kernel wake us for a batch and not for every segment: that many bytes, in steps worth a call.
+    """Set SO_RCVLOWAT so that the kernel wakes the receiver for a batch and not for every segment.
 
-    A sleeper that is woken for 64 KiB at a time is also drawn to the sender's processor, and takes turns with it.
+    A receiver that is woken for every 64 KiB is also moved to the sender's processor, and the two take turns on it.
     """
     cdef int wanted = 1
     if needed >= WAKE_BYTES_MIN:
@@ -182,7 +182,7 @@ cdef void _wake_at(int fd, int *now, Py_ssize_t needed) noexcept nogil:
 
 
 cdef Py_ssize_t _move(int fd, _Parts parts, bint out, Py_ssize_t needed, int64_t deadline_ns) noexcept nogil:
-    """Send or receive once, waiting for the socket if need be: how many bytes, or a negative reason."""
+    """Send or receive once, after a wait for the socket if needed: how many bytes, or a negative reason."""
     cdef msghdr message
     cdef Py_ssize_t n
     cdef int rc
@@ -232,7 +232,7 @@ cdef Py_ssize_t _move_all(int fd, _Parts parts, bint out, Py_ssize_t least, doub
             elif n == FAILED:
                 PyErr_SetFromErrno(OSError)
     finally:
-        if parts.wake_bytes != 1:  # whoever waits next may need one byte only
+        if parts.wake_bytes != 1:  # the next receiver may need only one byte
             _wake_at(fd, &parts.wake_bytes, 0)
     return done
 
@@ -242,13 +242,13 @@ def send_parts(int fd, list parts, double timeout_s):
 
     Args:
         fd: a connected socket's descriptor.
-        parts: contiguous buffers, at most PARTS_MAX; what they show must not change meanwhile.
-        timeout_s: how long the other end may take no byte at all, in seconds.
+        parts: contiguous buffers, at most PARTS_MAX; their contents must not change meanwhile.
+        timeout_s: the longest time without progress, in seconds.
     Returns:
-        How many bytes that were.
+        How many bytes were sent.
     Raises:
-        TimeoutError: it took none for so long.
-        OSError: the connection is broken; it cannot be known how much has arrived.
+        TimeoutError: the peer took no byte for `timeout_s`.
+        OSError: the connection is broken; how much has arrived is not known.
     """
     cdef _Parts held = _Parts(parts, False)
     return _move_all(fd, held, True, held.total, timeout_s)
@@ -260,14 +260,14 @@ def receive_parts(int fd, list parts, Py_ssize_t least, double timeout_s):
     Args:
         fd: a connected socket's descriptor.
         parts: writable contiguous buffers, at most PARTS_MAX.
-        least: return when so many bytes have come; more are taken if they are there already.
-        timeout_s: how long no byte at all may come, in seconds.
+        least: return when this many bytes have come; more are taken if they have already arrived.
+        timeout_s: the longest time without progress, in seconds.
     Returns:
         How many bytes have been received, from `least` to the size of all parts.
     Raises:
-        ValueError: `least` is more than the parts can take.
-        TimeoutError: none came for so long.
-        EOFError: the other end has closed the connection.
+        ValueError: `least` is larger than all parts together.
+        TimeoutError: no byte came for `timeout_s`.
+        EOFError: the peer has closed the connection.
         OSError: the connection is broken.
     """
     cdef _Parts held = _Parts(parts, True)
@@ -277,12 +277,12 @@ def receive_parts(int fd, list parts, Py_ssize_t least, double timeout_s):
 
 
 def keep_freed_memory(int nbytes):
-    """Let malloc keep up to so many freed bytes of this process, instead of giving each large buffer back at once.
+    """Let malloc keep up to `nbytes` freed bytes of this process instead of returning each large buffer at once.
 
-    gRPC allocates a fresh buffer for every message; without this the kernel clears new pages for each, which is half
-    of what receiving costs (0.43 instead of 0.23 s of system time a GiB). For processes that move data by gRPC.
+    gRPC allocates a new buffer for every message; without this call the kernel clears new pages for each, which is half
+    the cost of receiving (0.43 instead of 0.23 s of system time per GiB). For processes that move data by gRPC.
 
     Returns:
-        Whether that could be done (glibc only).
+        True if malloc supports it (glibc only).
     """
     return bool(frt_keep_freed(nbytes))
