@@ -1,10 +1,11 @@
-"""The members of a cluster: who they are, which rank each has, and which ranks nobody has.
+"""Table of a cluster's members: identities, ranks and free ranks.
 
-A rank belongs to a member until another one takes it, also while its owner is lost; so whoever comes back under its
-own id finds its rank. Every operation costs the same however many members there are, but for lists of all of them.
+A member keeps its rank until another member takes it, also while it is lost, so a member that returns under the same
+id finds its rank again. The cost of an operation does not depend on the number of members, except for those that list
+all members.
 
-Invariants: ranks of a role are from 0 to its count less one; each is free or has one owner; a member is the owner of
-its rank; a link is one member's.
+Invariants: ranks of a role are from 0 to its count less one; each rank is free or has one owner; a member owns the rank
+that it names; a link belongs to one member.
 
 Source: `NodeManager::NextRankId` of MindSpore's `ps/core/node_manager.cc`, which also gave ranks beyond the count.
 """
@@ -21,13 +22,13 @@ from fastrt.membership.events import MemberView, Refused, Role
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One process.
+    """One process of the cluster.
 
     Attributes:
-        link: its connection; None when it has none.
-        alive: it is thought to live; after a restart of ours, before it has come back too.
-        heard: when it was last heard of.
-        finished: it has said that it is done.
+        link: number of its connection; None without a connection.
+        alive: the scheduler takes it to be alive. After a restart of the scheduler this holds before it reconnects.
+        heard: time of its last message.
+        finished: it has sent Finish.
     """
 
     member_id: str
@@ -43,20 +44,20 @@ class Member:
 
     @property
     def present(self) -> bool:
-        """Whether nobody need wait for it."""
+        """Whether the cluster does not wait for this member: it is alive or has finished."""
         return self.alive or self.finished
 
     def record(self) -> bytes:
-        """What is kept of it over restarts."""
+        """The part that is kept in the journal over restarts of the scheduler."""
         kept = [int(self.role), self.rank, self.host, self.port, self.alive, self.finished]
         return json.dumps(kept, separators=(",", ":")).encode()
 
 
 class Members:
-    """The table. Not thread-safe.
+    """The members of all roles, by id, link and rank. Not thread-safe.
 
     Args:
-        counts: how many members each role has.
+        counts: number of members of each role.
     """
 
     def __init__(self, counts: dict[Role, int]) -> None:
@@ -67,11 +68,11 @@ class Members:
         self.finished_count = 0
         self._owners: dict[Role, dict[int, Member]] = {role: {} for role in counts}
         self._lost: dict[Role, dict[int, Member]] = {role: {} for role in counts}
-        # Heaps of ranks that may be free; one that has an owner, or is beyond the count, is passed over.
+        # Heaps of ranks that may be free; `next_rank` skips those that have an owner or exceed the count.
         self._free: dict[Role, list[int]] = {role: list(range(count)) for role, count in counts.items()}
 
     def __iter__(self) -> Iterator[Member]:
-        """All, by role and rank."""
+        """Iterate over all members, by role and rank."""
         for owners in self._owners.values():
             for rank in sorted(owners):
                 yield owners[rank]
@@ -81,18 +82,20 @@ class Members:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has an owner who need not be waited for."""
+        """Whether every rank has an owner that is alive or has finished."""
         return self.present_count == sum(self.counts.values())
 
     def lost(self) -> list[Member]:
-        """Those that are neither alive nor finished."""
+        """List the members that are neither alive nor finished."""
         return [member for lost in self._lost.values() for _, member in sorted(lost.items())]
 
     def next_rank(self, role: Role) -> tuple[int, Member | None]:
-        """The rank for a newcomer: of the lost member with the lowest, who loses it; else the lowest free one.
+        """Choose the rank for a new member: the lowest rank of a lost member, which loses it, else the lowest free one.
 
+        Returns:
+            The rank, and the lost member that owns it or None.
         Raises:
-            Refused: there is none.
+            Refused: all ranks of the role have an owner that is not lost.
         """
         lost = self._lost[role]
         if lost:
@@ -104,13 +107,13 @@ class Members:
         if not free:
             count = self.counts[role]
             raise Refused(
-                f"the cluster has {count} {role.name.lower()}s, and all of them are there. Scale it out first, or end "
+                f"the cluster has {count} {role.name.lower()}s, and none of them is lost. Scale it out first, or end "
                 "one of them."
             )
         return free[0], None
 
     def add(self, member: Member) -> None:
-        """A member takes the rank it has; the rank is free."""
+        """Add a member under the rank that it names, which must be free."""
         assert member.rank not in self._owners[member.role], f"rank {member.rank} has an owner"
         self.by_id[member.member_id] = member
         self._owners[member.role][member.rank] = member
@@ -123,7 +126,7 @@ class Members:
             self._lost[member.role][member.rank] = member
 
     def remove(self, member: Member) -> None:
-        """A member is none any more; its rank is free."""
+        """Remove a member and free its rank."""
         del self.by_id[member.member_id]
         del self._owners[member.role][member.rank]
         heapq.heappush(self._free[member.role], member.rank)
@@ -136,7 +139,7 @@ class Members:
             del self._lost[member.role][member.rank]
 
     def attach(self, member: Member, link: int | None, now: float) -> None:
-        """A member has another connection, or none; with one it is alive."""
+        """Set a member's connection (None: it has none); a member with a connection is alive."""
         if member.link is not None:
             del self.by_link[member.link]
         member.link = link
@@ -146,7 +149,7 @@ class Members:
             self.mark(member, True, member.finished)
 
     def mark(self, member: Member, alive: bool, finished: bool) -> None:
-        """A member is alive or not, done or not."""
+        """Set whether a member is alive and whether it has finished."""
         before = member.present
         self.finished_count += finished - member.finished
         member.alive, member.finished, member.view = alive, finished, None
@@ -158,7 +161,7 @@ class Members:
             del self._lost[member.role][member.rank]
 
     def move(self, member: Member, rank: int) -> None:
-        """A member gets another rank, which is free."""
+        """Give a member another rank, which must be free."""
         lost, owners = self._lost[member.role], self._owners[member.role]
         assert rank not in owners, f"rank {rank} has an owner"
         heapq.heappush(self._free[member.role], member.rank)
@@ -168,14 +171,14 @@ class Members:
         member.rank, member.view = rank, None
 
     def resize(self, counts: dict[Role, int]) -> None:
-        """Each role has so many members from now on; ranks beyond that have no owners."""
+        """Set the number of members of each role; ranks beyond it must have no owner."""
         for role, count in counts.items():
             for rank in range(self.counts[role], count):
                 heapq.heappush(self._free[role], rank)
         self.counts = dict(counts)
 
     def views(self) -> tuple[MemberView, ...]:
-        """All members as others see them, by role and rank."""
+        """Views of all members, by role and rank."""
         return tuple(member.view or _view(member) for member in self)
 
     def check_invariants(self) -> None:
