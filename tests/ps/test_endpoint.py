@@ -154,7 +154,7 @@ def test_sizes_that_a_peer_names_are_checked_before_memory_is_taken(site) -> Non
         with contextlib.closing(connected(place)) as wire:
             wire._sock.sendall(struct.pack("<4sIQ", b"frps", *sizes) + body)
             with contextlib.suppress(BrokenWireError):
-                assert "make sense" in wire.answer(5)[0]["text"]
+                assert "the limit for this message" in wire.answer(5)[0]["text"]
             with pytest.raises((BrokenWireError, OSError)):
                 wire.call({"op": "stats"}, timeout_s=5)
     with contextlib.closing(connected(place)) as wire:  # a little too much is read, and the connection lives on
