@@ -102,7 +102,7 @@ def test_server_killed_during_pushes_loses_none_and_repeats_none(wait_until) -> 
             cluster.table("x", (1,), shard=0)
         with pytest.raises(TypeError, match="float32, not float64"):
             cluster.table("x", (1,), "f8")
-        with pytest.raises(ps.TableMismatchError, match="exists, with optimizer"):
+        with pytest.raises(ps.TableMismatchError, match="exists with another definition: optimizer"):
             cluster.table("w", (300, 1000), optimizer=ps.Adam())
         with pytest.raises(ConfigError, match="pass a folder"):
             cluster.checkpoint()

@@ -88,9 +88,6 @@ class Endpoint:
     Attributes:
         address: `host:port` with the actual port.
         unix: the name of the Unix socket.
-    Attributes:
-        address: with the port it got.
-        unix: the name.
 
     Raises:
         OSError: an address cannot be bound.

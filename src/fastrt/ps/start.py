@@ -191,6 +191,7 @@ class Cluster:
                 written if these are not known.
         Returns:
             The folder of this checkpoint, for `restore`.
+        Raises:
             CheckpointError: it cannot be written.
             ConfigError: there is no path, or this is not the process that started the servers.
         """
