@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fastrt.errors import FastrtError
+from fastrt.transitions import Transitions
 
 
 class Role(enum.IntEnum):
@@ -35,6 +36,32 @@ class Phase(enum.IntEnum):
     NEW_INSTANCE = 6
     ENABLE_FLS = 7
     DISABLE_FLS = 8
+
+
+_INSTRUCTED = {"instructed": Phase.READY, "incomplete": Phase.NODE_TIMEOUT, "all_finished": Phase.EXIT}
+_ROUND = {"round_over": Phase.READY, "round_over_incomplete": Phase.NODE_TIMEOUT, "all_finished": Phase.EXIT}
+# "complete": every rank has an owner that is alive or has finished; "incomplete": an owner is lost. "start_timeout":
+# not all members came in time. "round_over" and "round_over_incomplete": a scaling has ended or was undone.
+CLUSTER = Transitions(
+    "cluster",
+    {
+        Phase.STARTING: {
+            "complete": Phase.READY, "start_timeout": Phase.NODE_TIMEOUT, "all_finished": Phase.EXIT
+        },
+        Phase.READY: {
+            "incomplete": Phase.NODE_TIMEOUT, "scale_out": Phase.SCALE_OUT, "scale_in": Phase.SCALE_IN,
+            "new_instance": Phase.NEW_INSTANCE, "enable_fls": Phase.ENABLE_FLS, "disable_fls": Phase.DISABLE_FLS,
+            "all_finished": Phase.EXIT,
+        },
+        Phase.NODE_TIMEOUT: {"complete": Phase.READY, "all_finished": Phase.EXIT},
+        Phase.SCALE_OUT: _ROUND,
+        Phase.SCALE_IN: _ROUND,
+        Phase.NEW_INSTANCE: _INSTRUCTED,
+        Phase.ENABLE_FLS: _INSTRUCTED,
+        Phase.DISABLE_FLS: _INSTRUCTED,
+        Phase.EXIT: {},
+    },
+)  # fmt: skip
 
 
 class Instruction(enum.IntEnum):

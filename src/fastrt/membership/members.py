@@ -12,12 +12,44 @@ Source: `NodeManager::NextRankId` of MindSpore's `ps/core/node_manager.cc`, whic
 
 from __future__ import annotations
 
+import enum
 import heapq
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fastrt.membership.events import MemberView, Refused, Role
+from fastrt.transitions import Transitions
+
+
+class MemberState(enum.Enum):
+    """State of one member."""
+
+    ALIVE = enum.auto()
+    LOST = enum.auto()
+    FINISHED = enum.auto()
+    GONE = enum.auto()  # it has finished, and its process has ended or is silent
+    REMOVED = enum.auto()  # another member has its rank, or its rank does not exist any more
+
+
+_ALIVE, _LOST, _FINISHED = MemberState.ALIVE, MemberState.LOST, MemberState.FINISHED
+_GONE, _REMOVED = MemberState.GONE, MemberState.REMOVED
+# "registered": by Register, also during a scaling; it must finish again then. "reconnected": by a heartbeat over a new
+# connection, as upstream's members return. "lost": its connection has ended, or it is silent for too long.
+MEMBER = Transitions(
+    "member",
+    {
+        _ALIVE: {
+            "registered": _ALIVE, "reconnected": _ALIVE, "finished": _FINISHED, "lost": _LOST, "removed": _REMOVED
+        },
+        _LOST: {"registered": _ALIVE, "reconnected": _ALIVE, "removed": _REMOVED},
+        _FINISHED: {"registered": _ALIVE, "reconnected": _FINISHED, "lost": _GONE, "removed": _REMOVED},
+        _GONE: {"registered": _ALIVE, "reconnected": _FINISHED, "removed": _REMOVED},
+        _REMOVED: {},
+    },
+)  # fmt: skip
+# By the record's flags: alive, finished.
+_RECORDED = {(True, False): _ALIVE, (False, False): _LOST, (True, True): _FINISHED, (False, True): _GONE}
 
 
 @dataclass(eq=False, slots=True)
@@ -26,9 +58,10 @@ class Member:
 
     Attributes:
         link: number of its connection; None without a connection.
-        alive: the scheduler takes it to be alive. After a restart of the scheduler this holds before it reconnects.
         heard: time of its last message.
-        finished: it has sent Finish.
+        state: only `Members` changes it. After a restart of the scheduler it is the recorded one before the member
+            reconnects.
+        moves: its last transitions.
     """
 
     member_id: str
@@ -38,19 +71,34 @@ class Member:
     port: int
     link: int | None
     heard: float
-    alive: bool = True
-    finished: bool = False
+    state: MemberState = MemberState.ALIVE
+    moves: int = 0
     view: MemberView | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the scheduler takes it to be alive."""
+        return self.state is _ALIVE or self.state is _FINISHED
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has sent Finish."""
+        return self.state is _FINISHED or self.state is _GONE
 
     @property
     def present(self) -> bool:
         """Whether the cluster does not wait for this member: it is alive or has finished."""
-        return self.alive or self.finished
+        return self.state is not _LOST
 
     def record(self) -> bytes:
         """The part that is kept in the journal over restarts of the scheduler."""
         kept = [int(self.role), self.rank, self.host, self.port, self.alive, self.finished]
         return json.dumps(kept, separators=(",", ":")).encode()
+
+    @staticmethod
+    def recorded_state(alive: bool, finished: bool) -> MemberState:
+        """State of a member with these flags in its record."""
+        return _RECORDED[alive, finished]
 
 
 class Members:
@@ -137,22 +185,30 @@ class Members:
             self.present_count -= 1
         else:
             del self._lost[member.role][member.rank]
+        MEMBER.move(member, "removed", member.member_id)
 
     def attach(self, member: Member, link: int | None, now: float) -> None:
-        """Set a member's connection (None: it has none); a member with a connection is alive."""
+        """Set a member's connection; None: it has none."""
         if member.link is not None:
             del self.by_link[member.link]
         member.link = link
         if link is not None:
             self.by_link[link] = member
             member.heard = now
-            self.mark(member, True, member.finished)
 
-    def mark(self, member: Member, alive: bool, finished: bool) -> None:
-        """Set whether a member is alive and whether it has finished."""
-        before = member.present
-        self.finished_count += finished - member.finished
-        member.alive, member.finished, member.view = alive, finished, None
+    def note(self, member: Member, event: str) -> None:
+        """Move a member to its next state.
+
+        Args:
+            member: one of this table.
+            event: one of `MEMBER`'s, except "removed".
+        Raises:
+            IllegalMoveError: the event is not possible in the member's state.
+        """
+        before, had_finished = member.present, member.finished
+        MEMBER.move(member, event, member.member_id)
+        member.view = None
+        self.finished_count += member.finished - had_finished
         if before and not member.present:
             self.present_count -= 1
             self._lost[member.role][member.rank] = member

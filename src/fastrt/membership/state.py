@@ -33,11 +33,6 @@ from fastrt.membership.members import Member, Members
 from fastrt.membership.scaling import Round, moves
 
 _ID_CHARS_MAX = 256
-_INSTRUCTION_PHASES = {
-    ev.Instruction.NEW_INSTANCE: Phase.NEW_INSTANCE,
-    ev.Instruction.ENABLE_FLS: Phase.ENABLE_FLS,
-    ev.Instruction.DISABLE_FLS: Phase.DISABLE_FLS,
-}
 # How many members that left by scaling in are remembered: they still report that they have finished.
 _LEFT_MAX = 10_000
 
@@ -74,7 +69,8 @@ class ClusterState:
 
     def __init__(self, settings: Settings, now: float) -> None:
         self.settings = settings
-        self.phase = Phase.STARTING
+        self.state = Phase.STARTING
+        self.moves = 0
         self.members = Members({Role.SERVER: settings.servers, Role.WORKER: settings.workers})
         self.round: Round | None = None
         self._formed = False  # whether all members have been present once
@@ -101,6 +97,11 @@ class ClusterState:
             ev.LinkLost: self._on_link_lost,
             ev.Tick: self._on_tick,
         }
+
+    @property
+    def phase(self) -> Phase:
+        """The cluster's state."""
+        return self.state
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Process an event and return its effects, in order; the answer to its caller is the last.
@@ -155,11 +156,12 @@ class ClusterState:
             if rank >= self.members.counts[Role(role)]:  # it joined for a scaling that did not end
                 self._emit(Persist("member", member_id, None))
                 continue
-            self.members.add(Member(member_id, Role(role), rank, host, port, None, now, alive, finished))
+            state = Member.recorded_state(alive, finished)
+            self.members.add(Member(member_id, Role(role), rank, host, port, None, now, state))
         if members:
             self._check_at = now + self.settings.heartbeat_timeout_s
         if self._formed:
-            self.phase = Phase.READY if self.members.complete else Phase.NODE_TIMEOUT
+            self.state = Phase.READY if self.members.complete else Phase.NODE_TIMEOUT
 
     # Members join and are lost
 
@@ -185,7 +187,7 @@ class ClusterState:
                     f"{event.member_id!r} is connected already, at {member.host}:{member.port}. Use another id, or end "
                     "that process first."
                 )
-            self.members.mark(member, True, False)
+            self.members.note(member, "registered")
             self.members.attach(member, event.link, self._now)
             member.host, member.port, member.view = event.host, event.port, None
         self._keep(member)
@@ -273,6 +275,7 @@ class ClusterState:
     def _come_back(self, member: Member, link: int) -> None:
         """Accept a member's heartbeat over a new connection: upstream's members do not register again."""
         self.members.attach(member, link, self._now)
+        self.members.note(member, "reconnected")
         self._keep(member)
         self._watch(member)
         if self.phase is Phase.EXIT:
@@ -303,7 +306,7 @@ class ClusterState:
                 self._remove(member)
                 return
             self.round.lost(member)
-        self.members.mark(member, False, member.finished)
+        self.members.note(member, "lost")
         self._keep(member)
         self._watch(member)
         if not member.finished:
@@ -318,7 +321,7 @@ class ClusterState:
             return
         member = self._asker(event)
         if not member.finished:
-            self.members.mark(member, member.alive, True)
+            self.members.note(member, "finished")
             self._keep(member)
             if self.round is not None:
                 self.round.forget(member.member_id)
@@ -332,7 +335,7 @@ class ClusterState:
         limit = self._now - self.settings.available_timeout_s
         if len(members) < sum(members.counts.values()) or any(member.heard > limit for member in members.lost()):
             return False
-        self._set_phase(Phase.EXIT)
+        self._move("all_finished")
         self.round = None
         self._tell_all(ev.Ended())
         self._keep_cluster()
@@ -379,7 +382,7 @@ class ClusterState:
         deadline = self._now + self.settings.scale_timeout_s
         stayers = {member.member_id for member in self.members} - leaving
         self.round = Round(phase, dict(self.members.counts), after, deadline, leaving, stayers)
-        self._set_phase(phase)
+        self._move(phase.name.lower())
         workers, servers = after[Role.WORKER], after[Role.SERVER]
         going: list[int] = []
         staying: list[int] = []
@@ -397,9 +400,7 @@ class ClusterState:
                 return
             self._apply(current)
         elif not current.undone:
-            self.round = None
-            self._tell_all(ev.ScaleEnded(current.phase))
-            self._after_round()
+            self._end_round(completed=True)
 
     def _apply(self, current: Round) -> None:
         leavers = [self.members.by_id[member_id] for member_id in sorted(current.leaving)]
@@ -430,20 +431,18 @@ class ClusterState:
     def _give_up(self, current: Round) -> None:
         """Undo a round that has taken too long; complete it if its leavers have gone already."""
         if current.phase is Phase.SCALE_OUT:
-            newcomers = [member for member in self.members if current.is_newcomer(member)]
-            self.round = None
-            self._dismiss(newcomers)
+            self._dismiss([member for member in self.members if current.is_newcomer(member)])
             self.members.resize(current.before)
-        self.round = None
-        if current.gathering or current.phase is Phase.SCALE_OUT:
-            self._set_phase(Phase.READY if self.members.complete else Phase.NODE_TIMEOUT)
-            self._tell_metadata(self.members)
-        else:
-            self._tell_all(ev.ScaleEnded(current.phase))
-        self._after_round()
+        self._end_round(completed=not current.gathering and current.phase is Phase.SCALE_IN)
 
-    def _after_round(self) -> None:
-        self._set_phase(Phase.READY if self.members.complete else Phase.NODE_TIMEOUT)
+    def _end_round(self, completed: bool) -> None:
+        """Leave the phase of a round, and send all members its end, or the old counts if it was undone."""
+        phase, self.round = self.phase, None
+        self._move("round_over" if self.members.complete else "round_over_incomplete")
+        if completed:
+            self._tell_all(ev.ScaleEnded(phase))
+        else:
+            self._tell_metadata(self.members)
         self._keep_cluster()
         self._settle()
 
@@ -464,13 +463,13 @@ class ClusterState:
     def _on_instruct(self, event: ev.Instruct) -> None:
         self._refuse_unless_ready()
         servers = [(m.link, m.rank) for m in self.members if m.role is Role.SERVER and m.link is not None]
-        if event.instruction in _INSTRUCTION_PHASES:
-            self._set_phase(_INSTRUCTION_PHASES[event.instruction])
+        if event.instruction is not ev.Instruction.QUERY_INSTANCE:
+            self._move(event.instruction.name.lower())
         self._emit(ev.Ask(event.call, servers, event.instruction, event.body))
 
     def _on_instructed(self, event: ev.Instructed) -> Any:
-        if self.phase in _INSTRUCTION_PHASES.values():
-            self._set_phase(Phase.READY)
+        if "instructed" in ev.CLUSTER.table[self.phase]:
+            self._move("instructed")
             self._settle()
         return event.result
 
@@ -483,7 +482,7 @@ class ClusterState:
         if self.round is not None and now >= self.round.deadline:
             self._give_up(self.round)
         if self.phase is Phase.STARTING and now >= self._start_by:
-            self._set_phase(Phase.NODE_TIMEOUT)
+            self._move("start_timeout")
 
     def _check_silence(self) -> None:
         timeout = self.settings.heartbeat_timeout_s
@@ -521,19 +520,21 @@ class ClusterState:
         if self.round is not None:
             self._settle_round(self.round)
         elif not self.members.complete:
-            if self.phase is not Phase.STARTING:
-                self._set_phase(Phase.NODE_TIMEOUT)
+            if self.phase not in (Phase.STARTING, Phase.NODE_TIMEOUT):
+                self._move("incomplete")
         elif self.phase in (Phase.STARTING, Phase.NODE_TIMEOUT):
-            self._set_phase(Phase.READY)
+            self._move("complete")
             if not self._formed:
                 self._formed = True
                 self._keep_cluster()
             self._tell_metadata(self.members)
 
-    def _set_phase(self, phase: Phase) -> None:
-        if phase is Phase.NODE_TIMEOUT and phase is not self.phase:
+    def _move(self, event: str) -> None:
+        """Move the cluster to its next phase; raises IllegalMoveError if `CLUSTER` does not list the event."""
+        ev.CLUSTER.move(self, event, f"of {self.settings.workers} workers and {self.settings.servers} servers")
+        self._overview = None
+        if self.phase is Phase.NODE_TIMEOUT:
             self._emit(ev.Changed())
-        self.phase, self._overview = phase, None
 
     def _refuse_at_end(self) -> None:
         if self.phase is Phase.EXIT:
