@@ -375,7 +375,7 @@ def test_servers_end_with_the_process_that_started_them(wait_until) -> None:
 def test_options_that_make_no_sense_are_refused() -> None:
     for options, words in (
         ({"num_servers": 0}, "num_servers is 0"),
-        ({"num_servers": 1, "mode": "fast"}, "there are sync, async, ssp"),
+        ({"num_servers": 1, "mode": "fast"}, "modes are sync, async, ssp"),
         ({"num_servers": 1, "durability": "power"}, "needs a checkpoint_dir"),
         ({"num_servers": 1, "staleness": 2}, "staleness needs mode"),
         ({"num_servers": 1, "num_workers": True}, "num_workers is True"),
