@@ -95,7 +95,7 @@ def test_every_move_of_the_cluster_is_reached(phase: Phase, event: str) -> None:
     assert play.phase is phase
     EVENTS[event](play)
     assert play.phase is CLUSTER.table[phase][event]
-    assert CLUSTER.last_move(play.state.moves) == (phase, event)
+    assert CLUSTER.history(play.state.moves)[-1] == (phase, event)
 
 
 def restarted(play: Play) -> Play:
@@ -137,7 +137,7 @@ def test_every_move_of_a_member_is_reached(state: MemberState, event: str) -> No
     else:
         play.again("w0", "w1", "s0")
     assert member.state is MEMBER.table[state][event]
-    assert MEMBER.last_move(member.moves) == (state, event)
+    assert MEMBER.history(member.moves)[-1] == (state, event)
     assert (play.state.members.by_id.get("s1") is member) == (event != "removed")
 
 
@@ -163,7 +163,7 @@ def test_illegal_move_of_a_member_raises_with_its_story_and_changes_no_count() -
     play.state.check_invariants()
 
 
-@pytest.mark.parametrize(("title", "table"), [("Membership: the cluster", CLUSTER), ("Membership: a member", MEMBER)])
+@pytest.mark.parametrize(("title", "table"), [("Membership: cluster", CLUSTER), ("Membership: member", MEMBER)])
 def test_page_draws_the_table(title: str, table: Transitions) -> None:
     section = PAGE.read_text().split(f"## {title}\n")[1].split("\n## ")[0]
     picture = section.split("```mermaid\n")[1].split("```")[0].splitlines()
