@@ -34,7 +34,7 @@ class Handle:
         except FutureTimeout as error:
             if isinstance(error, CollectiveTimeout):
                 raise
-            raise CollectiveTimeout(f"the operation is not done after {timeout} s; it goes on") from None
+            raise CollectiveTimeout(f"the operation is not done after {timeout} s; it continues") from None
 
     def done(self) -> bool:
         """Whether the operation has ended, with or without an error."""

@@ -213,7 +213,7 @@ class _Operation:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None:  # on an error the sends go on: they let the other members notice the mismatch
+            if kind is None:  # on an error the sends continue: they let the other members notice the mismatch
                 for rank, sent in self._sent:
                     self._finish(rank, sent)
         finally:

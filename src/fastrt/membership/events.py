@@ -305,7 +305,7 @@ class Ended(NamedTuple):
 Order = Metadata | PrepareScale | ScaleEnded | Published | Ended
 
 
-class Tell(NamedTuple):
+class Send(NamedTuple):
     """Send an order to the members at these links."""
 
     links: Sequence[int]
@@ -340,4 +340,4 @@ class Persist(NamedTuple):
     value: bytes | None
 
 
-Effect = Answer | Tell | Changed | Ask | Drop | Persist
+Effect = Answer | Send | Changed | Ask | Drop | Persist

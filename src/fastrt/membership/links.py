@@ -99,7 +99,7 @@ class Link(ABC):
     def settle(self) -> None:
         """Note that the connection belongs to a member now."""
 
-    def tell(self, command: int, data: bytes) -> None:
+    def notify(self, command: int, data: bytes) -> None:
         """Send a request and do not wait for its response."""
         self._send(request_frame(command, next(self._request_ids), data, Role.SCHEDULER))
 

@@ -419,7 +419,7 @@ class ClusterScheduler:
             changed = changed or isinstance(effect, ev.Changed)
             self._carry_out(effect)
         if changed:
-            self._tell_changes()
+            self._send_changes()
         if self._state.phase is Phase.EXIT:
             self.finished.set()
         self._set_timer()
@@ -428,12 +428,12 @@ class ClusterScheduler:
         match effect:
             case Answer(call, value):
                 self._callers.pop(call)(value)
-            case ev.Tell(links, order):
+            case ev.Send(links, order):
                 command, data_of = self._encoder.order(order)
                 for i, number in enumerate(links):
                     link = self._links.get(number)
                     if link is not None:
-                        link.tell(command, data_of(i))
+                        link.notify(command, data_of(i))
             case ev.Drop(number, reason):
                 link = self._links.get(number)
                 if link is not None:
@@ -444,10 +444,10 @@ class ClusterScheduler:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    def _tell_changes(self) -> None:
+    def _send_changes(self) -> None:
         data = self._encoder.changed(self._state.overview())
         for link in [link for link in self._links.values() if link.wants_changes]:
-            link.tell(Command.HEARTBEAT, data)
+            link.notify(Command.HEARTBEAT, data)
 
     async def _ask_servers(self, effect: ev.Ask) -> None:
         asked = {rank: self._links[link].ask(int(effect.instruction), effect.body) for link, rank in effect.servers}
@@ -472,7 +472,7 @@ class ClusterScheduler:
             self._timer = asyncio.get_running_loop().call_later(delay, self._feed, ev.Tick())
 
     def _break(self, error: StateDirectoryError) -> None:
-        _log.critical("the cluster's scheduler cannot go on: %s", error)
+        _log.critical("the cluster's scheduler cannot continue: %s", error)
         self._broken = error
         callers, self._callers = self._callers, {}
         for caller in callers.values():

@@ -28,7 +28,7 @@ from typing import Any
 
 from fastrt.foreign_text import read_json, read_object
 from fastrt.membership import events as ev
-from fastrt.membership.events import Answer, Effect, Event, Metadata, Overview, Persist, Phase, Refused, Role, Tell
+from fastrt.membership.events import Answer, Effect, Event, Metadata, Overview, Persist, Phase, Refused, Role, Send
 from fastrt.membership.members import Member, Members
 from fastrt.membership.scaling import Round, moves
 
@@ -168,7 +168,7 @@ class ClusterState:
     def _on_register(self, event: ev.Register) -> None:
         known = self.members.by_id.get(event.member_id)
         if self.phase is Phase.EXIT and known is not None and known.finished:
-            self._emit(Tell([event.link], ev.Ended()))  # it was not connected when the others were notified
+            self._emit(Send([event.link], ev.Ended()))  # it was not connected when the others were notified
             return
         self._refuse_at_end()
         self._check_register(event)
@@ -229,9 +229,9 @@ class ClusterState:
             self.round.returned(member.member_id)
             if not self.round.gathering:
                 self.round.undone.add(member.member_id)
-                self._tell_metadata([member])
+                self._send_metadata([member])
         elif self.phase is not Phase.STARTING and self.phase is not Phase.NODE_TIMEOUT:
-            self._tell_metadata([member])  # the others have it already
+            self._send_metadata([member])  # the others have it already
         self._settle()
 
     def _on_heartbeat(self, event: ev.Heartbeat) -> Overview:
@@ -279,14 +279,14 @@ class ClusterState:
         self._keep(member)
         self._watch(member)
         if self.phase is Phase.EXIT:
-            self._emit(Tell([link], ev.Ended()))  # it was not connected when the others were notified
+            self._emit(Send([link], ev.Ended()))  # it was not connected when the others were notified
             return
         if self.round is None:
             is_due = self.phase is not Phase.STARTING and self.phase is not Phase.NODE_TIMEOUT
         else:
             is_due = not self.round.gathering and member.member_id in self.round.undone
         if is_due:
-            self._tell_metadata([member])  # in the other cases all get it once all are present
+            self._send_metadata([member])  # in the other cases all get it once all are present
         self._emit(ev.Changed())
         self._settle()
 
@@ -317,7 +317,7 @@ class ClusterState:
 
     def _on_finish(self, event: ev.Finish) -> None:
         if event.member_id not in self.members.by_id and (event.member_id in self._left or self.phase is Phase.EXIT):
-            self._emit(Tell([event.link], ev.Ended()))
+            self._emit(Send([event.link], ev.Ended()))
             return
         member = self._asker(event)
         if not member.finished:
@@ -337,7 +337,7 @@ class ClusterState:
             return False
         self._move("all_finished")
         self.round = None
-        self._tell_all(ev.Ended())
+        self._send_all(ev.Ended())
         self._keep_cluster()
         return True
 
@@ -389,9 +389,9 @@ class ClusterState:
         for member in self.members:
             if member.link is not None:
                 (going if member.member_id in leaving else staying).append(member.link)
-        self._emit(Tell(staying, ev.PrepareScale(phase, workers, servers)))
+        self._emit(Send(staying, ev.PrepareScale(phase, workers, servers)))
         if going:
-            self._emit(Tell(going, ev.PrepareScale(phase, workers, servers, leaving=True)))
+            self._emit(Send(going, ev.PrepareScale(phase, workers, servers, leaving=True)))
 
     def _settle_round(self, current: Round) -> None:
         """Apply a round that all members have registered for; end one that all have acknowledged."""
@@ -414,7 +414,7 @@ class ClusterState:
         if current.phase is Phase.SCALE_IN:
             self._keep_cluster()
         self._overview = None
-        self._tell_metadata(self.members)
+        self._send_metadata(self.members)
         self._settle()
 
     def _dismiss(self, members: Sequence[Member]) -> None:
@@ -426,7 +426,7 @@ class ClusterState:
         while len(self._left) > _LEFT_MAX:
             del self._left[next(iter(self._left))]
         if linked:
-            self._emit(Tell(linked, Metadata(self.overview(), [None] * len(linked))))
+            self._emit(Send(linked, Metadata(self.overview(), [None] * len(linked))))
 
     def _give_up(self, current: Round) -> None:
         """Undo a round that has taken too long; complete it if its leavers have gone already."""
@@ -440,9 +440,9 @@ class ClusterState:
         phase, self.round = self.phase, None
         self._move("round_over" if self.members.complete else "round_over_incomplete")
         if completed:
-            self._tell_all(ev.ScaleEnded(phase))
+            self._send_all(ev.ScaleEnded(phase))
         else:
-            self._tell_metadata(self.members)
+            self._send_metadata(self.members)
         self._keep_cluster()
         self._settle()
 
@@ -458,7 +458,7 @@ class ClusterState:
 
     def _on_publish(self, event: ev.Publish) -> None:
         self._asker(event)
-        self._tell_all(ev.Published(event.number))
+        self._send_all(ev.Published(event.number))
 
     def _on_instruct(self, event: ev.Instruct) -> None:
         self._refuse_unless_ready()
@@ -527,7 +527,7 @@ class ClusterState:
             if not self._formed:
                 self._formed = True
                 self._keep_cluster()
-            self._tell_metadata(self.members)
+            self._send_metadata(self.members)
 
     def _move(self, event: str) -> None:
         """Move the cluster to its next phase; raises IllegalMoveError if `CLUSTER` does not list the event."""
@@ -546,19 +546,19 @@ class ClusterState:
         if self.members.finished_count:
             raise Refused(f"The cluster is not ready. {self.members.finished_count} of its members have finished.")
 
-    def _tell_metadata(self, members: Iterable[Member]) -> None:
+    def _send_metadata(self, members: Iterable[Member]) -> None:
         links, ranks = [], []
         for member in members:
             if member.link is not None:
                 links.append(member.link)
                 ranks.append(member.rank)
         if links:
-            self._emit(Tell(links, Metadata(self.overview(), ranks)))
+            self._emit(Send(links, Metadata(self.overview(), ranks)))
 
-    def _tell_all(self, order: ev.Order) -> None:
+    def _send_all(self, order: ev.Order) -> None:
         links = [member.link for member in self.members if member.link is not None]
         if links:
-            self._emit(Tell(links, order))
+            self._emit(Send(links, order))
 
     def _remove(self, member: Member) -> None:
         self.members.remove(member)

@@ -177,8 +177,8 @@ class Session:
                 options = MemberOptions(
                     self._scheduler,
                     host=self._head.local_host,
-                    on_event=self._tell,
-                    on_message=self._tell,
+                    on_event=self._notify,
+                    on_message=self._notify,
                     token=self._trust.token,
                 )
                 member = ClusterMember(Role.WORKER, options)
@@ -188,7 +188,7 @@ class Session:
                 self._rank = self.member.wait_ready(self.timeout_s)
             return self.member
 
-    def _tell(self, what: MemberEvent | int) -> None:
+    def _notify(self, what: MemberEvent | int) -> None:
         for callback in list(self.callbacks):
             callback(what)
 

@@ -49,20 +49,20 @@ def rebalance(owners: Sequence[int], servers: Sequence[int]) -> list[int]:
     there = sorted(servers)
     least, more = divmod(len(owners), len(there))
     held: dict[int, list[int]] = {server: [] for server in there}
-    homeless = []
+    unassigned = []
     for part, owner in enumerate(owners):
-        held[owner].append(part) if owner in held else homeless.append(part)
+        held[owner].append(part) if owner in held else unassigned.append(part)
     # If the parts cannot be divided evenly, the servers that have the most parts now keep one more.
     ranked = sorted(there, key=lambda server: (-len(held[server]), server))
     wanted = {server: least + (k < more) for k, server in enumerate(ranked)}
     for server in there:
         while len(held[server]) > wanted[server]:
-            homeless.append(held[server].pop())
-    homeless.sort()
+            unassigned.append(held[server].pop())
+    unassigned.sort()
     result = list(owners)
     for server in there:
         while len(held[server]) < wanted[server]:
-            part = homeless.pop(0)
+            part = unassigned.pop(0)
             held[server].append(part)
             result[part] = server
     return result

@@ -22,7 +22,7 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 _MODULE = "fastrt.ps.server_main"
 _DEATHS_MAX, _DEATHS_S = 10, 30.0
 END_S = 10.0
-_AGAIN = "ends again and again; its error output says why"
+_AGAIN = "keeps ending; its error output says why"
 
 
 class ServerProcess:
@@ -132,7 +132,7 @@ class ServerProcess:
             assert process.stdout is not None
             line = process.stdout.readline()
             if line:
-                place = read_object(line, "what a server said", own=True)
+                place = read_object(line, "a message of a server", own=True)
             if line and "failed" in place:
                 self._refusal = place["failed"]
             elif line:
