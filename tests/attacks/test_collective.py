@@ -360,6 +360,6 @@ report["heard"] = listener.accept()[0].recv(1000).decode()
 def test_other_user_who_takes_the_name_of_a_local_group_is_named_and_learns_nothing(attack):
     attacker = attack(SQUATS_LOCALLY, name=LOCAL)
     attacker.ready()
-    with pytest.raises(CollectiveTimeout, match=rf"another user \(uid {attacker.uid}\) has taken"):
+    with pytest.raises(CollectiveTimeout, match=rf"another user \(uid {attacker.uid}\) holds"):
         init_group(name="local victims", rank=0, world_size=2, timeout=0.5)
     assert attacker.finish() == {"heard": ""}

@@ -119,7 +119,7 @@ def test_restarted_actor_is_taken_in_again(rt):
     assert totals(pair) == [3, 3]
     for one in pair:
         fastrt.kill(one)
-    with pytest.raises(ActorDiedError, match="none of its actors lives"):
+    with pytest.raises(ActorDiedError, match="none of its actors is alive"):
         group.rebuild()
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_group_is_refused(members, tmp_path):
     with pytest.raises(TypeError, match="handles of actors, not int"):
         create_group([7])
     for wrong in ([], [members[0], members[0]]):
-        with pytest.raises(ValueError, match="each of them once"):
+        with pytest.raises(ValueError, match="each only once"):
             create_group(wrong)
     with pytest.raises(FastrtError, match="in no group 'default'"):
         get_group()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fastrt.membership import events as ev
-from fastrt.membership.events import Answer, Drop, Metadata, Persist, Phase, Refused, Role, Tell
+from fastrt.membership.events import Answer, Drop, Metadata, Persist, Phase, Refused, Role, Send
 from fastrt.membership.state import ClusterState, Settings
 
 SERVER, WORKER = Role.SERVER, Role.WORKER
@@ -33,7 +33,7 @@ class Play:
                 self.answers[effect.call] = effect.value
             elif isinstance(effect, Persist):
                 self.records[effect.kind, effect.key] = effect.value
-            elif isinstance(effect, Tell):
+            elif isinstance(effect, Send):
                 for i, link in enumerate(effect.links):
                     self.told.setdefault(link, []).append(effect.order)
                     if isinstance(effect.order, Metadata):

@@ -95,12 +95,12 @@ def test_instruction_that_a_server_cannot_carry_out_is_answered_and_nobody_is_lo
         ("POST", "/scaleout", {"worker_num": 0, "server_num": "2"}, 400, "whole number"),
         ("POST", "/scaleout", {"worker_num": 0, "server_num": -2}, 400, "cannot scale out"),
         ("POST", "/scalein", {}, 400, "The json is not contain the key:node_ids"),
-        ("POST", "/scalein", {"node_ids": "s1"}, 400, "list of texts"),
+        ("POST", "/scalein", {"node_ids": "s1"}, 400, "list of strings"),
         ("POST", "/scalein", {"node_ids": ["who"]}, 400, "The node id:who is illegal."),
         ("POST", "/scalein", b"x" * ((1 << 20) + 1), 413, "at most"),
-        ("GET", "/scaleout", None, 405, "another method"),
-        ("POST", "/nodes", {}, 405, "another method"),
-        ("GET", "/etc/passwd", None, 404, "no /etc/passwd"),
+        ("GET", "/scaleout", None, 405, "does not support this method"),
+        ("POST", "/nodes", {}, 405, "does not support this method"),
+        ("GET", "/etc/passwd", None, 404, "no endpoint /etc/passwd"),
     ],
 )
 def test_http_refuses_in_words(

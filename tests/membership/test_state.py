@@ -80,8 +80,8 @@ def test_id_that_is_alive_is_refused_elsewhere_and_by_another_role() -> None:
         ("", WORKER, "127.0.0.1", 1, "characters"),
         ("w" * 300, WORKER, "127.0.0.1", 1, "characters"),
         ("w", Role.SCHEDULER, "127.0.0.1", 1, "scheduler"),
-        ("w", WORKER, "somewhere", 1, "no IP address"),
-        ("w", WORKER, "127.0.0.1", 70_000, "no port"),
+        ("w", WORKER, "somewhere", 1, "not an IP address"),
+        ("w", WORKER, "127.0.0.1", 70_000, "not a port"),
     ],
 )
 def test_registration_that_makes_no_sense_is_refused(

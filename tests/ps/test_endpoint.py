@@ -154,7 +154,7 @@ def test_sizes_that_a_peer_names_are_checked_before_memory_is_taken(site) -> Non
         with contextlib.closing(connected(place)) as wire:
             wire._sock.sendall(struct.pack("<4sIQ", b"frps", *sizes) + body)
             with contextlib.suppress(BrokenWireError):
-                assert "make sense" in wire.answer(5)[0]["text"]
+                assert "the limit for this message" in wire.answer(5)[0]["text"]
             with pytest.raises((BrokenWireError, OSError)):
                 wire.call({"op": "stats"}, timeout_s=5)
     with contextlib.closing(connected(place)) as wire:  # a little too much is read, and the connection lives on
@@ -172,9 +172,9 @@ def test_lane_that_could_shrink_or_is_no_memory_is_refused(site) -> None:
             assert "error" in wire.call({"op": "lane"}, fds=[fd], timeout_s=5)[0]
             os.close(fd)
         assert "one descriptor" in wire.call({"op": "lane"}, timeout_s=5)[0]["text"]
-        assert "of a lane of 0" in wire.call({"op": "stats", "lane": 8}, timeout_s=5)[0]["text"]
+        assert "fit a lane of 0" in wire.call({"op": "stats", "lane": 8}, timeout_s=5)[0]["text"]
     with contextlib.closing(connected(place)) as wire:
-        assert "on one machine" in wire.call({"op": "lane"}, timeout_s=5)[0]["text"]
+        assert "a process of this machine" in wire.call({"op": "lane"}, timeout_s=5)[0]["text"]
 
 
 @settings(max_examples=30)

@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_refused_in_words_and_nothing_changed(site) -> None
     session = place.worker()
     table = place.table(session, "w", (2, 3), SGD(lr=1.0))
     for grad, kind, words in (
-        (np.ones((2, 3)), TypeError, "float64, and must be float32"), ([1, 2], TypeError, "not list"),
+        (np.ones((2, 3)), TypeError, "must be float32, not float64"), ([1, 2], TypeError, "not list"),
         (np.ones((3, 2), F), ValueError, r"shape \(3, 2\), the table \(2, 3\)"),
     ):  # fmt: skip
         with pytest.raises(kind, match=words):
@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_refused_in_words_and_nothing_changed(site) -> None
             table.push(np.ones((2, 3), F), lr=rate)
     with pytest.raises(ValueError, match="C-contiguous"):
         table.pull(out=np.ones((3, 2), F).T)
-    with pytest.raises(TableMismatchError, match=r"shape \(2, 3\) and not \(3, 3\)|shape .* and not"):
+    with pytest.raises(TableMismatchError, match=r"shape .* instead of"):
         place.table(session, "w", (3, 3), SGD(lr=1.0))
     rows = place.embedding(session, "e", 2, SGD(lr=1.0), rows=10)
     for ids in ([10], [-1], [3, 11]):

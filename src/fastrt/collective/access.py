@@ -1,8 +1,8 @@
-"""The secret of a group whose ranks meet at a coordinator, and how connections between its ranks prove it.
+"""The secret of a group whose ranks meet at a coordinator, and its proof on connections between ranks.
 
-A coordinator takes keys from every process that reaches it, so nothing that it says is trusted: what rank 0 publishes
-there carries an HMAC under the group's secret. A connection beyond this machine is TLS with certificates on both sides.
-On loopback, and with `insecure`, both ends prove the secret and the bytes that follow are in the clear.
+A coordinator accepts keys from every process that reaches it, so nothing in it is trusted: the invitation that rank 0
+publishes there carries an HMAC under the group's secret. A connection between machines is TLS with certificates on both
+sides. On loopback, and with `insecure`, both ends prove the secret, and the bytes that follow are in the clear.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _INVITATION = {"host": str, "port": int, "nonce": str, "size": int, "tls": bool,
 
 
 class Access:
-    """One rank's secret.
+    """The secret of a group, held by one rank.
 
     Args:
         identity: derived from the group's token.
-        insecure: whether connections between machines are authenticated only, and not encrypted.
+        insecure: whether connections between machines are only authenticated, not encrypted.
     """
 
     def __init__(self, identity: Identity, insecure: bool = False) -> None:
@@ -44,24 +44,24 @@ class Access:
 
 
 class Invitation(NamedTuple):
-    """Where rank 0 waits for the others. Published in the coordinator."""
+    """Address at which rank 0 accepts the other ranks. Published in the coordinator."""
 
     host: str
     port: int
-    nonce: str  # of this incarnation of rank 0
+    nonce: str  # differs for each process that is rank 0
     size: int  # of the group
     tls: bool
 
     def pack(self, name: str, access: Access) -> str:
-        """Write it for a group, with the proof that a rank with the group's token wrote it."""
+        """Serialise it for a group, with the proof that a rank with the group's token wrote it."""
         return json.dumps({**self._asdict(), "mac": self._mac(name, access)})
 
     @classmethod
     def read(cls, text: bytes | str, name: str, access: Access) -> Invitation:
-        """Read what the coordinator has under the group's key.
+        """Read and verify the coordinator's entry for the group.
 
         Raises:
-            ForeignTextError: it is no invitation to this group by a rank with the same token.
+            ForeignTextError: it is no invitation to this group from a rank with the same token.
         """
         what = f"the coordinator's key of group {name!r}"
         found = read_object(text, what, _INVITATION, bytes_max=4096)
@@ -80,19 +80,19 @@ def find_access(group: str, token: str | None, insecure: bool) -> Access:
 
     Args:
         group: its name, for the message.
-        token: as `new_token` makes it; None: from the file that FASTRT_TOKEN_FILE names.
+        token: made by `new_token`; None: read it from the file that FASTRT_TOKEN_FILE names.
         insecure: see `Access`.
     Returns:
         The secret.
     Raises:
-        ConfigError: there is none, or it is no token.
+        ConfigError: there is no token, or it is invalid.
         TokenFileError: the file cannot be used.
     """
     if token is None and os.environ.get(TOKEN_FILE):
         token = read_token(os.environ[TOKEN_FILE])
     if token is None:
         raise ConfigError(
-            f"group {group!r} meets at a coordinator, which any process that reaches it can read and write, and this "
+            f"group {group!r} meets at a coordinator, which any process that reaches it can read and write, but this "
             "rank has no secret that keeps strangers out. Give all ranks the same token: token=..., made once by "
             f"fastrt.collective.new_token(), or {TOKEN_FILE} with the path of a token file, such as the cluster's"
         )
@@ -100,10 +100,10 @@ def find_access(group: str, token: str | None, insecure: bool) -> Access:
 
 
 def check_types(values: Any, what: str, *kinds: type) -> list[Any]:
-    """Check a list of a peer: as many values as types, each of its type.
+    """Check that a peer's list has the expected number of values, each of the expected type.
 
     Raises:
-        ForeignTextError: it is another list, or none.
+        ForeignTextError: it does not, or it is no list.
     """
     if not isinstance(values, list) or [type(value) for value in values] != list(kinds):
         raise ForeignTextError(f"{what} must be a list of {', '.join(kind.__name__ for kind in kinds)}")

@@ -1,7 +1,7 @@
-"""Groups of actors: the driver has each of them join, and what runs inside one finds the group by its name.
+"""Groups of actors: the driver has each actor join, and the actors' code finds the group by its name.
 
-Each actor runs `init_group` in its own process, so nothing of an operation passes by the driver. Every making of a
-group meets under a name of its own: what is left of one that failed cannot get in the way of the next.
+Each actor runs `init_group` in its own process, so the data of operations does not pass through the driver. Each new
+group meets under a random name, so that leftovers of a group that failed cannot disturb the next one.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from fastrt.store import client as store_client
 if TYPE_CHECKING:
     from fastrt.collective.group import Group
 
-_GRACE_S = 5.0  # beyond the ranks' own timeout, after which they say themselves what was missing
-_joined: dict[str, Group] = {}  # this process's, by name
+_GRACE_S = 5.0  # added to the ranks' timeout, so that their error arrives, which names the missing ranks
+_joined: dict[str, Group] = {}  # the groups of this process, by name
 
 
 def get_group(name: str = "default") -> Group:
-    """The group of that name that `create_group` has made this actor's process a rank of.
+    """Return the group of this name in which `create_group` made this actor's process a rank.
 
     Args:
         name: as given to `create_group`.
     Raises:
-        FastrtError: there is none.
+        FastrtError: there is no such group in this process.
     """
     found = _joined.get(name)
     if found is None:
-        there = ", ".join(sorted(_joined)) or "none"
+        known = ", ".join(sorted(_joined)) or "none"
         raise FastrtError(
-            f"this process is in no group {name!r} made by create_group; it is in: {there}. Groups are known in the "
-            "processes of their actors only"
+            f"this process is in no group {name!r} made by create_group; it is in: {known}. A group is known only in "
+            "the processes of its actors"
         )
     return found
 
 
 class ActorGroup:
-    """What the driver has of a group of actors. Made by `create_group`; use it with `with`, or `destroy` it.
+    """The driver's handle of a group of actors. Made by `create_group`; use it with `with`, or `destroy` it.
 
     Attributes:
-        name: by which the actors' code gets it: `get_group(name)`.
+        name: the actors' code gets the group by it: `get_group(name)`.
         actors: their handles, in the order of ranks.
     """
 
@@ -67,31 +67,31 @@ class ActorGroup:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self.actors)
 
     def rebuild(self, *, timeout: float | None = None) -> ActorGroup:
-        """Make the group anew of the actors that live, in their order here, under the same name.
+        """Make the group again from the actors that are alive, in the same order and under the same name.
 
-        Those that were restarted (`max_restarts`) are taken in again. The old group ends in all of them.
+        Restarted actors (`max_restarts`) belong to it again. The old group ends in all of them.
 
         Args:
-            timeout: seconds; by default that of `create_group`.
+            timeout: seconds; default: that of `create_group`.
         Returns:
             The new group.
         Raises:
-            ActorDiedError: none lives.
-            CollectiveTimeout: an actor is busy, or they did not all join in time.
+            ActorDiedError: no actor is alive.
+            CollectiveTimeout: an actor is busy, or not all of them joined in time.
         """
         patience = self._timeout if timeout is None else timeout
         dead = _dead(self.actors, patience)
         alive = [actor for rank, actor in enumerate(self.actors) if rank not in dead]
         if not alive:
-            raise ActorDiedError(f"group {self.name!r}: none of its actors lives: {dead[0]}")
+            raise ActorDiedError(f"group {self.name!r}: none of its actors is alive: {dead[0]}")
         return create_group(alive, name=self.name, address=self._address, timeout=patience, insecure=self._insecure)
 
     def destroy(self) -> None:
-        """End the group in all its actors; those that are dead or busy leave it by themselves."""
+        """End the group in all its actors; dead or busy ones are not waited for."""
         left = [actor.__fastrt_call__.remote(_leave, self.name) for actor in self.actors]
         store_client.wait(left, num_returns=len(left), timeout=_GRACE_S)
 
@@ -104,30 +104,30 @@ def create_group(
     timeout: float = 30.0,
     insecure: bool = False,
 ) -> ActorGroup:
-    """Make a group of actors; returns when all of them have joined. Their code gets it by `get_group(name)`.
+    """Make a group of actors; returns when all of them have joined. The actors' code gets it with `get_group(name)`.
 
     Args:
-        actors: handles; the first is rank 0, and so on. Each runs the joining as a call, after those before it.
-        name: what the actors call the group. One of that name that an actor is in already ends there.
+        actors: handles; the first is rank 0, and so on. Each actor joins in a call that is queued behind earlier ones.
+        name: the name of the group in the actors. An older group of this name ends in an actor that joins.
         address: `host:port` of a coordinator, for actors on several machines. The driver makes a token for the group
-            and gives it to the actors in its calls.
-        timeout: how long to wait for the actors, and by default in every operation of theirs, in seconds.
+            and sends it to the actors in its calls.
+        timeout: how long to wait for the actors, and the default time limit of their operations, in seconds.
         insecure: with an address: do not encrypt connections between machines; see `init_group`.
     Returns:
-        The group as the driver sees it.
+        The driver's handle of the group.
     Raises:
-        TypeError: one is no handle of an actor.
-        ValueError: there are none, or one is there twice.
+        TypeError: an element is not an actor's handle.
+        ValueError: there are no actors, or one occurs twice.
         ActorDiedError: one of them is dead.
-        CollectiveTimeout: one is busy, or they did not all join in time.
+        CollectiveTimeout: one of them is busy, or not all of them joined in time.
     """
     handles = list(actors)
     for handle in handles:
         if not hasattr(handle, "__fastrt_call__"):
             raise TypeError(f"create_group takes handles of actors, not {type(handle).__name__}")
     if not handles or len(set(handles)) < len(handles):
-        raise ValueError(f"a group needs actors, each of them once; these are {handles}")
-    # First without anybody waiting for another: a dead one is told of at once.
+        raise ValueError(f"a group needs at least one actor, and each only once, not {handles}")
+    # First ask each actor alone: a dead one is reported at once, and no rank waits for it.
     dead = _dead(handles, timeout)
     if dead:
         rank, why = next(iter(dead.items()))
@@ -153,10 +153,10 @@ def _new_token() -> str:
 
 
 def _dead(actors: list[Any], timeout: float) -> dict[int, ActorDiedError]:
-    """Which of some actors are dead, and why.
+    """Find the dead actors, and the reasons.
 
     Raises:
-        CollectiveTimeout: one has not answered in time.
+        CollectiveTimeout: an actor did not answer in time.
     """
     asked = [actor.__fastrt_call__.remote(_be_there) for actor in actors]
     _, late = store_client.wait(asked, num_returns=len(asked), timeout=timeout)
@@ -171,12 +171,11 @@ def _dead(actors: list[Any], timeout: float) -> dict[int, ActorDiedError]:
             dead[rank] = error
     return dead
 
-
-# ---- what runs in the actors ----
+    # ---- runs in the actors ----
 
 
 def _be_there(instance: Any) -> None:
-    """Answer: the actor lives, and has done what was asked of it before."""
+    """Return, which shows that the actor is alive and has finished its earlier calls."""
 
 
 def _join(

@@ -1,4 +1,4 @@
-"""What arrays of any library look like to the core, and the arrays that operations make for their results."""
+"""Views of any library's arrays as buffers for the core, and new arrays for results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fastrt._core.collective.dlpack import Borrowed
 
 
 class Bits:
-    """An array whose elements are what NumPy has no type for; made by `as_bfloat16`.
+    """An array of a type that NumPy does not have; made by `as_bfloat16`.
 
     Attributes:
-        array: the elements' bits, as integers of their size.
-        dtype: the name of what they are.
+        array: the bits of the elements, as integers of the same size.
+        dtype: name of the elements' type.
     """
 
     def __init__(self, array: np.ndarray[Any, Any], dtype: str) -> None:
@@ -28,14 +28,14 @@ class Bits:
 
 
 def as_bfloat16(array: np.ndarray[Any, Any]) -> Bits:
-    """Have operations take integers of 16 bits for bfloat16, where there is no `ml_dtypes`.
+    """Mark an array of 16-bit integers as bfloat16, for programs without `ml_dtypes`.
 
     Args:
         array: of uint16 or int16.
     Returns:
-        What all operations take in the place of the array, no copy; new results are such arrays, too.
+        An object that all operations accept in place of the array, without a copy; new results are such objects too.
     Raises:
-        TypeError: it is no such array.
+        TypeError: the array has another type.
     """
     if not isinstance(array, np.ndarray) or array.dtype not in (np.uint16, np.int16):
         raise TypeError(f"as_bfloat16 takes an array of 16-bit integers, not {getattr(array, 'dtype', type(array))}")
@@ -43,16 +43,16 @@ def as_bfloat16(array: np.ndarray[Any, Any]) -> Bits:
 
 
 def as_buffer(array: Any, writable: bool) -> tuple[Any, str | None]:
-    """A contiguous buffer over the memory of an array that exports none with a type the core knows.
+    """Make a contiguous buffer over an array that does not export one with a type that the core knows.
 
     Args:
         array: a NumPy array of bfloat16 (`ml_dtypes`), or any array with `__dlpack__` in the CPU's memory.
-        writable: whether it will be written.
+        writable: whether the buffer will be written.
     Returns:
-        The buffer, no copy, and the name of its type, or None if the buffer itself says it.
+        The buffer, without a copy, and the name of its type; None if the buffer itself names it.
     Raises:
-        TypeError: this is no array, or one of another device.
-        ValueError: it is not contiguous, or read-only where it must not be.
+        TypeError: not an array, or one in another device's memory.
+        ValueError: not contiguous, or read-only although it must be writable.
     """
     if isinstance(array, Bits):
         return as_buffer(array.array, writable)[0], array.dtype
@@ -72,22 +72,22 @@ def as_buffer(array: Any, writable: bool) -> tuple[Any, str | None]:
     try:
         memoryview(array)
     except TypeError:
-        raise TypeError(f"an array or another buffer is needed, not {type(array).__name__}") from None
+        raise TypeError(f"the operation needs an array or another buffer, not {type(array).__name__}") from None
     raise ValueError("the buffer is read-only or not contiguous")
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """The shape of an array or buffer."""
+    """Return the shape of an array or buffer."""
     if hasattr(array, "shape"):
         return tuple(int(n) for n in array.shape)
     return Borrowed(array).shape if hasattr(array, "__dlpack__") else tuple(memoryview(array).shape or ())
 
 
 def new_like(array: Any, shape: tuple[int, ...]) -> Any:
-    """An uninitialised NumPy array of an array's type.
+    """Make an uninitialised NumPy array of the same type.
 
     Raises:
-        TypeError: NumPy has no such type here (bfloat16 needs `ml_dtypes`); pass `out`.
+        TypeError: NumPy does not have this type (bfloat16 needs `ml_dtypes`); pass `out`.
     """
     if isinstance(array, Bits):
         return Bits(np.empty(shape, array.array.dtype), array.dtype)
@@ -97,16 +97,16 @@ def new_like(array: Any, shape: tuple[int, ...]) -> Any:
         try:
             dtype = np.dtype(name)
         except TypeError:
-            raise TypeError(f"NumPy has no {name}: pass an array for the result as out=") from None
+            raise TypeError(f"NumPy has no type {name}: pass an array for the result as out=") from None
     return np.empty(shape, dtype)
 
 
 def raw_bytes(array: Any, writable: bool) -> tuple[np.ndarray[Any, Any], str]:
-    """The memory of an array as bytes, no copy, and the name of its type.
+    """Return an array's memory as bytes, without a copy, and the name of its type.
 
     Raises:
-        TypeError: this is no array, or one of another device.
-        ValueError: it is not contiguous, or read-only where it must not be.
+        TypeError: not an array, or one in another device's memory.
+        ValueError: not contiguous, or read-only although it must be writable.
     """
     name: str | None = None
     try:

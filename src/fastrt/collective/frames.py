@@ -1,9 +1,9 @@
-"""A TCP connection between two ranks of different machines: whole frames, each with the operation it belongs to.
+"""Frames over a TCP connection between two ranks of different machines, each with the number of its operation.
 
-The connection is sealed or not; both ends have proved the group's secret before the first frame.
+The connection is encrypted or not; both ends have proved the group's secret before the first frame.
 
-A frame that belongs to an operation which this side has given up is read and thrown away; one of a later operation
-than ours tells that the other side has given ours up. A time that runs out inside a frame makes the connection useless.
+A frame of an operation that this rank has given up is read and dropped. A frame of a later operation than this rank's
+means that the other rank has given this operation up. A timeout inside a frame makes the connection unusable.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _PROBE_S = 0.5
 
 
 class Broken(ConnectionError):
-    """The other end is gone, or the connection cannot be used any more."""
+    """The peer is gone, or the connection cannot be used any more."""
 
 
 class Frames:
-    """One direction or both of a link, which belongs to this object."""
+    """One or both directions of a connection, which this object owns."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._next: tuple[int, int] | None = None  # the head of a frame whose body is still to come
+        self._next: tuple[int, int] | None = None  # the head of a frame whose body has not been received
         self._usable = True
 
     def close(self) -> None:
-        """Close the connection; whoever waits on it is woken."""
+        """Close the connection and wake a thread that waits on it."""
         self._link.shutdown()
         self._link.close()
 
     @property
     def usable(self) -> bool:
-        """Whether frames can still be told from each other."""
+        """Whether the connection is at the boundary of a frame, or inside one that can be continued."""
         return self._usable and self._link.fileno() >= 0
 
     def send(self, seq: int, body: Any, timeout: float) -> None:
         """Send a frame.
 
         Raises:
-            CollectiveTimeout: the other end took nothing for so long.
-            Broken: it is gone.
+            CollectiveTimeout: the peer read nothing for this long.
+            Broken: the peer is gone.
         """
         view = memoryview(body).cast("B") if memoryview(body).nbytes else memoryview(b"")
         self._require()
@@ -62,11 +62,11 @@ class Frames:
             raise Broken(str(error)) from None
 
     def wait(self, seq: int, deadline: float) -> int:
-        """Wait for a frame of an operation: the size of its body, which is to be received next.
+        """Wait for a frame of an operation, and return the size of its body, to be received next.
 
         Raises:
-            CollectiveTimeout: it did not come in time, or the other end has given the operation up.
-            Broken: the other end is gone.
+            CollectiveTimeout: it did not come in time, or the peer has given the operation up.
+            Broken: the peer is gone.
         """
         while True:
             found, size = self._head(deadline)
@@ -82,7 +82,7 @@ class Frames:
             self._next = None
 
     def last_words(self, seq: int, deadline: float) -> bytes | None:
-        """The body of a frame of that number, if one is there; None otherwise."""
+        """Receive the body of a frame with this number if its head has come, else return None."""
         if self._next is None or self._next[0] != seq:
             return None
         body = bytearray(self._next[1])
@@ -90,11 +90,11 @@ class Frames:
         return bytes(body)
 
     def receive(self, into: Any, deadline: float) -> None:
-        """Receive a part of the body of the frame that `wait` found.
+        """Receive part of the body of the frame that `wait` returned.
 
         Raises:
-            CollectiveTimeout: it did not come in time; the connection is of no use then.
-            Broken: the other end is gone.
+            CollectiveTimeout: it did not come in time; the connection is unusable then.
+            Broken: the peer is gone.
         """
         view = memoryview(into)
         if view.nbytes == 0:
@@ -107,7 +107,7 @@ class Frames:
     def _head(self, deadline: float) -> tuple[int, int]:
         self._require()
         if self._next is None:
-            # Nothing of it has come when the time runs out here: the connection is as good as before.
+            # After a timeout here nothing of the frame has been read: the connection stays usable.
             poll = select.poll()
             poll.register(self._link, select.POLLIN)
             if not self._link.has_begun() and not poll.poll(max(deadline - time.monotonic(), 0.0) * 1000):
@@ -139,7 +139,7 @@ class Frames:
 
 
 def has_ended(address: tuple[str, int]) -> bool:
-    """Whether the process that listened there has ended; a machine that does not answer may be slow."""
+    """Whether the process that listened at an address has ended. A machine that does not answer counts as slow."""
     try:
         socket.create_connection(address, _PROBE_S).close()
     except ConnectionRefusedError:

@@ -1,11 +1,11 @@
-"""The first messages of a connection between two ranks: both prove the group's secret, then the caller says its rank.
+"""Opening of a connection between two ranks: both prove the group's secret, then the caller sends a greeting.
 
     caller -> listener   TLS handshake with certificates on both sides, or the proof of `fastrt.net.grpc.proof`
     caller -> listener   greeting: JSON with the purpose of the connection, its length before it
     listener -> caller   one byte, or with TLS the keys of `fastrt.net.grpc.sealed`: the greeting has arrived
 
-Before the proof the listener parses fields of fixed size only. It serves all who have connected at the same time.
-Silent or slow strangers have a deadline and a bounded number of places. They delay no rank.
+Before the proof the listener parses only fields of fixed size. It serves all callers at the same time. Silent or slow
+strangers have a deadline and a limited number of places, and do not delay the ranks.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from fastrt.net.grpc.sealed import SMALL_BYTES, Link, moved, seal_as_client, sea
 
 GREETING_S = 5.0  # for the proof and the greeting together
 _PLACES = 512
-_STAY_S = 0.25  # a new connection keeps its place at least this long; after that the oldest makes room
+_STAY_S = 0.25  # a new connection keeps its place for at least this long; then the oldest one may be replaced
 _GREETING_BYTES_MAX = 1 << 16
 _LENGTH = struct.Struct("<I")
 _TAKEN = b"\x01"
-_Steps = Generator[int, bytes, dict[str, Any]]  # yields how many bytes it needs next
+_Steps = Generator[int, bytes, dict[str, Any]]  # yields the number of bytes that it needs next
 
 
 class NotAdmitted(ConnectionError):
-    """The process at an address is no rank of the group, or closed the connection before it had proved that."""
+    """The process at an address is no rank of the group, or it closed the connection before the proof."""
 
 
 def dial(
@@ -54,21 +54,21 @@ def dial(
     Args:
         address: host and port of its listener.
         access: the group's secret.
-        purpose: what the connection is for; both ends must mean the same.
-        greeting: what the listener gets.
-        timeout: for all of it, in seconds.
-        bulk_bytes: size of the buffer that the listener has for what comes of this end.
+        purpose: purpose of the connection; must be the same at both ends.
+        greeting: data for the listener.
+        timeout: for everything together, in seconds.
+        bulk_bytes: size of the listener's buffer for this end's data.
     Returns:
-        The connection, sealed or not.
+        The connection, encrypted or not.
     Raises:
-        NotAdmitted: the other end has not proved the secret.
-        TimeoutError: it did not answer in time.
-        OSError: nobody listens there.
+        NotAdmitted: the peer has not proved the secret.
+        TimeoutError: the peer did not answer in time.
+        OSError: no process listens there.
     """
     until = time.monotonic() + timeout
     sock: Any = socket.create_connection(address, timeout)
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or the greeting waits 40 ms for the proof's ACK
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else the greeting waits 40 ms for the proof's ACK
         left = max(until - time.monotonic(), 0.01)
         if access.uses_tls(address[0]):
             sock = access.identity.open_client(sock, left)
@@ -79,7 +79,7 @@ def dial(
             return seal_as_client(sock, until, bulk_bytes, SMALL_BYTES)
         sock.settimeout(max(until - time.monotonic(), 0.001))
         if not sock.recv(1):
-            raise ConnectionError("the other end closed the connection")
+            raise ConnectionError("the peer closed the connection")
         return _in_the_clear(sock)
     except TimeoutError:
         sock.close()
@@ -108,9 +108,9 @@ def receive_text(link: Link, what: str, bytes_max: int, deadline: float) -> dict
     """Receive a message of `send_text`.
 
     Raises:
-        ForeignTextError: it is too long, or no JSON object.
+        ForeignTextError: it is too long, or not a JSON object.
         TimeoutError: it did not come in time.
-        ConnectionError: the other end is gone.
+        ConnectionError: the peer is gone.
     """
     (size,) = _LENGTH.unpack(_receive(link, _LENGTH.size, deadline))
     if size > bytes_max:
@@ -125,7 +125,7 @@ def _receive(link: Link, size: int, deadline: float) -> bytearray:
         while view:
             view = view[link.receive([view], 1, max(deadline - time.monotonic(), 0.001)) :]
     except EOFError:
-        raise ConnectionError("the other end closed the connection") from None
+        raise ConnectionError("the peer closed the connection") from None
     return data
 
 
@@ -133,14 +133,14 @@ class _Caller:
     """A connection that has not proved the secret yet.
 
     Args:
-        sock: accepted.
+        sock: the accepted socket.
         access: the group's secret.
-        purpose: what connections to this listener are for.
+        purpose: purpose of connections to this listener.
         context: for TLS; None: the proof in the clear.
         bulk_bytes: see `dial`.
 
     Attributes:
-        link: the connection, when the greeting is there.
+        link: the connection, once the greeting is complete.
     """
 
     def __init__(
@@ -165,10 +165,10 @@ class _Caller:
         self._needed = next(self._steps)
 
     def proceed(self) -> None:
-        """Take what has come, as far as it goes. `greeting` is there when all of it has.
+        """Process the bytes that have come. `greeting` is set when all of it has.
 
         Raises:
-            OSError, FastrtError: the caller is gone, or no rank of this group.
+            OSError, FastrtError: the caller is gone, or is no rank of this group.
         """
         try:
             if self._handshakes:
@@ -178,7 +178,7 @@ class _Caller:
             while self.greeting is None:
                 more = self.sock.recv(self._needed - len(self._received))
                 if not more:
-                    raise ConnectionError("it closed the connection before it had proved anything")
+                    raise ConnectionError("it closed the connection before the proof")
                 self._received += more
                 if len(self._received) == self._needed:
                     self._step()
@@ -201,34 +201,34 @@ class _Caller:
 
     def _prove(self) -> _Steps:
         server = proof.Server(self._access.key, self._purpose, proof.binding_of(self.sock, server=True))
-        self.sock.sendall(server.reply((yield proof.HELLO_BYTES)))  # an empty buffer of a socket has room for it
+        self.sock.sendall(server.reply((yield proof.HELLO_BYTES)))  # it fits into a socket's empty buffer
         server.check((yield proof.FINAL_BYTES))
         return (yield from self._read_greeting())
 
     def _read_greeting(self) -> _Steps:
         (size,) = _LENGTH.unpack((yield _LENGTH.size))
         if not 0 < size <= _GREETING_BYTES_MAX:
-            raise ForeignTextError(f"a greeting of {size} bytes")
+            raise ForeignTextError(f"a greeting has {size} bytes; the limit is {_GREETING_BYTES_MAX}")
         greeting = read_object((yield size), "a rank's greeting", {"purpose": str})
         if greeting["purpose"] != self._purpose:
-            raise ForeignTextError("a greeting for another group, or an earlier one of this name")
+            raise ForeignTextError("the greeting is for another group, or for an earlier one of this name")
         return greeting
 
 
 class Greetings:
-    """The callers of a listener that have not said who they are.
+    """The callers of a listener that have not sent a complete greeting yet.
 
     Args:
-        listener: stays the caller's.
+        listener: accepts the callers; not owned by this object.
         access: the group's secret.
-        purpose: what connections to this listener are for.
+        purpose: purpose of connections to this listener.
         bulk_bytes: see `dial`.
     """
 
     def __init__(self, listener: socket.socket, access: Access, purpose: str, bulk_bytes: int = SMALL_BYTES) -> None:
         self._bulk_bytes = bulk_bytes
-        self.refused = ""  # why the last caller was refused
-        listener.setblocking(False)  # a caller may be gone again before it is accepted
+        self.refused = ""  # the reason why the last caller was refused
+        listener.setblocking(False)  # a caller may disconnect before it is accepted
         self._listener = listener
         self._access = access
         self._purpose = purpose
@@ -238,10 +238,10 @@ class Greetings:
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def wait(self, patience_s: float | None) -> list[tuple[Link, dict[str, Any]]]:
-        """Wait for something to happen.
+        """Wait for callers, and process their messages.
 
         Args:
-            patience_s: for how long, in seconds; None: until a caller comes, or the listener is shut down.
+            patience_s: how long to wait, in seconds; None: until a caller comes or the listener is shut down.
         Returns:
             Connections that have proved the secret, and their greetings.
         Raises:
@@ -261,7 +261,7 @@ class Greetings:
             if fd in self._callers:
                 greeted += self._proceed(fd)
             elif fd != self._listener.fileno():
-                continue  # another caller has taken its place meanwhile
+                continue  # the descriptor's caller has gone, and this is a later one
             elif event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                 raise EOFError("the listener is shut down")
             else:
@@ -272,7 +272,7 @@ class Greetings:
         return greeted
 
     def close(self) -> None:
-        """Hang up on all who have not said who they are."""
+        """Close the connections of all callers that have not sent a greeting."""
         for fd in list(self._callers):
             self._drop(fd, "")
         if self._reserve >= 0:
@@ -280,12 +280,12 @@ class Greetings:
             self._reserve = -1
 
     def _has_room(self) -> bool:
-        """Whether one more may come now: there is a place, or the oldest has had its time."""
+        """Whether one more caller can be accepted: a place is free, or the oldest caller may be replaced."""
         oldest = next(iter(self._callers.values()), None)
         return len(self._callers) < _PLACES or (oldest is not None and oldest.since + _STAY_S <= time.monotonic())
 
     def _next_change(self) -> float | None:
-        """When the oldest caller has to leave, or may have to make room."""
+        """Time at which the oldest caller must leave, or may be replaced."""
         oldest = next(iter(self._callers.values()), None)
         if oldest is None:
             return None
@@ -299,16 +299,16 @@ class Greetings:
                 self._make_room()
             return
         if len(self._callers) >= _PLACES:
-            self._drop(next(iter(self._callers)), "others came while it was silent")
+            self._drop(next(iter(self._callers)), "it was replaced by newer connections")
         try:
             caller = _Caller(sock, self._access, self._purpose, self._context, self._bulk_bytes)
-        except (OSError, ValueError):  # it has gone again
+        except (OSError, ValueError):  # it has disconnected
             sock.close()
             return
         self._callers[caller.sock.fileno()] = caller
 
     def _make_room(self) -> None:
-        """This process has no descriptor left: the oldest caller goes, or else the next one is hung up on at once."""
+        """Free a descriptor, since the process has none left: drop the oldest caller, or else refuse the next one."""
         if self._callers:
             self._drop(next(iter(self._callers)), "this process has no descriptors left")
             return

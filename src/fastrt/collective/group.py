@@ -1,6 +1,6 @@
-"""What every group offers, whatever carries it: the operations that are made of a few others.
+"""The interface of all groups, and the operations that are made from a few others.
 
-A subclass has `perform` (one operation, now), `later` (one in the background), and the members named below.
+A subclass implements `perform` (one operation, now), `later` (one in the background), and the members named below.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from fastrt.collective.handles import Handle
 from fastrt.foreign_text import read_json
 
 _SIZE = np.dtype(np.int64)
-_PLAIN_BYTES_MAX = 1 << 20  # of fastrt's own data
+_PLAIN_BYTES_MAX = 1 << 20  # for fastrt's internal data
 
 
 class Group:
-    """Processes that work on arrays together, each with a rank from 0. Made by `init_group`.
+    """Processes that work on arrays together, each with a rank. Made by `init_group`.
 
     All ranks call the same operations in the same order. Each takes `timeout` (seconds; default: the group's) and
     `async_op=True`, which returns a `Handle` at once, and raises:
 
     - `CollectiveTimeout` when other ranks do not come in time,
-    - `CollectiveMismatch` when they call something else, which the message describes,
+    - `CollectiveMismatch` when they call another operation, which the message describes,
     - `PeerDied` when a rank's process has ended; see `rebuild`.
 
     Arrays are NumPy arrays, or any contiguous CPU buffer that offers the buffer protocol or DLPack.
@@ -38,43 +38,43 @@ class Group:
 
     @property
     def rank(self) -> int:
-        """This process's number.
+        """This process's number, from 0.
 
         Raises:
-            NotImplementedError: always, here.
+            NotImplementedError: always, in this base class.
         """
         raise NotImplementedError
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are.
+        """Number of ranks.
 
         Raises:
-            NotImplementedError: always, here.
+            NotImplementedError: always, in this base class.
         """
         raise NotImplementedError
 
     def perform(self, kind: str, source: Any, target: Any, root: int, op: str, timeout: float | None) -> Any:
-        """One operation, now; see `fastrt._core.collective.collective`.
+        """Run one operation now; see `fastrt._core.collective.collective`.
 
         Raises:
-            NotImplementedError: always, here.
+            NotImplementedError: always, in this base class.
         """
         raise NotImplementedError
 
     def later(self, async_op: bool, function: Any, *args: Any) -> Any:
-        """One operation, after those that are under way: its handle if `async_op`, else its result.
+        """Run one operation after those in the background: return its handle if `async_op`, else its result.
 
         Raises:
-            NotImplementedError: always, here.
+            NotImplementedError: always, in this base class.
         """
         raise NotImplementedError
 
     def destroy(self) -> None:
-        """Leave the group. Ranks that wait for this one are told (`PeerDied`). Arrays of `empty` stay valid here.
+        """Leave the group. Ranks that wait for this one raise `PeerDied`. Arrays of `empty` stay valid in this process.
 
         Raises:
-            NotImplementedError: always, here.
+            NotImplementedError: always, in this base class.
         """
         raise NotImplementedError
 
@@ -95,7 +95,7 @@ class Group:
         """The shape of one rank's part of an array."""
         shape = shape_of(array)
         if not shape or shape[0] % self.world_size:
-            raise ValueError(f"an array of shape {shape} cannot be shared out among {self.world_size} ranks")
+            raise ValueError(f"an array of shape {shape} cannot be divided equally among {self.world_size} ranks")
         return shape[0] // self.world_size, *shape[1:]
 
     # ---- operations on arrays ----
@@ -114,9 +114,9 @@ class Group:
 
         Args:
             array: of the same type and size on all ranks; holds the result on `dst`, unless `out` is given.
-            dst: who gets the result.
+            dst: the rank that gets the result.
             op: sum, prod, min, max, avg, band, bor.
-            out: on `dst`: an array for the result.
+            out: on `dst`: an array for the result; default: `array`.
             timeout: seconds.
             async_op: return a handle at once.
         Returns:
@@ -139,13 +139,13 @@ class Group:
         Returns:
             This rank's part.
         Raises:
-            ValueError: the array cannot be shared out equally.
+            ValueError: the array cannot be divided equally.
         """
         out = new_like(array, self._shared_out(array)) if out is None else out
         return self._do("reduce_scatter", array, out, 0, op, timeout, async_op)
 
     def all_gather(self, array: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Give all ranks the arrays of all ranks.
+        """Collect the arrays of all ranks on every rank.
 
         Args:
             array: of the same type and size on all ranks.
@@ -161,7 +161,7 @@ class Group:
     def gather(
         self, array: Any, dst: int = 0, out: Any = None, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
-        """Give one rank the arrays of all ranks, as `all_gather` does.
+        """Collect the arrays of all ranks on one rank.
 
         Returns:
             All arrays on `dst`, None elsewhere.
@@ -171,11 +171,11 @@ class Group:
         return self._do("gather", array, out if self.rank == dst else None, dst, "sum", timeout, async_op)
 
     def broadcast(self, array: Any, src: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Give all ranks what rank `src` has.
+        """Copy the array of rank `src` to all ranks.
 
         Args:
             array: of the same type and size on all ranks; read on `src`, overwritten elsewhere.
-            src: whose array it is.
+            src: the rank whose array is copied.
             timeout: seconds.
             async_op: return a handle at once.
         Returns:
@@ -199,27 +199,27 @@ class Group:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Give each rank its part of what rank `src` has.
+        """Divide the array of rank `src` among all ranks.
 
         Args:
-            array: on `src`: shape (n * world_size, ...); not looked at elsewhere.
-            src: whose array it is.
-            out: an array for this rank's part. Needed on all ranks but `src`, where the default is a new one.
+            array: on `src`: shape (n * world_size, ...); ignored on other ranks.
+            src: the rank whose array is divided.
+            out: an array for this rank's part. Required on all ranks except `src`, where the default is a new one.
             timeout: seconds.
             async_op: return a handle at once.
         Returns:
             This rank's part.
         Raises:
-            ValueError: the array cannot be shared out equally, or `out` is missing.
+            ValueError: the array cannot be divided equally, or `out` is missing.
         """
         if out is None:
             if self.rank != src:
-                raise ValueError("scatter needs out= on every rank but src: only src knows the shape")
+                raise ValueError("scatter needs out= on every rank except src, because only src knows the shape")
             out = new_like(array, self._shared_out(array))
         return self._do("scatter", array if self.rank == src else None, out, src, "sum", timeout, async_op)
 
     def all_to_all(self, array: Any, out: Any = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Give each rank its part of every rank's array.
+        """Exchange parts: each rank gets its part of every rank's array.
 
         Args:
             array: shape (n * world_size, ...), the same on all ranks. Part r goes to rank r.
@@ -227,9 +227,9 @@ class Group:
             timeout: seconds.
             async_op: return a handle at once.
         Returns:
-            What the others had for this rank, in the order of ranks.
+            The parts for this rank, in the order of the ranks that sent them.
         Raises:
-            ValueError: the array cannot be shared out equally.
+            ValueError: the array cannot be divided equally.
         """
         self._shared_out(array)
         out = new_like(array, shape_of(array)) if out is None else out
@@ -238,18 +238,18 @@ class Group:
     # ---- between two ranks ----
 
     def send(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Send an array's bytes to one rank; see the subclasses.
+        """Send an array's bytes to one rank.
 
         Raises:
-            NotImplementedError: always, here.
+            NotImplementedError: always, in this base class.
         """
         raise NotImplementedError
 
     def recv(self, array: Any, src: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Receive the next message of a tag from one rank; see the subclasses.
+        """Receive the next message with a tag from one rank.
 
         Raises:
-            NotImplementedError: always, here.
+            NotImplementedError: always, in this base class.
         """
         raise NotImplementedError
 
@@ -266,12 +266,12 @@ class Group:
     # ---- operations on objects ----
 
     def gather_plain(self, value: Any, timeout: float | None) -> list[Any]:
-        """Give all ranks the values of all ranks: plain data of fastrt's own, which travel as JSON."""
+        """Collect the values of all ranks on every rank: internal data, sent as JSON."""
         bodies = self._gather_bytes(json.dumps(value).encode(), timeout)
         return [read_json(body, f"rank {rank}'s part", bytes_max=_PLAIN_BYTES_MAX) for rank, body in enumerate(bodies)]
 
     def broadcast_plain(self, value: Any, src: int, timeout: float | None) -> Any:
-        """Give all ranks the value of one: plain data of fastrt's own, which travel as JSON."""
+        """Copy the value of one rank to all ranks: internal data, sent as JSON."""
         body = self._broadcast_bytes(json.dumps(value).encode() if self.rank == src else b"", src, timeout)
         return value if self.rank == src else read_json(body, f"rank {src}'s value", bytes_max=_PLAIN_BYTES_MAX)
 
@@ -292,16 +292,16 @@ class Group:
         return mine if self.rank == src else body.tobytes()
 
     def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
-        """Give all ranks the values of all ranks; they are pickled.
+        """Collect the values of all ranks on every rank; they are pickled.
 
         Returns:
-            The values in the order of ranks; this rank's is a copy, too.
+            The values in the order of ranks; this rank's value is a copy too.
         """
-        # Every rank has proved that it is this user's or has the group's secret: see `init_group`.
+        # Pickles of other ranks are trusted: each rank has proved its user or the secret, see `init_group`.
         return [pickle.loads(body) for body in self._gather_bytes(pickle.dumps(value, 5), timeout)]
 
     def broadcast_object(self, value: Any = None, src: int = 0, *, timeout: float | None = None) -> Any:
-        """Give all ranks the value that rank `src` has; it is pickled.
+        """Copy the value of rank `src` to all ranks; it is pickled.
 
         Returns:
             A copy of the value; on `src` the value itself.
@@ -311,14 +311,14 @@ class Group:
 
 
 def plain_wish(color: Any, key: Any) -> list[Any]:
-    """Check what a rank gives to `split`, which other ranks get as JSON.
+    """Check a rank's arguments of `split`, which are sent to the other ranks as JSON.
 
     Raises:
-        TypeError: the colour is no whole number, string or None, or the key is no whole number.
+        TypeError: the colour is not an integer, a string or None, or the key is not an integer.
     """
     if color is not None and not isinstance(color, str):
         try:
             color = operator.index(color)
         except TypeError:
-            raise TypeError(f"a color is an int, a string or None, not {type(color).__name__}") from None
+            raise TypeError(f"color must be an int, a string or None, not {type(color).__name__}") from None
     return [color, operator.index(key)]

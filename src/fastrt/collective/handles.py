@@ -1,4 +1,4 @@
-"""Operations in the background: one thread for what must stay in order, and the handle that a caller waits on."""
+"""Operations in the background: a thread that runs them in order, and the handle that the caller waits on."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from fastrt.errors import CollectiveTimeout
 
 
 class Handle:
-    """An operation that goes on in the background. `wait` for it, ask `done`, or `await` it.
+    """An operation that runs in the background. `wait` for it, poll `done`, or `await` it.
 
-    What it raises is what the operation raises. The arrays it was given belong to it until then.
+    Waiting raises the operation's error. Do not change its arrays before it is done.
     """
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The operation's result, as the blocking call returns it.
+        """Wait for the operation and return the result of the blocking call.
 
         Args:
-            timeout: seconds; by default as long as the operation itself may take.
+            timeout: seconds; None: the operation's own timeout ends the wait.
         Raises:
-            CollectiveTimeout: it is not done in that time; it goes on.
+            CollectiveTimeout: the operation is not done in that time; it continues.
         """
         try:
             return self._future.result(timeout)
         except FutureTimeout as error:
             if isinstance(error, CollectiveTimeout):
                 raise
-            raise CollectiveTimeout(f"the operation is not done after {timeout} s; it goes on") from None
+            raise CollectiveTimeout(f"the operation is not done after {timeout} s; it continues") from None
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the operation has ended, with or without an error."""
         return self._future.done()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -45,11 +45,11 @@ class Handle:
 
 
 class Line:
-    """Runs functions one after the other in a thread of its own, which starts with the first.
+    """Runs functions one after the other, in its own thread that starts with the first of them.
 
     Args:
-        name: of the thread.
-        waiting: told how many are queued or running, each time that changes.
+        name: the thread's name.
+        waiting: called with the number of queued and running functions whenever it changes.
     """
 
     def __init__(self, name: str, waiting: Callable[[int], None] | None = None) -> None:
@@ -68,7 +68,7 @@ class Line:
             return Handle(self._pool.submit(self._run, function, args))
 
     def close(self) -> None:
-        """Take no more; what is queued is still done."""
+        """Accept no more calls; queued ones are still run."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 

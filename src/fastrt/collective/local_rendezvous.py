@@ -1,9 +1,9 @@
-"""How the ranks of one machine find each other by a name alone, and get the memory they share.
+"""Rendezvous of the ranks of one machine by a name alone, and creation of the memory that they share.
 
 Rank 0 listens on an abstract Unix socket whose address is a hash of user, session and name; the others connect as soon
-as it is there. When all have come it makes the memory, a memfd, and sends everyone a descriptor of it. Neither has an
-entry in any file system, so there is nothing to clean up whoever is killed when. Both sides ask the kernel for the
-other's user and talk to nobody else.
+as it exists. When all have come, rank 0 creates the memory, a memfd, and sends a descriptor of it to each. Neither has
+an entry in a file system, so nothing is left over, even if any process is killed at any time. Both sides ask the kernel
+for the other's user id and only talk to the same user.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fastrt._core.collective.groups import GroupMemory
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 from fastrt.foreign_text import check_object, read_object
 
-_RETRY_S = 0.002  # how often to look for rank 0; doubled up to
+_RETRY_S = 0.002  # first interval between attempts to reach rank 0; doubled up to
 _RETRY_S_MAX = 0.05
 _MESSAGE_BYTES_MAX = 1 << 16
 
 
 class Met(NamedTuple):
-    """What the ranks of a node have when they have found each other."""
+    """The result of a rendezvous."""
 
     memory: GroupMemory
     group_id: str  # random, the same on all ranks
@@ -42,18 +42,18 @@ def meet(
     """Wait for all ranks of a group on this machine.
 
     Args:
-        name: what they all call it.
+        name: the common name.
         rank: this process's number among them.
-        world_size: how many they are.
+        world_size: number of ranks.
         timeout: seconds.
         wish: must be the same on all ranks.
-        watch: called now and then while others are waited for; raises PeerDied when one of them cannot come.
+        watch: called now and then during the wait; raises PeerDied when a missing rank cannot come.
     Returns:
         The memory, attached, and the group's id.
     Raises:
-        CollectiveTimeout: they did not all come in time.
-        CollectiveMismatch: two have the same rank, or they disagree about the group.
-        PeerDied: one of them ended while the group was made.
+        CollectiveTimeout: not all ranks came in time.
+        CollectiveMismatch: two processes have the same rank, or the ranks disagree about the group.
+        PeerDied: a rank ended while the group was made.
     """
     address = "\0fastrt-group-" + hashlib.sha256(f"{os.getuid()}/{name}".encode()).hexdigest()[:40]
     me = {"rank": rank, "world_size": world_size, "wish": wish, "pid": os.getpid(), "version": 1}
@@ -68,14 +68,14 @@ def meet(
 def _bind(listener: socket.socket, address: str) -> bool:
     try:
         listener.bind(address)
-    except OSError:  # another rank 0 is gathering under this name: it will say what it thinks of a second one
+    except OSError:  # another rank 0 is gathering under this name: it will refuse a second one with a message
         return False
     listener.listen(64)
     return True
 
 
 def _user_of(connection: socket.socket) -> int:
-    """The uid of the other end's process, as the kernel recorded it when it listened or connected."""
+    """The uid of the peer's process, recorded by the kernel when it listened or connected."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int(struct.unpack("3i", raw)[1])
 
@@ -87,19 +87,19 @@ def _send(connection: socket.socket, message: dict[str, Any], fd: int | None = N
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """A message and the descriptor that came with it; raises EOFError when the other end is gone."""
+    """Receive a message and the descriptor that came with it; raises EOFError when the peer is gone."""
     body, rights, _, _ = connection.recvmsg(_MESSAGE_BYTES_MAX, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, data in rights:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data)
     if not body:
-        raise EOFError("the other end is gone")
+        raise EOFError("the peer is gone")
     return read_object(body, "a rank's message", bytes_max=_MESSAGE_BYTES_MAX), fds[0] if fds else None
 
 
 class _Gathering:
-    """Rank 0's side: who has come, until all have."""
+    """Rank 0's part: accepts the other ranks until all have come."""
 
     def __init__(
         self,
@@ -119,18 +119,18 @@ class _Gathering:
         self.selector = selectors.DefaultSelector()
 
     def run(self) -> Met:
-        """Gather, make the memory, hand it out."""
+        """Accept all ranks, create the memory, and send it to them."""
         try:
             self.selector.register(self.listener, selectors.EVENT_READ)
             while len(self.there) < self.size - 1:
                 self._wait_for_more()
-            self.listener.close()  # the name is free for the next group
+            self.listener.close()  # frees the name for the next group
             return self._hand_out()
         except CollectiveTimeout as error:
-            self._tell({"error": "CollectiveTimeout", "text": str(error)})
+            self._send_all({"error": "CollectiveTimeout", "text": str(error)})
             raise
         except PeerDied as error:
-            self._tell({"error": "PeerDied", "text": str(error), "rank": error.rank})
+            self._send_all({"error": "PeerDied", "text": str(error), "rank": error.rank})
             raise
         finally:
             self.selector.close()
@@ -151,7 +151,7 @@ class _Gathering:
             if key.fileobj is self.listener:
                 try:
                     connection, _ = self.listener.accept()
-                except OSError:  # it has gone again, or this process has no descriptor left now
+                except OSError:  # it has disconnected, or this process has no descriptor left
                     time.sleep(_RETRY_S_MAX)
                     continue
                 connection.settimeout(1.0)
@@ -160,7 +160,7 @@ class _Gathering:
                 self._hear(key.data)
 
     def _admit(self, connection: socket.socket) -> None:
-        """Take a rank in, or tell it why not."""
+        """Accept a rank, or send it the reason of the refusal."""
         try:
             if _user_of(connection) != os.getuid():
                 raise EOFError("another user")
@@ -191,7 +191,7 @@ class _Gathering:
         return None if isinstance(rank, int) and 0 < rank < self.size else f"there is no rank {rank}"
 
     def _hear(self, rank: int) -> None:
-        """A rank that says something before it is asked has ended; it may be started again and come anew."""
+        """Forget a rank whose connection is readable: it has ended, but may be started again and come once more."""
         connection, _ = self.there.pop(rank)
         self.selector.unregister(connection)
         connection.close()
@@ -216,27 +216,27 @@ class _Gathering:
             text = f"rank {rank} (process {hello['pid']}) ended while group {self.name!r} was made"
             raise PeerDied(text, rank) from None
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send_all(self, message: dict[str, Any]) -> None:
         for connection, _ in self.there.values():
             try:
                 _send(connection, message)
             except OSError:
-                continue  # it ended, too
+                continue  # it has ended too
 
 
 def _join(name: str, address: str, me: dict[str, Any], deadline: float, watch: Callable[[], None] | None) -> Met:
-    """Any other rank's side. A rank 0 that breaks off is waited for again: it may be started anew."""
+    """Run the part of a rank other than 0. If rank 0 ends early, wait for a restarted one."""
     pause, user = _RETRY_S, os.getuid()
     while time.monotonic() < deadline:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             try:
-                connection.setblocking(False)  # a listener that takes nobody must not keep this rank
+                connection.setblocking(False)  # a listener that does not accept must not block this rank
                 connection.connect(address)
                 user = _user_of(connection)
                 if user == os.getuid():
                     connection.settimeout(max(deadline - time.monotonic(), 0.1))
                     _send(connection, me)
-                    return _be_told(connection, me, deadline)
+                    return _await_memory(connection, me, deadline)
             except (ConnectionError, BlockingIOError, EOFError):
                 pass
         if watch is not None:
@@ -245,7 +245,7 @@ def _join(name: str, address: str, me: dict[str, Any], deadline: float, watch: C
         pause = min(2 * pause, _RETRY_S_MAX)
     if user != os.getuid():
         raise CollectiveTimeout(
-            f"group {name!r}: a process of another user (uid {user}) has taken the address of this name, so the ranks "
+            f"group {name!r}: a process of another user (uid {user}) holds the address of this name, so the ranks "
             "cannot meet. Use another name, or give address= and token="
         )
     raise CollectiveTimeout(
@@ -254,26 +254,26 @@ def _join(name: str, address: str, me: dict[str, Any], deadline: float, watch: C
     )
 
 
-def _be_told(connection: socket.socket, me: dict[str, Any], deadline: float) -> Met:
+def _await_memory(connection: socket.socket, me: dict[str, Any], deadline: float) -> Met:
     memory: GroupMemory | None = None
     group_id = ""
     while True:
-        connection.settimeout(max(deadline - time.monotonic() + 1.0, 0.1))  # rank 0's own time runs out first
+        connection.settimeout(max(deadline - time.monotonic() + 1.0, 0.1))  # rank 0's timeout comes first
         try:
-            told, fd = _receive(connection)
+            answer, fd = _receive(connection)
         except TimeoutError:
-            raise CollectiveTimeout("rank 0 said nothing more while the group was made") from None
+            raise CollectiveTimeout("rank 0 sent nothing more while the group was made") from None
         except (OSError, EOFError):
             if memory is None:
                 raise EOFError("rank 0 is gone") from None
             raise PeerDied("rank 0 ended while the group was made", 0) from None
-        if "error" in told:
-            if told["error"] == "PeerDied":
-                raise PeerDied(told["text"], told["rank"])
-            raise (CollectiveTimeout if told["error"] == "CollectiveTimeout" else CollectiveMismatch)(told["text"])
+        if "error" in answer:
+            if answer["error"] == "PeerDied":
+                raise PeerDied(answer["text"], answer["rank"])
+            raise (CollectiveTimeout if answer["error"] == "CollectiveTimeout" else CollectiveMismatch)(answer["text"])
         if fd is not None:
             memory = GroupMemory.attach(fd, me["rank"], me["world_size"])
-            group_id = told["group_id"]
+            group_id = answer["group_id"]
             _send(connection, {"attached": True})
         elif memory is not None:
             return Met(memory, group_id)

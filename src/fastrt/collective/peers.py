@@ -1,7 +1,7 @@
-"""Connections between single ranks of different nodes: made when first needed, one for each direction.
+"""Connections between single ranks of different nodes: opened at the first use, one for each direction.
 
-A thread takes the callers of this rank's listener: two ranks may call each other at the same time, and a rank that
-computes does not keep its callers waiting. It sleeps while nobody calls.
+A thread accepts the callers of this rank's listener: two ranks may call each other at the same time, and a rank that
+computes must not delay its callers. The thread sleeps without callers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 from fastrt.foreign_text import ForeignTextError, check_object
 from fastrt.net.grpc.sealed import BULK_BYTES, Link
 
-_LOOK_S = 0.5  # how often a rank that does not connect is looked at
+_LOOK_S = 0.5  # interval of checks whether a rank that does not connect is alive
 _RETRY_S = 0.05
 _TAG = struct.Struct("<q")
 
@@ -32,10 +32,10 @@ class Peers:
     """This rank's connections.
 
     Args:
-        assembled: where everybody is.
+        assembled: addresses of all ranks, and this rank's listener.
         rank: this process's number.
-        others: the ranks that it may have connections with.
-        name: the group's, for the thread.
+        others: the ranks that connections are possible with.
+        name: the group's name, for the thread.
     """
 
     def __init__(self, assembled: Assembled, rank: int, others: list[int], name: str) -> None:
@@ -45,7 +45,7 @@ class Peers:
         self._listener = assembled.listener
         self._purpose = f"fastrt collective link {assembled.group_id}"
         self._came = threading.Condition()
-        self._waiting: dict[tuple[int, str], Frames] = {}  # connections that callers have made, until they are used
+        self._waiting: dict[tuple[int, str], Frames] = {}  # accepted connections that are not used yet
         self._closed = False
         self._frames: dict[tuple[str, int], Frames] = {}
         self._aside: dict[int, list[tuple[int, bytes]]] = {}
@@ -58,7 +58,7 @@ class Peers:
             self._door.start()
 
     def close(self) -> None:
-        """Close everything; whoever waits is woken."""
+        """Close everything and wake all threads that wait."""
         for line in self._lines.values():
             line.close()
         with contextlib.suppress(OSError):
@@ -76,8 +76,8 @@ class Peers:
         """Connect to a rank.
 
         Raises:
-            PeerDied: nobody listens there any more.
-            CollectiveTimeout: it did not answer in time.
+            PeerDied: no process listens there any more.
+            CollectiveTimeout: the rank did not answer in time.
         """
         place = self._assembled.places[rank]
         where = f"rank {rank} at {place.host}:{place.port}"
@@ -92,7 +92,7 @@ class Peers:
             except NotAdmitted as error:
                 if time.monotonic() > deadline:
                     raise PeerDied(f"{where} has ended: {error}", rank) from None
-                time.sleep(_RETRY_S)  # strangers may have had all places there; if it has ended, the next try says so
+                time.sleep(_RETRY_S)  # strangers may occupy its places; if it has ended, the next try fails
             except OSError as error:
                 raise PeerDied(f"{where} has ended: {error}", rank) from None
 
@@ -100,8 +100,8 @@ class Peers:
         """Wait for a rank to connect.
 
         Raises:
-            CollectiveTimeout: it did not in time.
-            PeerDied: it has ended.
+            CollectiveTimeout: it did not connect in time.
+            PeerDied: its process has ended.
         """
         place = self._assembled.places[rank]
         while True:
@@ -118,7 +118,7 @@ class Peers:
                 raise PeerDied(f"rank {rank} at {place.host}:{place.port} has ended", rank)
 
     def _take_callers(self, greetings: Greetings) -> None:
-        """Be the thread: take callers until the listener is shut down."""
+        """Accept callers until the listener is shut down; runs in the thread."""
         try:
             while True:
                 for link, greeting in greetings.wait(None):
@@ -132,7 +132,7 @@ class Peers:
         try:
             check_object(greeting, "a rank's greeting", {"rank": int, "use": str})
             if greeting["rank"] not in self._others:
-                raise ForeignTextError(f"rank {greeting['rank']} has no connections with this one")
+                raise ForeignTextError(f"rank {greeting['rank']} may not connect to this one")
             frames = Frames(link)
         except (OSError, ForeignTextError):
             link.close()
@@ -149,13 +149,13 @@ class Peers:
     def run(
         self, async_op: bool, what: str, data: np.ndarray[Any, Any], peer: int, tag: int, patience: float, result: Any
     ) -> Any:
-        """Send or receive, in the background or now, in order with what is in the background already.
+        """Send or receive, in the background or now, in order with the operations in the background.
 
         Raises:
             ValueError: there is no such rank.
         """
         if peer not in self._others:
-            raise ValueError(f"a message from rank {self._rank} to or from rank {peer}, which does not exist")
+            raise ValueError(f"rank {self._rank} cannot exchange messages with rank {peer}, which does not exist")
         key = (what, peer)
         if not async_op and key not in self._lines:
             return self._now(what, data, peer, tag, patience, result)

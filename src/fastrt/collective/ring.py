@@ -1,10 +1,11 @@
-"""The leaders of several nodes in a ring of TCP connections: what their operations do with whole arrays of bytes.
+"""The ring of TCP connections between the leaders of several nodes, and its operations on whole byte arrays.
 
-all_reduce is the classic ring: in n - 1 steps each leader passes on a slice that it has added its own to, in n - 1 more
-the finished slices go round. Each slice is summed in one place in the order of the ring, so all get the same bits.
+all_reduce is the classic ring: in n - 1 steps each leader adds its slice to a received one and passes the sum on; in
+n - 1 more steps the finished slices go round. Each slice is summed in one place in the order of the ring, so all
+leaders get the same bits.
 
-Before every operation the leaders pass round what they are about to do, and whether it has failed on their node
-already. A leader that fails in the middle sends a last frame that says why, which the others pass on.
+Before every operation the leaders pass round what they are about to do, and whether it has already failed on their
+node. A leader that fails during the exchange sends a last frame with the reason, which the others pass on.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from fastrt.errors import CollectiveMismatch, CollectiveTimeout, FastrtError, Pe
 from fastrt.foreign_text import check_object, read_object
 
 Bytes = np.ndarray[Any, Any]
-_PIECE_BYTES = 1 << 20  # received, reduced and passed on at a time: it stays in the cache
-_INLINE_BYTES = 1 << 15  # so much fits into the buffers of any socket: no thread is needed to send it
+_PIECE_BYTES = 1 << 20  # received, reduced and passed on at a time, so that it stays in the cache
+_INLINE_BYTES = 1 << 15  # fits into the buffers of any socket, so sending it needs no thread
 _POISON = (1 << 64) - 1
 _LAST_WORDS_S = 1.0
 _WORD_BYTES_MAX = 1 << 20
@@ -36,8 +37,8 @@ class Ring:
     """One leader's place in the ring.
 
     Args:
-        index, count: which node of how many this is.
-        before, behind: connections to the leaders of the nodes on both sides.
+        index, count: this node's number, and the number of nodes.
+        before, behind: connections to the leaders of the previous and the next node.
         leaders: the rank of each node's leader.
     """
 
@@ -50,7 +51,7 @@ class Ring:
         self._sender = ThreadPoolExecutor(1, "fastrt-ring")
         self._scratch = np.empty(_PIECE_BYTES, np.uint8)
         self._dead: PeerDied | None = None
-        self._sent: Future[None] | None = None  # what the thread is sending
+        self._sent: Future[None] | None = None  # the last send in the thread
 
     def close(self) -> None:
         """Close both connections."""
@@ -58,15 +59,15 @@ class Ring:
         self._behind.close()
         self._sender.shutdown(wait=False)
 
-    # ---- what the nodes are about to do ----
+    # ---- agreement before an operation ----
 
     def agree(self, seq: int, what: str, error: FastrtError | None, deadline: float) -> None:
-        """Pass round what this node does in an operation, or why it cannot.
+        """Pass round this node's operation, or why it failed here.
 
         Raises:
-            CollectiveTimeout: not all leaders came in time, or ranks of a node did not.
-            CollectiveMismatch: nodes do different things, or ranks of a node do.
-            PeerDied: a rank is gone.
+            CollectiveTimeout: not all leaders came in time, or not all ranks of a node.
+            CollectiveMismatch: nodes, or ranks of a node, call different operations.
+            PeerDied: a rank has ended.
         """
         if self._dead is not None:
             raise self._dead
@@ -84,28 +85,27 @@ class Ring:
             seen.append(carried)
         for one in seen:
             if one["error"]:
-                told = unpack_error(one["error"])
-                if isinstance(told, PeerDied):
-                    self.fail(told)  # another leader may have heard all that it had to, and wait for our part
-                raise told
+                failure = unpack_error(one["error"])
+                if isinstance(failure, PeerDied):
+                    self.fail(failure)  # another leader may have no error yet, and wait for this one's part
+                raise failure
         if len({one["what"] for one in seen}) > 1:
             story = "; ".join(f"rank {self._leaders[one['node']]} and its node: {one['what']}" for one in seen)
             raise CollectiveMismatch(f"operation {seq} is not the same on all nodes: {story}")
 
     def fail(self, error: FastrtError) -> None:
-        """Tell the others why this leader breaks off in the middle of an operation; the ring is of no use then."""
+        """Send the others the reason why this leader stops during an operation; the ring is unusable afterwards."""
         if self._dead is None:
             self._dead = error if isinstance(error, PeerDied) else PeerDied(str(error), self._leaders[self.index])
-            self.settle()  # not into the middle of what the thread is sending
+            self.settle()  # a frame that the thread is sending must be complete
             try:
                 self._behind.send(_POISON, json.dumps(pack_error(self._dead)).encode(), _LAST_WORDS_S)
             except (Broken, CollectiveTimeout):
-                pass  # it is gone itself
+                pass  # the next leader has ended too
             self._before.close()
 
     def settle(self) -> bool:
-        """After a time that ran out: whether the next operation can use the connections; the rest of this one's frames
-        is thrown away by whoever receives them."""
+        """After a timeout: whether the next operation can use the connections. Leaders drop late frames of this one."""
         if self._sent is not None:
             try:
                 self._sent.result(_LAST_WORDS_S)
@@ -115,13 +115,13 @@ class Ring:
 
     def _gone(self, node: int) -> PeerDied:
         rank = self._leaders[node % self.count]
-        return PeerDied(f"rank {rank}, which leads its node, has ended; the others go on with rebuild()", rank)
+        return PeerDied(f"rank {rank}, the leader of its node, has ended; the others can continue with rebuild()", rank)
 
     def _hear(self, seq: int, deadline: float) -> dict[str, Any]:
         size = self._wait(seq, deadline)
         body = bytearray(size)
         self._before.receive(body, deadline)
-        return read_object(body, "the word of the node before", bytes_max=_WORD_BYTES_MAX)
+        return read_object(body, "a message of the previous node", bytes_max=_WORD_BYTES_MAX)
 
     def _wait(self, seq: int, deadline: float) -> int:
         try:
@@ -130,8 +130,8 @@ class Ring:
             last = self._before.last_words(_POISON, deadline)
             if last is None:
                 raise
-            error = unpack_error(read_object(last, "the last word of the node before", bytes_max=_WORD_BYTES_MAX))
-            self.fail(error)  # the next one has to hear of it, too
+            error = unpack_error(read_object(last, "the last message of the previous node", bytes_max=_WORD_BYTES_MAX))
+            self.fail(error)  # passes it on to the next leader
             raise error from None
 
     # ---- operations on bytes ----
@@ -152,14 +152,14 @@ class Ring:
             self._finish(sent, deadline)
 
     def all_gather(self, seq: int, parts: list[Bytes], deadline: float) -> None:
-        """Fill in the other leaders' parts; one's own is there."""
+        """Fill in the other leaders' parts; this leader's part is there."""
         for step in range(self.count - 1):
             sent = self._send(seq, parts[(self.index - step) % self.count], deadline)
             self._receive(seq, parts[(self.index - step - 1) % self.count], deadline)
             self._finish(sent, deadline)
 
     def broadcast(self, seq: int, data: Bytes, root: int, deadline: float) -> None:
-        """Bring the root's bytes to all leaders, a piece at a time."""
+        """Copy the root's bytes to all leaders, a piece at a time."""
         for at in range(0, data.size, _PIECE_BYTES):
             piece = data[at : at + _PIECE_BYTES]
             if self.index != root:
@@ -168,7 +168,7 @@ class Ring:
                 self._finish(self._send(seq, piece, deadline), deadline)
 
     def _send(self, seq: int, data: Bytes, deadline: float) -> Future[None] | None:
-        """Send in the background what may have to wait for the receiver, which may be sending, too."""
+        """Send; in the background if the receiver may have to read first, since it may be sending too."""
         left = max(deadline - time.monotonic(), 0.01)
         if data.size > _INLINE_BYTES:
             self._sent = self._sender.submit(self._behind.send, seq, data, left)
@@ -187,11 +187,11 @@ class Ring:
                 raise self._gone(self.index + 1) from None
 
     def _receive(self, seq: int, into: Bytes, deadline: float, combine: tuple[str, str] | None = None) -> None:
-        """Receive a frame into an array, or combine it with what is there, the received one first."""
+        """Receive a frame into an array, or combine it with the array's contents, the received data first."""
         try:
             size = self._wait(seq, deadline)
             if size != into.size:
-                raise CollectiveMismatch(f"{size} bytes came from the node before, {into.size} were expected")
+                raise CollectiveMismatch(f"{size} bytes came from the previous node, but {into.size} were expected")
             for at in range(0, size, _PIECE_BYTES):
                 piece = into[at : at + _PIECE_BYTES]
                 if combine is None:
@@ -205,7 +205,7 @@ class Ring:
 
 
 def pack_error(error: FastrtError | None) -> dict[str, Any] | None:
-    """Turn a failure of an operation into plain data."""
+    """Convert a failure of an operation to plain data."""
     if error is None:
         return None
     if isinstance(error, PeerDied):
@@ -214,10 +214,10 @@ def pack_error(error: FastrtError | None) -> dict[str, Any] | None:
 
 
 def unpack_error(error: dict[str, Any]) -> FastrtError:
-    """Make the failure that `pack_error` was given.
+    """Make an exception from the result of `pack_error`.
 
     Raises:
-        ForeignTextError: these are other data.
+        ForeignTextError: the data have another form.
     """
     check_object(error, "a failure of another node", {"kind": str, "text": str})
     if error["kind"] == "died":

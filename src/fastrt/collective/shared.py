@@ -1,4 +1,4 @@
-"""A group whose ranks are all on one machine: its operations are the core's, over the memory that the ranks share."""
+"""A group whose ranks are all on one machine: the core runs its operations over memory that the ranks share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _groups: weakref.WeakSet[SharedGroup] = weakref.WeakSet()
 
 
 class SharedGroup(Collective, Group):
-    """See `Group`. `barrier` and `all_reduce` come straight from the core: small operations last a microsecond.
+    """A group in shared memory. `barrier` and `all_reduce` come from the core: small ones take a microsecond.
 
     Args:
         memory: attached as this rank.
-        timeout: the group's, in seconds.
-        name: what the user calls it.
-        group_id: the same on all ranks, and on no other group.
+        timeout: default time limit of operations in seconds.
+        name: the group's name for users.
+        group_id: the same on all ranks, and different from other groups'.
     """
 
     def __init__(self, memory: GroupMemory, timeout: float, name: str, group_id: str) -> None:
@@ -42,7 +42,7 @@ class SharedGroup(Collective, Group):
         self._line = Line(f"fastrt-{name}", self._set_queued)
         self._lines: dict[tuple[str, int], Line] = {}
         self._splits = 0
-        self.labels: list[int] | None = None  # what the ranks are called in messages, in a larger group
+        self.labels: list[int] | None = None  # numbers of the ranks in a larger group, for messages
         _groups.add(self)
 
     @classmethod
@@ -59,9 +59,9 @@ class SharedGroup(Collective, Group):
         """Meet the other ranks under a name, and make the group.
 
         Args:
-            name: what to meet by.
-            rank, world_size: this process's place.
-            timeout: to meet, and then the group's; seconds.
+            name: the name to meet under.
+            rank, world_size: this process's number, and the number of ranks.
+            timeout: for the meeting, and the default of later operations; seconds.
             shown: the group's name for users.
             wish: must be the same on all ranks.
             watch: see `meet`.
@@ -83,21 +83,21 @@ class SharedGroup(Collective, Group):
 
     def _require(self) -> GroupMemory:
         if self.closed or self._memory is None:
-            raise FastrtError("the group is destroyed, or belongs to the process this one was forked from")
+            raise FastrtError("the group is destroyed, or belongs to the parent of this forked process")
         return self._memory
 
-    # ---- what the core asks for ----
+    # ---- callbacks of the core ----
 
     def as_buffer(self, array: Any, writable: bool) -> tuple[Any, str | None]:
-        """See `buffers.as_buffer`."""
+        """Return a buffer over an array, and the name of its type."""
         return as_buffer(array, writable)
 
     def name_of(self, rank: int) -> str:
-        """How a rank is called in messages."""
+        """A rank's name in messages."""
         return f"rank {rank if self.labels is None else self.labels[rank]}"
 
     def later(self, async_op: bool, function: Any, *args: Any) -> Any:
-        """See `Group.later`."""
+        """Queue an operation for the background thread."""
         self._require()
         handle = self._line.submit(function, *args)
         return handle if async_op else handle.wait()
@@ -105,16 +105,16 @@ class SharedGroup(Collective, Group):
     # ---- memory ----
 
     def empty(self, shape: int | Iterable[int], dtype: npt.DTypeLike = np.float32) -> np.ndarray[Any, Any]:
-        """An uninitialised array in the memory that the ranks share: others read it in place, without a copy.
+        """An uninitialised array in the ranks' shared memory: other ranks read it in place, without a copy.
 
         Args:
             shape: of the array.
-            dtype: of its elements.
+            dtype: type of its elements.
         Returns:
-            A NumPy array of this rank alone. Its memory is used again when the array and all its views are gone; it
-            stays valid after `destroy`, and in a forked child it is the parent's.
+            A NumPy array that only this rank uses. Its memory is reused once the array and all its views are gone. It
+            stays valid after `destroy`. In a forked child it belongs to the parent.
         Raises:
-            ObjectStoreFullError: there is no more memory.
+            ObjectStoreFullError: no shared memory is left.
         """
         dims = (shape,) if isinstance(shape, int) else tuple(shape)
         kind = np.dtype(dtype)
@@ -127,7 +127,7 @@ class SharedGroup(Collective, Group):
     def all_reduce_shared(
         self, array: Any, op: str = "sum", *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
-        """Combine the arrays of all ranks into one result that all ranks look at: less memory and less traffic.
+        """Combine the arrays of all ranks into one result that all ranks share: saves memory and bandwidth.
 
         Args:
             array: a NumPy array of the same type and size on all ranks.
@@ -135,7 +135,7 @@ class SharedGroup(Collective, Group):
             timeout: seconds.
             async_op: return a handle at once.
         Returns:
-            A read-only array, as valid as those of `empty`; its memory is free when all ranks have dropped theirs.
+            A read-only array, valid like those of `empty`; its memory is free once all ranks have dropped theirs.
         """
         if async_op or self.queued:
             return self.later(async_op, self._all_reduce_shared, array, op, timeout)
@@ -165,24 +165,24 @@ class SharedGroup(Collective, Group):
     # ---- between two ranks ----
 
     def send(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Send an array's bytes to one rank; returns when they are on their way, and the array may change.
+        """Send an array's bytes to one rank; returns when they are on their way and the array may change.
 
         Args:
             array: contiguous.
-            dst: to whom.
-            tag: what the receiver asks for.
-            timeout: seconds without room for more.
+            dst: the receiving rank.
+            tag: names the message for the receiver.
+            timeout: longest wait for room, in seconds.
             async_op: return a handle at once.
         """
         return self._message("send", array, dst, tag, timeout, async_op)
 
     def recv(self, array: Any, src: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Receive the next message of a tag from one rank. Messages of one rank and tag arrive in order.
+        """Receive the next message with a tag from one rank. Messages of one rank and tag arrive in order.
 
         Args:
-            array: contiguous and writable, as many bytes as were sent.
-            src: from whom.
-            tag: which messages.
+            array: contiguous and writable, of the size of the message.
+            src: the sending rank.
+            tag: the message's tag.
             timeout: seconds.
             async_op: return a handle at once.
         Returns:
@@ -191,7 +191,7 @@ class SharedGroup(Collective, Group):
         return self._message("recv", array, src, tag, timeout, async_op)
 
     def _message(self, what: str, array: Any, peer: int, tag: int, timeout: float | None, async_op: bool) -> Any:
-        # Each direction to each rank has a thread of its own: two ranks may send to each other, then receive.
+        # Each direction to each rank has its own thread, so that two ranks may send to each other, then receive.
         key = (what, peer)
         if async_op:
             self._require()
@@ -215,15 +215,15 @@ class SharedGroup(Collective, Group):
             raise self.peer_died()
         return array if what == "recv" else None
 
-    # ---- other groups, and the end ----
+    # ---- derived groups, and the end ----
 
     def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> SharedGroup | None:
-        """Make smaller groups. All ranks call this; those of one color make a group.
+        """Make smaller groups. All ranks call this; those with the same color form a group.
 
         Args:
-            color: which group to be in; None: in none.
-            key: ranks there are in order of key, then of rank here.
-            timeout: seconds; also the new group's.
+            color: names the new group of this rank; None: no group.
+            key: ranks of the new group are in order of key, then of rank in this group.
+            timeout: seconds; also the default of the new group's operations.
         Returns:
             The new group, or None.
         """
@@ -239,21 +239,21 @@ class SharedGroup(Collective, Group):
         return SharedGroup.join(name, *place, patience, f"{self.name}/{color}", watch=watch)
 
     def rebuild(self, alive: Iterable[int] | None = None, *, timeout: float | None = None) -> SharedGroup:
-        """Make a group of the ranks that are left, in their order here. All of these call it; this group ends.
+        """Make a group of the remaining ranks, in the same order. All of these call it; this group ends.
 
         Args:
-            alive: their ranks here; by default all whose processes live. All must give the same.
-            timeout: seconds to wait for them; also the new group's.
+            alive: their ranks in this group; default: all whose processes live. Must be the same on all of them.
+            timeout: seconds to wait for them; also the default of the new group's operations.
         Returns:
             The new group.
         Raises:
             ValueError: this rank is not among them.
-            PeerDied: one of them has ended by now; this group is as it was.
+            PeerDied: one of them has ended meanwhile; this group is unchanged.
         """
         memory = self._require()
         ranks = sorted(alive) if alive is not None else [q for q in range(self.world_size) if not memory.is_gone(q)]
         if self.rank not in ranks:
-            raise ValueError(f"rank {self.rank} is not among those that go on: {ranks}")
+            raise ValueError(f"rank {self.rank} is not among the remaining ranks {ranks}")
         name = f"{self._id}/rebuild"
         patience = self.timeout if timeout is None else timeout
         place = ranks.index(self.rank), len(ranks)
@@ -263,7 +263,7 @@ class SharedGroup(Collective, Group):
         return group
 
     def refuse_gone(self, ranks: Iterable[int]) -> None:
-        """See `meet`: these ranks are to come to another group.
+        """Raise if a rank that is to join a derived group cannot come; see `meet`.
 
         Raises:
             PeerDied: one of them has ended, or left this group.
@@ -273,7 +273,7 @@ class SharedGroup(Collective, Group):
                 raise PeerDied(f"{self.name_of(rank)} ended while a group was made of this one", rank)
 
     def destroy(self) -> None:
-        """Leave the group. Ranks that wait for this one are told (`PeerDied`). Arrays of `empty` stay valid here."""
+        """Leave the group. Ranks that wait for this one raise `PeerDied`. Arrays of `empty` stay valid here."""
         if self.closed:
             return
         self._line.close()
@@ -284,7 +284,7 @@ class SharedGroup(Collective, Group):
             self._memory.leave()
 
     def forget(self) -> None:
-        """Be of no use in a forked child: the rank is the parent's."""
+        """Disable the group in a forked child: the rank belongs to the parent."""
         self.closed = self._channels.closed = True
 
 

@@ -1,8 +1,8 @@
-"""A group over several nodes: shared memory within each, a ring of their leaders between them.
+"""A group over several nodes: shared memory within each node, and a ring of the nodes' leaders.
 
-Every operation has three parts: the ranks of a node bring together what they have (`SharedGroup`), the leaders exchange
-it (`Ring`), and each leader hands the result to its node, beginning with whether there is one. So whatever goes wrong
-anywhere, all ranks hear of it. all_reduce, broadcast and all_gather are made this way; the others are made of these.
+Every operation has three parts: the ranks of a node combine their data (`SharedGroup`), the leaders exchange the
+results (`Ring`), and each leader distributes the outcome to its node, first of all whether there is one. So all ranks
+learn of any failure. all_reduce, broadcast and all_gather work this way; the other operations are made from these.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from fastrt.errors import (
 )
 
 _FAILURES = (CollectiveTimeout, CollectiveMismatch, PeerDied)
-_GRACE_S = 5.0  # for the leader's word, after its own time has run out
+_GRACE_S = 5.0  # added to the wait for the leader, whose own timeout comes first
 
 
 class SpanningGroup(Group):
-    """See `Group`. Made by `init_group(address=...)`; ranks that share memory are one node.
+    """A group over several nodes. Made by `init_group(address=...)`; ranks that share memory are one node.
 
     Args:
-        address: of the coordinator.
-        name: what the user calls the group.
+        address: the coordinator's address.
+        name: the group's name for users.
         rank: this process's number.
-        timeout: the group's, in seconds.
-        node: which node this process says it is on.
-        assembled: where all ranks are, and the group's secret.
+        timeout: default time limit of operations in seconds.
+        node: the node that this process names as its own.
+        assembled: addresses of all ranks, and the group's secret.
     """
 
     def __init__(self, address: str, name: str, rank: int, timeout: float, node: str, assembled: Assembled) -> None:
@@ -98,11 +98,11 @@ class SpanningGroup(Group):
         """Meet the other ranks at a coordinator, and make the group.
 
         Args:
-            address: of the coordinator.
-            name: what to meet by.
-            rank, world_size: this process's place.
-            timeout: to meet, and then the group's; seconds.
-            node: which processes share memory with this one: those that say the same.
+            address: the coordinator's address.
+            name: the name to meet under.
+            rank, world_size: this process's number, and the number of ranks.
+            timeout: for the meeting, and the default of later operations; seconds.
+            node: processes with the same value share memory.
             access: the group's secret.
             shown: the group's name for users.
             wish: must be the same on all ranks.
@@ -130,12 +130,12 @@ class SpanningGroup(Group):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self._places)
 
     @property
     def nodes(self) -> list[list[int]]:
-        """The ranks of each node; the first of each leads it."""
+        """The ranks of each node; the first of each is its leader."""
         return [list(ranks) for ranks in self._nodes]
 
     def _set_queued(self, count: int) -> None:
@@ -144,13 +144,13 @@ class SpanningGroup(Group):
     # ---- operations ----
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
-        """Wait until all ranks have come here; see `Group`."""
+        """Wait until all ranks have called this; see `Group`."""
         return self._do("barrier", None, None, 0, "sum", timeout, async_op)
 
     def all_reduce(
         self, array: Any, op: str = "sum", out: Any = None, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
-        """Combine the arrays of all ranks: first those of each node by rank, then the nodes' in the ring's order.
+        """Combine the arrays of all ranks: first within each node in the order of ranks, then the nodes' in ring order.
 
         The result has the same bits on all ranks, and in all runs with the same placement. See `SharedGroup`.
         """
@@ -159,7 +159,7 @@ class SpanningGroup(Group):
     def all_reduce_shared(
         self, array: Any, op: str = "sum", *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
-        """As `all_reduce` into a new read-only array; between nodes every rank has one of its own."""
+        """Combine like `all_reduce` into a new read-only array; each rank gets its own copy."""
         if async_op or self.queued:
             return self.later(async_op, self._all_reduce_shared, array, op, timeout)
         return self._all_reduce_shared(array, op, timeout)
@@ -171,25 +171,25 @@ class SpanningGroup(Group):
         return out
 
     def empty(self, shape: int | Iterable[int], dtype: npt.DTypeLike = np.float32) -> np.ndarray[Any, Any]:
-        """An uninitialised array in the memory that this node's ranks share; see `SharedGroup.empty`."""
+        """An uninitialised array in the shared memory of this node's ranks; see `SharedGroup.empty`."""
         return self._local.empty(shape, dtype)
 
     def later(self, async_op: bool, function: Any, *args: Any) -> Any:
-        """See `Group.later`."""
+        """Queue an operation for the background thread."""
         handle = self._line.submit(function, *args)
         return handle if async_op else handle.wait()
 
     def perform(self, kind: str, source: Any, target: Any, root: int, op: str, timeout: float | None) -> Any:
-        """See `Group.perform`.
+        """Run one operation now.
 
         Raises:
-            ValueError: the root or the operation does not exist, or sizes do not fit.
+            ValueError: the root or the operation does not exist, or sizes do not match.
             StaleReferenceError: the group is destroyed.
         """
         if op not in OPS:
-            raise ValueError(f"op={op!r}; there are {', '.join(OPS)}")
+            raise ValueError(f"op is {op!r}; it must be one of {', '.join(OPS)}")
         if not 0 <= root < self.world_size:
-            raise ValueError(f"rank {root} in a group of {self.world_size}")
+            raise ValueError(f"there is no rank {root} in a group of {self.world_size}")
         if self._closed:
             raise StaleReferenceError("the group is destroyed")
         self._seq += 1
@@ -199,12 +199,12 @@ class SpanningGroup(Group):
         return target
 
     def perform_barrier(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
-        """Everybody of a node, then all nodes."""
+        """Barrier within the node, then between the nodes."""
         self._inside("barrier", None, None, 0, op, deadline)
         self._across("barrier", deadline, None)
 
     def perform_all_reduce(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
-        """Reduced within the node, round the ring, and out to the node."""
+        """Reduce within the node, all-reduce in the ring, broadcast to the node."""
         data, dtype = raw_bytes(target, True)
         inner = "sum" if op == "avg" else op
         self._inside("reduce", source, target if self._local.rank == 0 else None, 0, inner, deadline)
@@ -218,7 +218,7 @@ class SpanningGroup(Group):
         self._from_leader(data, deadline)
 
     def perform_broadcast(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
-        """Out to the root's node, round the ring, and out to the other nodes."""
+        """Broadcast within the root's node, in the ring, and within the other nodes."""
         data, dtype = raw_bytes(source if target is None else target, target is not None)
         node = next(k for k, ranks in enumerate(self._nodes) if root in ranks)
         if node == self._index:
@@ -236,7 +236,7 @@ class SpanningGroup(Group):
             self._from_leader(data, deadline)
 
     def perform_all_gather(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
-        """Gathered by the leader, round the ring, and all out to the node.
+        """Gather at the leader, all-gather in the ring, broadcast to the node.
 
         Raises:
             ValueError: the output has another size.
@@ -258,24 +258,24 @@ class SpanningGroup(Group):
         self._from_leader(out, deadline)
 
     def perform_reduce(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
-        """all_reduce, of which only the root keeps the result."""
+        """all_reduce; only the root keeps the result."""
         whole = new_like(source, shape_of(source)) if target is None else target
         self.perform_all_reduce(source, whole, root, op, deadline)
 
     def perform_reduce_scatter(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
-        """all_reduce, of which each rank keeps its part."""
+        """all_reduce; each rank keeps its part."""
         whole = new_like(source, shape_of(source))
         self.perform_all_reduce(source, whole, root, op, deadline)
         self._keep(whole, target)
 
     def perform_gather(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
-        """all_gather, of which only the root keeps the result."""
+        """all_gather; only the root keeps the result."""
         data, _ = raw_bytes(source, False)
         out = np.empty(data.size * self.world_size, np.uint8) if target is None else target
         self.perform_all_gather(source, out, root, op, deadline)
 
     def perform_scatter(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
-        """broadcast, of which each rank keeps its part."""
+        """broadcast; each rank keeps its part."""
         part, _ = raw_bytes(target, True)
         gives = self._rank == root
         whole = raw_bytes(source, False)[0] if gives else np.empty(part.size * self.world_size, np.uint8)
@@ -283,7 +283,7 @@ class SpanningGroup(Group):
         self._keep(whole, target)
 
     def perform_all_to_all(self, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
-        """all_gather, of which each rank keeps its column."""
+        """all_gather; each rank keeps its column."""
         data, _ = raw_bytes(source, False)
         every = np.empty((self.world_size, self.world_size, data.size // self.world_size), np.uint8)
         self.perform_all_gather(source, every, root, op, deadline)
@@ -300,7 +300,7 @@ class SpanningGroup(Group):
     # ---- the parts of an operation ----
 
     def _inside(self, kind: str, source: Any, target: Any, root: int, op: str, deadline: float) -> None:
-        """One operation of this node's ranks; if it fails, the other nodes hear why."""
+        """Run one operation of this node's ranks; if it fails, send the reason to the other nodes."""
         try:
             self._local.perform(kind, source, target, root, op, max(deadline - time.monotonic(), 0.01))
         except _FAILURES as failure:
@@ -309,11 +309,11 @@ class SpanningGroup(Group):
                 try:
                     self._ring.agree(self._seq, kind, error, time.monotonic() + 1.0)
                 except FastrtError:
-                    pass  # ours comes first
+                    pass  # this node's error takes precedence
             raise error from None
 
     def _across(self, what: str, deadline: float, exchange: Callable[[Ring], None] | None) -> None:
-        """What the leaders do; every rank of the node hears whether it went well."""
+        """Run the leaders' part; every rank of the node learns whether it succeeded."""
         error: FastrtError | None = None
         if self._ring is not None:
             try:
@@ -326,10 +326,10 @@ class SpanningGroup(Group):
         self._from_leader(word, deadline)
         if word[0]:
             try:
-                told = unpack_error(self._local.broadcast_plain(pack_error(error), 0, _GRACE_S))
-            except _FAILURES as failure:
-                told = self._in_our_words(failure)
-            raise told
+                failure = unpack_error(self._local.broadcast_plain(pack_error(error), 0, _GRACE_S))
+            except _FAILURES as other:
+                failure = self._in_our_words(other)
+            raise failure
 
     def _exchange(self, ring: Ring, exchange: Callable[[Ring], None]) -> FastrtError | None:
         try:
@@ -352,12 +352,12 @@ class SpanningGroup(Group):
             raise error from None
 
     def _in_our_words(self, error: FastrtError) -> FastrtError:
-        """An error of the node's group, with the rank as it is called here."""
+        """Convert an error of the node's group: its rank becomes the rank in this group."""
         if isinstance(error, PeerDied):
             return PeerDied(str(error), self._nodes[self._index][error.rank])
         return error
 
-    # ---- between two ranks, other groups, and the end ----
+    # ---- between two ranks, derived groups, and the end ----
 
     def send(self, array: Any, dst: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Send an array's bytes to one rank; see `SharedGroup.send`."""
@@ -390,7 +390,7 @@ class SpanningGroup(Group):
         return SpanningGroup.join(self._address, name, *place, patience, self._node, self._access, shown, watch=watch)
 
     def _refuse_gone(self, members: list[int], missing: Collection[int]) -> None:
-        """See `assemble`: which ranks here are the members of another group, and who of those has not come."""
+        """Raise if a missing member of a derived group cannot come. `members`: their ranks here; see `assemble`."""
         mine = self._nodes[self._index]
         for rank in [members[k] for k in missing]:
             if rank in mine:
@@ -402,11 +402,11 @@ class SpanningGroup(Group):
                 raise PeerDied(f"rank {rank} ended while a group was made of this one", rank)
 
     def rebuild(self, alive: Iterable[int], *, timeout: float | None = None) -> SpanningGroup:
-        """Make a group of the ranks that are left, in their order here; see `SharedGroup.rebuild`.
+        """Make a group of the remaining ranks, in the same order; see `SharedGroup.rebuild`.
 
         Args:
-            alive: their ranks here. All of them must give the same.
-            timeout: seconds to wait for them; also the new group's.
+            alive: their ranks in this group. Must be the same on all of them.
+            timeout: seconds to wait for them; also the default of the new group's operations.
         Returns:
             The new group.
         Raises:
@@ -414,7 +414,7 @@ class SpanningGroup(Group):
         """
         ranks = sorted(alive)
         if self.rank not in ranks:
-            raise ValueError(f"rank {self.rank} is not among those that go on: {ranks}")
+            raise ValueError(f"rank {self.rank} is not among the remaining ranks {ranks}")
         patience = self.timeout if timeout is None else timeout
         self.destroy()
         place = ranks.index(self.rank), len(ranks)
@@ -434,7 +434,7 @@ class SpanningGroup(Group):
 
 
 def _refuse_ended(places: Sequence[Place]) -> None:
-    """See `meet`: these are ranks of this machine."""
+    """Raise if the process of a rank of this machine has ended; see `meet`."""
     for place in places:
         if not start_time(place.pid):
             raise PeerDied(f"rank {place.rank} (process {place.pid}) ended while the group was made", place.rank)

@@ -1,8 +1,8 @@
-"""How ranks of several machines find each other: rank 0 publishes its address in a coordinator, the others connect.
+"""Rendezvous of ranks on several machines: rank 0 publishes its address in a coordinator, the others connect to it.
 
-Rank 0 collects the place of each rank and answers with the whole list. A key that a killed rank 0 has left leads
-nowhere, and neither does one that a stranger has written: a rank that follows such a key looks again, and rank 0 writes
-its own again each second. Rank 0 and the others prove the group's secret to each other before they exchange a word.
+Rank 0 collects the address of each rank and answers with the whole list. A key that a killed rank 0 left over, or that
+a stranger wrote, leads nowhere: a rank that follows such a key tries again, and rank 0 writes its key again each
+second. Rank 0 and the others prove the group's secret to each other before they exchange any other data.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fastrt.net.grpc.sealed import Link
 from fastrt.net.grpc.visitors import BACKLOG, hold_silent
 
 _RETRY_S = 0.05
-_LOOK_S = 1.0  # how often rank 0 renews its key, and ranks that have not come are looked at
-_ANSWER_BYTES = 4096, 1024  # at most: so many, and so many more for each rank
+_LOOK_S = 1.0  # interval at which rank 0 renews its key, and missing ranks are checked
+_ANSWER_BYTES = 4096, 1024  # most bytes of an answer: fixed part, and part for each rank
 _HELLO = {"place": list, "world_size": int, "wish": str}
 Watch = Callable[[Collection[int]], None]
 
 
 class Place(NamedTuple):
-    """Where one rank is: processes of one node share memory."""
+    """Address of one rank. Processes of one node share memory."""
 
     rank: int
     node: str
@@ -45,19 +45,19 @@ class Place(NamedTuple):
 
 
 class Assembled(NamedTuple):
-    """What a rank knows when all have come."""
+    """The result of a rendezvous."""
 
     group_id: str
     access: Access
     places: list[Place]
-    listener: socket.socket  # this rank's, where others may connect to it
+    listener: socket.socket  # accepts other ranks' connections to this one
 
     def __repr__(self) -> str:  # without the token
         return f"Assembled({self.group_id}, {len(self.places)} ranks)"
 
 
 def node_identity() -> str:
-    """What processes that can share memory have in common: boot, network namespace and user."""
+    """Common to the processes that can share memory: boot, network namespace and user."""
     return f"{boot_hash():x}-{os.stat('/proc/self/ns/net').st_ino}-{os.getuid()}"
 
 
@@ -72,23 +72,23 @@ def assemble(
     wish: str = "",
     watch: Watch | None = None,
 ) -> Assembled:
-    """Wait for all ranks of a group, wherever they are.
+    """Wait for all ranks of a group, on any machines.
 
     Args:
-        address: of the coordinator, `host:port`.
-        name: what all ranks call the group.
-        rank, world_size: this process's place.
+        address: `host:port` of the coordinator.
+        name: the common name of the group.
+        rank, world_size: this process's number, and the number of ranks.
         timeout: seconds.
-        node: which processes share memory with this one: those that say the same.
+        node: processes with the same value share memory.
         access: the group's secret.
         wish: must be the same on all ranks.
-        watch: called now and then with ranks that are waited for; raises PeerDied when one of them cannot come.
+        watch: called now and then with the missing ranks; raises PeerDied when one of them cannot come.
     Returns:
-        Where all ranks are.
+        Addresses of all ranks.
     Raises:
-        PeerDied: see `watch`.
-        CollectiveTimeout: they did not all come in time.
-        CollectiveMismatch: two have the same rank, or they disagree about the group.
+        PeerDied: raised by `watch`.
+        CollectiveTimeout: not all ranks came in time.
+        CollectiveMismatch: two processes have the same rank, or the ranks disagree about the group.
     """
     deadline = time.monotonic() + timeout
     host = _own_host(address)
@@ -108,7 +108,7 @@ def assemble(
 
 
 def _own_host(address: str) -> str:
-    """This machine's address as it reaches the coordinator."""
+    """The address of this machine's interface that reaches the coordinator."""
     host, _, port = address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, read_int(port, f"the port of the coordinator {address!r}", 1, 65535)))
@@ -116,7 +116,7 @@ def _own_host(address: str) -> str:
 
 
 class _Part(NamedTuple):
-    """One rank's part in making a group."""
+    """One rank's part in a rendezvous."""
 
     name: str
     place: Place
@@ -129,11 +129,11 @@ class _Part(NamedTuple):
 
     @property
     def _key(self) -> str:
-        # Quoted, because a key is deleted with all below it: no group's key may be below another's.
+        # Quoted, because a deletion includes all keys below: no group's key may be below another group's key.
         return f"fastrt/groups/name={quote(self.name, safe='')}"
 
     def gather(self, keys: Keys) -> Assembled:
-        """Be rank 0: collect the places of all ranks and send each the whole list."""
+        """Run rank 0's part: collect the addresses of all ranks and send each the whole list."""
         group_id = secrets.token_hex(16)
         host, tls = self.place.host, self.access.uses_tls(self.place.host)
         invitation = Invitation(host, self.place.port, secrets.token_hex(16), self.world_size, tls)
@@ -156,10 +156,10 @@ class _Part(NamedTuple):
                     self._admit(came, hello, there)
             keys.delete(self._key, timeout_s=max(self.deadline - time.monotonic(), 1.0))
             places = [there[q][1] for q in range(self.world_size)]
-            _tell_all(there, {"group_id": group_id, "places": places})
+            _send_all(there, {"group_id": group_id, "places": places})
             return Assembled(group_id, self.access, places, self.listener)
         except PeerDied as error:
-            _tell_all(there, {"died": str(error), "rank": error.rank})
+            _send_all(there, {"died": str(error), "rank": error.rank})
             raise
         finally:
             greetings.close()
@@ -171,12 +171,12 @@ class _Part(NamedTuple):
         if time.monotonic() > self.deadline:
             missing = ", ".join(str(q) for q in range(self.world_size) if q not in there)
             text = f"group {self.name!r}: of {self.world_size} ranks these did not come in time: {missing}"
-            _tell_all(there, {"timeout": text})
+            _send_all(there, {"timeout": text})
             hint = f". The last caller that was refused: {refused}. All ranks need the same token" if refused else ""
             raise CollectiveTimeout(text + hint)
 
     def _admit(self, link: Link, hello: dict[str, Any], there: dict[int, tuple[Link | None, Place]]) -> None:
-        """Take a rank in, or send it the reason why not."""
+        """Accept a rank, or send it the reason of the refusal."""
         try:
             check_object(hello, "a rank's greeting", _HELLO)
             place = _place(hello["place"])
@@ -203,7 +203,7 @@ class _Part(NamedTuple):
         return None
 
     def follow(self, keys: Keys) -> Assembled:
-        """Be another rank: find rank 0, send it this place, and wait for its list."""
+        """Run another rank's part: find rank 0, send it this rank's address, and wait for the list."""
         why = "its key is not there"
         while time.monotonic() < self.deadline:
             left = self.deadline - time.monotonic()
@@ -219,9 +219,9 @@ class _Part(NamedTuple):
                 self._compare(invitation)
                 return self._read_answer(self._ask(invitation))
             except CollectiveTimeout:
-                raise  # it is an OSError too
+                raise  # before OSError, which it is a kind of
             except (OSError, ForeignTextError) as error:
-                why = str(error)  # what the key says is of a rank 0 that is gone, or of a stranger
+                why = str(error)  # the key is from a rank 0 that has ended, or from a stranger
             if self.watch is not None:
                 self.watch([0])
             time.sleep(_RETRY_S)
@@ -230,7 +230,7 @@ class _Part(NamedTuple):
         )
 
     def _compare(self, invitation: Invitation) -> None:
-        """Refuse a rank 0 with another opinion about encryption: no rank is talked out of its own."""
+        """Refuse a rank 0 with another encryption setting: no message may switch this rank's encryption off."""
         if invitation.tls != self.access.uses_tls(invitation.host):
             other, mine = ("TLS", "no TLS") if invitation.tls else ("no TLS", "TLS")
             raise CollectiveMismatch(
@@ -281,10 +281,10 @@ def _drop_the_gone(there: dict[int, tuple[Link | None, Place]]) -> None:
         gone.close()
 
 
-def _tell_all(there: dict[int, tuple[Link | None, Place]], answer: dict[str, Any]) -> None:
+def _send_all(there: dict[int, tuple[Link | None, Place]], answer: dict[str, Any]) -> None:
     for link, _ in there.values():
         try:
             if link is not None:
                 send_text(link, answer)
         except OSError:
-            continue  # it ended meanwhile: the group's first operation will fail
+            continue  # the rank has ended: the group's first operation will fail

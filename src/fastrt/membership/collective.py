@@ -1,11 +1,13 @@
-"""Collective operations of a cluster's members by their own protocol, also with members that are not fastrt's.
+"""Collective operations of a cluster's members over the cluster's protocol, also with members that are not fastrt's.
 
-all_reduce is the original's: with at least as many elements as members a ring (in n - 1 steps each adds its own to a
-chunk that it was sent, in n - 1 more the finished chunks go round), else all send to the first, which sends the result.
-Chunks are as equal as can be, the first ones longer. So members of the original take part; between fastrt's own every
-message says what it belongs to, and one that comes late harms no other operation.
+all_reduce uses the original's algorithm. With at least as many elements as members it is a ring: in n - 1 steps each
+member adds its elements to a received chunk, and in n - 1 more steps the finished chunks go round. With fewer elements
+all members send to the first one, which sends the result back. Chunks are as equal as possible, the first ones longer.
+So members of the original can take part. Between fastrt's members every message names its operation, and a late one
+does not disturb another operation.
 
-For arrays on one machine `fastrt.collective` is far faster; this is for who speaks the cluster's protocol only.
+For arrays on one machine `fastrt.collective` is far faster; use this for members that speak only the cluster's
+protocol.
 
 Source: `fl/server/collective_ops_impl.cc` of MindSpore 1.5.
 """
@@ -33,17 +35,17 @@ _NAME_BYTES_MAX = 200
 
 
 class MemberGroup:
-    """Members of one role that compute together. All call the same operations in the same order.
+    """Members of one role that compute together. All of them call the same operations in the same order.
 
     Args:
-        member: this process's; ready, see `ClusterMember.wait_ready`.
+        member: this process's member; it must be ready, see `ClusterMember.wait_ready`.
         name: the same on all members; a member may be in several groups of different names.
-        ranks: who takes part, by their ranks in the cluster; default: all of the member's role.
-        timeout_s: of an operation, unless it says otherwise; default: the member's `call_timeout_s`.
+        ranks: the members by their ranks in the cluster; default: all of the member's role.
+        timeout_s: default time limit of an operation; default: the member's `call_timeout_s`.
 
     Raises:
         FastrtError: the cluster has not been ready yet.
-        ValueError: this member does not take part, or the name is too long.
+        ValueError: this member is not in `ranks`, a rank is in it twice, or the name is too long or empty.
     """
 
     def __init__(
@@ -52,12 +54,17 @@ class MemberGroup:
         own: int | None = member.rank
         if own is None:
             raise FastrtError("The member has no rank: wait_ready first.")
-        everybody = sorted(view.rank for view in member.members if view.role is member.role)
-        self.ranks = everybody if ranks is None else list(ranks)
+        all_ranks = sorted(view.rank for view in member.members if view.role is member.role)
+        self.ranks = all_ranks if ranks is None else list(ranks)
         if own not in self.ranks or len(set(self.ranks)) < len(self.ranks):
-            raise ValueError(f"{member.role.name.lower()} {own} makes a group of {self.ranks}: each once, and itself")
+            raise ValueError(
+                f"{member.role.name.lower()} {own} cannot make a group of {self.ranks}: the ranks must be "
+                f"different and contain {own}"
+            )
         if not 1 <= len(name.encode()) <= _NAME_BYTES_MAX:
-            raise ValueError(f"a group's name has from 1 to {_NAME_BYTES_MAX} bytes; {name[:50]!r} has not")
+            raise ValueError(
+                f"the name of a group must have 1 to {_NAME_BYTES_MAX} bytes; {name[:50]!r} has {len(name.encode())}"
+            )
         self.name = name
         self.rank = self.ranks.index(own)
         self.timeout_s: float = member.options.call_timeout_s if timeout_s is None else timeout_s
@@ -75,7 +82,7 @@ class MemberGroup:
 
     @property
     def world_size(self) -> int:
-        """How many members take part."""
+        """Number of members of the group."""
         return len(self.ranks)
 
     def all_reduce(self, array: Bytes, op: str = "sum", timeout_s: float | None = None) -> Bytes:
@@ -83,19 +90,22 @@ class MemberGroup:
 
         Args:
             array: C-contiguous and writable, of the same type and size on all members.
-            op: sum, prod, min, max, avg, band, bor. Members of the original sum.
-            timeout_s: for all of it.
+            op: sum, prod, min, max, avg, band, bor. Members of the original only sum.
+            timeout_s: for the whole operation.
         Returns:
             `array`, with the same bits on all members.
         Raises:
-            CollectiveTimeout: a member did not come in time, or has given this up.
-            CollectiveMismatch: a member does something else.
-            PeerDied: a member is lost; its rank is that in the group.
+            CollectiveTimeout: a member did not come in time, or gave the operation up.
+            CollectiveMismatch: a member runs another operation.
+            PeerDied: a member is lost; the exception's rank is its rank in the group.
             ValueError, TypeError: the array or the operation cannot be used.
         """
         data, dtype = _bytes_of(array)
         if dtype not in DTYPES or (op not in REDUCTIONS and op != "avg"):
-            raise ValueError(f"{op!r} of {dtype}: there are {', '.join(REDUCTIONS)} and avg, of {', '.join(DTYPES)}")
+            raise ValueError(
+                f"cannot use {op!r} on {dtype}: the operations are {', '.join(REDUCTIONS)} and avg, on "
+                f"{', '.join(DTYPES)}"
+            )
         inner = "sum" if op == "avg" else op
         with _Operation(self, f"all_reduce of {array.size} {dtype}, {op}", timeout_s) as run:
             if array.size >= self.world_size:
@@ -107,14 +117,14 @@ class MemberGroup:
         return array
 
     def broadcast(self, array: Bytes, src: int = 0, timeout_s: float | None = None) -> Bytes:
-        """Give all members what one has: `array` is read on `src`, and written elsewhere.
+        """Copy one member's array to all members: `array` is read on `src` and written on the others.
 
         Raises:
             CollectiveTimeout, CollectiveMismatch, PeerDied: see `all_reduce`.
             ValueError: there is no such rank, or the array cannot be used.
         """
         if not 0 <= src < self.world_size:
-            raise ValueError(f"rank {src} in a group of {self.world_size}")
+            raise ValueError(f"there is no rank {src} in a group of {self.world_size}")
         data, dtype = _bytes_of(array)
         with _Operation(self, f"broadcast of {array.size} {dtype}, root {src}", timeout_s) as run:
             if self.rank == src:
@@ -125,7 +135,7 @@ class MemberGroup:
         return array
 
     def all_gather(self, array: Bytes, timeout_s: float | None = None) -> Bytes:
-        """Give all members the arrays of all.
+        """Collect the arrays of all members on every member.
 
         Returns:
             A new array of shape (world_size, *array.shape).
@@ -153,7 +163,7 @@ class MemberGroup:
         self.all_reduce(np.zeros(1, np.float32), timeout_s=timeout_s)
 
     def close(self) -> None:
-        """End the group here; what others still send to it is not kept."""
+        """End the group on this member; messages that others still send to it are dropped."""
         self._closed = True
         self._member.forget_group(self.name)
 
@@ -183,7 +193,7 @@ class MemberGroup:
 
 
 class _Operation:
-    """One operation of a group: its number, its deadline, and what it has sent."""
+    """One operation of a group: its number, its deadline, and the sends that it has begun."""
 
     def __init__(self, group: MemberGroup, what: str, timeout_s: float | None) -> None:
         self._group = group
@@ -196,21 +206,21 @@ class _Operation:
         if group._closed:
             raise FastrtError(f"group {group.name!r} is closed.")
         if not group._lock.acquire(blocking=False):
-            raise FastrtError(f"group {group.name!r} is in an operation of another thread; use groups of their own.")
+            raise FastrtError(f"group {group.name!r} is in an operation of another thread; use one group per thread.")
         group._count += 1
         self._number = group._count
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None:  # else what was sent still goes out: the others learn from it that they disagree
+            if kind is None:  # on an error the sends continue: they let the other members notice the mismatch
                 for rank, sent in self._sent:
                     self._finish(rank, sent)
         finally:
             self._group._lock.release()
 
     def send(self, rank: int, data: Bytes, step: int) -> None:
-        """Begin to send; a copy, since the array may change before it is on its way."""
+        """Begin to send a copy of the data, because the array may change before the bytes are written."""
         rank %= self._group.world_size
         if rank == self._group.rank:
             return
@@ -219,7 +229,7 @@ class _Operation:
         self._sent.append((rank, member.start_step(member.role, self._group.ranks[rank], data.tobytes(), tag)))
 
     def receive(self, rank: int, size: int, step: int) -> Bytes:
-        """The bytes of a step, which must be so many."""
+        """Receive the bytes of a step, which must have this size."""
         group = self._group
         rank %= group.world_size
         tag = Tag(group.name, self._number, step, self._what)
@@ -239,7 +249,7 @@ class _Operation:
         try:
             sent.result(max(self._deadline - time.monotonic(), 0.0))
         except FutureTimeoutError:
-            raise CollectiveTimeout(f"{self._where(rank)} has not taken its part in time") from None
+            raise CollectiveTimeout(f"{self._where(rank)} has not received its part in time") from None
         except MemberUnreachableError as error:
             raise PeerDied(f"{self._where(rank)} is gone: {error}", rank) from None
 
@@ -248,14 +258,14 @@ class _Operation:
 
 
 def _bytes_of(array: Bytes) -> tuple[Bytes, str]:
-    """An array's memory as bytes, no copy, and the name of its type.
+    """Return an array's memory as bytes, without a copy, and the name of its type.
 
     Raises:
-        TypeError: it is no array, or one of Python's objects.
-        ValueError: it is not contiguous, or read-only.
+        TypeError: not an array, or an array of Python objects.
+        ValueError: not contiguous, or read-only.
     """
     if not isinstance(array, np.ndarray) or array.dtype.hasobject:
-        raise TypeError(f"an array of numbers is needed, not {type(array).__name__}")
+        raise TypeError(f"the operation needs an array of numbers, not {type(array).__name__}")
     if not array.flags.c_contiguous or not array.flags.writeable:
-        raise ValueError("the array is not C-contiguous, or read-only")
+        raise ValueError("the array is not C-contiguous, or it is read-only")
     return array.reshape(-1).view(np.uint8), array.dtype.name

@@ -1,8 +1,8 @@
-"""A listener for frames, with bounds on connections that have not shown yet that they belong to the cluster.
+"""A listener for frames that limits the connections which have not authenticated yet.
 
-With TLS a connection belongs to the cluster once both certificates are verified; no byte of it is parsed before. In the
-clear (foreign members have no secret) it does once its owner calls `FrameConnection.settle`. Until then a connection is
-a visitor: it has a deadline, and of too many visitors the oldest makes room.
+With TLS, a connection belongs to the cluster once both certificates are verified; no byte of it is parsed before. In
+the clear (foreign members have no secret) it belongs to the cluster once its owner calls `FrameConnection.settle`.
+Until then the connection is a visitor: it has a deadline, and when there are too many visitors the oldest is closed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _RETRY_S = 0.1
 
 
 class Door:
-    """Listens from `open` until `close`, on the event loop that called these.
+    """Listens from `open` until `close`, on the event loop that calls these methods.
 
     Args:
-        make: given the peer's host, the protocol of a new connection.
-        context: of TLS; None: frames go in the clear.
-        visitors_max: connections at a time that do not belong to the cluster.
+        make: makes the protocol of a new connection, given the peer's host.
+        context: the TLS context; None: frames go in the clear.
+        visitors_max: most connections at a time that do not belong to the cluster yet.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Door:
         self._reserve = Reserve()
 
     async def open(self, host: str, port: int) -> int:
-        """Listen; returns the port.
+        """Listen, and return the port.
 
         Args:
             host: name or address.
@@ -67,7 +67,7 @@ class Door:
         return int(self._listener.getsockname()[1])
 
     async def close(self) -> None:
-        """Accept no more connections, and end all visitors. Connections that belong to the cluster stay."""
+        """Stop accepting, and close all visitors. Connections that belong to the cluster stay."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
@@ -79,7 +79,7 @@ class Door:
         self._reserve.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept one connection, so that those that wait do not keep the others from being served."""
+        """Accept one connection per call, so that a long backlog does not delay the connections that are open."""
         try:
             sock, peer = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -117,10 +117,10 @@ class Door:
             oldest.cancel()
 
     async def _receive(self, sock: socket.socket, host: str, connection: FrameConnection) -> None:
-        """Authenticate a visitor: pass its connection on when it proves the secret, and close it otherwise."""
+        """Authenticate a visitor: keep its connection when it proves the secret, and close it otherwise."""
         loop = asyncio.get_running_loop()
         until = loop.time() + GREETING_S
-        why = "newer connections need its place"
+        why = "it was closed to make room for newer connections"
         try:
             opening = loop.connect_accepted_socket(lambda: connection, sock, ssl=self._context)
             await asyncio.wait_for(opening, GREETING_S)
@@ -128,11 +128,11 @@ class Door:
                 connection.settle()
             await asyncio.wait_for(connection.settled(), max(0.0, until - loop.time()))
         except asyncio.TimeoutError:
-            why = f"it did not show within {GREETING_S:g} s that it belongs to the cluster"
-        except OSError as error:  # what ssl raises is one too
+            why = f"it did not authenticate within {GREETING_S:g} s"
+        except OSError as error:  # also ssl.SSLError
             why = str(error)
         finally:
             if not connection.is_settled:
                 _log.debug("the connection from %s is closed: %s", host, why)
                 connection.abort(why)
-                sock.close()  # where no transport has it
+                sock.close()  # for a socket that no transport owns yet

@@ -1,8 +1,8 @@
-"""What can happen to a cluster's membership, and what its state machine orders in return.
+"""Events and effects of a cluster's membership: the interface between its state machine and the shell around it.
 
-Events are facts that a shell reports; effects are what the shell must do. `call` is an opaque number by which the
-shell knows who waits for an answer, `link` one by which it knows a member's connection: a link is used once, so it
-also tells a member's lives apart.
+Events are facts that the shell reports. Effects are actions that the shell must carry out. `call` is an opaque number
+that the shell gives to a request, to find the caller that waits for its answer. `link` is the number of a connection;
+it is never used again, so a member that reconnects has another link.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fastrt.errors import FastrtError
+from fastrt.transitions import Transitions
 
 
 class Role(enum.IntEnum):
-    """What a process is in the cluster; the wire's numbers."""
+    """A process's role in the cluster; the wire's numbers."""
 
     SERVER = 0
     WORKER = 1
@@ -24,7 +25,7 @@ class Role(enum.IntEnum):
 
 
 class Phase(enum.IntEnum):
-    """What a cluster is doing; the numbers of the wire's ClusterState."""
+    """A cluster's state; the numbers of the wire's ClusterState."""
 
     STARTING = 0
     READY = 1
@@ -37,8 +38,34 @@ class Phase(enum.IntEnum):
     DISABLE_FLS = 8
 
 
+_INSTRUCTED = {"instructed": Phase.READY, "incomplete": Phase.NODE_TIMEOUT, "all_finished": Phase.EXIT}
+_ROUND = {"round_over": Phase.READY, "round_over_incomplete": Phase.NODE_TIMEOUT, "all_finished": Phase.EXIT}
+# "complete": every rank has an owner that is alive or has finished; "incomplete": an owner is lost. "start_timeout":
+# not all members came in time. "round_over" and "round_over_incomplete": a scaling has ended or was undone.
+CLUSTER = Transitions(
+    "cluster",
+    {
+        Phase.STARTING: {
+            "complete": Phase.READY, "start_timeout": Phase.NODE_TIMEOUT, "all_finished": Phase.EXIT
+        },
+        Phase.READY: {
+            "incomplete": Phase.NODE_TIMEOUT, "scale_out": Phase.SCALE_OUT, "scale_in": Phase.SCALE_IN,
+            "new_instance": Phase.NEW_INSTANCE, "enable_fls": Phase.ENABLE_FLS, "disable_fls": Phase.DISABLE_FLS,
+            "all_finished": Phase.EXIT,
+        },
+        Phase.NODE_TIMEOUT: {"complete": Phase.READY, "all_finished": Phase.EXIT},
+        Phase.SCALE_OUT: _ROUND,
+        Phase.SCALE_IN: _ROUND,
+        Phase.NEW_INSTANCE: _INSTRUCTED,
+        Phase.ENABLE_FLS: _INSTRUCTED,
+        Phase.DISABLE_FLS: _INSTRUCTED,
+        Phase.EXIT: {},
+    },
+)  # fmt: skip
+
+
 class Instruction(enum.IntEnum):
-    """What all servers can be told to do; the wire's user commands."""
+    """An instruction that all servers execute; the wire's user commands."""
 
     NEW_INSTANCE = 19
     QUERY_INSTANCE = 20
@@ -47,21 +74,21 @@ class Instruction(enum.IntEnum):
 
 
 class Refused(FastrtError):
-    """A request that cannot be; it has changed nothing. The message says why."""
+    """A request was rejected and has changed nothing. The message says why."""
 
 
 class NotReady(Refused):
-    """A request that the phase of the cluster does not allow now; it may be allowed later."""
+    """The cluster's current phase does not allow a request; it may be allowed later."""
 
 
-# Requests of members
+# Requests of members. Each docstring names the answer.
 
 
 @dataclass(slots=True)
 class Register:
-    """A process wants to be a member, or comes back, or has finished what it did before a scaling.
+    """A process joins, returns, or is ready for a scaling to be applied. Answered with None.
 
-    Answered with None. Its rank comes with `Metadata`, once all members are there.
+    Its rank comes with `Metadata`, once all members are present.
     """
 
     call: int
@@ -74,7 +101,7 @@ class Register:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """A member is alive: answered with an `Overview`."""
+    """A member reports that it is alive. Answered with an `Overview`."""
 
     call: int
     link: int
@@ -83,7 +110,7 @@ class Heartbeat:
 
 @dataclass(slots=True)
 class Fetch:
-    """A member wants to know who is there: answered with an `Overview`."""
+    """A member asks for the list of members. Answered with an `Overview`."""
 
     call: int
     member_id: str
@@ -91,7 +118,7 @@ class Fetch:
 
 @dataclass(slots=True)
 class Finish:
-    """A member is done: answered with None. When all are, all are told `Ended`."""
+    """A member has finished its work. Answered with None. When all have finished, `Ended` goes to all."""
 
     call: int
     link: int
@@ -100,7 +127,7 @@ class Finish:
 
 @dataclass(slots=True)
 class ScaleDone:
-    """A member goes on after a scaling: answered with None. When all do, all are told `ScaleEnded`."""
+    """A member continues after a scaling. Answered with None. When all continue, `ScaleEnded` goes to all."""
 
     call: int
     link: int
@@ -110,7 +137,7 @@ class ScaleDone:
 
 @dataclass(slots=True)
 class Publish:
-    """A member has a number for all of them, itself too: answered with None."""
+    """A member sends a number to all members, itself included. Answered with None."""
 
     call: int
     link: int
@@ -118,12 +145,12 @@ class Publish:
     number: int
 
 
-# Requests of who manages the cluster
+# Management requests
 
 
 @dataclass(slots=True)
 class ScaleOut:
-    """So many workers and servers more: answered with None when it has begun."""
+    """Add workers and servers. Answered with None when the scaling has begun."""
 
     call: int
     workers: int
@@ -132,7 +159,7 @@ class ScaleOut:
 
 @dataclass(slots=True)
 class ScaleIn:
-    """These members shall leave: answered with None when it has begun."""
+    """Remove members. Answered with None when the scaling has begun."""
 
     call: int
     member_ids: Sequence[str]
@@ -140,15 +167,15 @@ class ScaleIn:
 
 @dataclass(slots=True)
 class TakeBack:
-    """The scaling that is under way is not to be waited for: answered with None when it has been taken back, or, one in
-    whose leavers have gone, when it has ended."""
+    """Abandon the scaling in progress. Answered with None when it is undone or, if its leavers have gone already, when
+    it has been completed."""
 
     call: int
 
 
 @dataclass(slots=True)
 class Instruct:
-    """All servers are told something: answered with what `Instructed` brings."""
+    """Send an instruction to all servers. Answered with the result that `Instructed` brings."""
 
     call: int
     instruction: Instruction
@@ -157,7 +184,7 @@ class Instruct:
 
 @dataclass(slots=True)
 class Instructed:
-    """The servers' answers are in, or not to be had: `result` is the answer of `Instruct`."""
+    """The servers have answered an instruction, or failed to: `result` is the answer of `Instruct`."""
 
     call: int
     result: Any
@@ -165,12 +192,12 @@ class Instructed:
 
 @dataclass(slots=True)
 class View:
-    """Who is there? Answered with an `Overview`."""
+    """Ask for the list of members. Answered with an `Overview`."""
 
     call: int
 
 
-# Facts that nobody waits on
+# Facts without an answer
 
 
 @dataclass(slots=True)
@@ -204,7 +231,7 @@ Event = (
 
 
 class MemberView(NamedTuple):
-    """A member as others see it. Made anew when it changes, so that what is derived from it can be kept."""
+    """The public data of a member. A change replaces the object, so that encodings can be cached by it."""
 
     member_id: str
     role: Role
@@ -216,14 +243,14 @@ class MemberView(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """The cluster at one moment.
+    """The cluster's state at one moment.
 
     Attributes:
-        phase: what it is doing.
-        workers: how many it wants.
-        servers: how many it wants.
+        phase: the cluster's state.
+        workers: number of workers that it should have.
+        servers: number of servers that it should have.
         members: by role and rank.
-        is_impaired: a worker or server 0 is lost.
+        is_impaired: whether a worker or server 0 is lost.
     """
 
     phase: Phase
@@ -233,25 +260,25 @@ class Overview(NamedTuple):
     is_impaired: bool
 
 
-# Effects. What is for one link is carried out in the order given, and never waited for.
+# Effects. Those for one link are carried out in the order given; none of them waits for a peer.
 
 
 class Answer(NamedTuple):
-    """What the caller is told: a value, or the `Refused` that it met."""
+    """Answer a caller with a value or the `Refused` of its request."""
 
     call: int
     value: Any
 
 
 class Metadata(NamedTuple):
-    """All members are there. `ranks` has one for each link that is told; None: not a member any more."""
+    """All members are present. `ranks` has the rank of the member at each link; None: it is no member any more."""
 
     overview: Overview
     ranks: Sequence[int | None]
 
 
 class PrepareScale(NamedTuple):
-    """Finish what you do, then register again. So many there will be; `leaving`: the receiver is not among them."""
+    """Finish your work and register again: a scaling to these counts begins; `leaving`: the receiver is to leave."""
 
     phase: Phase
     workers: int
@@ -260,37 +287,37 @@ class PrepareScale(NamedTuple):
 
 
 class ScaleEnded(NamedTuple):
-    """All have gone on after a scaling."""
+    """All members continue after a scaling."""
 
     phase: Phase
 
 
 class Published(NamedTuple):
-    """A member's number for all."""
+    """A number that a member sent to all."""
 
     number: int
 
 
 class Ended(NamedTuple):
-    """All members are done."""
+    """All members have finished."""
 
 
 Order = Metadata | PrepareScale | ScaleEnded | Published | Ended
 
 
-class Tell(NamedTuple):
-    """Tell the members at these links something."""
+class Send(NamedTuple):
+    """Send an order to the members at these links."""
 
     links: Sequence[int]
     order: Order
 
 
 class Changed(NamedTuple):
-    """Tell the members that want to know at once which ones are lost now, and what the cluster is doing."""
+    """Notify the members that asked for changes of the cluster's phase and of the lost members."""
 
 
 class Ask(NamedTuple):
-    """Give servers, by link and rank, an instruction; collect their answers by rank, and report `Instructed`."""
+    """Send an instruction to servers (link and rank), collect their answers by rank, and report `Instructed`."""
 
     call: int
     servers: Sequence[tuple[int, int]]
@@ -299,18 +326,18 @@ class Ask(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Close a connection, after what was to be told there."""
+    """Close a connection after the orders for it were sent."""
 
     link: int
     reason: str
 
 
 class Persist(NamedTuple):
-    """Write a record, or drop it (None), before anything else of this batch becomes known."""
+    """Write a record, or delete it (None), before any other effect of this batch is carried out."""
 
     kind: str
     key: str
     value: bytes | None
 
 
-Effect = Answer | Tell | Changed | Ask | Drop | Persist
+Effect = Answer | Send | Changed | Ask | Drop | Persist

@@ -1,11 +1,11 @@
 """Frames of the parameter-server cluster's TCP connections: a 16-byte header, the meta message, the data.
 
 The header is three little-endian numbers: the kind of data, the meta's length, and the length of meta and data
-together. There is neither a magic number nor a version in it, so a connection on which one header makes no sense is
-lost: the parser raises, and the connection is to be closed. Parsing is incremental and looks at each byte once.
+together. It has neither a magic number nor a version, so a connection with one invalid header cannot be used any more:
+the parser raises, and the connection must be closed. Parsing is incremental and looks at each byte once.
 
 Source: MindSpore's `ps/core/communicator/message.h` and `tcp_message_handler.cc`. There a wrong header, or a frame
-without a body, wedges the connection.
+without a body, blocks the connection.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NamedTuple
 from fastrt.errors import FastrtError
 
 HEADER = struct.Struct("<IIQ")
-# A whole parameter may be in one frame; upstream takes just under 4 GiB.
+# A frame may hold a whole parameter; upstream's limit is just under 4 GiB.
 FRAME_BYTES_MAX = (1 << 32) - 2
-# Seven small fields; upstream puts nothing else there.
+# The meta has seven small fields; upstream sends no others.
 META_BYTES_MAX = 4096
 
 
 class Kind(enum.IntEnum):
-    """What a frame's data is."""
+    """Encoding of a frame's data."""
 
     RAW = 0
     PROTOBUF = 1
@@ -33,16 +33,16 @@ class Kind(enum.IntEnum):
 
 
 class FramingError(FastrtError):
-    """The other end of a connection does not speak the cluster's framing. Close the connection."""
+    """The peer of a connection does not speak the cluster's framing. Close the connection."""
 
 
 class Frame(NamedTuple):
-    """One message as it travels.
+    """One message with its header fields.
 
     Attributes:
-        kind: of the data.
+        kind: encoding of the data, one of `Kind`.
         meta: a serialised `MessageMeta`.
-        data: the message's own bytes.
+        data: the payload.
     """
 
     kind: int
@@ -50,19 +50,19 @@ class Frame(NamedTuple):
     data: bytes
 
     def head(self) -> bytes:
-        """Header and meta: what precedes the data on the wire."""
+        """Header and meta, which precede the data on the wire."""
         return HEADER.pack(self.kind, len(self.meta), len(self.meta) + len(self.data)) + self.meta
 
     def pack(self) -> bytes:
-        """The whole frame, in one copy."""
+        """The whole frame as bytes, in one copy."""
         return self.head() + self.data
 
 
 class Parser:
-    """Takes the bytes of one connection as they come, in pieces of any size, and gives whole frames.
+    """Splits the bytes of one connection, which come in pieces of any size, into frames.
 
     Args:
-        frame_bytes_max: largest frame taken, without its header.
+        frame_bytes_max: largest frame accepted, without its header.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -71,10 +71,10 @@ class Parser:
         self._header: tuple[int, int, int] | None = None
 
     def feed(self, piece: bytes | bytearray | memoryview) -> Iterator[Frame]:
-        """Take a piece; yields the frames that it completes. The buffer grows with what came, not with what is said.
+        """Add a piece and yield the frames that it completes. The buffer grows with received bytes, not announced ones.
 
         Raises:
-            FramingError: a header makes no sense. Frames before it have been yielded.
+            FramingError: a header is invalid. Frames before it have been yielded.
         """
         self._buffer += piece
         at = 0
@@ -98,19 +98,19 @@ class Parser:
             del self._buffer[:at]
 
     def is_torn(self) -> bool:
-        """Whether a frame has begun and not ended: the connection must not end here."""
+        """Whether the last frame is incomplete: a connection that ends here has lost data."""
         return self._header is not None or bool(self._buffer)
 
     def _checked(self, header: tuple[int, int, int]) -> tuple[int, int, int]:
         kind, meta_bytes, total_bytes = header
         if kind > Kind.FLATBUFFERS:
-            raise FramingError(f"a frame of kind {kind} came; 0 to 2 are known. Is the other end no cluster's node?")
+            raise FramingError(f"a frame of kind {kind} came; the known ones are 0 to 2. Is the peer a cluster node?")
         if total_bytes == 0:
             raise FramingError("a frame without meta and data came; a request needs a request_id of 1 or more.")
         if meta_bytes > total_bytes:
             raise FramingError(f"a frame of {total_bytes} bytes claims {meta_bytes} bytes of meta.")
         if meta_bytes > META_BYTES_MAX:
-            raise FramingError(f"a frame claims {meta_bytes} bytes of meta; at most {META_BYTES_MAX} are taken.")
+            raise FramingError(f"a frame claims {meta_bytes} bytes of meta; at most {META_BYTES_MAX} are accepted.")
         if total_bytes > self._frame_bytes_max:
-            raise FramingError(f"a frame of {total_bytes} bytes came; at most {self._frame_bytes_max} are taken.")
+            raise FramingError(f"a frame of {total_bytes} bytes came; at most {self._frame_bytes_max} are accepted.")
         return header

@@ -1,4 +1,4 @@
-"""Managing a cluster over HTTP: MindSpore's endpoints, with its bodies and its errors.
+"""HTTP management of a cluster: MindSpore's endpoints, bodies and errors.
 
 | request | body | answer |
 |---|---|---|
@@ -6,12 +6,12 @@
 | POST /scalein | {"node_ids": [...]} | {"message": ...}, at once |
 | GET /nodes | | {"message": ..., "node_ids": [{"node_id", "rank_id", "role"}]} |
 | GET /state | | {"message": ..., "cluster_state": "CLUSTER_READY"} |
-| POST /newInstance, /queryInstance | goes to all servers as it is | {"message": ..., "result": {rank: text}} |
+| POST /newInstance, /queryInstance | forwarded to all servers unchanged | {"message": ..., "result": {rank: text}} |
 | POST /enableFLS, /disableFLS | likewise | likewise |
 
-A request that cannot be carried out is 400 with {"error_message": ...}. With a token this is HTTPS, and the client
-shows a certificate of the cluster too (`request` does): it has proved the secret before a byte of its request is
-parsed. A connection carries one request, which has a deadline as a whole.
+A request that cannot be carried out gets status 400 with {"error_message": ...}. With a token the server speaks HTTPS,
+and the client shows a certificate of the cluster too (`request` does): it has proved the secret before a byte of its
+request is parsed. A connection carries one request, which has a deadline as a whole.
 
 Source: MindSpore's `http_message_handler.cc` and `scheduler_node.cc` of release 1.5.
 """
@@ -48,7 +48,7 @@ _SOCKET_S = 30.0
 _THREADS_MAX = 256
 _OK, _BAD, _NOT_FOUND, _WRONG_METHOD, _TOO_LARGE, _FAILED = 200, 400, 404, 405, 413, 503
 _COUNT_MAX = (1 << 31) - 1
-# As upstream spells them; it has no names for the last three, and answers with nothing there.
+# Upstream's spelling. Upstream has no names for the last three phases, and answers with an empty one.
 _STATES = {Phase.STARTING: "ClUSTER_STARTING", Phase.NODE_TIMEOUT: "NODE_TIMEOUT"}
 _INSTRUCTIONS = {
     "/newInstance": (Instruction.NEW_INSTANCE, "Start new instance successful."),
@@ -63,19 +63,19 @@ Ask = Callable[[Callable[[int], Event]], Any]
 
 
 class BadRequest(FastrtError):
-    """A request's body is not what the endpoint wants."""
+    """The body of a request is not valid for its endpoint."""
 
 
 class ManagementServer:
-    """Serves the endpoints on threads of its own, until `stop`.
+    """Serves the endpoints on its own threads until `stop`.
 
     Args:
         address: `host:port`; port 0 takes any free one.
-        trust: the cluster's, which clients prove by TLS; None takes any request, in the clear.
+        trust: the cluster's, which clients prove over TLS; None accepts any request, in the clear.
         ask: puts an event to the state machine and returns its answer.
 
     Attributes:
-        address: with the port it got.
+        address: `host:port` with the actual port.
 
     Raises:
         OSError: the address cannot be bound.
@@ -91,14 +91,14 @@ class ManagementServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 class _Server(HTTPServer):
-    """A thread for each connection, of which few may wait for their request's end."""
+    """Serves each connection on a thread. `Visitors` bounds those whose request is incomplete."""
 
     request_queue_size = BACKLOG
 
@@ -146,7 +146,7 @@ class _Server(HTTPServer):
                 if isinstance(sock, ssl.SSLSocket):
                     sock.do_handshake()
                 _Handler(sock, client_address, self, until, lambda: self.visitors.leave(place))
-        except (OSError, ValueError) as error:  # what ssl raises is an OSError too
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             _log.debug("a connection from %s ended: %s", client_address[0], error)
         finally:
             self.visitors.leave(place)
@@ -164,11 +164,11 @@ class _Server(HTTPServer):
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes of one request: so many at most, until a deadline.
+    """The bytes of one request, up to a limit and a deadline.
 
     Attributes:
-        left: how many more are read.
-        ended: whether more were wanted than came, or are read.
+        left: how many more bytes may be read.
+        ended: whether the reader asked for more than came or may be read.
     """
 
     def __init__(self, sock: socket.socket, until: float) -> None:
@@ -193,7 +193,7 @@ class _Incoming(io.RawIOBase):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection, for one request."""
+    """Handles one connection with one request."""
 
     server: _Server
 
@@ -228,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.settimeout(_SOCKET_S)
         if path not in paths:
             known = path in _GETS | _POSTS
-            words = f"{path} wants another method." if known else f"There is no {path} here."
+            words = f"{path} does not support this method." if known else f"There is no endpoint {path}."
             self._answer(_WRONG_METHOD if known else _NOT_FOUND, {"error_message": words})
         else:
             try:
@@ -239,23 +239,23 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(_FAILED, {"error_message": str(error)})
 
     def _body(self) -> bytes:
-        """The request's body.
+        """Read the request's body.
 
         Raises:
-            ForeignTextError: its length is not said in one way, it is too large, or the request is not whole.
+            ForeignTextError: its length is missing or ambiguous, it is too large, or the request is incomplete.
         """
         if self._incoming.ended:
-            raise ForeignTextError(f"the request's head is not whole, or has more than {_HEAD_BYTES_MAX} bytes")
+            raise ForeignTextError(f"the request's head is incomplete, or has more than {_HEAD_BYTES_MAX} bytes")
         lengths = self.headers.get_all("Content-Length", ["0"])
         if "Transfer-Encoding" in self.headers or len(lengths) != 1:
-            raise ForeignTextError("a body needs one Content-Length, and no Transfer-Encoding")
+            raise ForeignTextError("a body needs exactly one Content-Length, and no Transfer-Encoding")
         length = read_int(lengths[0], "Content-Length")
         if length > _BODY_BYTES_MAX:
-            raise _TooLarge(f"a body has {length} bytes; at most {_BODY_BYTES_MAX} are taken")
+            raise _TooLarge(f"the body has {length} bytes; the limit is {_BODY_BYTES_MAX}")
         self._incoming.left += length
         body = self.rfile.read(length)
         if len(body) < length:
-            raise ForeignTextError(f"{len(body)} of {length} bytes of the body came")
+            raise ForeignTextError(f"only {len(body)} of {length} bytes of the body came")
         return body
 
     def _do(self, path: str, body: bytes) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _TooLarge(ForeignTextError):
-    """A body is larger than any that the endpoints take."""
+    """A body is larger than the endpoints accept."""
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -322,22 +322,22 @@ def _ids(asked: dict[str, Any]) -> list[str]:
         raise BadRequest("The json is not contain the key:node_ids")
     ids = asked["node_ids"]
     if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
-        raise BadRequest("The key:node_ids must be a list of texts.")
+        raise BadRequest("The key:node_ids must be a list of strings.")
     return ids
 
 
 def request(
     address: str, trust: Trust | None, method: str, path: str, body: bytes | None = None, timeout_s: float = 30.0
 ) -> tuple[int, Any]:
-    """Make a request of a scheduler's HTTP.
+    """Send a request to a scheduler's HTTP endpoint.
 
     Args:
-        address: `host:port` of it.
+        address: `host:port` of the endpoint.
         trust: the cluster's, which both sides prove; None for a scheduler without a token, in the clear.
         method, path, body: see the module.
-        timeout_s: for each step of it.
+        timeout_s: for each step of the exchange.
     Returns:
-        The status, and the answer's JSON.
+        The status, and the JSON of the answer.
     Raises:
         MemberUnreachableError: no scheduler of this cluster answers there.
     """
@@ -350,7 +350,7 @@ def request(
         return answer.status, read_json(data, "the scheduler's answer", bytes_max=_ANSWER_BYTES_MAX)
     except (OSError, HTTPException, ForeignTextError) as error:
         why = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
-        raise MemberUnreachableError(f"No scheduler of this cluster answers by HTTP at {address}: {why}.") from error
+        raise MemberUnreachableError(f"No scheduler of this cluster answers HTTP at {address}: {why}.") from error
     finally:
         connection.close()
 

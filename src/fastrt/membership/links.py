@@ -1,8 +1,9 @@
-"""The scheduler's connections to members: two sockets over TCP, as upstream, or one stream over gRPC.
+"""The scheduler's connections to members: two sockets over TCP, like upstream, or one stream over gRPC.
 
-A link is one member's life line. Over TCP the member's requests come in on the socket that it opened; ours go out on
-one that we open to the address it has registered, at the first need. When either ends, both do. Sending never waits:
-what cannot go at once is buffered, and who does not read what it is sent is dropped.
+The life of a link is the life of its member's connection. Over TCP the member's requests come in on the socket that the
+member opened. The scheduler's requests go out on a socket that it opens to the member's registered address when it
+first needs it. When one of the two sockets ends, the other is closed. Sending never waits: data that cannot be written
+at once is buffered, and a member that does not read is disconnected.
 
 All of this runs on the service's event loop.
 """
@@ -34,7 +35,7 @@ OnLost = Callable[["Link", str], None]
 
 
 def is_same_machine(host: str, other: str) -> bool:
-    """Whether two IP addresses are one, or both are this machine's."""
+    """Whether two IP addresses are equal, or both belong to this machine."""
     return host == other or (_is_ours(host) and _is_ours(other))
 
 
@@ -50,20 +51,20 @@ def _is_ours(host: str) -> bool:
 
 
 class Link(ABC):
-    """One member's connection.
+    """The connection of one member.
 
     Args:
-        on_request: is given each request of the member.
-        on_lost: is told once that the connection has ended, and why.
+        on_request: called with each request of the member.
+        on_lost: called once, with the reason, when the connection has ended.
 
     Attributes:
-        number: of this connection alone.
-        told_changes: whether the member wants to be told at once of deaths and returns.
+        number: unique to this connection.
+        wants_changes: whether the member asked for notifications of lost and returned members.
     """
 
     def __init__(self, on_request: OnRequest, on_lost: OnLost) -> None:
         self.number = next(_numbers)
-        self.told_changes = False
+        self.wants_changes = False
         self._on_request = on_request
         self._on_lost = on_lost
         self._request_ids = itertools.count(1)
@@ -72,23 +73,23 @@ class Link(ABC):
 
     @abstractmethod
     def goes_to(self, host: str, port: int) -> None:
-        """The member takes our requests there, if not by its own connection.
+        """Set the address at which the member accepts the scheduler's requests, for links that need one.
 
         Raises:
-            Refused: the address is on another machine than the member, which has proved nothing.
+            Refused: the address is on another machine than the member, and the member has proved no secret.
         """
 
     @abstractmethod
     def reply(self, request: Frame, data: bytes) -> None:
-        """Answer a request: its meta again, and this data."""
+        """Answer a request with its own meta and this data."""
 
     @abstractmethod
     def _send(self, frame: Frame) -> None:
-        """Send a request of ours."""
+        """Send a request of the scheduler."""
 
     @abstractmethod
     def close(self, reason: str) -> None:
-        """End the connection, after what was sent."""
+        """End the connection after the queued data is written."""
 
     @abstractmethod
     def abort(self, reason: str) -> None:
@@ -96,14 +97,14 @@ class Link(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Note that the connection is a member's now."""
+        """Note that the connection belongs to a member now."""
 
-    def tell(self, command: int, data: bytes) -> None:
-        """Send a request whose response nobody waits for."""
+    def notify(self, command: int, data: bytes) -> None:
+        """Send a request and do not wait for its response."""
         self._send(request_frame(command, next(self._request_ids), data, Role.SCHEDULER))
 
     def ask(self, user_command: int, data: bytes) -> asyncio.Future[bytes]:
-        """Send bytes to a server; its response, cancelled when the link is lost."""
+        """Send bytes to a server; the future holds its response, and is cancelled when the link is lost."""
         number = next(self._request_ids)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._asked[number] = future
@@ -128,10 +129,10 @@ class FrameConnection(asyncio.Protocol):
     """A TCP connection that carries frames.
 
     Args:
-        on_frame: is given each frame; FramingError from it ends the connection.
-        on_end: is told once why the connection has ended.
-        frame_bytes_max: largest frame taken.
-        on_made: is called when the connection is there; `on_end` comes only after that.
+        on_frame: called with each frame; FramingError from it ends the connection.
+        on_end: called once, with the reason, when the connection has ended.
+        frame_bytes_max: largest frame accepted.
+        on_made: called when the connection is established; `on_end` is called only after that.
     """
 
     def __init__(
@@ -146,31 +147,31 @@ class FrameConnection(asyncio.Protocol):
         self._on_made = on_made
         self._parser = Parser(frame_bytes_max)
         self._transport: asyncio.Transport | None = None
-        self._reason = "the other end has closed it"
+        self._reason = "the peer has closed it"
         self._settled: asyncio.Future[None] | None = None
         self.is_settled = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Keep the transport and report the connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._on_made()
 
     def settle(self) -> None:
-        """Note that the connection belongs to the cluster, or has ended: its door waits for it no more."""
+        """Note that the connection belongs to the cluster or has ended: its door stops waiting for it."""
         self.is_settled = True
         if self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
 
     def settled(self) -> asyncio.Future[None]:
-        """A future that is done once `settle` was called."""
+        """Future that is done once `settle` was called."""
         self._settled = asyncio.get_running_loop().create_future()
         if self.is_settled:
             self._settled.set_result(None)
         return self._settled
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Parse the bytes and pass on each complete frame; a framing error closes the connection."""
         try:
             for frame in self._parser.feed(data):
                 self._on_frame(frame)
@@ -178,19 +179,19 @@ class FrameConnection(asyncio.Protocol):
             self.close(str(error))
 
     def eof_received(self) -> bool:
-        """See asyncio.Protocol."""
+        """Note an end inside a frame as the reason."""
         if self._parser.is_torn():
             self._reason = "it ended inside a frame"
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
+        """Report the end of the connection with its reason."""
         self._transport = None
         self.settle()
         self._on_end(self._reason if exc is None else str(exc))
 
     def send(self, frame: Frame) -> None:
-        """Send a frame after those before; never waits."""
+        """Queue a frame; never waits."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -198,11 +199,11 @@ class FrameConnection(asyncio.Protocol):
         if frame.data:
             transport.write(frame.data)
         if transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
-            self._reason = f"it does not read: {_BUFFER_BYTES_MAX >> 20} MiB wait to be sent"
+            self._reason = f"the peer does not read: {_BUFFER_BYTES_MAX >> 20} MiB are queued for it"
             transport.abort()
 
     def close(self, reason: str) -> None:
-        """End the connection, after what was sent."""
+        """End the connection after the queued data is written."""
         if self._transport is not None:
             self._reason = reason
             self._transport.close()
@@ -216,14 +217,14 @@ class FrameConnection(asyncio.Protocol):
 
 
 async def connect(make: Callable[[], FrameConnection], host: str, port: int, trust: Trust | None) -> None:
-    """Open a connection for frames.
+    """Open a connection for frames to another process.
 
     Args:
-        make: its protocol.
-        host, port: of the other end.
-        trust: which the other end proves to have by TLS, and this one too; None: in the clear.
+        make: makes its protocol.
+        host, port: of the other process.
+        trust: the cluster's, which both ends prove over TLS; None: in the clear.
     Raises:
-        OSError: the other end does not answer, or is not part of the cluster.
+        OSError: the other process does not answer, or is not part of the cluster.
     """
     loop = asyncio.get_running_loop()
     if trust is None:
@@ -233,15 +234,15 @@ async def connect(make: Callable[[], FrameConnection], host: str, port: int, tru
 
 
 class TcpLink(Link):
-    """A member that speaks frames. Give `incoming` to a door as the protocol of its connection.
+    """A member that speaks frames. Pass `incoming` to a door as the protocol of its connection.
 
     Args:
         on_request, on_lost: see `Link`.
-        on_made: is given this link when the connection is there.
-        frame_bytes_max: largest frame taken.
-        host: the peer's address.
-        trust: the cluster's, by which the member has proved itself; None: it has not, and is called back only on its
-            own machine.
+        on_made: called with this link when the connection is established.
+        frame_bytes_max: largest frame accepted.
+        host: the member's address.
+        trust: the cluster's, which the member has proved; None: the member has proved nothing, and the scheduler only
+            connects back to the machine that the member connects from.
     """
 
     def __init__(
@@ -264,20 +265,20 @@ class TcpLink(Link):
         self._waiting: list[Frame] = []
 
     def goes_to(self, host: str, port: int) -> None:
-        """Keep the address at which the member listens.
+        """Set the address at which the member listens.
 
         Raises:
             Refused: it is on another machine than the member, and no token proves the member.
         """
         if self._trust is None and not is_same_machine(self._host, host):
             raise Refused(
-                f"a member at {self._host} cannot take connections at {host!r}: without a token, its address must be "
-                "an IP address of the machine that it connects from."
+                f"a member at {self._host} cannot be called at {host!r}: without a token, its address must be an IP "
+                "address of the machine that it connects from."
             )
         self._target = (host, port)
 
     def settle(self) -> None:
-        """Count the member as one that belongs to the cluster."""
+        """Count the connection as one that belongs to the cluster."""
         self.incoming.settle()
 
     def reply(self, request: Frame, data: bytes) -> None:
@@ -285,7 +286,7 @@ class TcpLink(Link):
         self.incoming.send(Frame(Kind.PROTOBUF, request.meta, data))
 
     def close(self, reason: str) -> None:
-        """End the link, after what was sent."""
+        """End the link after the queued data is written."""
         self.incoming.close(reason)
 
     def abort(self, reason: str) -> None:
@@ -311,7 +312,7 @@ class TcpLink(Link):
         try:
             await asyncio.wait_for(connect(lambda: made, host, port, self._trust), _CONNECT_S)
         except (OSError, asyncio.TimeoutError) as error:
-            self.incoming.close(f"it cannot be reached at {host}:{port}: {error or 'no answer'}")
+            self.incoming.close(f"the member cannot be reached at {host}:{port}: {error or 'no answer'}")
             return
         if self._is_lost:
             made.close("the member is gone")
@@ -325,7 +326,7 @@ class TcpLink(Link):
         self._answered(parse(Meta, frame.meta), frame.data)
 
     def _outgoing_ended(self, reason: str) -> None:
-        self.incoming.close(f"the connection to its own port ended: {reason}")
+        self.incoming.close(f"the connection to the member's port ended: {reason}")
 
     def _lost(self, reason: str) -> None:
         if self._outgoing is not None:
@@ -336,7 +337,7 @@ class TcpLink(Link):
 
 
 class StreamLink(Link):
-    """A member that speaks gRPC. Everything goes over its stream; `role` tells whose request a message belongs to."""
+    """A member that speaks gRPC. One stream carries everything; `role` in a message names the side that asked."""
 
     def __init__(self, on_request: OnRequest, on_lost: OnLost, stream: Stream) -> None:
         super().__init__(on_request, on_lost)
@@ -351,7 +352,7 @@ class StreamLink(Link):
         stream.on_closed = lambda: on_loop(self._lost, "its stream has ended")
 
     def goes_to(self, host: str, port: int) -> None:
-        """Do nothing: requests go over the stream itself."""
+        """Do nothing: requests use the stream."""
 
     def settle(self) -> None:
         """Do nothing: the gRPC server has decided who may call."""
@@ -361,7 +362,7 @@ class StreamLink(Link):
         self._stream.send(Comm(pb_meta=parse(Meta, request.meta), data=data).SerializeToString())
 
     def close(self, reason: str) -> None:
-        """End the link, after what was sent."""
+        """End the link after the queued data is written."""
         self._stream.finish(_INVALID_ARGUMENT, reason)
         self._lost(reason)
 

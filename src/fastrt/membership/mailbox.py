@@ -1,8 +1,8 @@
-"""What members have sent to this one, by sender, in the order in which it came.
+"""Messages that other members have sent to this one, by sender and in order of arrival.
 
-Upstream matches by that order alone: the next message of a sender is what the next receive gets, also when it is a
-late one that an earlier receive has given up. fastrt's members say with each message what it belongs to, so a late one
-is recognised and thrown away. What says nothing comes from another implementation, and belongs to whoever asks next.
+Upstream matches messages by order alone: a receive gets the sender's next message, even a late one that belongs to an
+earlier receive which has timed out. Messages of fastrt's members carry a tag that names their operation, so a late
+message is recognised and dropped. A message without a tag comes from another implementation; the next receive gets it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Source = tuple[Role, int]
 
 
 class Tag(NamedTuple):
-    """What a message belongs to.
+    """Names the operation and step that a message belongs to.
 
     Attributes:
-        group: the group's name; "" for a message of the user's own.
-        operation: the operation's number in its group, from 1.
-        step: which message of the operation.
-        what: the operation in words; all members of the group must mean the same.
+        group: the group's name; "" for a message that the application sent directly.
+        operation: number of the operation in its group, from 1.
+        step: number of the message within the operation.
+        what: the operation in words; must be the same on all members of the group.
     """
 
     group: str = ""
@@ -39,7 +39,7 @@ MESSAGE = Tag()
 
 
 class Mailbox:
-    """Bytes by sender's role and rank. Any thread may put and take."""
+    """Received bytes by the sender's role and rank. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -49,13 +49,13 @@ class Mailbox:
         self._ends: Counter[Source] = Counter()
 
     def put(self, source: Source, tag: Tag | None, data: bytes) -> None:
-        """Bytes have come; without a tag they are of no member of fastrt's."""
+        """Add received bytes; `tag` is None if the sender is no fastrt member."""
         with self._changed:
             self._came.setdefault(source, deque()).append((tag, data))
             self._changed.notify_all()
 
     def set_members(self, ids: dict[Source, str], gone: frozenset[Source]) -> None:
-        """Who is there, and who of them is lost: nobody waits for those."""
+        """Set the members and the lost ones among them; receives that wait for a lost member return."""
         with self._changed:
             ended = {source for source in gone if source not in self._gone}
             ended |= {source for source, one in self._ids.items() if source in ids and ids[source] != one}
@@ -64,28 +64,28 @@ class Mailbox:
             self._changed.notify_all()
 
     def ends(self, sources: Collection[Source]) -> dict[Source, int]:
-        """How often each of some members was lost, or had its place taken by another one."""
+        """Number of times that each of these members was lost or replaced by another one."""
         with self._changed:
             return {source: self._ends[source] for source in sources}
 
     def take(self, source: Source, timeout_s: float) -> bytes | None:
-        """The next message of the sender's user; None when none has come in time."""
+        """Take the sender's next message that belongs to no group; None after the timeout."""
         return self._wait(lambda: self._next(source, lambda tag: not tag.group), timeout_s, {})
 
     def take_step(self, source: Source, wanted: Tag, timeout_s: float, members: Mapping[Source, int]) -> bytes | None:
-        """The message of one step of an operation.
+        """Take the message of one step of an operation.
 
         Args:
-            source: who sends it.
-            wanted: what it belongs to.
+            source: the sender.
+            wanted: tag of the step.
             timeout_s: how long to wait.
-            members: of the group, as `ends` gave them when it was made; when one of them is lost, or another one is in
-                its place, nothing more will come.
+            members: of the group, as `ends` returned them when the group was made. When one of them is lost or
+                replaced, no more messages are expected.
         Returns:
-            Its bytes; None when they have not come in time, or a member is lost.
+            Its bytes; None after the timeout, or when a member of the group is lost.
         Raises:
-            CollectiveTimeout: the sender has given the operation up, and is at a later one.
-            CollectiveMismatch: it does something else in the operation.
+            CollectiveTimeout: the sender has given up this operation and is at a later one.
+            CollectiveMismatch: the sender runs another operation under this number.
         """
 
         def belongs(tag: Tag) -> bool:
@@ -101,21 +101,21 @@ class Mailbox:
                 raise CollectiveTimeout(f"operation {wanted.operation} was given up by {_name(source)}")
             if first is not None and first.what != wanted.what:
                 raise CollectiveMismatch(
-                    f"operation {wanted.operation} of group {wanted.group!r}: {_name(source)} does {first.what}, and "
-                    f"here it is {wanted.what}"
+                    f"operation {wanted.operation} of group {wanted.group!r}: {_name(source)} runs {first.what}, but "
+                    f"this member runs {wanted.what}"
                 )
             return self._next(source, lambda tag: tag == wanted)
 
         return self._wait(look, timeout_s, members)
 
     def forget(self, group: str) -> None:
-        """Throw away what is left of a group."""
+        """Drop the messages of a group that were not taken."""
         with self._changed:
             for source, came in self._came.items():
                 self._came[source] = deque(one for one in came if one[0] is None or one[0].group != group)
 
     def _next(self, source: Source, fits: Callable[[Tag], bool]) -> bytes | None:
-        """Take out the first message that fits, or that nobody has tagged."""
+        """Take out the first message that fits or has no tag."""
         came = self._came.get(source, deque())
         for at, (tag, data) in enumerate(came):
             if tag is None or fits(tag):
@@ -136,7 +136,7 @@ class Mailbox:
                 self._changed.wait(left)
 
     def lost(self, members: Mapping[Source, int]) -> Source | None:
-        """One of some members that is lost, or was since then (see `ends`), if any is."""
+        """The first of these members that is lost, or was lost or replaced since `ends` was called; None without."""
         return next((one for one, ends in members.items() if one in self._gone or self._ends[one] != ends), None)
 
 

@@ -1,33 +1,67 @@
-"""The members of a cluster: who they are, which rank each has, and which ranks nobody has.
+"""Table of a cluster's members: identities, ranks and free ranks.
 
-A rank belongs to a member until another one takes it, also while its owner is lost; so whoever comes back under its
-own id finds its rank. Every operation costs the same however many members there are, but for lists of all of them.
+A member keeps its rank until another member takes it, also while it is lost, so a member that returns under the same
+id finds its rank again. The cost of an operation does not depend on the number of members, except for those that list
+all members.
 
-Invariants: ranks of a role are from 0 to its count less one; each is free or has one owner; a member is the owner of
-its rank; a link is one member's.
+Invariants: ranks of a role are from 0 to its count less one; each rank is free or has one owner; a member owns the rank
+that it names; a link belongs to one member.
 
 Source: `NodeManager::NextRankId` of MindSpore's `ps/core/node_manager.cc`, which also gave ranks beyond the count.
 """
 
 from __future__ import annotations
 
+import enum
 import heapq
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fastrt.membership.events import MemberView, Refused, Role
+from fastrt.transitions import Transitions
+
+
+class MemberState(enum.Enum):
+    """State of one member."""
+
+    ALIVE = enum.auto()
+    LOST = enum.auto()
+    FINISHED = enum.auto()
+    GONE = enum.auto()  # it has finished, and its process has ended or is silent
+    REMOVED = enum.auto()  # another member has its rank, or its rank does not exist any more
+
+
+_ALIVE, _LOST, _FINISHED = MemberState.ALIVE, MemberState.LOST, MemberState.FINISHED
+_GONE, _REMOVED = MemberState.GONE, MemberState.REMOVED
+# "registered": by Register, also during a scaling; it must finish again then. "reconnected": by a heartbeat over a new
+# connection, as upstream's members return. "lost": its connection has ended, or it is silent for too long.
+MEMBER = Transitions(
+    "member",
+    {
+        _ALIVE: {
+            "registered": _ALIVE, "reconnected": _ALIVE, "finished": _FINISHED, "lost": _LOST, "removed": _REMOVED
+        },
+        _LOST: {"registered": _ALIVE, "reconnected": _ALIVE, "removed": _REMOVED},
+        _FINISHED: {"registered": _ALIVE, "reconnected": _FINISHED, "lost": _GONE, "removed": _REMOVED},
+        _GONE: {"registered": _ALIVE, "reconnected": _FINISHED, "removed": _REMOVED},
+        _REMOVED: {},
+    },
+)  # fmt: skip
+# By the record's flags: alive, finished.
+_RECORDED = {(True, False): _ALIVE, (False, False): _LOST, (True, True): _FINISHED, (False, True): _GONE}
 
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One process.
+    """One process of the cluster.
 
     Attributes:
-        link: its connection; None when it has none.
-        alive: it is thought to live; after a restart of ours, before it has come back too.
-        heard: when it was last heard of.
-        finished: it has said that it is done.
+        link: number of its connection; None without a connection.
+        heard: time of its last message.
+        state: only `Members` changes it. After a restart of the scheduler it is the recorded one before the member
+            reconnects.
+        moves: its last transitions.
     """
 
     member_id: str
@@ -37,26 +71,41 @@ class Member:
     port: int
     link: int | None
     heard: float
-    alive: bool = True
-    finished: bool = False
+    state: MemberState = MemberState.ALIVE
+    moves: int = 0
     view: MemberView | None = None
 
     @property
+    def alive(self) -> bool:
+        """Whether the scheduler takes it to be alive."""
+        return self.state is _ALIVE or self.state is _FINISHED
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has sent Finish."""
+        return self.state is _FINISHED or self.state is _GONE
+
+    @property
     def present(self) -> bool:
-        """Whether nobody need wait for it."""
-        return self.alive or self.finished
+        """Whether the cluster does not wait for this member: it is alive or has finished."""
+        return self.state is not _LOST
 
     def record(self) -> bytes:
-        """What is kept of it over restarts."""
+        """The part that is kept in the journal over restarts of the scheduler."""
         kept = [int(self.role), self.rank, self.host, self.port, self.alive, self.finished]
         return json.dumps(kept, separators=(",", ":")).encode()
 
+    @staticmethod
+    def recorded_state(alive: bool, finished: bool) -> MemberState:
+        """State of a member with these flags in its record."""
+        return _RECORDED[alive, finished]
+
 
 class Members:
-    """The table. Not thread-safe.
+    """The members of all roles, by id, link and rank. Not thread-safe.
 
     Args:
-        counts: how many members each role has.
+        counts: number of members of each role.
     """
 
     def __init__(self, counts: dict[Role, int]) -> None:
@@ -67,11 +116,11 @@ class Members:
         self.finished_count = 0
         self._owners: dict[Role, dict[int, Member]] = {role: {} for role in counts}
         self._lost: dict[Role, dict[int, Member]] = {role: {} for role in counts}
-        # Heaps of ranks that may be free; one that has an owner, or is beyond the count, is passed over.
+        # Heaps of ranks that may be free; `next_rank` skips those that have an owner or exceed the count.
         self._free: dict[Role, list[int]] = {role: list(range(count)) for role, count in counts.items()}
 
     def __iter__(self) -> Iterator[Member]:
-        """All, by role and rank."""
+        """Iterate over all members, by role and rank."""
         for owners in self._owners.values():
             for rank in sorted(owners):
                 yield owners[rank]
@@ -81,18 +130,20 @@ class Members:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has an owner who need not be waited for."""
+        """Whether every rank has an owner that is alive or has finished."""
         return self.present_count == sum(self.counts.values())
 
     def lost(self) -> list[Member]:
-        """Those that are neither alive nor finished."""
+        """List the members that are neither alive nor finished."""
         return [member for lost in self._lost.values() for _, member in sorted(lost.items())]
 
     def next_rank(self, role: Role) -> tuple[int, Member | None]:
-        """The rank for a newcomer: of the lost member with the lowest, who loses it; else the lowest free one.
+        """Choose the rank for a new member: the lowest rank of a lost member, which loses it, else the lowest free one.
 
+        Returns:
+            The rank, and the lost member that owns it or None.
         Raises:
-            Refused: there is none.
+            Refused: all ranks of the role have an owner that is not lost.
         """
         lost = self._lost[role]
         if lost:
@@ -104,13 +155,13 @@ class Members:
         if not free:
             count = self.counts[role]
             raise Refused(
-                f"the cluster has {count} {role.name.lower()}s, and all of them are there. Scale it out first, or end "
+                f"the cluster has {count} {role.name.lower()}s, and none of them is lost. Scale it out first, or end "
                 "one of them."
             )
         return free[0], None
 
     def add(self, member: Member) -> None:
-        """A member takes the rank it has; the rank is free."""
+        """Add a member under the rank that it names, which must be free."""
         assert member.rank not in self._owners[member.role], f"rank {member.rank} has an owner"
         self.by_id[member.member_id] = member
         self._owners[member.role][member.rank] = member
@@ -123,7 +174,7 @@ class Members:
             self._lost[member.role][member.rank] = member
 
     def remove(self, member: Member) -> None:
-        """A member is none any more; its rank is free."""
+        """Remove a member and free its rank."""
         del self.by_id[member.member_id]
         del self._owners[member.role][member.rank]
         heapq.heappush(self._free[member.role], member.rank)
@@ -134,22 +185,30 @@ class Members:
             self.present_count -= 1
         else:
             del self._lost[member.role][member.rank]
+        MEMBER.move(member, "removed", member.member_id)
 
     def attach(self, member: Member, link: int | None, now: float) -> None:
-        """A member has another connection, or none; with one it is alive."""
+        """Set a member's connection; None: it has none."""
         if member.link is not None:
             del self.by_link[member.link]
         member.link = link
         if link is not None:
             self.by_link[link] = member
             member.heard = now
-            self.mark(member, True, member.finished)
 
-    def mark(self, member: Member, alive: bool, finished: bool) -> None:
-        """A member is alive or not, done or not."""
-        before = member.present
-        self.finished_count += finished - member.finished
-        member.alive, member.finished, member.view = alive, finished, None
+    def note(self, member: Member, event: str) -> None:
+        """Move a member to its next state.
+
+        Args:
+            member: one of this table.
+            event: one of `MEMBER`'s, except "removed".
+        Raises:
+            IllegalMoveError: the event is not possible in the member's state.
+        """
+        before, had_finished = member.present, member.finished
+        MEMBER.move(member, event, member.member_id)
+        member.view = None
+        self.finished_count += member.finished - had_finished
         if before and not member.present:
             self.present_count -= 1
             self._lost[member.role][member.rank] = member
@@ -158,7 +217,7 @@ class Members:
             del self._lost[member.role][member.rank]
 
     def move(self, member: Member, rank: int) -> None:
-        """A member gets another rank, which is free."""
+        """Give a member another rank, which must be free."""
         lost, owners = self._lost[member.role], self._owners[member.role]
         assert rank not in owners, f"rank {rank} has an owner"
         heapq.heappush(self._free[member.role], member.rank)
@@ -168,14 +227,14 @@ class Members:
         member.rank, member.view = rank, None
 
     def resize(self, counts: dict[Role, int]) -> None:
-        """Each role has so many members from now on; ranks beyond that have no owners."""
+        """Set the number of members of each role; ranks beyond it must have no owner."""
         for role, count in counts.items():
             for rank in range(self.counts[role], count):
                 heapq.heappush(self._free[role], rank)
         self.counts = dict(counts)
 
     def views(self) -> tuple[MemberView, ...]:
-        """All members as others see them, by role and rank."""
+        """Views of all members, by role and rank."""
         return tuple(member.view or _view(member) for member in self)
 
     def check_invariants(self) -> None:

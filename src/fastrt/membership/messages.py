@@ -1,6 +1,6 @@
-"""Bytes from member to member by COLLECTIVE_SEND_DATA: what `ClusterMember` offers for it.
+"""Sends bytes from member to member with COLLECTIVE_SEND_DATA; `ClusterMember` inherits these methods.
 
-The receiver gives back the whole message as its acknowledgement, also one that does not know fastrt.
+A receiver acknowledges a message by echoing all of it; members that are not fastrt's do the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastrt.membership.wire import Command
 
 
 class MemberLostError(FastrtError):
-    """A member of a group is lost.
+    """A member of a group is lost or was replaced.
 
     Attributes:
         rank: its rank in the cluster.
@@ -32,7 +32,7 @@ class MemberLostError(FastrtError):
 
 
 class Messages:
-    """The part of a member that is about bytes between members."""
+    """The methods of a member that send and receive bytes."""
 
     role: Role
     options: MemberOptions
@@ -47,16 +47,19 @@ class Messages:
         raise NotImplementedError
 
     def collective_send(self, rank: int, data: bytes, role: Role | None = None, timeout_s: float | None = None) -> None:
-        """Send bytes to a member of the same role (or another), and wait until it has them all.
+        """Send bytes to a member of the same role (or another), and wait until it has received all of them.
 
         Raises:
             MemberUnreachableError: it cannot be reached.
-            ClusterTimeoutError: it has not given them back in time.
+            ClusterTimeoutError: it did not acknowledge them in time.
         """
         self._wait(self._give(self.role if role is None else role, rank, data, MESSAGE), timeout_s)
 
     def collective_send_async(self, rank: int, data: bytes, role: Role | None = None) -> Future[None]:
-        """Send bytes without waiting until the receiver has them: its future raises what `collective_send` raises.
+        """Send bytes without waiting for the receiver's acknowledgement.
+
+        Returns:
+            A future that raises the errors of `collective_send`.
 
         Raises:
             FastrtError: this member is not started, or closed.
@@ -64,10 +67,10 @@ class Messages:
         return self.start_step(self.role if role is None else role, rank, data, MESSAGE)
 
     def collective_receive(self, rank: int, role: Role | None = None, timeout_s: float | None = None) -> bytes:
-        """The next bytes that a member of the same role (or another) has sent to this one, in its order.
+        """Receive the next bytes that a member of the same role (or another) has sent to this one, in sending order.
 
         Raises:
-            ClusterTimeoutError: none have come in time.
+            ClusterTimeoutError: none came in time.
         """
         source = (self.role if role is None else role, rank)
         limit = self.options.call_timeout_s if timeout_s is None else timeout_s
@@ -76,10 +79,10 @@ class Messages:
             raise ClusterTimeoutError(f"waited {limit:g} s for bytes from {source[0].name} {rank}.")
         return found
 
-    # What a group of members is made of
+    # For `MemberGroup`
 
     def start_step(self, role: Role, rank: int, data: bytes, tag: Tag) -> Future[None]:
-        """Begin to send the bytes of one step; done when the receiver has them.
+        """Begin to send the bytes of one step; the future is done when the receiver has them.
 
         Raises:
             FastrtError: this member is not started, or closed.
@@ -89,16 +92,16 @@ class Messages:
         return asyncio.run_coroutine_threadsafe(self._give(role, rank, data, tag), self._loop)
 
     def ends_of(self, ranks: Sequence[int]) -> dict[tuple[Role, int], int]:
-        """How often members of this one's role were lost or replaced; see `Mailbox.ends`."""
+        """Number of times that members of this member's role were lost or replaced; see `Mailbox.ends`."""
         return self._mailbox.ends([(self.role, one) for one in ranks])
 
     def take_step(self, rank: int, tag: Tag, timeout_s: float, members: dict[tuple[Role, int], int]) -> bytes:
-        """The bytes of one step of an operation in which these members, as `ends_of` gave them, take part.
+        """Take the bytes of one step of an operation whose members are those that `ends_of` returned.
 
         Raises:
-            CollectiveTimeout, CollectiveMismatch: the sender does something else; see `Mailbox.take_step`.
-            ClusterTimeoutError: they have not come in time.
-            MemberLostError: a member is lost.
+            CollectiveTimeout, CollectiveMismatch: the sender is at another operation; see `Mailbox.take_step`.
+            ClusterTimeoutError: they did not come in time.
+            MemberLostError: a member is lost or was replaced.
         """
         found = self._mailbox.take_step((self.role, rank), tag, timeout_s, members)
         if found is not None:
@@ -109,7 +112,7 @@ class Messages:
         raise ClusterTimeoutError(f"waited {timeout_s:g} s for bytes from {self.role.name.lower()} {rank}.")
 
     def forget_group(self, name: str) -> None:
-        """Throw away what is left of a group."""
+        """Drop the messages of a group that were not taken."""
         self._mailbox.forget(name)
 
     async def _give(self, role: Role, rank: int, data: bytes, tag: Tag) -> None:
@@ -117,4 +120,4 @@ class Messages:
         command = Command.COLLECTIVE_SEND_DATA
         _, echo = await caller.call(command, data, self.role, self._rank, Kind.RAW, tag=tag)
         if echo != data:
-            raise MemberUnreachableError(f"{role.name} {rank} gave back other bytes than it was sent.")
+            raise MemberUnreachableError(f"{role.name} {rank} acknowledged other bytes than it was sent.")

@@ -1,4 +1,4 @@
-"""What a member of a cluster is told at its start, what it tells its user, and what can go wrong for it."""
+"""Options of a cluster member, the events that it reports, and the errors that its calls raise."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fastrt.membership.framing import FRAME_BYTES_MAX
 
 
 class RegistrationRefusedError(FastrtError):
-    """The scheduler does not take this member: the cluster is full, or has another member of this id."""
+    """The scheduler rejected this member: the cluster is full, or another member with this id is connected."""
 
 
 class ClusterTimeoutError(FastrtError, TimeoutError):
-    """What was waited for in the cluster has not come in time. Wait again, or look at `fastrt ps status`."""
+    """A member or response of the cluster did not come in time. Wait again, or look at `fastrt ps status`."""
 
 
 class MemberEvent(enum.IntEnum):
-    """What a member is told has happened; up to 6 the numbers of upstream's ClusterEvent."""
+    """Event that a member reports to `on_event`; up to 6 the numbers of upstream's ClusterEvent."""
 
     NODE_TIMEOUT = 1
     SCHEDULER_TIMEOUT = 2
@@ -34,24 +34,25 @@ class MemberEvent(enum.IntEnum):
 
 @dataclass
 class MemberOptions:
-    """How a member takes part.
+    """Options of a cluster member.
 
     Attributes:
         scheduler: `host:port` of the scheduler's frames.
-        member_id: a name that brings this member its rank back after a restart; None: a random one.
-        host: IP address on which to take what others send.
+        member_id: a name under which this member gets the same rank back after a restart; None: a random one.
+        host: IP address on which to accept connections of other members.
         port: 0 takes any free one.
-        heartbeat_s: between two heartbeats.
-        scheduler_timeout_s: a scheduler away for longer is given up.
-        call_timeout_s: for a response, unless a call says otherwise.
-        frame_bytes_max: largest frame taken.
-        on_event: told of `MemberEvent`s.
-        on_message: told of the numbers that members publish.
-        on_data: given user command, role and rank of the sender, and bytes; returns the bytes to answer.
-        before_scale: given SCALE_OUT or SCALE_IN, ends what must not go on during a scaling; the round waits for it.
-        after_scale: given the same when ranks and members are the new ones; the round ends after it.
+        heartbeat_s: seconds between two heartbeats.
+        scheduler_timeout_s: the member gives up after the scheduler was unreachable for this long.
+        call_timeout_s: default time limit for a response.
+        frame_bytes_max: largest frame accepted.
+        on_event: called with each `MemberEvent`.
+        on_message: called with each number that a member publishes.
+        on_data: called with the user command, the sender's role and rank, and the bytes; returns the response.
+        before_scale: called with SCALE_OUT or SCALE_IN; stops work that must not run during a scaling. The round waits
+            for its return.
+        after_scale: called with the same phase once ranks and members are the new ones; the round ends after it.
         token: the cluster's; None for a scheduler that allows anonymous members: every process that reaches this
-            member's port can then give it orders.
+            member's port can then send it requests.
     """
 
     scheduler: str

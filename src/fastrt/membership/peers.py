@@ -1,4 +1,4 @@
-"""A member's own connections: requests whose responses come back by number, and a port for those of others."""
+"""A member's connections to other processes: requests matched to responses by number, and requests of others."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ _LOOK_BYTES_MAX = 64 << 20
 class MemberUnreachableError(FastrtError):
     """Another process of the cluster cannot be reached, or its connection ended before it answered.
 
-    What was sent may or may not have been taken. Look whether that process lives, and send again if that does no harm.
+    The request may or may not have been executed. Check whether that process lives, and repeat the request if a
+    second execution does no harm.
     """
 
 
 class Caller:
-    """A connection on which this member asks. Make one with `open`.
+    """A connection on which this member sends requests. Make one with `open`.
 
     Args:
-        name: of the other end, for errors.
+        name: of the other process, for error messages.
         request_ids: numbers for requests, from 1.
-        on_end: is told why the connection has ended.
+        on_end: called with the reason when the connection has ended.
 
     Attributes:
-        place: host and port of the other end.
+        place: host and port of the other process.
     """
 
     def __init__(self, name: str, request_ids: Iterator[int], on_end: Callable[[str], None]) -> None:
@@ -59,10 +60,10 @@ class Caller:
         on_end: Callable[[str], None] = lambda reason: None,
         timeout_s: float = _CONNECT_S,
     ) -> Caller:
-        """Connect.
+        """Connect to another process.
 
         Raises:
-            MemberUnreachableError: no process answers there, or none of this cluster.
+            MemberUnreachableError: no process of this cluster answers there.
         """
         made = cls(name, itertools.count(1) if request_ids is None else request_ids, on_end)
         connection = FrameConnection(made._answered, made._end, frame_bytes_max)
@@ -88,10 +89,10 @@ class Caller:
         user: int = 0,
         tag: Tag | None = None,
     ) -> tuple[Any, bytes]:
-        """Ask, and wait for the response: its meta and data.
+        """Send a request, wait for the response, and return its meta and data.
 
         Raises:
-            MemberUnreachableError: the connection ended before.
+            MemberUnreachableError: the connection ended before the response.
         """
         if self._ended is not None or self._connection is None:
             raise MemberUnreachableError(f"The connection to {self._name} has ended: {self._ended}.")
@@ -108,12 +109,12 @@ class Caller:
     def close(self) -> None:
         """End the connection."""
         if self._connection is not None:
-            self._connection.close("this end has closed it")
+            self._connection.close("this process has closed it")
 
     def abort(self) -> None:
-        """End the connection at once, without TLS's farewell, for which the other end must answer."""
+        """End the connection at once, without TLS's closing handshake, which waits for the peer."""
         if self._connection is not None:
-            self._connection.abort("this end has closed it")
+            self._connection.abort("this process has closed it")
 
     def _answered(self, frame: Frame) -> None:
         future = self._waiting.get(parse(Meta, frame.meta).request_id)
@@ -124,19 +125,19 @@ class Caller:
         self._ended = reason
         for future in self._waiting.values():
             if not future.done():
-                words = f"The connection to {self._name} ended before it answered: {reason}."
+                words = f"The connection to {self._name} ended before the response: {reason}."
                 future.set_exception(MemberUnreachableError(words))
         self._on_end(reason)
 
 
 class Incoming:
-    """A connection on which others ask this member.
+    """A connection on which another member sends requests to this one.
 
     Args:
-        on_request: is given this connection, each request's meta, and its frame.
-        on_made: is given this connection when it is there.
-        on_end: is told that the connection has ended.
-        frame_bytes_max: largest frame taken.
+        on_request: called with this connection, each request's meta, and its frame.
+        on_made: called with this connection when it is established.
+        on_end: called with this connection when it has ended.
+        frame_bytes_max: largest frame accepted.
     """
 
     def __init__(
@@ -150,11 +151,11 @@ class Incoming:
         self.protocol = FrameConnection(self._came, lambda reason: on_end(self), frame_bytes_max, lambda: on_made(self))
 
     def acknowledge(self, frame: Frame) -> None:
-        """Answer a request by giving it back."""
+        """Acknowledge a request by echoing it."""
         self.protocol.send(Frame(Kind.RAW, frame.meta, frame.data))
 
     def answer(self, meta: Any, role: Role, rank: int, data: bytes) -> None:
-        """Answer a request with bytes, as who has this role and rank."""
+        """Answer a request with bytes, in the name of this role and rank."""
         answer = Meta()
         answer.CopyFrom(meta)
         answer.role, answer.rank_id = int(role), rank
@@ -172,14 +173,14 @@ class Incoming:
 
 
 def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[MemberView, ...]:
-    """Ask a scheduler who is there, without being a member.
+    """Fetch the list of members from a scheduler without joining the cluster.
 
     Args:
-        address: `host:port` of its frames.
+        address: `host:port` at which the scheduler accepts frames.
         token: the cluster's; None for a scheduler that allows anonymous members.
-        timeout_s: for its answer, and at most 5 s of it for the connection.
+        timeout_s: for the answer; at most 5 s of it are for the connection.
     Raises:
-        MemberUnreachableError: no process of the cluster answers there, or not in time.
+        MemberUnreachableError: no process of the cluster answers there in time.
         ConfigError: the token is damaged.
     """
     trust = None if token is None else trust_of(token)
@@ -200,7 +201,7 @@ def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[Memb
             raise MemberUnreachableError(f"The scheduler at {address} does not answer.") from None
         finally:
             caller.abort()
-            await ended.wait()  # the event loop ends with this function, and would leave the socket open
+            await ended.wait()  # the event loop ends with this function, and the socket would stay open
         return views(parse(FetchResp, answer).servers_meta)
 
     return asyncio.run(ask())

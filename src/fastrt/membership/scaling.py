@@ -1,11 +1,11 @@
-"""One round of scaling: who must register again, who must still say that it goes on, and who goes where.
+"""One round of scaling: the members that must register again, those that must acknowledge, and the new ranks.
 
-A round gathers first: members end what they do and register again, newcomers register. Then it is applied at one
-moment, everybody is told, and the round is settling until all have said that they go on. Each round has its own sets,
-so nothing of an earlier one counts in it.
+A round first gathers: members finish their work and register again, and new members register. Then the round is applied
+in one step and announced to all members, and it settles until every member has acknowledged that it continues. The sets
+belong to the round, so that leftovers of an earlier round cannot count in a later one.
 
-Source: `leader_scaler.cc`, `follower_scaler.cc` of MindSpore's `ps/core`. There the sets were the scheduler's and
-never emptied, and stayers above the lowest leaver all got other ranks.
+Source: `leader_scaler.cc`, `follower_scaler.cc` of MindSpore's `ps/core`. The sets there belong to the scheduler and
+are never emptied, and remaining members above the lowest leaver all get other ranks.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Counts = dict[Role, int]
 
 @dataclass
 class Round:
-    """A scaling under way.
+    """A scaling in progress.
 
     Attributes:
         phase: SCALE_OUT or SCALE_IN.
-        before: how many members each role had.
-        after: how many it shall have.
-        deadline: when the round is given up.
-        leaving: ids of members that shall leave.
-        missing: ids of members that must still register again.
+        before: number of members of each role before the round.
+        after: number of members of each role after it.
+        deadline: time at which the round is given up.
+        leaving: ids of the members that leave.
+        missing: ids of the members that have not registered again yet.
         gathering: whether the round has not been applied yet.
-        undone: once it has been applied, ids of members that have not said that they go on.
+        undone: once the round is applied, ids of the members that have not acknowledged it yet.
     """
 
     phase: Phase
@@ -44,28 +44,28 @@ class Round:
     undone: set[str] = field(default_factory=set)
 
     def is_newcomer(self, member: Member) -> bool:
-        """Whether a member is only there because of this round."""
+        """Whether a member joined because of this round."""
         return self.phase is Phase.SCALE_OUT and member.rank >= self.before[member.role]
 
     def returned(self, member_id: str) -> None:
-        """A member has registered, the first time or again."""
+        """Note that a member has registered, for the first time or again."""
         self.missing.discard(member_id)
 
     def lost(self, member: Member) -> None:
-        """A member is gone: when it comes back it must do again what the round asks for."""
+        """Note that a member is lost: after its return it must repeat the step that the round waits for."""
         if not self.gathering:
             self.undone.add(member.member_id)
         elif not self.is_newcomer(member) and member.member_id not in self.leaving:
             self.missing.add(member.member_id)
 
     def forget(self, member_id: str) -> None:
-        """Nothing is expected of a member any more."""
+        """Stop waiting for a member."""
         self.missing.discard(member_id)
         self.undone.discard(member_id)
 
 
 def moves(members: Iterable[Member], leaving: Collection[str], after: Counts) -> list[tuple[Member, int]]:
-    """Who gets which rank when some have left: as few as possible move, the highest into the gaps."""
+    """New ranks after some members have left: as few members as possible move, the highest ranks into the gaps."""
     kept: dict[Role, set[int]] = {role: set() for role in after}
     high: dict[Role, list[Member]] = {role: [] for role in after}
     for member in members:

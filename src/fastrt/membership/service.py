@@ -1,13 +1,14 @@
 """A parameter-server cluster's scheduler in this process: frames over TCP, the same messages over gRPC, and HTTP.
 
-A thin shell around the state machine, on one event loop. Requests become events; what follows from all of those at
-hand is written to the journal in one batch before anybody is told of it. A member whose connection ends is lost at
-once, one that falls silent after the heartbeat timeout. Telling all members something queues it for each and waits
-for nobody.
+A thin shell around the state machine, on one event loop. Requests become events. The records that follow from all
+events at hand are written to the journal in one batch before any reply or notification is sent. A member is lost as
+soon as its connection ends, or after the heartbeat timeout without a message. A notification to all members is queued
+for each of them and does not wait for any.
 
-With a token, frames, gRPC and HTTP are TLS with certificates on both sides, by the identity that the token stands for:
-a connection has proved the secret before a byte of it is parsed. Foreign members (MindSpore's own) have no secret. A
-cluster takes them in place of fastrt's where `allow_anonymous` says so, since members also connect to each other.
+With a token, frames, gRPC and HTTP use TLS with certificates on both sides, made from the identity that the token
+stands for: a connection has proved the secret before a byte of it is parsed. Foreign members (MindSpore's) have no
+secret. With `allow_anonymous` a cluster accepts them instead of fastrt's members, since members also connect to each
+other.
 """
 
 from __future__ import annotations
@@ -47,31 +48,31 @@ _log = logging.getLogger(__name__)
 _ASK_S = 10.0
 _STOP_S = 5.0
 _FULL_RETRY_S = 0.2
-# More than the records of any one request that may be refused.
+# Larger than the records of any request that may be refused.
 _REQUEST_BYTES = 4096
-# How long who is sent something last may take to read it.
+# How long a peer has to read the last messages before its connection is aborted.
 _FLUSH_S = 1.0
 
 
 @dataclass
 class ClusterOptions:
-    """How a cluster's scheduler serves.
+    """Options of a cluster's scheduler.
 
     Attributes:
         address: `host:port` for frames over TCP; port 0 takes any free one.
-        settings: of the state machine: how many members, how long to wait.
+        settings: of the state machine: numbers of members, and timeouts.
         grpc_address: `host:port` for the same messages over gRPC; None: not served.
         http_address: `host:port` for managing the cluster over HTTP; None: not served.
-        manage: what HTTP requests are put to in place of the scheduler's `ask`, which it is like.
-        token: the cluster's, which fastrt's members and who manages it prove over TLS.
+        manage: handles HTTP requests instead of the scheduler's `ask`; same signature.
+        token: the cluster's; fastrt's members and management clients prove it over TLS.
         tls: PEM files for gRPC instead, with the authority of its clients' certificates.
-        allow_anonymous: serve foreign members, which can prove nothing, in the clear instead of fastrt's own; gRPC and
-            HTTP too where there is no token. Every process that reaches such an address can join and end the cluster.
-        accept_loss: go on with what can be saved of a damaged `state_dir`; see `fastrt.durable.Journal`.
-        state_dir: where members, ranks and counts are kept over restarts; None keeps nothing.
+        allow_anonymous: serve foreign members, which have no secret, in the clear instead of fastrt's own; gRPC and
+            HTTP too without a token. Every process that reaches such an address can join and end the cluster.
+        accept_loss: continue with the intact part of a damaged `state_dir`; see `fastrt.durable.Journal`.
+        state_dir: folder that keeps members, ranks and counts over restarts; None: nothing is kept.
         power: keep them over a loss of power too (an fsync per batch).
-        links_max: connections at a time.
-        frame_bytes_max: largest frame taken from a member.
+        links_max: most connections at a time.
+        frame_bytes_max: largest frame accepted from a member.
     """
 
     address: str = "127.0.0.1:0"
@@ -89,7 +90,7 @@ class ClusterOptions:
     frame_bytes_max: int = 16 << 20
 
     def check(self) -> None:
-        """Refuse what makes no sense, or would let strangers in.
+        """Reject numbers that make no sense, and a configuration without authentication that was not asked for.
 
         Raises:
             ConfigError: a number is out of range; there is no token, and anonymous members are not allowed.
@@ -108,7 +109,7 @@ class ClusterOptions:
                 "file, or allow anonymous members (--allow-anonymous) where members are not fastrt's."
             )
         if self.tls is not None and self.tls.client_ca is None:
-            raise ConfigError("TLS files for gRPC need the authority of its clients' certificates (--tls-ca).")
+            raise ConfigError("TLS files for gRPC need the certificate authority of the clients (--tls-ca).")
 
 
 class ClusterScheduler:
@@ -118,7 +119,7 @@ class ClusterScheduler:
         options: see `ClusterOptions`.
 
     Attributes:
-        address: where frames are taken, once started.
+        address: where the scheduler accepts frames, once started.
         grpc_address: where gRPC is served.
         http_address: where HTTP is served.
 
@@ -162,7 +163,7 @@ class ClusterScheduler:
         self.stop()
 
     def start(self) -> None:
-        """Listen and serve until `stop`, beginning where an earlier process with this state directory was.
+        """Listen and serve until `stop`; continues the state that an earlier process left in the state directory.
 
         Raises:
             OSError: an address cannot be bound.
@@ -186,7 +187,7 @@ class ClusterScheduler:
         _log.info("cluster of %d workers and %d servers on %s", wanted.workers, wanted.servers, self.address)
 
     def stop(self) -> None:
-        """End all connections, and serve no more."""
+        """Close all connections and stop serving."""
         self._standard.set_serving(False)
         if self._http is not None:
             self._http.stop()
@@ -206,12 +207,12 @@ class ClusterScheduler:
             self._journal = None
 
     def ask(self, make: Callable[[int], Event]) -> Any:
-        """Put a request of who manages the cluster, from any other thread; returns its answer.
+        """Put a management request to the state machine, from any other thread, and return its answer.
 
         Args:
-            make: given the call's number, the event.
+            make: makes the event from the call's number.
         Raises:
-            Refused: it cannot be.
+            Refused: the state machine rejects the request.
             FastrtError: the scheduler has stopped, or does not answer.
         """
         answered: Future[Any] = Future()
@@ -228,7 +229,7 @@ class ClusterScheduler:
         return value
 
     def overview(self) -> ev.Overview:
-        """Who is there, and what the cluster is doing; from any other thread.
+        """The members and the cluster's phase; from any other thread.
 
         Raises:
             FastrtError: the scheduler has stopped.
@@ -247,7 +248,7 @@ class ClusterScheduler:
         ]
         ended = any(one["ended"] for one in about)
         if ended:
-            _log.info("the cluster whose state this was has finished; a new one begins")
+            _log.info("the cluster in this state directory has finished; a new one begins")
             self._journal.write({(kind, key): None for kind, key, _ in records})
             return
         self._state.restore(records, time.monotonic())
@@ -256,7 +257,7 @@ class ClusterScheduler:
     async def _listen(self) -> None:
         host, _, port = self.options.address.rpartition(":")
         wanted, trust = self.options.settings, self._frame_trust
-        # All members may come at once; each one has a place besides those that strangers can take.
+        # All members may connect at once, so there is a place for each besides those that strangers can take.
         places = VISITORS_MAX + wanted.workers + wanted.servers
         self._door = Door(self._accept, None if trust is None else trust.server, places)
         self.address = f"{host}:{await self._door.open(host.strip('[]'), int(port))}"
@@ -290,7 +291,7 @@ class ClusterScheduler:
             asyncio.get_running_loop().call_soon(link.close, f"there are {self.options.links_max} connections already")
 
     def _accept_stream(self, stream: Stream) -> None:
-        """A gRPC stream has come; on gRPC's thread, which must not go on before the stream has its receiver."""
+        """Set up a new gRPC stream. Runs on gRPC's thread, which must wait until the stream has its receiver."""
         made: Future[None] = Future()
 
         def make() -> None:
@@ -310,7 +311,7 @@ class ClusterScheduler:
         request = parse_request(meta, frame.data, call, link.number)
         self._callers[call] = lambda value: self._respond(link, meta.cmd, frame, request.event, value)
         if isinstance(request.event, ev.Register):
-            link.told_changes = request.told_changes
+            link.wants_changes = request.wants_changes
         address = self._address_of(link, request.event)
         try:
             self._refuse_without_room(request.event)
@@ -324,7 +325,7 @@ class ClusterScheduler:
             link.settle()
 
     def _address_of(self, link: Link, event: Event) -> tuple[str, int] | None:
-        """Where the member listens whose connection becomes this one with this request."""
+        """The address of the member that takes over this connection with this request, if it does."""
         match event:
             case ev.Register():
                 return event.host, event.port
@@ -333,7 +334,7 @@ class ClusterScheduler:
         return None
 
     def _refuse_without_room(self, event: Event) -> None:
-        """Refuse what makes the cluster larger while the disk is full. The members that are there have a reserve.
+        """Refuse a request that makes the cluster larger while the disk is full; other requests use a reserve.
 
         Raises:
             Refused: the disk is full.
@@ -344,7 +345,7 @@ class ClusterScheduler:
             grows = isinstance(event, ev.ScaleOut | ev.ScaleIn)
         if grows and self._journal is not None and not self._journal.has_room(_REQUEST_BYTES):
             raise Refused(
-                f"The disk under the scheduler's state directory {self.options.state_dir} is full. Free space."
+                f"The disk of the scheduler's state directory {self.options.state_dir} is full. Free some space."
             )
 
     def _respond(self, link: Link, command: int, frame: Frame, event: Event, value: Any) -> None:
@@ -365,7 +366,7 @@ class ClusterScheduler:
     def _on_lost(self, link: Link, reason: str) -> None:
         del self._links[link.number]
         if self._stopping:
-            return  # it is we who end it: whoever goes on from the records finds its members alive
+            return  # this process ends the connections: a scheduler that restarts from the records finds members alive
         _log.info("connection %d ended: %s", link.number, reason)
         self._feed(ev.LinkLost(link.number))
 
@@ -394,7 +395,7 @@ class ClusterScheduler:
             self._loop.call_soon(self._settle)
 
     def _settle(self) -> None:
-        """Write what has happened, then tell of it."""
+        """Write the records of all effects, then carry the effects out."""
         self._settle_soon = False
         effects, self._effects = self._effects, []
         records = {(e.kind, e.key): e.value for e in effects if isinstance(e, Persist)}
@@ -402,15 +403,15 @@ class ClusterScheduler:
             try:
                 self._journal.write(records)
             except DiskFullError as error:
-                # Answers wait until there is room: nothing that a crash would take back may leave.
-                _log.critical("the cluster's scheduler waits for room: %s", error)
+                # Answers wait until the disk has room: an effect that a crash would undo must not become visible.
+                _log.critical("the cluster's scheduler waits for disk space: %s", error)
                 self._effects = effects
                 self._settle_soon = True
                 assert self._loop is not None
                 self._loop.call_later(_FULL_RETRY_S, self._settle)
                 return
             except StateDirectoryError as error:
-                # What is in memory is now ahead of the disk, so nothing of it may be told to anybody.
+                # Memory is now ahead of the disk, so none of these effects may become visible.
                 self._break(error)
                 return
         changed = False
@@ -418,7 +419,7 @@ class ClusterScheduler:
             changed = changed or isinstance(effect, ev.Changed)
             self._carry_out(effect)
         if changed:
-            self._tell_changes()
+            self._send_changes()
         if self._state.phase is Phase.EXIT:
             self.finished.set()
         self._set_timer()
@@ -427,12 +428,12 @@ class ClusterScheduler:
         match effect:
             case Answer(call, value):
                 self._callers.pop(call)(value)
-            case ev.Tell(links, order):
+            case ev.Send(links, order):
                 command, data_of = self._encoder.order(order)
                 for i, number in enumerate(links):
                     link = self._links.get(number)
                     if link is not None:
-                        link.tell(command, data_of(i))
+                        link.notify(command, data_of(i))
             case ev.Drop(number, reason):
                 link = self._links.get(number)
                 if link is not None:
@@ -443,10 +444,10 @@ class ClusterScheduler:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    def _tell_changes(self) -> None:
+    def _send_changes(self) -> None:
         data = self._encoder.changed(self._state.overview())
-        for link in [link for link in self._links.values() if link.told_changes]:
-            link.tell(Command.HEARTBEAT, data)
+        for link in [link for link in self._links.values() if link.wants_changes]:
+            link.notify(Command.HEARTBEAT, data)
 
     async def _ask_servers(self, effect: ev.Ask) -> None:
         asked = {rank: self._links[link].ask(int(effect.instruction), effect.body) for link, rank in effect.servers}
@@ -456,7 +457,7 @@ class ClusterScheduler:
         for rank, future in sorted(asked.items()):
             if not future.done() or future.cancelled():
                 future.cancel()
-                result = FastrtError(f"Server {rank} does not answer; it may or may not have done what it was told.")
+                result = FastrtError(f"Server {rank} does not answer; it may or may not have executed the request.")
                 break
             result[rank] = future.result().decode("utf-8", "replace")
         self._feed(ev.Instructed(effect.call, result))
@@ -471,7 +472,7 @@ class ClusterScheduler:
             self._timer = asyncio.get_running_loop().call_later(delay, self._feed, ev.Tick())
 
     def _break(self, error: StateDirectoryError) -> None:
-        _log.critical("the cluster's scheduler cannot go on: %s", error)
+        _log.critical("the cluster's scheduler cannot continue: %s", error)
         self._broken = error
         callers, self._callers = self._callers, {}
         for caller in callers.values():
@@ -502,19 +503,19 @@ class ClusterScheduler:
         assert self._loop is not None
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    # On gRPC's thread: the health check, and nothing else, is a unary call
+    # On gRPC's thread: the health check is the only unary call
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
-        """See `Handler`."""
+        """Answer a health check."""
         assert self._grpc is not None
         self._grpc.finish(call, *self._standard.check(body))
 
     def on_cancel(self, call: int) -> None:
-        """See `Handler`."""
+        """Do nothing: a health check is answered at once."""
 
     def on_idle(self) -> float | None:
-        """See `Handler`."""
+        """Do nothing: no work waits for an idle moment."""
         return None
 
     def on_stop(self) -> None:
-        """See `Handler`."""
+        """Do nothing: `stop` ends the server."""

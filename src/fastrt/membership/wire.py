@@ -1,8 +1,8 @@
-"""Between the wire's messages and the state machine's words: requests in, responses and orders out.
+"""Converts the wire's messages to the state machine's events, and its answers and orders to messages.
 
-Lists of all members are most of what goes over the wire, to each of them; so a member's part is serialised once for as
-long as it does not change, and a list is the parts joined. Metadata differs from receiver to receiver in its last
-field only, which is appended.
+Lists of all members, sent to each member, are most of the traffic. So the part of a member is serialised once for as
+long as it does not change, and a list is these parts joined. Metadata for different receivers differs in its last field
+only, which is appended.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ EXCHANGE = "/fastrt.ps.Cluster/Exchange"
 SERVICE = "fastrt.ps.Cluster"
 NO_RANK = (1 << 32) - 1
 _PACKAGE = "mindspore.ps.core."
-# Tags of the repeated field servers_meta, by the message that it is in.
+# Tags of the repeated field servers_meta, by the message that contains it.
 _IN_METADATA, _IN_HEARTBEAT = b"\x0a", b"\x12"
 _RANK_TAG = b"\x28"
 
 
 def message(name: str) -> Any:
-    """The class of one of the cluster's messages."""
+    """The class of one of the cluster's protobuf messages."""
     return message_set("cluster").message(_PACKAGE + name)
 
 
@@ -71,27 +71,27 @@ class Command:
 
     @staticmethod
     def name(number: int) -> str:
-        """The command's name; of one that is not known, the number."""
+        """The command's name, or the number of an unknown command."""
         return next((name for name, value in vars(Command).items() if value == number), str(number))
 
 
 def parse(kind: Any, data: bytes) -> Any:
-    """A message from its bytes.
+    """Parse a message.
 
     Raises:
-        FramingError: they are no such message.
+        FramingError: the bytes are no such message.
     """
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise FramingError(f"{len(data)} bytes came that are no {kind.DESCRIPTOR.name}: {error}.") from None
+        raise FramingError(f"{len(data)} bytes came that are no valid {kind.DESCRIPTOR.name}: {error}.") from None
 
 
 def finisher_of(data: bytes) -> str:
-    """The node id in the data of FINISH: a `FinishMessage`, or the bare id that upstream's releases send.
+    """Read the node id in the data of FINISH: a `FinishMessage`, or the bare id that upstream's releases send.
 
     Raises:
-        FramingError: it is no text.
+        FramingError: it is not text.
     """
     with contextlib.suppress(DecodeError):
         asked = FinishMessage.FromString(data)
@@ -104,7 +104,7 @@ def finisher_of(data: bytes) -> str:
 
 
 def views(listed: Any) -> tuple[MemberView, ...]:
-    """Members from a list of ServersMeta; who is no server or worker is left out."""
+    """Members from a list of ServersMeta, without those that are neither server nor worker."""
     return tuple(
         MemberView(one.node_id, Role(one.role), one.rank_id, one.ip, one.port, one.is_alive, False)
         for one in listed
@@ -113,31 +113,31 @@ def views(listed: Any) -> tuple[MemberView, ...]:
 
 
 def tag_of(meta: Any) -> Tag | None:
-    """What a member's bytes belong to; None when its meta does not say, as that of other implementations."""
+    """The tag of a member's message; None if its meta has none, as that of other implementations."""
     if not meta.HasField("tag"):
         return None
     return Tag(meta.tag.group, meta.tag.operation, meta.tag.step, meta.tag.what)
 
 
 class Request(NamedTuple):
-    """A member's request: the event, and whether it wants to be told of changes (REGISTER only)."""
+    """A member's request: the event, and whether the member asks to be notified of changes (REGISTER only)."""
 
     event: Any
-    told_changes: bool = False
+    wants_changes: bool = False
 
 
 def parse_request(meta: Any, data: bytes, call: int, link: int) -> Request:
-    """What a member asks of the scheduler.
+    """Convert a member's message to an event for the state machine.
 
     Raises:
-        FramingError: a scheduler does not take this command, or the data is not what belongs to it.
+        FramingError: a scheduler does not accept this command, or the data does not fit it.
     """
     command = meta.cmd
     if command == Command.REGISTER:
         asked = parse(RegisterMessage, data)
         role = Role(asked.role) if asked.role in (0, 1, 2) else None
         if role is None:
-            raise FramingError(f"{asked.role} is no role.")
+            raise FramingError(f"{asked.role} is not a role.")
         event = ev.Register(call, link, asked.node_id, role, asked.ip, asked.port)
         return Request(event, asked.told_changes)
     if command == Command.HEARTBEAT:
@@ -153,22 +153,22 @@ def parse_request(meta: Any, data: bytes, call: int, link: int) -> Request:
     if command == Command.SEND_EVENT:
         asked = parse(EventMessage, data)
         return Request(ev.Publish(call, link, asked.node_id, asked.event))
-    raise FramingError(f"a scheduler does not take the command {Command.name(command)}.")
+    raise FramingError(f"a scheduler does not accept the command {Command.name(command)}.")
 
 
 class Encoder:
-    """Serialises what the scheduler says. Keeps each member's part; not thread-safe."""
+    """Serialises the scheduler's messages. Keeps each member's part; not thread-safe."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[MemberView, bytes]] = {}
         self._lists: dict[bytes, tuple[Overview, bytes]] = {}
 
     def registered(self, member_id: str) -> bytes:
-        """The response to a member that was taken in."""
+        """The response to a registration that was accepted."""
         return bytes(RegisterResp(node_id=member_id).SerializeToString())
 
     def refused(self, member_id: str, reason: str) -> bytes:
-        """The response to one that was not."""
+        """The response to a registration that was refused."""
         return bytes(RegisterResp(node_id=member_id, rank_id=NO_RANK, reason=reason).SerializeToString())
 
     def heartbeat(self, overview: Overview) -> bytes:
@@ -178,16 +178,16 @@ class Encoder:
         return bytes(head + self._list(_IN_HEARTBEAT, overview) + tail)
 
     def changed(self, overview: Overview) -> bytes:
-        """What is told unasked: the same without those that are there."""
+        """A notification of changes: a heartbeat's response that lists only lost members."""
         lost = tuple(view for view in overview.members if not view.alive and not view.finished)
         return self.heartbeat(overview._replace(members=lost))
 
     def fetched(self, overview: Overview) -> bytes:
-        """The response to who asks for all members."""
+        """The response to a request for all members."""
         return self._list(_IN_METADATA, overview)
 
     def order(self, order: ev.Order) -> tuple[int, Callable[[int], bytes]]:
-        """An order's command, and its data for the receiver at each place."""
+        """An order's command, and a function that makes its data for the receiver at an index."""
         match order:
             case ev.Metadata(overview, ranks):
                 common = self._metadata(overview)
@@ -210,7 +210,7 @@ class Encoder:
         return bytes(self._list(_IN_METADATA, overview) + rest)
 
     def _list(self, tag: bytes, overview: Overview) -> bytes:
-        """All members, as the field with this tag."""
+        """The list of all members, as the field with this tag."""
         kept = self._lists.get(tag)
         if kept is not None and kept[0].members is overview.members:
             return kept[1]
@@ -222,21 +222,21 @@ class Encoder:
             pieces.append(part[1])
         made = tag + tag.join(pieces) if pieces else b""
         if len(self._parts) > 2 * len(overview.members) + 100:
-            self._parts.clear()  # those of members that have gone
+            self._parts.clear()  # drops the parts of members that are gone
         self._lists[tag] = (overview, made)
         return made
 
 
 def _prepare(order: ev.PrepareScale) -> tuple[int, Callable[[int], bytes]]:
     if order.phase is Phase.SCALE_OUT:
-        told = ScaleOutMessage(worker_num=order.workers, server_num=order.servers)
-        return Command.SCALE_OUT, lambda i: bytes(told.SerializeToString())
-    told = ScaleInMessage(worker_num=order.workers, server_num=order.servers, is_node_scale_in=order.leaving)
-    return Command.SCALE_IN, lambda i: bytes(told.SerializeToString())
+        out = ScaleOutMessage(worker_num=order.workers, server_num=order.servers)
+        return Command.SCALE_OUT, lambda i: bytes(out.SerializeToString())
+    into = ScaleInMessage(worker_num=order.workers, server_num=order.servers, is_node_scale_in=order.leaving)
+    return Command.SCALE_IN, lambda i: bytes(into.SerializeToString())
 
 
 def _part(view: MemberView) -> bytes:
-    """A member's ServersMeta with its length before it."""
+    """A member's ServersMeta, preceded by its length."""
     body = ServersMeta(
         rank_id=view.rank,
         ip=view.host,
@@ -273,7 +273,7 @@ def request_frame(
     user: int = 0,
     tag: Tag | None = None,
 ) -> Frame:
-    """A request as a frame; rank None: the requester has none."""
+    """Make a request's frame; `rank` None: the requester has no rank."""
     meta = Meta(
         cmd=command, request_id=request_id, role=int(role), rank_id=NO_RANK if rank is None else rank, user_cmd=user
     )

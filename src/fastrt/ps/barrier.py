@@ -1,5 +1,6 @@
-"""Where workers wait for each other, round after round. A worker that takes a lost one's place begins with the round
-that is open, whatever number it gives its own first one.
+"""Barrier at which workers wait for each other, round after round.
+
+A worker that replaces a lost one starts with the open round; its own round numbers are offset accordingly.
 """
 
 from __future__ import annotations
@@ -12,47 +13,47 @@ from fastrt.ps.endpoint import Caller
 from fastrt.ps.errors import ServerLostError, TableTimeoutError
 from fastrt.ps.wire import BrokenWireError
 
-_LOOK_S = 0.1  # how often one that waits is looked at: its connection's end wakes nobody
+_LOOK_S = 0.1  # interval of checks for a closed connection, which does not notify the condition
 
 
 class Barrier:
-    """All rounds of one cluster.
+    """All barrier rounds of one cluster.
 
     Args:
-        workers: how many must come.
-        changed: notified when a round ends, and when the cluster does.
-        failed: why the cluster has ended, if it has.
+        workers: number of workers in each round.
+        changed: notified when a round or the cluster ends.
+        failed: returns why the cluster has ended; None while it has not.
     """
 
     def __init__(self, workers: int, changed: threading.Condition, failed: Callable[[], str | None]) -> None:
         self._workers = workers
         self._changed = changed
         self._failed = failed
-        self._ended = 0  # rounds
-        self._there: dict[int, object] = {}  # by rank: who waits in the open round
-        self._offsets: dict[int, int] = {}  # by client: how many rounds had ended when it first came
+        self._ended = 0  # rounds that have ended
+        self._there: dict[int, object] = {}  # by rank: the workers that wait in the open round
+        self._offsets: dict[int, int] = {}  # by client: rounds that had ended before its first one
 
     def wait(self, caller: Caller, rank: int, number: int, timeout_s: float) -> None:
-        """Wait for the other workers. Who does not get to the end of it has not been here.
+        """Wait for the other workers. A worker whose call fails does not count as present.
 
         Args:
-            caller: one worker's connection.
+            caller: the worker's connection.
             rank: its rank.
-            number: of this round as it counts, from 1.
-            timeout_s: for the others to come.
+            number: the worker's count of its rounds, from 1.
+            timeout_s: how long to wait for the others.
         Raises:
             ValueError: there is no such rank.
-            TableTimeoutError: somebody has not come in time.
+            TableTimeoutError: a worker did not come in time.
             ServerLostError: the cluster has ended.
-            BrokenWireError: the caller is gone.
+            BrokenWireError: the caller's connection has ended.
         """
         if not 0 <= rank < self._workers:
-            raise ValueError(f"there are {self._workers} workers, and this is rank {rank}")
+            raise ValueError(f"there is no rank {rank}: the cluster has {self._workers} workers")
         until = time.monotonic() + timeout_s
         with self._changed:
             mine = number + self._offsets.setdefault(caller.hello["client"], self._ended)
             if mine <= self._ended:
-                return  # it was over before, and the answer was lost
+                return  # the round has ended, but its answer was lost
             token = self._there[rank] = object()
             try:
                 if len(self._there) == self._workers:

@@ -1,8 +1,9 @@
-"""A consistent cut through all servers, for checkpoints: what one server does for it.
+"""A server's part in a consistent cut through all servers, which a checkpoint is made at.
 
-The head has all servers hold pushes back, and each says which were the last of each client. Those that have begun at
-any server are let through to all, and then each writes what it has. A cut has a name, which a server forgets when it
-dies: one that has begun anew may have taken more pushes, so it says that the cut is lost, and the head begins again.
+The head has all servers hold back new pushes, and each reports the last push of each client. Pushes that have begun at
+any server are let through at all servers, and then each server writes its state. A cut has a name, which a server
+forgets when it dies: its successor may have accepted more pushes, so it reports that the cut is lost, and the head
+starts over.
 """
 
 from __future__ import annotations
@@ -18,44 +19,44 @@ from fastrt.ps.wire import Meta
 if TYPE_CHECKING:
     from fastrt.ps.server import Server
 
-_GRACE_S = 5.0  # for a client without a connection to come again; one that is dead never acknowledged its push
+_GRACE_S = 5.0  # for a client without a connection to reconnect; a dead client's push was never acknowledged
 
 
 class Cut:
-    """The handlers of one server.
+    """Handlers of one server for the head's cuts.
 
     Args:
-        server: whose.
+        server: the server that they belong to.
     """
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._name: str | None = None
-        self._last: dict[str, dict[str, int]] = {}  # by table and client: the last push that goes on
+        self._last: dict[str, dict[str, int]] = {}  # by table and client: number of the last push that may pass
         self._connections: Counter[int] = Counter()  # by client
         self.handlers = {"hold": self._hold, "limits": self._limits, "release": self._release}
 
     def came(self, client: int, change: int) -> None:
-        """A client's connection has begun (1) or ended (-1)."""
+        """Count a client's connections: one more (1) or one less (-1)."""
         self._connections[client] += change
         if not self._connections[client]:
             del self._connections[client]
 
     def stops(self, table: str, client: int, number: int) -> bool:
-        """Whether a push must wait."""
+        """Whether the cut holds a push back."""
         return self._name is not None and number > self._last.get(table, {}).get(str(client), 0)
 
     def require(self, name: Any) -> None:
-        """Refuse to act for a cut that is not held.
+        """Check that this server still holds a cut.
 
         Raises:
-            CutLostError: this server has begun anew, or there is another cut by now.
+            CutLostError: the server was restarted, or another cut has begun.
         """
         if name != self._name:
             raise CutLostError(f"server {self._server.index} does not hold this cut")
 
     def _hold(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Let no new push begin; says which were the last of each client."""
+        """Hold back new pushes, and report the last one of each client."""
         server = self._server
         with server.turn:
             self._name = str(meta["cut"])
@@ -63,7 +64,7 @@ class Cut:
             return Answer({"latest": self._last, "incarnation": server.incarnation})
 
     def _limits(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Let those go on that have begun at any server, and wait until they are here."""
+        """Let pushes pass that have begun at any server, and wait until they are complete here."""
         server = self._server
         until, grace = time.monotonic() + float(meta["timeout"]), time.monotonic() + _GRACE_S
         with server.turn:
@@ -78,14 +79,14 @@ class Cut:
                     return Answer({})
                 if now >= until:
                     raise TableTimeoutError(
-                        f"a push that other servers have did not come to server {server.index} within "
+                        f"a push that other servers received did not come to server {server.index} within "
                         f"{meta['timeout']:g} s"
                     )
                 server.turn.wait((until if is_there else min(until, grace)) - now)
                 self.require(meta["cut"])
 
     def _late(self) -> set[int]:
-        """The clients whose last push has not come to all parts here."""
+        """The clients whose last push has not come to all parts of this server."""
         shards = self._server.shards
         return {
             int(client)

@@ -1,8 +1,8 @@
-"""Checkpoints of a whole cluster: a folder for each, made under another name and renamed when it is whole.
+"""Checkpoints of a whole cluster: one folder for each, written under another name and renamed when it is complete.
 
-All servers are stopped between two pushes, the same two for all (see `cut`), and then each writes its file. If one
-dies meanwhile, all are stopped anew. An incremental checkpoint has the rows of embeddings that changed since the one
-before it, which it names, and dense tables whole.
+All servers are held between the same two pushes (see `checkpoint_cut`), and then each writes its file. If one dies
+meanwhile, the cut is made again. An incremental checkpoint holds the embedding rows that changed since the previous
+one, which it names, and all dense tables.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ _TRIES = 5
 
 
 class Checkpoints:
-    """What the head knows of checkpoints.
+    """Writes and loads checkpoints for the head.
 
     Args:
-        head: whose.
+        head: the head that this belongs to.
 
     Attributes:
-        must_be_full: whether the next one cannot build upon the last one.
+        must_be_full: whether the next checkpoint cannot be incremental.
     """
 
     def __init__(self, head: Head) -> None:
         self._head = head
         self._last: Path | None = None
-        self._lives: dict[int, str] = {}  # of the servers that made it
+        self._lives: dict[int, str] = {}  # incarnations of the servers that made the last one
         self.must_be_full = True
 
     def write(self, folder: Path, incremental: bool) -> Path:
-        """Make a checkpoint in a folder.
+        """Write a checkpoint into a folder.
 
         Args:
-            folder: made when missing; it has a numbered folder for each checkpoint.
-            incremental: write only what has changed since the last one, if that is in the same folder and no server
-                has come, gone or died since.
+            folder: gets a numbered folder for each checkpoint; created if missing.
+            incremental: write only changes since the last checkpoint, if that is in the same folder and no server has
+                joined, left or died since.
         Returns:
-            The checkpoint's own folder.
+            The folder of this checkpoint.
         Raises:
-            CheckpointError: it cannot be written; there is none of its name then.
+            CheckpointError: it cannot be written; no folder of its name is left.
         """
         head = self._head
         base = self._last if incremental and not self.must_be_full else None
@@ -86,7 +86,7 @@ class Checkpoints:
             os.rename(working, done)
             sync_folder(folder)
         except BaseException as error:
-            self.must_be_full = True  # servers may have noted that all is written
+            self.must_be_full = True  # servers may have noted their changes as written
             shutil.rmtree(working, ignore_errors=True)
             if isinstance(error, (OSError, CutLostError, TableTimeoutError)):
                 raise CheckpointError(f"Cannot make a checkpoint in {folder}: {error}.") from error
@@ -95,12 +95,12 @@ class Checkpoints:
         return done
 
     def _write_files(self, working: Path, may_build: bool) -> tuple[dict[str, int], bool]:
-        """Stop all servers at one cut, and have each write its file.
+        """Hold all servers at one cut, and have each write its file.
 
         Returns:
-            The files' checksums by name, and whether they have only what has changed since the last checkpoint.
+            The files' checksums by name, and whether the files hold only changes since the last checkpoint.
         Raises:
-            CutLostError: servers die again and again.
+            CutLostError: servers died in every attempt.
         """
         for attempt in range(_TRIES):
             try:
@@ -126,7 +126,7 @@ class Checkpoints:
                     known = latest.setdefault(name, {})
                     for client, number in clients.items():
                         known[client] = max(known.get(client, 0), number)
-            # What a server has forgotten since the last one, because it evicted it, dies with it.
+            # A server that died has lost the list of rows that it evicted since the last checkpoint.
             incremental = may_build and lives == self._lives
             for index in head.servers:
                 head.ask(index, {"op": "limits", "cut": cut, "latest": latest, "timeout": _SETTLE_S})
@@ -141,13 +141,13 @@ class Checkpoints:
                 head.ask(index, {"op": "release"})
 
     def load(self, path: Path, options: HeadOptions) -> None:
-        """Give the servers, which have no tables yet, what is in a checkpoint.
+        """Give the servers, which have no tables yet, the contents of a checkpoint.
 
         Args:
-            path: a checkpoint's own folder, or one of many, of which the newest is taken.
-            options: mode and workers are those of now.
+            path: the folder of one checkpoint, or one with several, of which the newest is used.
+            options: gives mode and workers, which may differ from those of the checkpoint.
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            CheckpointError: there is no checkpoint, or it is damaged.
         """
         head = self._head
         chain = chain_of(path)
@@ -155,7 +155,7 @@ class Checkpoints:
         specs = [Spec.from_json({**found, **now}) for found in chain[-1][1]["tables"]]
         files = [[str(folder / name), check] for folder, manifest in chain for name, check in manifest["files"].items()]
         tables = {spec.name: (spec, assign(spec.parts, sorted(head.servers), k)) for k, spec in enumerate(specs)}
-        head.have({})  # one that ends within this has none, and not some of these and some of another cluster's
+        head.have({})  # a head that ends now has no tables, instead of some from here and some of another cluster
         for index in head.servers:
             mine = []
             for spec, owners in tables.values():
@@ -167,7 +167,7 @@ class Checkpoints:
 
 
 def chain_of(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The manifests that a checkpoint consists of, the oldest first.
+    """Manifests of the checkpoints that one checkpoint builds upon, the oldest first, itself last.
 
     Raises:
         CheckpointError: one is missing or damaged.
@@ -191,13 +191,13 @@ def chain_of(path: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def json_check(value: dict[str, Any]) -> int:
-    """A checksum of all that a JSON object says, but for its own "check"."""
+    """Checksum of a JSON object without its "check" entry."""
     plain = {name: one for name, one in value.items() if name != "check"}
     return stream.crc32c(json.dumps(plain, sort_keys=True).encode())
 
 
 def _manifest_of(folder: Path) -> dict[str, Any]:
-    """What a checkpoint's manifest says.
+    """Read and verify a checkpoint's manifest.
 
     Raises:
         CheckpointError: it is missing, damaged, or of another format.
@@ -209,9 +209,9 @@ def _manifest_of(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"The checkpoint {folder} cannot be read: {error}.") from error
     if not known:
-        raise CheckpointError(f"The checkpoint {folder} has format {manifest['format']}, and this is for {FORMAT}.")
+        raise CheckpointError(f"The checkpoint {folder} has format {manifest['format']}; this version reads {FORMAT}.")
     if manifest.get("check") != json_check(manifest):
-        raise CheckpointError(f"The manifest of the checkpoint {folder} is damaged: take an older checkpoint.")
+        raise CheckpointError(f"The manifest of the checkpoint {folder} is damaged: use an older checkpoint.")
     return manifest
 
 

@@ -1,8 +1,8 @@
-"""One worker's connection to a cluster: who has what, messages to several servers at once, and doing it again.
+"""One worker's connection to a cluster: the directory of tables, requests to several servers at once, and retries.
 
-What an operation sends to which server is planned from the head's directory. If a server turns out to be gone, or parts
-to have moved, the directory is asked for again and the whole operation planned and sent anew under the same number:
-servers know by it what they have done already.
+The head's directory decides which part of an operation goes to which server. If a server is lost, or parts have moved,
+the client fetches the directory again, and plans and sends the whole operation again under the same number, by which
+servers recognise the parts that they have done already.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, dial
 
 _DIAL_S = 10.0
 _RETRY_S = 0.02
-_GRACE_S = 10.0  # a server's own timeout comes first
+_GRACE_S = 10.0  # added to a server's timeout, so that the server's error arrives first
 _LANE_BYTES_MIN = 1 << 12
 Array = np.ndarray[Any, Any]
 Callback = Callable[[MemberEvent | int], None]
@@ -42,7 +42,7 @@ Callback = Callable[[MemberEvent | int], None]
 
 @dataclass
 class Opened:
-    """A table's part at one server, as this process sees it."""
+    """A table's parts at one server, from this process's point of view."""
 
     parts: list[int]
     reader: int
@@ -51,7 +51,7 @@ class Opened:
     clock: int
     slowest: int
     epoch: int
-    # Which one it is, for what is remembered of it: `id` comes again when a server, and its memory here, begin anew.
+    # Identifies this object for caches: `id` may be reused after a server and its memory here were replaced.
     serial: int = field(default_factory=itertools.count().__next__)
 
 
@@ -65,18 +65,18 @@ class Link:
     lane: mmap.mmap | None = None
 
     def close(self) -> None:
-        """Close it; arrays that were pulled through it stay as they are."""
+        """Close the connection; arrays that were pulled through it stay valid."""
         self.wire.close()
 
 
 @dataclass
 class Request:
-    """What one server is asked.
+    """A request to one server.
 
     Attributes:
-        meta: as JSON takes it.
-        pieces: arrays whose bytes go with it, one behind the other.
-        into: given the size of the answer's data, where to put them.
+        meta: its JSON part.
+        pieces: arrays whose bytes follow, one after the other.
+        into: given the answer's meta and data size, returns the buffer for the data.
     """
 
     meta: Meta
@@ -86,7 +86,7 @@ class Request:
 
 @dataclass
 class Directory:
-    """Who has what, at an epoch."""
+    """Servers, tables and owners of parts at one epoch."""
 
     epoch: int
     servers: dict[int, dict[str, Any]]
@@ -98,17 +98,17 @@ Replies = dict[int, tuple[Meta, Any, list[int]]]
 
 
 class Session:
-    """A worker's connection to a cluster. Calls of several threads are made one after the other.
+    """A worker's connection to a cluster. Calls of several threads run one after the other.
 
     Args:
-        address: of the head.
+        address: the head's address.
         token: the cluster's.
-        timeout_s: how long an operation may take, unless it says otherwise.
-        insecure: the cluster was started so.
+        timeout_s: default time limit of an operation.
+        insecure: whether the cluster was started without encryption.
 
     Attributes:
-        member: this worker in the membership, once joined.
-        rank: its number, once joined.
+        member: this worker's membership, once joined.
+        rank: this worker's number, once joined.
 
     Raises:
         ServerLostError: no process of this cluster answers.
@@ -150,14 +150,14 @@ class Session:
             self._links.clear()
             self._head.close()
             if self.member is not None:
-                self.member.close()  # another one may take its place
+                self.member.close()  # another worker may take its rank
 
     @property
     def rank(self) -> int:
-        """This worker's number: the first use joins the cluster, and waits until all workers have.
+        """This worker's number. The first use joins the cluster and waits for all workers.
 
         Raises:
-            TableTimeoutError: they have not in time.
+            TableTimeoutError: a worker did not join in time.
         """
         with self.lock:
             if self._rank is None:
@@ -166,10 +166,10 @@ class Session:
             return self._rank
 
     def join(self) -> ClusterMember:
-        """Become a worker of the cluster, and wait until all workers are there.
+        """Become a worker of the cluster, and wait until all workers have joined.
 
         Raises:
-            FastrtError: this one is refused, or the others do not come.
+            FastrtError: this worker is refused, or the others do not join in time.
         """
         with self.lock:
             self.require()
@@ -177,8 +177,8 @@ class Session:
                 options = MemberOptions(
                     self._scheduler,
                     host=self._head.local_host,
-                    on_event=self._tell,
-                    on_message=self._tell,
+                    on_event=self._notify,
+                    on_message=self._notify,
                     token=self._trust.token,
                 )
                 member = ClusterMember(Role.WORKER, options)
@@ -188,35 +188,35 @@ class Session:
                 self._rank = self.member.wait_ready(self.timeout_s)
             return self.member
 
-    def _tell(self, what: MemberEvent | int) -> None:
+    def _notify(self, what: MemberEvent | int) -> None:
         for callback in list(self.callbacks):
             callback(what)
 
     def require(self) -> None:
-        """Refuse use where it cannot work.
+        """Check that this connection can be used.
 
         Raises:
             ForkedRuntimeError: this process was forked from the one that connected.
             NotInitializedError: the connection is closed.
         """
         if os.getpid() != self._pid:
-            raise ForkedRuntimeError("parameter tables cannot be used in a forked child: connect anew there")
+            raise ForkedRuntimeError("parameter tables cannot be used in a forked child: connect again in the child")
         if self._closed:
             raise NotInitializedError("the connection to the parameter servers is closed")
 
     def next_number(self) -> int:
-        """The number of the next push."""
+        """Number for the next push."""
         self._number += 1
         return self._number
 
     # ---- the head ----
 
     def ask(self, meta: Meta, pieces: Sequence[Any] = (), timeout_s: float | None = None) -> Meta:
-        """Ask the head.
+        """Send a request to the head and return its answer.
 
         Raises:
-            ServerLostError: it has ended.
-            TableTimeoutError: it does not answer in time.
+            ServerLostError: the head has ended.
+            TableTimeoutError: the head does not answer in time.
         """
         with self.lock:
             self.require()
@@ -224,7 +224,7 @@ class Session:
             try:
                 answer = self._ask_once(meta, pieces, limit)
             except BrokenWireError:
-                # The connection was given up, by an interrupt or a timeout; what is asked of the head may come twice.
+                # An interrupt or a timeout ended the connection. The head handles repeated requests.
                 try:
                     self._head = dial(None, self.address, self._trust, _DIAL_S)
                     self._greet(self._head)
@@ -247,10 +247,10 @@ class Session:
         return answer
 
     def refresh(self, after: int, timeout_s: float) -> Directory:
-        """Ask who has what; wait so long for something newer than an epoch.
+        """Fetch the directory; waits this long for one that is newer than an epoch.
 
         Raises:
-            ServerLostError: the servers are given up.
+            ServerLostError: the cluster has given up its servers.
         """
         found = self.ask({"op": "directory", "after": after, "timeout": timeout_s})
         if found["failed"] is not None:
@@ -261,7 +261,7 @@ class Session:
         return self.directory
 
     def barrier(self, timeout_s: float) -> None:
-        """Wait until every worker has come. One that fails has not been here: the next one is the same round."""
+        """Wait for all workers. A failed call does not count as present: the next call joins the same round."""
         with self.lock:
             meta = {"op": "barrier", "rank": self.rank, "round": self._rounds + 1, "timeout": timeout_s}
             self.ask(meta, timeout_s=timeout_s)
@@ -270,17 +270,17 @@ class Session:
     # ---- servers ----
 
     def exchange(self, plan: Plan, timeout_s: float) -> Replies:
-        """Ask several servers at once, and again until each has answered.
+        """Send requests to several servers at once, and repeat them until each server has answered.
 
         Args:
-            plan: what to ask whom; called again with the newer directory if parts have moved.
-            timeout_s: for all of it.
+            plan: makes the requests by server; called again with a newer directory if parts have moved.
+            timeout_s: for the whole exchange.
         Returns:
-            By server: the answer's JSON, data and descriptors; the descriptors are the caller's.
+            By server: the answer's JSON, data and descriptors; the caller owns the descriptors.
         Raises:
-            TableTimeoutError: there is no answer in time.
-            ServerLostError: a server is gone for good.
-            FastrtError: what a server raised.
+            TableTimeoutError: a server did not answer in time.
+            ServerLostError: a server is lost for good.
+            FastrtError: the error that a server returned.
         """
         until = time.monotonic() + timeout_s
         with self.lock:
@@ -299,9 +299,9 @@ class Session:
                         self.refresh(0, 0.0)
 
     def _exchange_once(self, requests: dict[int, Request], directory: Directory, until: float) -> Replies:
-        """Ask each once. All answers are received, also when one says that it must be done again.
+        """Send each request once. Receives all answers, also after one that asks for a repetition.
 
-        A connection whose answer has not been received, whatever the reason, is of no more use.
+        A connection whose answer was not received cannot be used any more, and is closed.
         """
         open_ones: dict[int, Link] = {}
         found: Replies = {}
@@ -331,7 +331,7 @@ class Session:
         return self._sorted_out(found, broken)
 
     def _sorted_out(self, found: Replies, broken: str) -> Replies:
-        """The answers, if all are good ones."""
+        """Return the answers if all are good, else raise."""
         moved = [meta["text"] for meta, _, _ in found.values() if meta.get("error") == "MovedError"]
         refused = [meta for meta, _, _ in found.values() if "error" in meta and meta["error"] != "MovedError"]
         if not (broken or moved or refused):
@@ -345,10 +345,10 @@ class Session:
         return found
 
     def link(self, index: int, directory: Directory) -> Link:
-        """The connection to a server, made at the first need.
+        """The connection to a server, opened at the first use.
 
         Raises:
-            BrokenWireError: nobody answers there.
+            BrokenWireError: no process answers there.
         """
         found = self._links.get(index)
         if found is None:
@@ -388,7 +388,7 @@ class Session:
         link.wire.send({**request.meta, "lane": nbytes})
 
     def _lane(self, link: Link, nbytes: int) -> mmap.mmap:
-        """Memory that the server reads pushes from; a larger one when it is too small."""
+        """Shared memory through which the server reads pushes; replaced by a larger one when it is too small."""
         if link.lane is None or len(link.lane) < nbytes:
             size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
             fd = os.memfd_create("fastrt-ps-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -406,7 +406,7 @@ class Session:
         return link.lane
 
     def opened(self, name: str, timeout_s: float) -> dict[int, Opened]:
-        """A table's parts at each server that has some; asked for where this process does not know them."""
+        """A table's parts at each server; requested from servers where this process does not know them yet."""
         rank = self.rank
 
         def plan(directory: Directory) -> dict[int, Request]:
@@ -429,13 +429,13 @@ class Session:
     def _knows(self, index: int, name: str, directory: Directory) -> bool:
         link = self._links.get(index)
         if link is None or not link.wire.is_idle():
-            self._drop(index)  # a dead server's memory is as it was, and there is another one by now
+            self._drop(index)  # its memory shows an old state; a new process owns the parts by now
             return False
         known = link.opened.get(name)
         return known is not None and known.epoch == directory.epoch
 
     def note(self, name: str, replies: Replies) -> None:
-        """Remember how far a table is, as servers have said."""
+        """Note the table's progress from the servers' answers."""
         for index, (meta, _, _) in replies.items():
             link = self._links.get(index)
             if link is not None and name in link.opened:
@@ -444,7 +444,7 @@ class Session:
 
 
 class _Again(Exception):
-    """An operation must be planned anew."""
+    """An operation must be planned and sent again."""
 
     def __init__(self, why: str, moved: bool) -> None:
         super().__init__(why)

@@ -1,8 +1,8 @@
-"""A server's parts of a dense table: in versions that other processes of the machine map, updated from one to the next.
+"""A server's parts of a dense table, in shared memory of several versions that local processes map.
 
-The parts lie one behind the other, each from a page on, in the slots of `_core.tables.versions` as in the arrays of the
-optimizer's state; what fills the last page is zero and stays zero. A step reads the current version, writes the next
-one beside it and makes that the current one, so whoever looks at a version sees it whole.
+The parts lie one behind the other, each at the start of a page, in the slots of `_core.tables.versions` and in the
+arrays of the optimizer's state; the padding of a part's last page stays zero. A step reads the current version, writes
+the next one beside it and then makes that one current, so a reader always sees a complete version.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fastrt.ps.placement import PAGE_ELEMENTS
 from fastrt.ps.push_clock import Array, Pace, Pending
 from fastrt.ps.spec import Spec
 
-SUMS_MAX = 64  # sources of one call of the kernel
+SUMS_MAX = 64  # most sources of one call of the kernel
 
 
 def layout(cuts: Sequence[int], parts: Sequence[int]) -> list[tuple[int, int, int, int]]:
-    """(part, first element in the table, elements, first element here) of each part that a server has."""
+    """List (part, first element in the table, elements, first element here) for each part that a server has."""
     places, at = [], 0
     for part in sorted(parts):
         count = cuts[part + 1] - cuts[part]
@@ -32,19 +32,19 @@ def layout(cuts: Sequence[int], parts: Sequence[int]) -> list[tuple[int, int, in
 
 
 def padded(cuts: Sequence[int], parts: Sequence[int]) -> int:
-    """How many elements these parts take, with what fills the pages; never 0."""
+    """Number of elements that these parts take, padding of pages included; never 0."""
     return sum(-(-(cuts[part + 1] - cuts[part]) // PAGE_ELEMENTS) * PAGE_ELEMENTS for part in parts) or PAGE_ELEMENTS
 
 
 class Gradient:
-    """A gradient that waits: of all parts here, padded."""
+    """A pushed gradient of all parts of this server, with padding, that waits for those of other workers."""
 
     def __init__(self, values: Array, places: Sequence[tuple[int, int, int, int]]) -> None:
         self.values = values
         self._places = places
 
     def joined(self, older: Gradient, mask: Array) -> Gradient:
-        """This one, with the older one's values where the mask is not set."""
+        """Return this gradient with the older one's values where the mask is not set."""
         for part, _, count, at in self._places:
             if not mask[part]:
                 self.values[at : at + count] = older.values[at : at + count]
@@ -55,12 +55,12 @@ class DenseShard:
     """One server's parts of one table. Not thread-safe; readers need no lock.
 
     Args:
-        spec: the table.
-        parts: those that are here.
+        spec: definition of the table.
+        parts: parts that this server has.
 
     Attributes:
-        memory: the versions.
-        pace: who has pushed what.
+        memory: the shared versions.
+        pace: which pushes have been received.
     """
 
     def __init__(self, spec: Spec, parts: Sequence[int]) -> None:
@@ -78,45 +78,47 @@ class DenseShard:
                 self.current[at : at + count] = spec.init.rows(keys, 1)[:, 0]
 
     def fill(self, values: Array) -> None:
-        """Take first values, of these parts one behind the other; before anybody knows of the table."""
+        """Set the first values, of these parts one behind the other; only before the table is announced."""
         _paste(values, self.current, [slice(at, at + count) for _, _, count, at in self.places])
 
     @property
     def current(self) -> Array:
-        """The current version, writable: before anybody knows of it only."""
+        """The current version, writable; only before the table is announced."""
         return np.frombuffer(memoryview(self.memory.slot(self.memory.current[0])), np.float32)
 
     @property
     def state_bytes(self) -> int:
-        """What a snapshot of it takes."""
+        """Size of a snapshot in bytes."""
         return 4 * self.size * (1 + len(self.states))
 
     def body(self, meta: Any, data: Any) -> Array:
-        """The gradient in a message's bytes.
+        """Return the gradient in a message's bytes.
 
         Raises:
-            ValueError: it is not that of the parts here.
+            ValueError: it has another size than the parts here.
         """
         if memoryview(data).nbytes != 4 * self.size:
-            raise ValueError(f"{memoryview(data).nbytes} bytes of a gradient; the parts here have {4 * self.size}")
+            raise ValueError(
+                f"{memoryview(data).nbytes} bytes of a gradient; the parts of this server have {4 * self.size}"
+            )
         return np.frombuffer(data, np.float32)
 
     def prepare(self, rank: int, fresh: Array, body: Any) -> Array | None:
-        """What must be in the log before a push is: nothing."""
+        """Do nothing: a dense push needs no extra data in its log record."""
         return None
 
     def has_room(self) -> bool:
-        """Whether there is a slot for the next version; readers that copy pin one for so long."""
+        """Whether a slot is free for the next version; a reader that copies keeps one occupied meanwhile."""
         return self.memory.begin() >= 0
 
     def push(self, rank: int, fresh: Array, lr: float | None, body: Array | None) -> None:
-        """Apply a gradient, or keep it until those of all workers are there.
+        """Apply a gradient, or keep it until the gradients of all workers have come.
 
         Args:
             rank: the worker.
-            fresh: of which parts; of others it was applied before.
+            fresh: mask of the parts it applies to; it has been applied to the others before.
             lr: its learning rate.
-            body: see `body`; None when it was dropped. Not kept.
+            body: the gradient, see `body`; None when it was dropped. It is copied if it must wait.
         """
         if self.pace.mode != "sync":
             self._step(fresh, lr, body)
@@ -131,7 +133,7 @@ class DenseShard:
             self._step(ready, rates[0] if rates else None, self._mean(waiting))
 
     def _mean(self, waiting: list[Pending]) -> Array | None:
-        """The mean of those that were not dropped, summed in the order of ranks."""
+        """The mean of the gradients that were not dropped, summed in the order of ranks."""
         bodies = [one.body.values for one in waiting if one.body is not None]
         if len(bodies) < 2:
             return bodies[0] if bodies else None
@@ -144,7 +146,7 @@ class DenseShard:
         return total
 
     def _step(self, parts: Array, lr: float | None, grad: Array | None) -> None:
-        """One step of some parts, into the next version."""
+        """Make one step of some parts, into the next version."""
         if grad is not None:
             slot = self.memory.begin()
             old, new = self.current, np.frombuffer(memoryview(self.memory.slot(slot)), np.float32)
@@ -170,21 +172,21 @@ class DenseShard:
     # ---- readers ----
 
     def admit(self) -> int:
-        """A number for a process that maps the versions; -1 when there are too many."""
+        """Reserve a reader's number for a process that maps the versions; -1 when there are too many."""
         free = next((k for k in range(READERS) if k not in self._readers), -1)
         if free >= 0:
             self._readers.add(free)
         return free
 
     def dismiss(self, reader: int) -> None:
-        """A reader is gone."""
+        """Release the number of a reader that is gone."""
         self.memory.clear(reader)
         self._readers.discard(reader)
 
-    # ---- moving and keeping ----
+    # ---- migration, snapshots and checkpoints ----
 
     def dump(self, parts: Sequence[int]) -> dict[str, Array]:
-        """All that some parts are."""
+        """The whole state of some parts, as arrays."""
         chosen = set(parts)
         where = _runs([(at, count) for part, _, count, at in self.places if part in chosen])
         arrays = {"param": self.current, **{f"state{k}": state for k, state in enumerate(self.states)}}
@@ -198,7 +200,7 @@ class DenseShard:
         return found
 
     def load(self, parts: Sequence[int], found: dict[str, Array]) -> None:
-        """Be what `dump` gave of the same parts.
+        """Take over the state that `dump` returned for the same parts.
 
         Raises:
             ValueError: the sizes do not fit.
@@ -224,7 +226,7 @@ class DenseShard:
 
 
 def _runs(places: list[tuple[int, int]]) -> list[slice]:
-    """Neighbours as one: what is cut out in one piece need not be copied."""
+    """Merge adjacent places into slices: a cut of one slice needs no copy."""
     runs: list[slice] = []
     for at, count in places:
         if runs and runs[-1].stop == at:
@@ -242,7 +244,7 @@ def _cut(array: Array, where: list[slice]) -> Array:
 
 def _paste(values: Array, into: Array, where: list[slice]) -> None:
     if len(values) != sum(one.stop - one.start for one in where):
-        raise ValueError(f"{len(values)} values for parts of another size")
+        raise ValueError(f"{len(values)} values came for parts of {sum(one.stop - one.start for one in where)} values")
     at = 0
     for one in where:
         into[one] = values[at : at + one.stop - one.start]

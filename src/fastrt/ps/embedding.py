@@ -1,7 +1,7 @@
-"""An embedding as a worker uses it: rows under 64-bit keys, pulled and pushed in batches.
+"""A worker's view of an embedding: rows under 64-bit keys, pulled and pushed in batches.
 
-On the servers' machine a pull is a lookup in shared memory by this very process; only keys that have no row yet are
-asked for, and get one.
+On the servers' machine a pull is a lookup in shared memory by the worker's process. Only keys without a row are
+requested from the servers, which create the rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Embedding(Paced):
-    """An embedding; made by `Cluster.embedding`.
+    """An embedding table; made by `Cluster.embedding`.
 
     Attributes:
         spec: its definition.
@@ -28,7 +28,7 @@ class Embedding(Paced):
 
     @property
     def dim(self) -> int:
-        """Values of a row."""
+        """Number of values in a row."""
         return self.spec.dim
 
     @overload
@@ -42,28 +42,28 @@ class Embedding(Paced):
     def pull(
         self, ids: Any, *, out: Array | None = None, timeout: float | None = None, async_op: bool = False
     ) -> Array | Handle:
-        """The rows of keys, in their order. Missing rows are made, with first values that depend on the key alone.
+        """Return the rows of keys, in their order. Missing rows are created; their values depend on the key alone.
 
-        Each row is of one version; see `Table.pull` for what is waited for.
+        Each row is of one version; see `Table.pull` for the conditions that a pull waits for.
 
         Args:
-            ids: integers of any shape; negative ones stand for their 64 bits without a sign.
-            out: float32 of the shape of `ids` and then `dim`, C-contiguous, to copy into.
+            ids: integers of any shape; a negative one means the unsigned number with the same 64 bits.
+            out: array to copy into: float32 of the shape `(*ids.shape, dim)`, C-contiguous.
             timeout: seconds; by default the cluster's.
             async_op: return a handle at once.
         Returns:
             `out`, or a new array of that shape.
         Raises:
-            TypeError: ids are no integers, or `out` is not float32.
+            TypeError: ids are not integers, or `out` is not float32.
             ValueError: `out` has another shape, or is not contiguous.
-            IndexError: the embedding has `rows`, and a key is not from 0 to rows - 1; nothing was made.
-            TableTimeoutError: other workers, or a server, did not come in time.
+            IndexError: the embedding has `rows`, and a key is not from 0 to rows - 1; no row was created.
+            TableTimeoutError: other workers or a server did not come in time.
         """
         keys, shape = self._keys(ids), np.shape(ids)
         if out is None:
             out = np.empty((*shape, self.dim), np.float32)
         elif not isinstance(out, np.ndarray) or out.dtype != np.float32:
-            raise TypeError(f"embedding {self.name!r}: the array for the result must be float32 of NumPy")
+            raise TypeError(f"embedding {self.name!r}: the array for the result must be a float32 array of NumPy")
         elif out.shape != (*shape, self.dim) or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(
                 f"embedding {self.name!r}: the array for the result has shape {out.shape}; it must be "
@@ -84,26 +84,26 @@ class Embedding(Paced):
     def push(
         self, ids: Any, grads: Any, *, lr: float | None = None, timeout: float | None = None, async_op: bool = False
     ) -> Handle | None:
-        """Give gradients of rows to the servers; those of equal keys are summed first. Missing rows are made.
+        """Send gradients of rows to the servers. Gradients of equal keys are summed first; missing rows are created.
 
-        In synchronous mode the mean over the workers is what the optimizer gets, where one without a key counts as
-        zero: so every worker pushes in each step, with no keys at all if it has none.
+        In synchronous mode the optimizer gets the mean over the workers; a worker that did not push a key counts as
+        zero. So every worker must push in each step, with no keys if it has none.
 
         Args:
             ids: integers of any shape.
-            grads: float32 of the shape of `ids` and then `dim`.
+            grads: float32 of the shape `(*ids.shape, dim)`.
             lr: learning rate of this push; by default the optimizer's.
             timeout: seconds; by default the cluster's.
-            async_op: return a handle at once; arrays must stay as they are until that is done.
+            async_op: return a handle at once; do not change the arrays before it is done.
         Returns:
             With `async_op` a `Handle`.
         Raises:
-            TypeError: ids are no integers, or the gradients not float32.
+            TypeError: ids are not integers, or the gradients are not float32.
             ValueError: the shapes do not fit.
             IndexError: a key is out of range; nothing was pushed.
-            NotFiniteError: there is NaN, and the policy is "raise"; "drop" leaves out the rows that have it.
+            NotFiniteError: there is NaN, and the policy is "raise"; "drop" leaves out the rows that contain NaN.
             ObjectStoreFullError: there are more keys than `capacity`.
-            TableTimeoutError: other workers, or a server, did not come in time; see `Table.push`.
+            TableTimeoutError: other workers or a server did not come in time; see `Table.push`.
         """
         keys = self._keys(ids)
         if not isinstance(grads, np.ndarray) or grads.dtype != np.float32:
@@ -121,7 +121,7 @@ class Embedding(Paced):
     def _keys(self, ids: Any) -> Array:
         array = np.asarray(ids)
         if array.dtype.kind not in "iu" and array.size:
-            raise TypeError(f"embedding {self.name!r}: ids are integers, not {array.dtype}")
+            raise TypeError(f"embedding {self.name!r}: ids must be integers, not {array.dtype}")
         if self.spec.rows is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) < self.spec.rows:
             raise IndexError(
                 f"embedding {self.name!r} has keys from 0 to {self.spec.rows - 1}, not {array.min()} to {array.max()}"
@@ -140,7 +140,7 @@ class Embedding(Paced):
         return out
 
     def _ask_for(self, keys: Array, missing: Array, out: Array, timeout: float) -> None:
-        """Rows that were not found here: from their servers, which make them if there are none."""
+        """Request the rows that are not in shared memory from their servers, which create missing ones."""
         wanted = keys[missing]
         which: dict[int, Array] = {}
 

@@ -1,8 +1,8 @@
-"""Listeners: a Unix socket for this machine and TCP for others, a thread for each connection.
+"""Listeners on a Unix socket for this machine and on TCP for others, with a thread for each connection.
 
-A connection begins with the proof of the cluster's secret by both ends, then a greeting. Until it is greeted it has a
-deadline, and a place among few. The caller raises again what a handler raised; a peer that sends no messages, or far
-more bytes than the handler wants, loses its connection and no more.
+A connection begins with the proof of the cluster's secret by both ends, and a greeting. Until it is greeted it has a
+deadline, and it occupies one of a few places. An exception of a handler is sent to the caller, which raises it. A peer
+that sends no messages, or far more bytes than the handler accepts, only loses its connection.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from fastrt.ps.wire import VERSION, BrokenWireError, Meta, Wire, is_mine, receiv
 _log = logging.getLogger(__name__)
 _GREETING_S = 10.0  # for the proof, and again for the greeting
 _RETRY_S = 0.1
-_WASTE_BYTES_MAX = 256 << 20  # a refused message is still read up to this size, so that the connection lives on
+_WASTE_BYTES_MAX = 256 << 20  # the data of a refused message is read up to this size, to keep the connection usable
 
 
 @dataclass(eq=False)
 class Caller:
-    """One connection, as handlers see it.
+    """One connection, for handlers.
 
     Attributes:
         wire: the connection.
         hello: its greeting.
-        kept: what handlers keep for it until it ends.
+        kept: data that handlers store for it until it ends.
     """
 
     wire: Wire
@@ -47,12 +47,12 @@ class Caller:
 
 @dataclass
 class Answer:
-    """What a handler answers.
+    """The answer of a handler.
 
     Attributes:
-        meta: as JSON takes it.
-        parts: contiguous buffers.
-        fds: descriptors, which stay the handler's.
+        meta: its JSON part.
+        parts: contiguous buffers with its data.
+        fds: descriptors to send; the handler still owns them.
     """
 
     meta: Meta
@@ -61,33 +61,33 @@ class Answer:
 
 
 class Service(Protocol):
-    """Who answers."""
+    """Handlers for the connections of an endpoint."""
 
     def greet(self, caller: Caller) -> Meta:
-        """What the greeting is answered with."""
+        """Return the answer to a connection's greeting."""
 
     def room(self, caller: Caller, meta: Meta) -> int:
-        """How many bytes of data a message may have; raises what it should be refused with."""
+        """Largest data size in bytes that a message may have; raises if the message is to be refused."""
 
     def handle(self, caller: Caller, meta: Meta, data: Any, fds: list[int]) -> Answer:
-        """Do what a message asks for. The descriptors are the handler's."""
+        """Carry out a request. The handler owns the descriptors."""
 
     def gone(self, caller: Caller) -> None:
-        """A connection has ended."""
+        """Note that a connection has ended."""
 
 
 class Endpoint:
-    """Listens until `close`.
+    """Serves connections until `close`.
 
     Args:
-        service: who answers.
+        service: handles the connections.
         trust: the cluster's, which callers prove.
         address: `host:port` for TCP; port 0 takes any free one.
-        unix: the abstract name of the Unix socket; None makes one up.
+        unix: the abstract name of the Unix socket; None: a random one.
 
     Attributes:
-        address: with the port it got.
-        unix: the name.
+        address: `host:port` with the actual port.
+        unix: the name of the Unix socket.
 
     Raises:
         OSError: an address cannot be bound.
@@ -99,7 +99,7 @@ class Endpoint:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._callers: set[Caller] = set()
-        # Of each listener: strangers that reach the one leave the places of the other.
+        # For each listener: strangers at one of them do not take the places of the other.
         self._visitors = {socket.AF_UNIX: Visitors(), socket.AF_INET: Visitors()}
         self._threads: set[threading.Thread] = set()
         host, _, port = address.rpartition(":")
@@ -124,11 +124,11 @@ class Endpoint:
             self._start(self._accept, listener, self._visitors[kind])
 
     def close(self) -> None:
-        """Listen no more, end all connections, and wait for their threads."""
+        """Stop listening, end all connections, and wait for their threads."""
         self._closed.set()
         for listener in (self._tcp, self._local):
             with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
+                listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         with self._lock:
             callers, threads = list(self._callers), list(self._threads)
         for visitors in self._visitors.values():
@@ -228,8 +228,8 @@ class Endpoint:
         try:
             room = self._service.room(caller, meta)
             if nbytes > room:
-                raise ValueError(f"{nbytes} bytes came, and at most {room} make sense")
-        except Exception as error:  # whatever is wrong with the message: its bytes are not waited for
+                raise ValueError(f"{nbytes} bytes came; the limit for this message is {room}")
+        except Exception as error:  # any fault of the message: its data is skipped, not processed
             _close(fds)
             if nbytes > _WASTE_BYTES_MAX:
                 caller.wire.send(refusal(error))
@@ -247,7 +247,7 @@ class Endpoint:
             answer = self._service.handle(caller, meta, data, fds)
         except BrokenWireError:
             raise
-        except Exception as error:  # the caller raises it again; the service goes on
+        except Exception as error:  # the caller raises it; the connection stays usable
             if not isinstance(error, (FastrtError, ValueError, TypeError, LookupError)):
                 _log.exception("a request failed")
             caller.wire.send(refusal(error))

@@ -1,4 +1,4 @@
-"""What the calls of parameter tables raise beside the errors of the whole package."""
+"""Errors of parameter tables, besides those of the whole package."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from fastrt.errors import FastrtError
 
 
 class TableMismatchError(FastrtError, ValueError):
-    """A table of that name is another one than was asked for; the message says what differs. Use its definition."""
+    """A table of that name exists with another definition; the message says what differs. Use its definition."""
 
 
 class TableTimeoutError(FastrtError, TimeoutError):
-    """A push, a pull or a barrier waited in vain, for other workers or for a server; the message says for whom.
+    """A push, pull or barrier waited too long for other workers or a server; the message names them.
 
-    What was pushed is not undone. Call again, with a longer timeout where workers are slow: what servers have is kept.
+    A push is not undone. Call again, with a longer timeout for slow workers: servers keep what they have received.
     """
 
 
 class ServerLostError(FastrtError):
-    """A parameter server is gone and does not come back, or the process that started the servers has ended."""
+    """A parameter server is lost for good, or the process that started the servers has ended."""
 
 
 class NotFiniteError(FastrtError, ValueError):
-    """A gradient contains NaN or infinite values, and the table's policy is "raise". Nothing of it was applied."""
+    """A gradient contains NaN or infinite values and the table's policy is "raise". Nothing of it was applied."""
 
 
 class CheckpointError(FastrtError):
@@ -29,4 +29,4 @@ class CheckpointError(FastrtError):
 
 
 class CutLostError(FastrtError):
-    """A server does not know a cut that a checkpoint is made at: it has begun anew since; between head and servers."""
+    """A server does not hold the cut of a checkpoint because it was restarted. Internal to head and servers."""

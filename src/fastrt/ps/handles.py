@@ -1,4 +1,4 @@
-"""What an operation in the background gives: something to wait for, and what a gradient that is not finite leads to."""
+"""Handles for operations in the background, and the check for gradients with NaN or infinite values."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ Array = np.ndarray[Any, Any]
 
 
 class Handle:
-    """A push or pull that goes on in the background. `wait` for it, ask `done`, or `await` it.
+    """A push or pull that runs in the background. `wait` for it, poll `done`, or `await` it.
 
-    What it raises is what the operation raises. Arrays that it was given belong to it until then.
+    Waiting raises the operation's error. Do not change its arrays before it is done.
     """
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
 
     def wait(self, timeout: float | None = None) -> Any:
-        """What the blocking call returns.
+        """Wait for the operation and return the result of the blocking call.
 
         Args:
-            timeout: seconds; by default as long as the operation itself may take.
+            timeout: seconds; None: the operation's own timeout ends the wait.
         Raises:
-            TableTimeoutError: it is not done in that time; it goes on.
+            TableTimeoutError: the operation is not done in that time; it continues.
         """
         try:
             return self._future.result(timeout)
         except FutureTimeout as error:
             if isinstance(error, TableTimeoutError):
                 raise
-            raise TableTimeoutError(f"the operation is not done after {timeout} s; it goes on") from None
+            raise TableTimeoutError(f"the operation is not done after {timeout} s; it continues") from None
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the operation has ended, with or without an error."""
         return self._future.done()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -49,7 +49,7 @@ class Handle:
 
 
 class Background:
-    """Runs operations one after the other, in a thread that starts with the first."""
+    """Runs operations one after the other, in a thread that starts with the first of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class Background:
         self._count = 0  # queued or running
 
     def run(self, async_op: bool, function: Callable[..., Any], *args: Any) -> Any:
-        """Make a call: in the background, for a handle, or now, after those that are under way there."""
+        """Run a call: in the background for a handle, or in this thread once no background call is pending."""
         if not (async_op or self._count):
             return function(*args)
         with self._lock:
@@ -68,7 +68,7 @@ class Background:
         return handle if async_op else handle.wait()
 
     def close(self) -> None:
-        """Wait for what is queued, and take no more."""
+        """Wait for the queued operations, and accept no more."""
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -81,21 +81,21 @@ class Background:
 
 
 def is_finite(array: Array) -> bool:
-    """Whether all values are numbers: by their sum first, which reads the array once and makes no other."""
+    """Whether all values are finite. Checks their sum first, which reads the array once and makes no copy."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum(dtype=np.float32)
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
 
 
 def refuse_not_finite(name: str, array: Array) -> None:
-    """What the policy "raise" does.
+    """Apply the policy "raise".
 
     Raises:
-        NotFiniteError: there is NaN or infinity.
+        NotFiniteError: the gradient contains NaN or infinity.
     """
     if not is_finite(array):
         count = int(array.size - np.isfinite(array).sum())
         raise NotFiniteError(
             f"{count} of {array.size} values of a gradient for {name!r} are NaN or infinite; nothing was pushed. "
-            'Make the table with nan="drop" or nan="pass" if they may be'
+            'Create the table with nan="drop" or nan="pass" to allow them'
         )

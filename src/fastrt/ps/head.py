@@ -1,8 +1,8 @@
-"""The head of a parameter-server cluster, in the process that started it: who has which part of which table.
+"""The head of a parameter-server cluster, in the process that started it: knows the owner of each part of each table.
 
-It runs the membership's scheduler, starts the server processes and starts them again when they die, and answers
-workers' questions about tables. It is not on the way of any push or pull. Its `epoch` grows whenever parts have moved,
-and every request names the one that it was planned by, so nobody acts on an old distribution.
+It runs the membership's scheduler, starts and restarts the server processes, and answers workers' requests about
+tables. Pushes and pulls do not pass through it. Its `epoch` grows whenever parts have moved. Every request carries the
+epoch that it was planned with, so no server acts on an outdated distribution.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TRIES = 20
 
 @dataclass
 class HeadOptions:
-    """See `fastrt.ps.start`."""
+    """Options of a cluster's head; described at `fastrt.ps.start`."""
 
     num_servers: int
     num_workers: int = 1
@@ -59,7 +59,7 @@ class HeadOptions:
     start_timeout_s: float = 60.0
 
     def check(self) -> None:
-        """Refuse what makes no sense.
+        """Check the options.
 
         Raises:
             ConfigError: an option is out of range.
@@ -73,28 +73,28 @@ class HeadOptions:
                 raise ConfigError(f"{name} is {value!r}; it must be from {least} to {most}")
         if self.mode not in MODES or self.durability not in DURABILITIES:
             raise ConfigError(
-                f"mode {self.mode!r}, durability {self.durability!r}: there are {', '.join(MODES)} and "
-                f"{', '.join(DURABILITIES)}"
+                f"mode {self.mode!r} or durability {self.durability!r} is not known: modes are {', '.join(MODES)}, "
+                f"durabilities {', '.join(DURABILITIES)}"
             )
         if self.durability == "power" and self.checkpoint_dir is None:
             raise ConfigError("durability 'power' needs a checkpoint_dir on a disk")
         if self.staleness and self.mode != "ssp":
-            raise ConfigError(f"staleness is for mode 'ssp', not {self.mode!r}")
+            raise ConfigError(f"staleness needs mode 'ssp', not {self.mode!r}")
 
 
 class Head:
-    """See the module. `start` it, and `close` it.
+    """Runs a cluster: owners of parts, servers, membership. `start` it, and `close` it.
 
     Args:
-        options: see `HeadOptions`.
+        options: the cluster's options.
         make_server: starts a server.
 
     Attributes:
         token: the cluster's secret, which both ends of every connection prove.
-        epoch: how often parts have moved, from 1.
-        tables: the definition of each, and the server of each of its parts.
-        scheduler: the membership's.
-        lock: for one change of tables or servers at a time.
+        epoch: grows with each move of parts; starts at 1.
+        tables: definition of each table, and the server of each of its parts.
+        scheduler: the membership's scheduler.
+        lock: serialises changes of tables or servers.
     """
 
     def __init__(self, options: HeadOptions, make_server: Callable[..., AnyServer] = ServerProcess) -> None:
@@ -109,7 +109,7 @@ class Head:
         self.failed: str | None = None
         self.checkpoints = Checkpoints(self)
         self.scaling = Scaling(self)
-        self.lock = threading.RLock()  # one change of tables or servers at a time
+        self.lock = threading.RLock()
         self._changed = threading.Condition()
         self._barrier = Barrier(options.num_workers, self._changed, lambda: self.failed)
         self._frozen = False
@@ -138,7 +138,7 @@ class Head:
 
     @property
     def address(self) -> str:
-        """Where workers ask."""
+        """The address for workers' requests."""
         assert self._endpoint is not None
         return self._endpoint.address
 
@@ -146,8 +146,8 @@ class Head:
         """Start the servers, and wait until they serve.
 
         Raises:
-            FastrtError: they do not; their error output says why.
-            ConfigError: what is kept in the folder is another cluster's.
+            FastrtError: a server does not start; its error output says why.
+            ConfigError: the folder holds the state of a cluster with other options.
             OSError: an address cannot be bound.
         """
         try:
@@ -181,21 +181,21 @@ class Head:
             self._file = None
 
     def _go_on(self, file: HeadFile) -> None:
-        """Begin with the servers and tables of an earlier head, whenever that ended.
+        """Continue with the servers and tables of an earlier head.
 
         Raises:
-            ConfigError: it had other options.
+            ConfigError: that head had other options.
         """
         had = {"num_servers": len(file.folders), **file.options}
         if had != self._shape():
             words = ", ".join(f"{name} {value!r}" for name, value in had.items())
             raise ConfigError(
-                f"the tables in {self.options.checkpoint_dir} are those of a cluster with {words}: start with the "
-                "same, or restore a checkpoint into another folder"
+                f"the tables in {self.options.checkpoint_dir} belong to a cluster with {words}: start with the same "
+                "options, or restore a checkpoint into another folder"
             )
         self.epoch, self.tables = file.epoch, file.tables
         self.add(sorted(file.folders))
-        for index in self.servers:  # one that was moving parts may be ahead of what was decided, or behind
+        for index in self.servers:  # a server killed during a move may have another distribution than the file
             self._adopt(index, {name: owners for name, (_, owners) in self.tables.items()}, self.epoch)
 
     def _shape(self) -> dict[str, Any]:
@@ -212,13 +212,13 @@ class Head:
             self._file.write(epoch, tables, {k: v for k, v in self._shape().items() if k != "num_servers"})
 
     def have(self, tables: dict[str, tuple[Spec, list[int]]]) -> None:
-        """Have these tables, which the servers have by now, also in the next life."""
+        """Set the tables, which the servers have already; durable for a later head too."""
         self._keep(self.epoch, tables)
         with self._changed:
             self.tables = tables
 
     def add(self, indexes: Sequence[int]) -> None:
-        """Start servers side by side."""
+        """Start servers in parallel."""
         added = []
         for index in indexes:
             settings = {
@@ -256,37 +256,37 @@ class Head:
     # ---- endpoint.Service ----
 
     def greet(self, caller: Caller) -> Meta:
-        """See `endpoint.Service`."""
+        """Answer a greeting with the scheduler's address and the mode."""
         return {"scheduler": self.scheduler.address, "mode": self.options.mode}
 
     def room(self, caller: Caller, meta: Meta) -> int:
-        """See `endpoint.Service`.
+        """Data is expected only for the first values of a new table.
 
         Raises:
-            ValueError: the message makes no sense.
+            ValueError: the request is unknown or invalid.
         """
         if meta.get("op") not in self._handlers:
-            raise ValueError(f"{meta.get('op')!r} is nothing that the head of a cluster does")
+            raise ValueError(f"{meta.get('op')!r} is not a request that the head of a cluster knows")
         return 4 * self._spec(meta).elements if meta["op"] == "define" else 0
 
     def handle(self, caller: Caller, meta: Meta, data: Any, fds: list[int]) -> Answer:
-        """See `endpoint.Service`."""
+        """Run the handler of a request."""
         return self._handlers[meta["op"]](caller, meta, data)
 
     def gone(self, caller: Caller) -> None:
-        """See `endpoint.Service`."""
+        """Report the end of a connection to the servers on other nodes: it may have been a keeper's."""
         for server in list(self.servers.values()):
             if isinstance(server, DistantServer):
                 server.gone(caller)
 
     def _from_keeper(self, caller: Caller, meta: Meta) -> Answer:
-        """What the keeper of a server elsewhere says; a new process of its may take pushes when no parts move."""
+        """Handle a keeper's message; a server that it restarted may accept pushes again unless parts are moving."""
         index = int(meta["index"])
         with self._changed:
-            self._changed.wait_for(lambda: index in self.servers, _ASK_S)  # it is just being made
+            self._changed.wait_for(lambda: index in self.servers, _ASK_S)  # `add` may not have noted it yet
             server = self.servers.get(index)
         if not isinstance(server, DistantServer):
-            raise NotFoundError(f"there is no server {index} to be kept elsewhere")
+            raise NotFoundError(f"there is no server {index} on another node")
         begins_again = server.pid and meta.get("what") == "serves"
         answer = server.hear(caller, meta)
         if begins_again:
@@ -298,12 +298,12 @@ class Head:
     def _spec(self, meta: Meta) -> Spec:
         options, found = self.options, meta.get("spec")
         if not isinstance(found, dict):
-            raise ValueError("this is no definition of a table")
+            raise ValueError("the request has no definition of a table")
         ours = {"mode": options.mode, "staleness": options.staleness, "workers": options.num_workers}
         return Spec.from_json({**found, **{name: value for name, value in ours.items() if found.get(name) is None}})
 
     def _directory(self, meta: Meta) -> Answer:
-        """Who has what; waits for a newer epoch than the asker's for so long."""
+        """Answer with the directory; waits a limited time for a newer epoch than the caller's."""
         until = time.monotonic() + min(float(meta.get("timeout", 0)), 10.0)
         with self._changed:
             while self.epoch <= int(meta.get("after", 0)) and self.failed is None:
@@ -314,16 +314,17 @@ class Head:
             return Answer({"epoch": self.epoch, "servers": servers, "tables": tables, "failed": self.failed})
 
     def _define(self, meta: Meta, data: Any) -> Answer:
-        """Make a table, or find that it is there."""
+        """Create a table, or check that an existing one has the same definition."""
         spec = self._spec(meta)
         with self.lock:
             if spec.name in self.tables:
                 different = self.tables[spec.name][0].difference(spec)
                 if different:
-                    raise TableMismatchError(f"table {spec.name!r} exists, with {different}")
+                    raise TableMismatchError(f"table {spec.name!r} exists with another definition: {different}")
                 return Answer({})
             if spec.kind == "dense" and spec.init is None and memoryview(data).nbytes != 4 * spec.elements:
-                raise ValueError(f"{memoryview(data).nbytes} bytes of first values for a table of {4 * spec.elements}")
+                size = memoryview(data).nbytes
+                raise ValueError(f"{size} bytes of first values came for a table of {4 * spec.elements}")
             owners = assign(spec.parts, sorted(self.servers), len(self.tables))
             for index in sorted(set(owners)):
                 parts = [part for part, owner in enumerate(owners) if owner == index]
@@ -336,25 +337,25 @@ class Head:
         return Answer({})
 
     def _wait_for_all(self, caller: Caller, meta: Meta) -> Answer:
-        """See `Barrier.wait`.
+        """Let a worker wait at the barrier.
 
         Raises:
-            ValueError: the message makes no sense.
+            ValueError: the timeout is negative or not a number, or there is no such rank.
         """
         timeout = min(float(meta["timeout"]), _BARRIER_S_MAX)
         if not timeout >= 0:
-            raise ValueError(f"a timeout of {timeout!r} s")
+            raise ValueError(f"the timeout is {timeout!r} s; it must be 0 or more")
         self._barrier.wait(caller, int(meta["rank"]), int(meta["round"]), timeout)
         return Answer({})
 
     # ---- calls to servers ----
 
     def ask(self, index: int, meta: Meta, parts: Sequence[Any] = ()) -> Meta:
-        """Ask a server, again after its restart; what is asked may come twice.
+        """Send a request to a server, again after its restart; so the server may get it twice.
 
         Raises:
-            FastrtError: it refuses.
-            ServerLostError: it does not come back.
+            FastrtError: the server returned an error.
+            ServerLostError: the server does not come back.
         """
         until = time.monotonic() + _ASK_S
         while True:
@@ -384,18 +385,18 @@ class Head:
         return wire
 
     def checkpoint(self, folder: Path, incremental: bool) -> Path:
-        """See `Checkpoints.write`."""
+        """Write a checkpoint while no table or server changes; see `Checkpoints.write`."""
         with self.lock:
             return self.checkpoints.write(folder, incremental)
 
-    # ---- more and fewer servers ----
+    # ---- scaling ----
 
     def scale(self, servers: int, timeout_s: float) -> None:
-        """See `Scaling.scale`."""
+        """Change the number of servers; see `Scaling.scale`."""
         self.scaling.scale(servers, timeout_s)
 
     def drop(self, indexes: Sequence[int]) -> None:
-        """End servers that have no parts any more."""
+        """End servers that have no parts left."""
         with self._changed:
             gone = [self.servers.pop(index) for index in indexes]
         for server in gone:
@@ -408,12 +409,12 @@ class Head:
             self._keep(self.epoch, self.tables)
 
     def move_to(self, target: list[int]) -> None:
-        """Move parts so that these servers have all; see `moving`."""
+        """Move parts so that these servers have all of them; see `migration`."""
         before = {name: list(owners) for name, (_, owners) in self.tables.items()}
         after = {name: rebalance(owners, target) for name, owners in before.items()}
         gaining = {b for name in after for a, b in zip(before[name], after[name], strict=True) if a != b}
         self.checkpoints.must_be_full = True
-        self._frozen = True  # a server that is restarted takes no pushes meanwhile
+        self._frozen = True  # a server that restarts meanwhile must not accept pushes
         try:
             try:
                 for index in self.servers:
@@ -421,7 +422,7 @@ class Head:
                 for index in sorted(gaining):
                     self._give(index, before, after)
                 tables = {name: (spec, after[name]) for name, (spec, _) in self.tables.items()}
-                self._keep(self.epoch + 1, tables)  # from here on it goes forward; before, it can be taken back
+                self._keep(self.epoch + 1, tables)  # the commit point: before it the move is undone, after it finished
             except BaseException:
                 for index in self.servers:
                     self._adopt(index, before, self.epoch)
@@ -438,7 +439,7 @@ class Head:
                 self.ask(index, {"op": "thaw", "epoch": self.epoch})
 
     def _give(self, index: int, before: dict[str, list[int]], after: dict[str, list[int]]) -> None:
-        """Have a server fetch its new parts and make them its own; anew, if it dies in between."""
+        """Have a server fetch its new parts and make them its own; repeated if a server dies meanwhile."""
         for attempt in range(_TRIES):
             try:
                 for name in after:

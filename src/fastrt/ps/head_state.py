@@ -1,7 +1,7 @@
-"""A head's file in `checkpoint_dir`: the folders of its servers, and who has which parts, for the head after it.
+"""A head's file in `checkpoint_dir`: the folders of its servers and the owners of parts, for the next head.
 
-It is written under another name and renamed, before anybody acts on it. It carries a checksum and a number; a mark
-beside it (`fastrt.durable.mark`) names the newest number, so that a file of an older moment is refused.
+The file is written under another name and renamed before any process acts on its contents. It has a checksum and a
+number. A mark beside it (`fastrt.durable.mark`) names the newest number, so that an outdated copy is refused.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _log = logging.getLogger(__name__)
 
 
 class HeadFile:
-    """One folder, which belongs to one head at a time.
+    """The state file in one folder, which belongs to one head at a time.
 
     Args:
-        folder: made, with mode 0700, when missing.
-        accept_loss: begin with what can be saved when the file is damaged; it is kept aside.
+        folder: created with mode 0700 if missing.
+        accept_loss: continue with the intact part of a damaged state, and move the damaged files aside.
 
     Attributes:
-        losses: what `accept_loss` has given up, in words.
-        known: the servers whose folders were there before this head.
-        folders: the name of each server's own folder.
-        epoch: see `Head`; 0 when nothing is kept.
+        losses: descriptions of the damage that `accept_loss` accepted.
+        known: the servers whose folders existed before this head.
+        folders: the name of each server's folder.
+        epoch: see `Head`; 0 when there is no state.
         tables: see `Head`.
-        options: of the head that wrote it.
+        options: options of the head that wrote the file.
 
     Raises:
-        DamagedStateError: the file is damaged, missing or of an older moment, and `accept_loss` is not given.
+        DamagedStateError: the file is damaged, missing or outdated, and `accept_loss` is not given.
         StateDirectoryError: another head uses the folder, or it cannot be used.
     """
 
@@ -87,16 +87,16 @@ class HeadFile:
             self._take(read_object(path.read_bytes(), path.name, bytes_max=STATE_BYTES_MAX, own=True))
             number = self._mark.number if self._mark is not None else None
             if number is None:
-                if self._number > 1 or problem:  # the first one is written before its mark
+                if self._number > 1 or problem:  # the first state is written before its mark
                     problem = problem or f"{self._mark_file.path} is missing"
             elif self._mark is not None and self._id != self._mark.log_id:
-                problem = f"{path} and {self._mark_file.path} are of different clusters"
+                problem = f"{path} and {self._mark_file.path} belong to different clusters"
                 self.folders, self.tables, self.epoch = {}, {}, 0
             elif not number <= self._number <= number + 1:
-                problem = f"{path} is of another moment than {self._mark_file.path} ({self._number}, not {number})"
+                problem = f"{path} and {self._mark_file.path} are not of the same time ({self._number}, not {number})"
         except FileNotFoundError:
             if self._mark is not None or problem or any(map(_has_records, strays)):
-                problem = f"{path} is missing, which names the tables and the folders of the servers"
+                problem = f"{path} is missing; it holds the tables and the folders of the servers"
         except DamagedStateError as error:
             problem = str(error)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -104,15 +104,15 @@ class HeadFile:
         if problem:
             self._give_up(problem)
         self.known = frozenset(self.folders)
-        for stray in self._folder.glob(f"{_PREFIX}*"):  # of servers that had no parts yet, or none any more
+        for stray in self._folder.glob(f"{_PREFIX}*"):  # of servers that had no parts yet, or have none left
             if stray.name not in self.folders.values():
                 shutil.rmtree(stray, ignore_errors=True)
 
     def _take(self, found: dict[str, Any]) -> None:
         if found["format"] != FORMAT:
             raise StateDirectoryError(
-                f"{self._folder / _NAME} has format {found['format']}, and this is for {FORMAT}. Use the fastrt that "
-                "wrote it, or another folder."
+                f"{self._folder / _NAME} has format {found['format']}; this version reads {FORMAT}. Use the fastrt "
+                "that wrote it, or another folder."
             )
         if found["check"] != json_check(found):
             raise DamagedStateError(f"{self._folder / _NAME} is damaged: its checksum is wrong")
@@ -124,7 +124,7 @@ class HeadFile:
         }
 
     def _give_up(self, problem: str) -> None:
-        """Refuse, or begin with what can be saved.
+        """Raise, or continue with the intact part of the state.
 
         Raises:
             DamagedStateError: the loss is not accepted.
@@ -133,8 +133,8 @@ class HeadFile:
         if not self._accept_loss:
             raise DamagedStateError(
                 f"The state of a parameter server cluster in {self._folder} is damaged: {problem}; {saved}. Put the "
-                "files back from a copy, restore a checkpoint into another folder, or go on with what can be saved by "
-                "accept_loss=True, which keeps the damaged files aside."
+                "files back from a copy, restore a checkpoint into another folder, or continue with what can be saved "
+                "by accept_loss=True, which keeps the damaged files aside."
             )
         aside = self._folder / f"damaged-{1 + sum(1 for _ in self._folder.glob('damaged-*'))}"
         aside.mkdir(mode=0o700)
@@ -147,33 +147,33 @@ class HeadFile:
         if self._mark is not None:
             self._number = max(self._number, self._mark.number)
         self.losses.append(f"{problem}; {saved}")
-        _log.warning("going on after a loss: %s; %s; the damaged files are in %s", problem, saved, aside)
+        _log.warning("continuing after a loss: %s; %s; the damaged files are in %s", problem, saved, aside)
 
     def folder_of(self, index: int) -> Path:
-        """Where a server keeps its log; a new one for a server that is not known."""
+        """The folder of a server's log; a new one for a server that is not known."""
         name = self.folders.setdefault(index, f"{_PREFIX}{secrets.token_hex(6)}")
         return self._folder / name
 
     def forget(self, index: int) -> None:
-        """A server has ended for good."""
+        """Delete the folder of a server that has ended for good."""
         name = self.folders.pop(index, None)
         if name is not None:
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def write(self, epoch: int, tables: dict[str, tuple[Spec, list[int]]], options: dict[str, Any]) -> None:
-        """Keep what is so from now on.
+        """Write the state durably.
 
         Raises:
-            StateDirectoryError: the disk is full or failing; what was kept before is there still.
+            StateDirectoryError: the disk is full or failing; the state before is still there.
         """
         listed = {name: {"spec": spec.to_json(), "owners": owners} for name, (spec, owners) in tables.items()}
         found = {"format": FORMAT, "epoch": epoch, "folders": self.folders, "tables": listed, "options": options}
         found |= {"number": self._number + 1, "id": self._id.hex()}
-        found = read_object(json.dumps(found), _NAME, bytes_max=STATE_BYTES_MAX, own=True)  # as it will be read
+        found = read_object(json.dumps(found), _NAME, bytes_max=STATE_BYTES_MAX, own=True)  # the checksum of `_read`
         found["check"] = json_check(found)
         working = self._folder / f".{_NAME}"
         try:
-            working.unlink(missing_ok=True)  # of a head that was killed
+            working.unlink(missing_ok=True)  # left by a head that was killed
             with open(open_private(self._folder, working.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(json.dumps(found).encode())
                 file.flush()
@@ -187,7 +187,7 @@ class HeadFile:
         self._mark_file.create(self._mark)
 
     def close(self) -> None:
-        """Let another head have the folder."""
+        """Release the folder for another head."""
         self._mark_file.close()
         with contextlib.suppress(OSError):
             os.close(self._lock)
@@ -195,7 +195,7 @@ class HeadFile:
 
 
 def _has_records(folder: Path) -> bool:
-    """Whether a server's folder holds anything that a client was answered for."""
+    """Whether a server's folder holds acknowledged records."""
     try:
         mark = MarkFile(folder / "mark").read()
     except DamagedStateError:

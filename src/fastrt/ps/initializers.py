@@ -1,4 +1,4 @@
-"""First values of parameters: the same for a key or place wherever and whenever it is made.
+"""First values of parameters: the same for a key or place on every server and after every restart.
 
 Random values are a function of seed, key and column alone (SplitMix64 as a counter-based generator), so a row has the
 same first values on any number of servers and after any restart.
@@ -27,7 +27,7 @@ def _mix(x: Array) -> Array:
 
 
 def _uniform(seed: int, keys: Array, dim: int) -> Array:
-    """Doubles from 0 to 1, both excluded, a row for each key."""
+    """Doubles between 0 and 1, both excluded; one row for each key."""
     begin = _mix(keys.astype(np.uint64, copy=False) ^ _mix(np.array([seed], np.uint64) + _GOLDEN))
     counted = begin[:, None] + np.arange(1, dim + 1, dtype=np.uint64) * _GOLDEN
     units: Array = ((_mix(counted) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -36,7 +36,7 @@ def _uniform(seed: int, keys: Array, dim: int) -> Array:
 
 @dataclass(frozen=True)
 class Initial:
-    """What all kinds have."""
+    """Base class of all kinds of first values."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -48,35 +48,35 @@ class Initial:
         """The first values (float32) of rows of `dim`, one for each key (uint64).
 
         Raises:
-            NotImplementedError: always, here.
+            NotImplementedError: always, in this base class.
         """
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Name and numbers, for a message or a file."""
+        """The name and parameters, for a message or a file."""
         return {"name": type(self).__name__, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True)
 class Constant(Initial):
-    """All values the same."""
+    """One constant for all values."""
 
     value: float = 0.0
 
     def rows(self, keys: Array, dim: int) -> Array:
-        """See `Initial.rows`."""
+        """Rows filled with the constant."""
         return np.full((len(keys), dim), self.value, np.float32)
 
 
 @dataclass(frozen=True)
 class Normal(Initial):
-    """Normally distributed around 0."""
+    """Normally distributed values with mean 0."""
 
     std: float = 0.01
     seed: int = 0
 
     def rows(self, keys: Array, dim: int) -> Array:
-        """See `Initial.rows`."""
+        """Normally distributed rows."""
         pairs = (dim + 1) // 2
         units = _uniform(self.seed, keys, 2 * pairs)
         radius = np.sqrt(-2.0 * np.log(units[:, :pairs])) * self.std
@@ -87,14 +87,14 @@ class Normal(Initial):
 
 @dataclass(frozen=True)
 class Uniform(Initial):
-    """Equally distributed between two values."""
+    """Uniformly distributed values between two bounds."""
 
     low: float = -0.01
     high: float = 0.01
     seed: int = 0
 
     def rows(self, keys: Array, dim: int) -> Array:
-        """See `Initial.rows`."""
+        """Uniformly distributed rows."""
         return (self.low + (self.high - self.low) * _uniform(self.seed, keys, dim)).astype(np.float32)
 
 
@@ -102,13 +102,13 @@ _KINDS = {kind.__name__: kind for kind in (Constant, Normal, Uniform)}
 
 
 def from_json(found: Any) -> Initial:
-    """What `to_json` described.
+    """Return the object that `to_json` described.
 
     Raises:
-        ValueError: it is nothing that is known, or a number is out of range.
+        ValueError: the kind is unknown, or a number is invalid.
     """
     if not isinstance(found, dict) or found.get("name") not in _KINDS:
-        raise ValueError(f"{found!r} is no first value; there are {', '.join(_KINDS)}")
+        raise ValueError(f"{found!r} is not a kind of first values; those are {', '.join(_KINDS)}")
     try:
         made: Initial = _KINDS[found["name"]](**{name: value for name, value in found.items() if name != "name"})
     except TypeError as error:

@@ -1,18 +1,18 @@
-"""A server's journal: a log of the changes it was sent, and snapshots that make the log short again.
+"""A server's journal: a log of the changes that it received, and snapshots that replace the log.
 
-A record is a head with a checksum, JSON and bytes. A message is appended before it is applied, and answered after: so
-every acknowledged change is in the log, and a server that is killed makes the same of it again. Snapshots have two
-places, the log has one. Generation g is a snapshot in place g % 2, whose last record says that it is whole, and the log
-that follows it; it begins where the log of the generation before began, of which nothing is needed once the snapshot is
-whole. So a server may be killed at any instruction, and nothing is ever renamed or truncated: records of another
-generation, or with a wrong checksum, end the log. Each checksum goes on from that of the record before it, so one that
-is left over behind the end of the log is never taken for its continuation.
+A record is a head with a checksum, JSON and bytes. A change is appended before it is applied, and acknowledged after
+that. So every acknowledged change is in the log, and a restarted server repeats it with the same result. There are two
+places for snapshots and one for the log. Generation g is a snapshot in place g % 2, whose last record marks it as
+complete, and the log that follows it. The log is written from its start again, over the previous generation's log,
+which is not needed once the snapshot is complete. Nothing is ever renamed or truncated, so the server may be killed at
+any instruction: records of another generation, or with a wrong checksum, end the log. Each checksum continues the one
+of the record before it, so an old record behind the end of the log is never taken for its continuation.
 
-Files in a folder have a mark beside them (`fastrt.durable.mark`), which names the generation and the number of records
-in the log. A start that finds less than the mark names refuses in words. Memory that another process keeps needs none.
+Files in a folder have a mark beside them (`fastrt.durable.mark`) with the generation and the number of records in the
+log. A start that finds less than the mark names raises an error. Memory that another process keeps needs no mark.
 
-The log is written over and over because memory that nobody has used before is dear: 64 MiB appended to new pages, of
-memory or of a file, took 220 to 300 ms on a virtual machine, and 9 to 12 ms on pages that were there.
+The log's pages are reused because fresh pages are expensive: appending 64 MiB to new pages, of memory or of a file,
+took 220 to 300 ms on a virtual machine, and 9 to 12 ms on existing pages.
 """
 
 from __future__ import annotations
@@ -40,21 +40,19 @@ _log = logging.getLogger(__name__)
 Record = tuple[dict[str, Any], memoryview]
 Written = tuple[dict[str, Any], Sequence[Any]]
 
-_HEAD = struct.Struct(
-    "<4sIQIxxxxQ"
-)  # magic, checksum of what follows, generation, bytes of the JSON, bytes of the data
+_HEAD = struct.Struct("<4sIQIxxxxQ")  # magic, checksum of the rest, generation, bytes of the JSON, bytes of the data
 _MAGIC = b"frpj"
 _WRITE_BYTES = 16 << 20
 _LOG_BYTES_MIN = 64 << 20
-_LOCK_S = 20.0  # one that is told to end may have to finish what it does
+_LOCK_S = 20.0  # a predecessor that was asked to end may have to finish its work first
 _FDS = ("log", "snapshot-0", "snapshot-1")
 
 
 class Medium(Protocol):
-    """Where the three files are."""
+    """Storage of the three files."""
 
     def open(self, name: str) -> int:
-        """The descriptor of log, snapshot-0 or snapshot-1."""
+        """Open log, snapshot-0 or snapshot-1, and return the descriptor."""
 
     @property
     def folder(self) -> Path | None:
@@ -62,10 +60,10 @@ class Medium(Protocol):
 
 
 class MemoryMedium:
-    """Descriptors of memory that another process keeps: what is in them outlives this one, and has no name anywhere.
+    """Anonymous memory that another process keeps alive: the contents outlive this process.
 
     Args:
-        fds: of the three files.
+        fds: descriptors of the three files.
     """
 
     def __init__(self, fds: Sequence[int]) -> None:
@@ -73,16 +71,16 @@ class MemoryMedium:
 
     @staticmethod
     def make() -> list[int]:
-        """Three new, empty ones."""
+        """Create the three files, empty."""
         return [os.memfd_create(f"fastrt-ps-{name}", os.MFD_CLOEXEC) for name in _FDS]
 
     def open(self, name: str) -> int:
-        """See `Medium`."""
+        """Return the descriptor of a file."""
         return self._fds[name]
 
     @property
     def folder(self) -> None:
-        """See `Medium`."""
+        """None: the memory has no folder."""
         return None
 
 
@@ -90,7 +88,7 @@ class FolderMedium:
     """Files in a folder.
 
     Args:
-        folder: made, with mode 0700, when missing.
+        folder: created with mode 0700 if missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -98,20 +96,20 @@ class FolderMedium:
 
     @property
     def folder(self) -> Path:
-        """See `Medium`."""
+        """The folder of the files."""
         return self._folder
 
     def open(self, name: str) -> int:
-        """See `Medium`.
+        """Open a file, and lock the folder when it is the log.
 
         Raises:
-            StateDirectoryError: it cannot be used, or another process does, maybe on another node.
+            StateDirectoryError: it cannot be used, or another process uses it, perhaps on another node.
         """
         try:
             private_folder(self._folder, "the folder of a server's state")
             is_new = not (self._folder / name).exists()
             fd = open_private(self._folder, name, os.O_RDWR | os.O_CREAT)
-            if is_new:  # its name must outlive what is written into it
+            if is_new:  # the name must be durable before the contents are
                 sync_folder(self._folder)
                 sync_folder(self._folder.parent)
         except (OSError, UnsafeFolderError) as error:
@@ -129,15 +127,15 @@ class Journal:
     """One server's log and snapshots. Not thread-safe.
 
     Args:
-        medium: where they are; None keeps nothing.
-        power: every record survives the loss of power (an fdatasync each).
-        accept_loss: go on with what can be saved of damaged files; they are kept aside.
-        expected: the files were there before, so that a folder without them is damaged.
+        medium: storage of the files; None keeps nothing.
+        power: every record survives a loss of power (one fdatasync per record).
+        accept_loss: continue with the intact part of damaged files, and keep the damaged ones aside.
+        expected: the files existed before, so a folder without them is damaged.
 
     Attributes:
-        generation: how many snapshots there were.
-        log_bytes: how long the log is.
-        losses: what is gone, in words: damage that `accept_loss` has accepted, or the tail that a loss of power took.
+        generation: number of snapshots so far.
+        log_bytes: length of the log.
+        losses: descriptions of lost records: damage that `accept_loss` accepted, or a tail that a loss of power took.
 
     Raises:
         StateDirectoryError: a file cannot be opened.
@@ -157,16 +155,16 @@ class Journal:
         self.generation = 0
         self.log_bytes = 0
         self.losses: list[str] = []
-        # Each file's checksums go on from the folder's name, so that no file of another folder fits.
+        # Checksums of each file start from the folder's name, so that a file of another folder does not fit.
         self._seed = stream.crc32c(self._folder.name.encode()) if self._folder is not None else 0
-        self._check = self._seed  # of the log's last record
-        self._count = 0  # of the log's records
+        self._check = self._seed  # checksum of the log's last record
+        self._count = 0  # number of records in the log
 
     def recover(self) -> Iterator[Record]:
-        """The records of the newest whole snapshot, then those of its log. Appending goes on behind the last one.
+        """Yield the records of the newest complete snapshot, then those of its log. Appending continues behind them.
 
         Raises:
-            DamagedStateError: files are damaged, and `accept_loss` was not given; says which, where and what is lost.
+            DamagedStateError: files are damaged and `accept_loss` was not given; names them and the lost records.
         """
         if not self._files:
             return
@@ -175,7 +173,7 @@ class Journal:
         if mark is not None and newest < mark.generation:
             damages.append(
                 f"{self._name(mark.generation)} is damaged or missing: it held the newest snapshot, which the log "
-                f"goes on from. {'The snapshot before it can be saved' if newest else 'No snapshot can be saved'}"
+                f"continues. {'The snapshot before it can be saved' if newest else 'No snapshot can be saved'}"
             )
         self._refuse(damages)
         if newest:
@@ -204,7 +202,7 @@ class Journal:
         self._begin_mark(mark)
 
     def _read_mark(self) -> tuple[Mark | None, list[str]]:
-        """The mark beside the files, and what is wrong with it or them."""
+        """Return the mark beside the files, and descriptions of damage."""
         if self._folder is None:
             return None, []
         self._mark_file = MarkFile(self._folder / "mark")
@@ -213,7 +211,7 @@ class Journal:
         except DamagedStateError as error:
             return None, [str(error)]
         if mark is not None and mark.salt != self._seed:
-            return None, [f"{self._mark_file.path} is of another folder"]
+            return None, [f"{self._mark_file.path} belongs to another folder"]
         missing = [name for name in _FDS if name not in self._there]
         if mark is not None and missing:
             return mark, [f"{', '.join(str(self._folder / name) for name in missing)} is missing"]
@@ -223,7 +221,7 @@ class Journal:
         return mark, []
 
     def _begin_mark(self, found: Mark | None) -> None:
-        """Say in the mark what is there now."""
+        """Bring the mark up to date with the files."""
         if self._mark_file is None:
             return
         if found is not None:
@@ -237,7 +235,7 @@ class Journal:
             self._mark_file.resume(self._mark)
 
     def _refuse(self, damages: list[str]) -> None:
-        """Raise, or keep the damaged files aside and go on.
+        """Raise, or keep the damaged files aside and continue.
 
         Raises:
             DamagedStateError: there are damages, and they are not accepted.
@@ -247,8 +245,8 @@ class Journal:
         words = f"The journal of a parameter server in {self._folder} is damaged. {'; '.join(damages)}."
         if not self._accept_loss:
             raise DamagedStateError(
-                f"{words} Put the files back from a copy, restore a checkpoint into another folder, or go on with what "
-                "can be saved by accept_loss=True, which keeps the damaged files aside."
+                f"{words} Put the files back from a copy, restore a checkpoint into another folder, or continue with "
+                "what can be saved by accept_loss=True, which keeps the damaged files aside."
             )
         assert self._folder is not None
         if not self.losses:
@@ -259,14 +257,14 @@ class Journal:
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copy2(self._folder / name, aside / name)
         self.losses += damages
-        _log.warning("going on after a loss: %s", words)
+        _log.warning("continuing after a loss: %s", words)
 
     def _name(self, generation: int | None) -> str:
         assert self._folder is not None
         return str(self._folder / ("log" if generation is None else f"snapshot-{generation % 2}"))
 
     def append(self, meta: dict[str, Any], parts: Sequence[Any]) -> None:
-        """Keep a record; when this returns, it survives this process, or with `power` the machine.
+        """Append a record; when this returns, it survives this process, and with `power` the machine.
 
         Raises:
             StateDirectoryError: the disk is full or failing. The record is not kept.
@@ -278,7 +276,7 @@ class Journal:
         if self._power:
             try:
                 os.fdatasync(fd)
-            except OSError as error:  # the next record is written over this one
+            except OSError as error:  # the next record overwrites this one
                 raise StateDirectoryError(f"Cannot keep {size} bytes: {error}.") from error
         if self._mark_file is not None:
             mark = self._mark
@@ -290,14 +288,14 @@ class Journal:
         self._count += 1
 
     def is_long(self, state_bytes: int) -> bool:
-        """Whether the log is so long that a snapshot is due: pushes write their bytes twice then, in the long run."""
+        """Whether a snapshot is due. With this limit the bytes of pushes are written twice in the long run."""
         return self.log_bytes > max(_LOG_BYTES_MIN, state_bytes)
 
     def snapshot(self, records: Iterable[Written]) -> None:
-        """Begin the next generation with these records; the log is empty then.
+        """Begin the next generation with these records and an empty log.
 
         Raises:
-            StateDirectoryError: the disk is full or failing. The generation goes on.
+            StateDirectoryError: the disk is full or failing. The current generation continues.
         """
         if not self._files:
             return
@@ -307,7 +305,7 @@ class Journal:
             write_all(fd, following, records, self._power, self._seed)
         except StateDirectoryError:
             with contextlib.suppress(OSError):
-                os.pwrite(fd, bytes(_HEAD.size), 0)  # all of it may be there by now, and the log goes on without it
+                os.pwrite(fd, bytes(_HEAD.size), 0)  # the snapshot may be complete, but the old log continues
             raise
         if self._mark_file is not None:
             mark = self._mark
@@ -336,10 +334,10 @@ class Journal:
 
 
 def _lock(fd: int, folder: Path) -> None:
-    """Have a log for this process alone, until the descriptor is closed.
+    """Lock a log for this process until the descriptor is closed.
 
     Raises:
-        StateDirectoryError: another process has it, and does not end.
+        StateDirectoryError: another process holds the lock, and does not end.
     """
     try:
         is_ours = take_lock(fd, _LOCK_S)
@@ -350,17 +348,17 @@ def _lock(fd: int, folder: Path) -> None:
 
 
 def write_all(fd: int, generation: int, records: Iterable[Written], sync: bool, seed: int = 0) -> int:
-    """Write records from the beginning of a file, and one that says that they are all.
+    """Write records from the start of a file, and a last one that marks them as complete.
 
     Args:
-        fd: of the file.
+        fd: the file.
         generation: goes into each record.
         records: JSON and bytes of each.
-        sync: put them on the disk itself.
-        seed: the first checksum goes on from it.
+        sync: write them to the disk (fsync).
+        seed: the checksum that the first one continues.
 
     Returns:
-        The checksum of the last one, which stands for all.
+        The checksum of the last record, which covers all.
     Raises:
         StateDirectoryError: the disk is full or failing.
     """
@@ -380,7 +378,7 @@ def write_all(fd: int, generation: int, records: Iterable[Written], sync: bool, 
 
 
 def write(fd: int, at: int, generation: int, meta: dict[str, Any], parts: Sequence[Any], check: int) -> tuple[int, int]:
-    """Write one record; `check` is that of the record before it. Returns its size and its own.
+    """Write one record and return its size and checksum; `check` is the checksum of the record before it.
 
     Raises:
         StateDirectoryError: the disk is full or failing.
@@ -392,7 +390,7 @@ def write(fd: int, at: int, generation: int, meta: dict[str, Any], parts: Sequen
     for view in views:
         check = stream.crc32c(view, check)
     size = 0
-    # The head comes last: a record that is cut off has none.
+    # The head is written last: an incomplete record has none.
     try:
         for view in (memoryview(body), *views):
             for k in range(0, view.nbytes, _WRITE_BYTES):
@@ -404,13 +402,13 @@ def write(fd: int, at: int, generation: int, meta: dict[str, Any], parts: Sequen
         os.pwrite(fd, _HEAD.pack(_MAGIC, check, generation, len(body), nbytes), at)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"The disk is full: cannot keep {nbytes} bytes ({error}). Free space there.") from error
+            raise DiskFullError(f"The disk is full: cannot keep {nbytes} bytes ({error}). Free some space.") from error
         raise StateDirectoryError(f"Cannot keep {nbytes} bytes: {error}. Check the disk.") from error
     return _size(len(body), nbytes), check
 
 
 def read(fd: int, generation: int, seed: int = 0) -> Iterator[Record]:
-    """The whole records of a generation from the beginning of a file; `seed` as in `write_all`."""
+    """Yield the intact records of a generation from the start of a file; `seed` as in `write_all`."""
     at, end, before = 0, os.fstat(fd).st_size, seed
     while True:
         head = os.pread(fd, _HEAD.size, at)
@@ -419,7 +417,7 @@ def read(fd: int, generation: int, seed: int = 0) -> Iterator[Record]:
         magic, check, found, meta_bytes, data_bytes = _HEAD.unpack(head)
         if magic != _MAGIC or found != generation or at + _size(meta_bytes, data_bytes) > end:
             return
-        # The data in memory of their own: arrays made of them begin at a multiple of their items' size.
+        # The data gets its own buffer, so that arrays made of it are aligned to their items' size.
         body = _read_exactly(fd, at + _HEAD.size, meta_bytes)
         data = _read_exactly(fd, at + _HEAD.size + meta_bytes, data_bytes)
         sizes = struct.pack("<QIQ", found, meta_bytes, data_bytes)
@@ -432,13 +430,13 @@ def read(fd: int, generation: int, seed: int = 0) -> Iterator[Record]:
 
 
 def _read_exactly(fd: int, at: int, nbytes: int) -> memoryview:
-    """So many bytes of a file that has them."""
+    """Read this many bytes of a file that has them."""
     whole = memoryview(bytearray(nbytes))
     done = 0
     while done < nbytes:
         got = os.preadv(fd, [whole[done : done + _WRITE_BYTES]], at + done)
         if got == 0:
-            break  # it has become shorter: the checksum will say so
+            break  # the file has become shorter: the checksum will not match
         done += got
     return whole
 

@@ -1,8 +1,8 @@
-"""Moving parts of tables from server to server, and to and from checkpoints: what a server does for it.
+"""A server's part in moving parts of tables to other servers, and in writing and loading checkpoints.
 
-A move has three steps, led by the head: those that get parts fetch them from those that have them, while nobody pushes;
-they make them theirs, durably, in one step; then the others drop them. Until a server has made parts its own, whoever
-had them has them still.
+The head leads a move in three steps. First the receiving servers fetch the parts from their owners, while pushes are
+held back. Then each of them makes the parts its own, durably and in one step. Then the previous owners drop them. Until
+a server has made parts its own, their previous owner still has them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _CALL_S = 60.0
 
 
 class Moving:
-    """The handlers of one server.
+    """Handlers of one server for moves and checkpoints.
 
     Args:
-        server: whose.
+        server: the server that they belong to.
     """
 
     def __init__(self, server: Server) -> None:
@@ -47,7 +47,7 @@ class Moving:
         }  # fmt: skip
 
     def _freeze(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Take no more pushes until `adopt`."""
+        """Accept no more pushes until `adopt`."""
         with self._server.turn:
             self._server.frozen = True
             self._fetched.clear()
@@ -55,7 +55,7 @@ class Moving:
         return Answer({})
 
     def _thaw(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Take pushes, if this server knows that parts are where they are: one that died in between may not."""
+        """Accept pushes if this server knows the current distribution; one that died during the move may not."""
         with self._server.turn:
             self._server.frozen = self._server.frozen and self._server.epoch != meta["epoch"]
             self._server.turn.notify_all()
@@ -73,7 +73,7 @@ class Moving:
         return found
 
     def _fetch(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Get parts of a table from another server; they are kept aside until `adopt`."""
+        """Fetch parts of a table from another server; they are kept aside until `adopt`."""
         wire = dial(meta.get("unix"), meta["address"], self._server.trust, _CALL_S)
         try:
             raise_refusal(wire.call({"version": VERSION, "client": 0}, timeout_s=_CALL_S)[0])
@@ -88,7 +88,7 @@ class Moving:
         return Answer({})
 
     def _adopt(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Have these parts of the tables and no others, at an epoch, durably; take pushes again."""
+        """Own exactly these parts of the tables, at an epoch, durably; accept pushes again."""
         server = self._server
         with server.turn:
             shards: dict[str, Shard] = {}
@@ -111,7 +111,7 @@ class Moving:
         return Answer({})
 
     def _made(self, spec: Spec, parts: list[int]) -> Shard:
-        """A shard of the parts that are here and of those that were fetched."""
+        """Make a shard from parts that are here and parts that were fetched."""
         here = self._server.shards.get(spec.name)
         if here is not None and here.parts == parts:
             return here
@@ -132,7 +132,7 @@ class Moving:
     # ---- checkpoints ----
 
     def _checkpoint(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Write all that is here, or what has changed of embeddings, into a file of the given name."""
+        """Write all parts, or only changed rows of embeddings, into a file of the given name."""
         path = Path(meta["path"])
         with self._server.turn:
             self._server.cut.require(meta["cut"])
@@ -153,12 +153,12 @@ class Moving:
                 listed, arrays = pack(shard.dump(shard.parts, incremental))
                 yield {**record, "parts": shard.parts, "arrays": listed}, arrays
                 continue
-            for part in shard.parts:  # each for itself: another number of servers shares them out otherwise
+            for part in shard.parts:  # one record each: another number of servers distributes parts differently
                 listed, arrays = pack(shard.dump([part]))
                 yield {**record, "parts": [part], "arrays": listed}, arrays
 
     def _restore(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Have parts of tables as they are in files, later ones over earlier ones."""
+        """Load parts of tables from files; later files override earlier ones."""
         server = self._server
         with server.turn:
             shards: dict[str, Shard] = {}
@@ -168,7 +168,7 @@ class Moving:
             for path, check in meta["paths"]:
                 self._load_file(Path(path), check, shards)
             for shard in shards.values():
-                shard.pace.begin_anew()
+                shard.pace.reset_clients()
             server.shards, server.epoch = shards, meta["epoch"]
             server.snapshot()
         return Answer({})
@@ -186,7 +186,7 @@ class Moving:
                     break
                 shard = shards.get(record["spec"]["name"])
                 if shard is None:
-                    continue  # all of its parts are at other servers
+                    continue  # all of its parts belong to other servers
                 wanted = sorted(set(record["parts"]) & set(shard.parts))
                 found = unpack(record["arrays"], raw)
                 if wanted and isinstance(shard, EmbeddingShard):
@@ -194,6 +194,6 @@ class Moving:
                 elif wanted:
                     shard.load(wanted, found)
             if not whole:
-                raise CheckpointError(f"{path} is incomplete or damaged, or of another checkpoint: take an older one")
+                raise CheckpointError(f"{path} is incomplete or damaged, or of another checkpoint: use an older one")
         finally:
             os.close(fd)

@@ -1,8 +1,7 @@
-"""The optimizers of parameter tables: what they are called, what state they keep, and one update.
+"""The optimizers of parameter tables: names, parameters, state arrays, and one update.
 
-Each is a frozen record, so it can be compared, printed and sent; the arithmetic is `_core.tables.optimizer`'s. For
-embeddings only the rows of the keys that were pushed are touched: moments and weight decay of other rows stay as they
-are.
+Each is a frozen dataclass, so it can be compared, printed and sent. The arithmetic is in `_core.tables.optimizer`. For
+embeddings only the rows of the pushed keys are updated: moments and weight decay of other rows stay as they are.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from fastrt._core.tables import optimizer
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all optimizers have.
+    """Base class of all optimizers.
 
     Attributes:
-        lr: the learning rate where a push names none.
+        lr: the default learning rate of a push.
     """
 
     lr: float = 0.01
@@ -37,19 +36,19 @@ class Optimizer:
 
     @property
     def states(self) -> tuple[float, ...]:
-        """The first value of each array of state."""
+        """The initial value of each state array."""
         return ()
 
     def update(self, param: Any, grad: Any, states: list[Any], step: int, lr: float, **how: Any) -> None:
-        """One update in place, or with `out=` into another array; with `rows=` of these rows.
+        """Update in place, or into another array with `out=`; only these rows with `rows=`.
 
         Raises:
-            NotImplementedError: always, here.
+            NotImplementedError: always, in this base class.
         """
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Name and numbers, for a message or a file."""
+        """The name and parameters, for a message or a file."""
         return {"name": type(self).__name__, **dataclasses.asdict(self)}
 
 
@@ -60,13 +59,13 @@ class SGD(Optimizer):
     weight_decay: float = 0.0
 
     def update(self, param: Any, grad: Any, states: list[Any], step: int, lr: float, **how: Any) -> None:
-        """See `Optimizer.update`."""
+        """Apply one SGD step."""
         optimizer.sgd(param, grad, lr, self.weight_decay, **how)
 
 
 @dataclass(frozen=True)
 class Momentum(Optimizer):
-    """SGD with momentum, Nesterov's if wanted."""
+    """SGD with momentum, optionally Nesterov's."""
 
     momentum: float = 0.9
     nesterov: bool = False
@@ -78,13 +77,13 @@ class Momentum(Optimizer):
         return (0.0,)
 
     def update(self, param: Any, grad: Any, states: list[Any], step: int, lr: float, **how: Any) -> None:
-        """See `Optimizer.update`."""
+        """Apply one momentum step."""
         optimizer.momentum(param, grad, states[0], lr, self.momentum, self.nesterov, self.weight_decay, **how)
 
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Learning rates that fall with the root of the sum of squares, which begins at `initial`."""
+    """Adagrad: learning rates fall with the root of the sum of squared gradients, which starts at `initial`."""
 
     eps: float = 1e-10
     initial: float = 0.0
@@ -96,7 +95,7 @@ class Adagrad(Optimizer):
         return (self.initial,)
 
     def update(self, param: Any, grad: Any, states: list[Any], step: int, lr: float, **how: Any) -> None:
-        """See `Optimizer.update`."""
+        """Apply one Adagrad step."""
         optimizer.adagrad(param, grad, states[0], lr, self.eps, self.weight_decay, **how)
 
 
@@ -121,7 +120,7 @@ class Adam(Optimizer):
         return (0.0, 0.0)
 
     def update(self, param: Any, grad: Any, states: list[Any], step: int, lr: float, **how: Any) -> None:
-        """See `Optimizer.update`."""
+        """Apply one Adam step."""
         optimizer.adam(
             param, grad, states[0], states[1], step, lr, self.beta1, self.beta2, self.eps, self._decay, **how
         )
@@ -133,7 +132,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with weight decay apart from the gradient."""
+    """Adam with decoupled weight decay."""
 
     weight_decay: float = 0.01
 
@@ -144,7 +143,7 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class LazyAdam(AdamW):
-    """Adam that touches the rows of the pushed keys only; its step counts all pushes."""
+    """Adam that updates only the rows of the pushed keys; its step number counts all pushes."""
 
     weight_decay: float = 0.0
     dense_only: ClassVar[bool] = False
@@ -152,7 +151,7 @@ class LazyAdam(AdamW):
 
 @dataclass(frozen=True)
 class FTRL(Optimizer):
-    """Follow the regularised leader, proximal; `initial` is the first value of the sum of squares."""
+    """Follow the regularised leader (FTRL-proximal); `initial` is the first value of the sum of squares."""
 
     lr: float = 0.1
     l1: float = 0.0
@@ -170,7 +169,7 @@ class FTRL(Optimizer):
         return (self.initial, 0.0)
 
     def update(self, param: Any, grad: Any, states: list[Any], step: int, lr: float, **how: Any) -> None:
-        """See `Optimizer.update`."""
+        """Apply one FTRL step."""
         optimizer.ftrl(param, grad, states[0], states[1], lr, self.l1, self.l2, **how)
 
 
@@ -180,16 +179,16 @@ KINDS: dict[str, type[Optimizer]] = {
 
 
 def from_json(found: Any) -> Optimizer:
-    """The optimizer that `to_json` described.
+    """Return the optimizer that `to_json` described.
 
     Raises:
-        ValueError: it is none that is known, or a number is out of range.
+        ValueError: the optimizer is unknown, or a number is out of range.
     """
     if not isinstance(found, dict) or found.get("name") not in KINDS:
-        raise ValueError(f"{found!r} is no optimizer; there are {', '.join(KINDS)}")
+        raise ValueError(f"{found!r} is not an optimizer; those are {', '.join(KINDS)}")
     kind = KINDS[found["name"]]
     numbers = {name: value for name, value in found.items() if name != "name"}
     known = {field.name for field in dataclasses.fields(kind)}
     if not set(numbers) <= known:
-        raise ValueError(f"{found['name']} has no {', '.join(sorted(set(numbers) - known))}")
+        raise ValueError(f"{found['name']} has no parameter {', '.join(sorted(set(numbers) - known))}")
     return kind(**numbers)

@@ -1,26 +1,27 @@
-"""Which server has which part of a table.
+"""Distributes the parts of a table to servers.
 
-A table is divided into parts once, when it is made; servers come and go, and parts move between them whole. A change
-moves as few as there can be while no server has more than one part more than another: with n servers, 1/n of them.
+A table is divided into parts once, when it is created. Servers join and leave, and whole parts move between them. A
+change moves as few parts as possible while the servers' numbers of parts differ by one at most: with n servers, 1/n of
+all parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-PART_ELEMENTS_MIN = 1 << 16  # 256 KiB: smaller ones cost more calls than they save
+PART_ELEMENTS_MIN = 1 << 16  # 256 KiB: smaller parts cost more in calls than they gain
 PARTS_MAX = 64
 PAGE_ELEMENTS = 1024
 
 
 def divide(elements: int, wanted: int | None) -> list[int]:
-    """Where the parts of a dense table begin, and where the last one ends.
+    """Choose the boundaries of a dense table's parts.
 
     Args:
-        elements: how many float32 there are.
-        wanted: how many parts; None chooses by size.
+        elements: number of float32 values.
+        wanted: number of parts; None chooses it by size.
     Returns:
-        Ascending element indexes, one more than there are parts; all but the last are multiples of a page.
+        Ascending element indexes, one more than there are parts; all but the last one are multiples of a page.
     """
     count = min(PARTS_MAX, elements // PART_ELEMENTS_MIN) if wanted is None else min(wanted, PARTS_MAX)
     pages = -(-elements // PAGE_ELEMENTS)
@@ -29,7 +30,7 @@ def divide(elements: int, wanted: int | None) -> list[int]:
 
 
 def assign(parts: int, servers: Sequence[int], first: int = 0) -> list[int]:
-    """The first owners of parts: neighbours stay together; a table of one part goes to the server `first` names."""
+    """Choose the first owners of parts. Neighbours stay together; a table of one part goes to server number `first`."""
     order = sorted(servers)
     if parts < len(order):
         return [order[(first + k) % len(order)] for k in range(parts)]
@@ -37,31 +38,31 @@ def assign(parts: int, servers: Sequence[int], first: int = 0) -> list[int]:
 
 
 def rebalance(owners: Sequence[int], servers: Sequence[int]) -> list[int]:
-    """New owners for other servers, with as few moves as possible.
+    """Choose owners for a changed set of servers, with as few moves as possible.
 
     Args:
-        owners: the server of each part now.
-        servers: those that there are to be.
+        owners: the present server of each part.
+        servers: the future servers.
     Returns:
-        The server of each part.
+        The future server of each part.
     """
     there = sorted(servers)
     least, more = divmod(len(owners), len(there))
     held: dict[int, list[int]] = {server: [] for server in there}
-    homeless = []
+    unassigned = []
     for part, owner in enumerate(owners):
-        held[owner].append(part) if owner in held else homeless.append(part)
-    # Those that have the most keep the parts that are left over.
+        held[owner].append(part) if owner in held else unassigned.append(part)
+    # If the parts cannot be divided evenly, the servers that have the most parts now keep one more.
     ranked = sorted(there, key=lambda server: (-len(held[server]), server))
     wanted = {server: least + (k < more) for k, server in enumerate(ranked)}
     for server in there:
         while len(held[server]) > wanted[server]:
-            homeless.append(held[server].pop())
-    homeless.sort()
+            unassigned.append(held[server].pop())
+    unassigned.sort()
     result = list(owners)
     for server in there:
         while len(held[server]) < wanted[server]:
-            part = homeless.pop(0)
+            part = unassigned.pop(0)
             held[server].append(part)
             result[part] = server
     return result

@@ -1,8 +1,8 @@
-"""Who has pushed what to which part of a table, and when a step may be made: bookkeeping without a clock or values.
+"""Records of received pushes per part of a table, and the rule for when a step is due. No clock and no values.
 
-Each part counts for itself, since parts move between servers one by one. A push is known by its client and its number,
-which grow: what has come already is recognised in each part, also after a restart or a move, so nothing is applied
-twice. In synchronous mode a push waits here until every worker has pushed to the part.
+Each part is counted by itself, since parts move between servers one by one. A push is identified by its client and the
+client's number, which grows. So each part recognises a push that it has received before, even across a restart or a
+move, and nothing is applied twice. In synchronous mode a push waits here until every worker has pushed to the part.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Pending:
-    """A push that waits for those of other workers.
+    """A push that waits for the pushes of other workers.
 
     Attributes:
-        lr: its learning rate, None for the optimizer's.
-        body: its gradient, None when it was dropped.
-        mask: of which parts it has not been used yet.
+        lr: its learning rate; None: the optimizer's.
+        body: its gradient; None when it was dropped.
+        mask: the parts for which it has not been used yet.
     """
 
     lr: float | None
@@ -32,18 +32,18 @@ class Pending:
 
 
 class Pace:
-    """The bookkeeping of one table at one server.
+    """The records of one table at one server.
 
     Args:
         mode: "sync", "async" or "ssp".
-        workers: how many there are.
-        parts: how many parts the whole table has.
-        owned: those that are here.
+        workers: number of workers.
+        parts: number of parts of the whole table.
+        owned: parts that this server has.
 
     Attributes:
-        steps: of each part: how many steps are done.
-        ages: of each part: how many of them changed it (a step without any gradient does not).
-        pending: by rank.
+        steps: number of steps of each part.
+        ages: number of steps of each part that changed it (a step without any gradient does not).
+        pending: waiting pushes by rank.
     """
 
     def __init__(self, mode: str, workers: int, parts: int, owned: Sequence[int]) -> None:
@@ -58,22 +58,22 @@ class Pace:
         self._clocks: dict[int, Array] = {}
 
     def fresh(self, client: int, number: int) -> Array:
-        """Of which parts here a push has not come yet."""
+        """Mask of the parts of this server that have not received a push yet."""
         applied = self._applied.get(client)
         return self.owned.copy() if applied is None else self.owned & (applied < number)
 
     def is_blocked(self, rank: int, fresh: Array) -> bool:
-        """Whether a worker's push before this one still waits for others."""
+        """Whether the worker's previous push still waits for other workers."""
         return rank in self.pending and bool((self.pending[rank].mask & fresh).any())
 
     def note(self, client: int, rank: int, number: int, fresh: Array) -> None:
-        """A push has come."""
+        """Record a push as received."""
         zeros = np.zeros(len(self.owned), np.int64)
         self._applied.setdefault(client, zeros.copy())[fresh] = number
         self._clocks.setdefault(rank, zeros.copy())[fresh] += 1
 
     def wait(self, rank: int, pending: Pending) -> None:
-        """A push waits for those of others. One that waits already, of other parts, is joined by it."""
+        """Let a push wait for other workers' pushes. It is joined with one of its worker that waits in other parts."""
         before = self.pending.get(rank)
         if before is not None:
             if before.body is not None and pending.body is not None:
@@ -82,14 +82,14 @@ class Pace:
         self.pending[rank] = pending
 
     def ready(self) -> Array:
-        """The parts to which every worker has pushed."""
+        """Mask of the parts to which every worker has pushed."""
         ready: Array = self.owned.copy()
         for rank in range(self.workers):
             ready &= self.pending[rank].mask if rank in self.pending else False
         return ready
 
     def stepped(self, parts: Array, changed: bool) -> None:
-        """A step of these parts is done; what waited for it does not any more."""
+        """Record a step of these parts, and drop the pushes that were waiting for it."""
         self.steps[parts] += 1
         self.ages[parts] += changed
         for rank, pending in list(self.pending.items()):
@@ -98,41 +98,41 @@ class Pace:
                 del self.pending[rank]
 
     def forget(self, client: int) -> None:
-        """A client has said that it will push no more."""
+        """Drop the records of a client that will push no more."""
         self._applied.pop(client, None)
 
     def latest(self) -> dict[str, int]:
-        """The last push of each client that has come to any part here."""
+        """Number of the last push of each client that any part of this server received."""
         return {str(client): int(applied[self.owned].max(initial=0)) for client, applied in self._applied.items()}
 
-    def begin_anew(self) -> None:
-        """The clients are others from now on, and all workers are as far as the steps."""
+    def reset_clients(self) -> None:
+        """Forget all clients and waiting pushes, and set every worker's count to the number of steps."""
         self._applied.clear()
         self.pending.clear()
         self._clocks = {rank: self.steps.copy() for rank in range(self.workers)} if self.mode == "sync" else {}
 
     def floor(self) -> int:
-        """How many steps all parts here have done."""
+        """Number of steps that all parts of this server have done."""
         return int(self.steps[self.owned].min()) if self.owned.any() else 1 << 62
 
     def clock(self, rank: int) -> int:
-        """How often a worker has pushed to every part here."""
+        """Number of pushes of a worker that every part of this server received."""
         if not self.owned.any():
             return 1 << 62
         clock = self._clocks.get(rank)
         return 0 if clock is None else int(clock[self.owned].min())
 
     def slowest(self) -> int:
-        """How often the slowest worker has pushed."""
+        """Number of pushes of the slowest worker."""
         return min(self.clock(rank) for rank in range(self.workers))
 
     def missing(self) -> list[int]:
-        """The workers that have pushed least, for whom others wait."""
+        """The workers with fewer pushes than the fastest, for which the others wait."""
         clocks = {rank: self.clock(rank) for rank in range(self.workers)}
         return [rank for rank, clock in clocks.items() if clock < max(clocks.values())]
 
     def dump(self, parts: Sequence[int]) -> dict[str, Array]:
-        """What is known of some parts, but for what waits."""
+        """The records of some parts as arrays, without waiting pushes."""
         chosen = list(parts)
         found = {"steps": self.steps[chosen], "ages": self.ages[chosen]}
         found |= {f"applied/{client}": applied[chosen] for client, applied in self._applied.items()}
@@ -140,7 +140,7 @@ class Pace:
         return found
 
     def load(self, parts: Sequence[int], found: dict[str, Array]) -> None:
-        """Know what `dump` gave of the same parts, wherever they were.
+        """Take over the records that `dump` returned for the same parts.
 
         Raises:
             ValueError: the sizes do not fit.

@@ -1,4 +1,4 @@
-"""Errors that cross a connection: as an answer there, and raised again here, of the same class if that is known."""
+"""Transports errors over a connection: an error becomes an answer, and the caller raises one of the same class."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Meta = dict[str, Any]
 
 
 def refusal(error: BaseException) -> Meta:
-    """An error as an answer; see `raise_refusal`."""
+    """Describe an error as an answer; see `raise_refusal`."""
     return {"error": type(error).__name__, "text": str(error)}
 
 
 def raise_refusal(answer: Meta) -> None:
-    """Raise what the other side has raised, if it has.
+    """Raise the error that an answer describes, if it does.
 
     Raises:
-        FastrtError: or what its class was called there.
+        FastrtError: or the error's class, if this process knows it.
     """
     if "error" not in answer:
         return

@@ -1,10 +1,10 @@
-"""Servers on other nodes of a fastrt cluster: an actor there keeps the server's process, and tells the head of it.
+"""Servers on other nodes of a fastrt cluster: a keeper actor runs the server's process there and reports to the head.
 
-The keeper holds one connection to the head. Over that it is told what the server is to be, and tells where it listens,
-in each of its lives; its log is the keeper's, or lies in a folder. When the connection ends, whoever ended it, the
-server ends. When the head did not want that, another keeper has the server go on from its folder, which only one
-process at a time can use; without a folder the cluster is given up, since what is gone with a node cannot be had again.
-A server that begins again takes no push until the head says so: parts may be on their way.
+The keeper holds one connection to the head. Over it the keeper receives the server's settings, and reports the address
+of each process that it starts. The server's log is in the keeper's memory or in a folder. When the connection ends, for
+any reason, the server ends. If the head did not end it, another keeper continues the server from its folder, which only
+one process at a time can use. Without a folder the cluster is given up, because the state is lost with the node. A
+restarted server accepts no push until the head allows it, because parts may be moving.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ _LOOK_S = 0.05
 
 
 class Keeper:
-    """The actor. It has no state of its own: `keep` runs for as long as the server shall."""
+    """The keeper actor. It has no state: `keep` runs for as long as the server is needed."""
 
     def keep(self, address: str, token: str, index: int, insecure: bool = False) -> None:
-        """Keep a server, until the head's connection ends.
+        """Run a server until the head's connection ends.
 
         Args:
-            address: of the head.
+            address: the head's address.
             token: the cluster's.
-            index: of the server.
-            insecure: the cluster was started so.
+            index: the server's index.
+            insecure: whether the cluster was started without encryption.
         Raises:
             FastrtError: the head refuses, or the server does not start.
         """
         with contextlib.closing(dial(None, address, trust_of(token, insecure), _DIAL_S)) as wire:
             raise_refusal(wire.call({"version": VERSION, "client": 0}, timeout_s=_DIAL_S)[0])
-            told = _tell(wire, {"index": index, "what": "keep"})
-            settings = told["settings"]
+            answer = _report(wire, {"index": index, "what": "keep"})
+            settings = answer["settings"]
             settings["host"] = wire.local_host
             begun, turn = threading.Event(), threading.Lock()
-            if told["again"]:
+            if answer["again"]:
                 begun.set()
 
-            def tell(what: str, **more: Any) -> None:
+            def report(what: str, **more: Any) -> None:
                 with turn, contextlib.suppress(BrokenWireError):
-                    _tell(wire, {"index": index, "what": what, **more})
+                    _report(wire, {"index": index, "what": what, **more})
 
             def serves(server: ServerProcess) -> None:
                 begun.set()
-                tell("serves", address=server.address, unix=server.unix, pid=server.pid)
+                report("serves", address=server.address, unix=server.unix, pid=server.pid)
 
-            server = ServerProcess(settings, serves, begun.is_set, lambda why: tell("lost", why=why))
+            server = ServerProcess(settings, serves, begun.is_set, lambda why: report("lost", why=why))
             try:
                 server.wait_until_up(settings["start_timeout_s"])
                 serves(server)
@@ -74,26 +74,26 @@ class Keeper:
                 server.wait()
 
 
-def _tell(wire: Wire, meta: Meta) -> Meta:
+def _report(wire: Wire, meta: Meta) -> Meta:
     answer: Meta = wire.call({"op": "keeper", **meta})[0]
     raise_refusal(answer)
     return answer
 
 
 class DistantServer:
-    """A server as its head sees it, that an actor keeps; in place of `ServerProcess`.
+    """The head's handle of a server that an actor keeps on another node; has the interface of `ServerProcess`.
 
     Args:
-        settings: of `process.main`, and `home`, where the head listens.
-        restarted: told when another process has taken a dead one's place.
-        frozen: not asked: the head says to each new process when it may take pushes.
-        lost: told why, when it is gone for good.
-        scheduling: where the actor shall be, as `fastrt.remote` takes it.
+        settings: those of `server_main.main`, and `home`, the head's address.
+        restarted: called when a new process has replaced a dead one.
+        frozen: not called: the head allows pushes to each new process.
+        lost: called with the reason when the server is lost for good.
+        scheduling: placement of the actor, as for `fastrt.remote`.
 
     Attributes:
-        address: where it listens.
+        address: the server's address.
         unix: the name of its Unix socket, on its node.
-        pid: of its process now, there.
+        pid: id of its present process, on its node.
     """
 
     def __init__(
@@ -117,26 +117,26 @@ class DistantServer:
         self._keep()
 
     def _keep(self) -> None:
-        """Have an actor keep it."""
+        """Start a keeper actor."""
         self._actor = self._actors.remote()
         home = [self._settings[name] for name in ("home", "token", "index", "insecure")]
         self._kept = self._actor.keep.remote(*home)
 
     def hear(self, caller: Caller, meta: Meta) -> Meta:
-        """What the keeper says, and the answer to it.
+        """Handle a message of the keeper and return the answer.
 
         Raises:
-            FastrtError: another one keeps the server, or it is to end.
+            FastrtError: another keeper has the server, or the server is to end.
         """
         what = meta.get("what")
         if what == "keep" and self._caller is None and not self._ending.is_set():
             self._caller = caller
             return {"settings": self._settings, "again": self._up.is_set()}
         if caller is not self._caller:
-            raise FastrtError(f"server {self._settings['index']} is kept by somebody else, or is to end")
+            raise FastrtError(f"server {self._settings['index']} has another keeper, or is to end")
         if what == "serves":
             self.address, self.unix, self.pid = str(meta["address"]), str(meta["unix"]), int(meta["pid"])
-            self._settings |= {"accept_loss": False, "expected": True}  # only of damage that was there at first
+            self._settings |= {"accept_loss": False, "expected": True}  # `accept_loss` is for damage of the first start
             if self._up.is_set():
                 self._restarted(self)
             self._up.set()
@@ -144,11 +144,11 @@ class DistantServer:
         elif what == "lost":
             self._fail(str(meta["why"]))
         else:
-            raise ValueError(f"{what!r} is nothing that a keeper says")
+            raise ValueError(f"unknown keeper message {what!r}")
         return {}
 
     def gone(self, caller: Caller) -> None:
-        """A connection to the head has ended."""
+        """Handle the end of a connection: start another keeper if it was the keeper's, or give the server up."""
         if caller is not self._caller or self._ending.is_set():
             return
         why = f"server {self._settings['index']} is lost, with the actor that kept it or its node"
@@ -157,27 +157,27 @@ class DistantServer:
         if self._settings["folder"] is None or not self._up.is_set() or len(self._losses) > _LOSSES_MAX:
             self._fail(why)
             return
-        _log.warning("%s; another one goes on from its folder", why)
+        _log.warning("%s; another actor continues from its folder", why)
         self._caller = None
         self._back.clear()
         self._successor = threading.Thread(target=self._keep_again, args=(why,), name="fastrt-ps-keep", daemon=True)
         self._successor.start()
 
     def _keep_again(self, why: str) -> None:
-        """In a thread: have another actor keep it."""
+        """Start another keeper; runs in a thread."""
         try:
             with contextlib.suppress(FastrtError):
-                kill(self._actor)  # only its connection may be lost
+                kill(self._actor)  # it may live on without its connection
             self._keep()
             self._wait_for(self._back, self._settings["start_timeout_s"])
         except (FastrtError, TimeoutError) as error:
-            self._fail(f"{why}, and did not begin again: {error}")
+            self._fail(f"{why}, and could not be restarted: {error}")
 
     def wait_until_up(self, timeout_s: float) -> None:
-        """Wait until it serves.
+        """Wait until the server accepts requests.
 
         Raises:
-            FastrtError: it does not in this time; the actor's error, if that has ended.
+            FastrtError: it does not in this time, or the actor has failed; then its error.
         """
         self._wait_for(self._up, timeout_s)
 
@@ -189,25 +189,25 @@ class DistantServer:
                 store_client.get(self._kept)
                 break
         raise FastrtError(
-            f"server {self._settings['index']} did not start to serve: has any node room for the actor that keeps it, "
-            "and does the head's address lead here from there?"
+            f"server {self._settings['index']} did not start in time: does any node have resources for its keeper "
+            "actor, and can that node reach the head's address?"
         )
 
     def pause(self, seconds: float) -> None:
-        """Wait a little before it is asked again, or until it is told to end."""
+        """Wait before the next attempt to reach the server, but not longer than until `end`."""
         self._ending.wait(seconds)
 
     def end(self) -> None:
-        """Have it end."""
+        """Ask the server to end."""
         self._ending.set()
         if self._caller is not None:
             self._caller.wire.close()
 
     def wait(self) -> None:
-        """Wait for its end; see `end`."""
+        """Wait until the server has ended; see `end`."""
         if self._successor is not None:
             self._successor.join()
-        with contextlib.suppress(FastrtError, TimeoutError):  # the session has ended before, or the actor has
+        with contextlib.suppress(FastrtError, TimeoutError):  # the session or the actor may have ended already
             if self._caller is not None:
                 store_client.wait([self._kept], timeout=END_S)
             kill(self._actor)
@@ -218,33 +218,34 @@ class DistantServer:
 
 
 def make_distant(scheduling: Any, placement_group: PlacementGroup | None) -> Callable[..., DistantServer]:
-    """What starts servers where they shall be; for `Head`.
+    """Return the function with which `Head` starts servers on other nodes.
 
     Args:
         scheduling: see `start`.
         placement_group: see `start`.
     Raises:
-        ConfigError: both are given, or one is none.
-        NotInitializedError: this process is in no session of fastrt.
+        ConfigError: both are given, or one is invalid.
+        NotInitializedError: this process has not joined a fastrt session.
     """
     if placement_group is not None:
         if scheduling is not None or not isinstance(placement_group, PlacementGroup):
-            raise ConfigError("servers are placed by scheduling=, or by placement_group=, which takes such a group")
+            raise ConfigError("give either scheduling= or placement_group=, and for the latter a PlacementGroup")
         count = placement_group.bundle_count
         choices: Sequence[Any] = [PlacementGroupSchedulingStrategy(placement_group, k) for k in range(count)]
     else:
         choices = scheduling if isinstance(scheduling, (list, tuple)) else [scheduling]
     if store_client.current() is None:
         raise NotInitializedError(
-            "servers are placed on nodes of a fastrt cluster: call fastrt.init(address=...) first"
+            "scheduling= and placement_group= place servers on nodes of a fastrt cluster: call "
+            "fastrt.init(address=...) first"
         )
     try:
         for choice in choices:
             ActorClass(Keeper, scheduling=choice)
         if not choices or None in choices:
-            raise ValueError("a node for servers is missing")
+            raise ValueError("it must name at least one node, and no None")
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"servers cannot be placed by {scheduling!r}: {error}") from None
+        raise ConfigError(f"cannot place servers with {scheduling!r}: {error}") from None
 
     def make(settings: dict[str, Any], restarted: Any, frozen: Any, lost: Any) -> DistantServer:
         return DistantServer(settings, restarted, frozen, lost, choices[settings["index"] % len(choices)])

@@ -1,8 +1,8 @@
-"""A server's part of an embedding: rows under keys, made at the first touch, evicted when there are too many.
+"""A server's part of an embedding: rows under keys, created at the first use, evicted when there are too many.
 
-The values are in `_core.tables.embedding`'s shared memory, where other processes look them up; the optimizer's state is
-this process's own, at the same row numbers. Which rows are evicted depends on what was looked up, which no log knows:
-so the choice itself is put into the log, before what needs the room.
+The values are in the shared memory of `_core.tables.embedding`, where other processes look them up. The optimizer's
+state is in this process's memory, under the same row numbers. Which rows are evicted depends on lookups, which are not
+in the log. So the chosen keys are written to the log before the change that needs their room.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from fastrt.errors import ObjectStoreFullError
 from fastrt.ps.push_clock import Array, Pace, Pending
 from fastrt.ps.spec import Spec
 
-_NORESERVE = 0x4000  # MAP_NORESERVE, which mmap names from Python 3.11 on
+_NORESERVE = 0x4000  # MAP_NORESERVE, which the mmap module defines from Python 3.11 on
 _HUGE_FROM = 32 << 20
 _VALUES_MAX = 1 << 34
 _ROWS_DEFAULT_MAX = 1 << 27
 _NOTE = np.dtype([("key", "<u8"), ("seq", "<u4"), ("used", "<u4")])
-# With many rows a little more than needed is evicted at once, since to find out what was used last reads all notes.
+# Large tables evict slightly more rows than needed at once: finding the least recently used ones reads all notes.
 _AHEAD_FROM, _AHEAD_SHARE = 4096, 64
 
 
 class RowsGradient:
-    """A gradient of some rows that waits."""
+    """A pushed gradient of some rows that waits for those of other workers."""
 
     def __init__(self, keys: Array, grads: Array) -> None:
         self.keys = keys
         self.grads = grads
 
     def joined(self, older: RowsGradient, mask: Array) -> RowsGradient:
-        """This one's rows of the parts in the mask, and the older one's of all others."""
+        """Combine this one's rows of the parts in the mask with the older one's rows of the other parts."""
         mine, theirs = self.of(mask), older.of(~mask)
         return RowsGradient(np.concatenate([mine.keys, theirs.keys]), np.concatenate([mine.grads, theirs.grads]))
 
     def of(self, parts: Array) -> RowsGradient:
-        """The rows of some parts."""
+        """The rows of the parts in a mask."""
         chosen = parts[part_numbers(self.keys)]
         return self if chosen.all() else RowsGradient(self.keys[chosen], self.grads[chosen])
 
@@ -54,7 +54,7 @@ def part_numbers(keys: Array) -> Array:
 
 
 def summed(keys: Array, grads: Array) -> tuple[Array, Array]:
-    """Rows with the same key added up, in their order."""
+    """Add up rows with the same key, in order."""
     out_keys, out_grads = np.empty_like(keys), np.empty_like(grads)
     count = sum_rows(keys, grads, out_keys, out_grads)
     return out_keys[:count], out_grads[:count]
@@ -64,14 +64,14 @@ class EmbeddingShard:
     """One server's part of one embedding. Not thread-safe; readers need no lock.
 
     Args:
-        spec: the embedding.
-        parts: those that are here.
+        spec: definition of the embedding.
+        parts: parts that this server has.
 
     Attributes:
-        memory: the rows.
-        pace: who has pushed what.
-        changed: the rows that are not in the last checkpoint.
-        removed: keys that have gone since then.
+        memory: the rows in shared memory.
+        pace: which pushes have been received.
+        changed: mask of the rows that are not in the last checkpoint.
+        removed: keys that were evicted since the last checkpoint.
     """
 
     def __init__(self, spec: Spec, parts: Sequence[int]) -> None:
@@ -87,32 +87,32 @@ class EmbeddingShard:
 
     @property
     def state_bytes(self) -> int:
-        """What a snapshot of it takes."""
+        """Size of a snapshot in bytes."""
         return self.memory.count * (8 + 4 * self.spec.dim * (1 + len(self.states)))
 
     @property
     def capacity(self) -> int:
-        """How many rows there can be here."""
+        """Most rows that this server may have."""
         if self.spec.capacity is None:
             return int(self.memory.rows_max)
         return -(-self.spec.capacity * len(self.parts) // self.spec.parts)
 
     def body(self, meta: Any, data: Any) -> RowsGradient:
-        """The gradient in a message's bytes.
+        """Return the gradient in a message's bytes.
 
         Raises:
-            ValueError: it is none of rows of this embedding.
+            ValueError: its size does not fit its number of keys.
             IndexError: a key is out of range.
         """
         count, nbytes = meta.get("n"), memoryview(data).nbytes
         if not isinstance(count, int) or count < 0 or nbytes != count * (8 + 4 * self.spec.dim):
-            raise ValueError(f"{nbytes} bytes for {count!r} keys with rows of {self.spec.dim}")
+            raise ValueError(f"{nbytes} bytes do not fit {count!r} keys with rows of {self.spec.dim}")
         keys = np.frombuffer(data, np.uint64, count)
         self.check_keys(keys)
         return RowsGradient(keys, np.frombuffer(data, np.float32, offset=8 * count).reshape(count, self.spec.dim))
 
     def check_keys(self, keys: Array) -> None:
-        """Refuse keys that cannot be.
+        """Check that keys are in range.
 
         Raises:
             IndexError: a key is out of range.
@@ -121,7 +121,7 @@ class EmbeddingShard:
             raise IndexError(f"embedding {self.spec.name!r} has keys from 0 to {self.spec.rows - 1}, not {keys.max()}")
 
     def prepare(self, rank: int, fresh: Array, body: RowsGradient | None) -> Array | None:
-        """The keys to evict before a push; they are to be in the log before it."""
+        """Choose the keys to evict before a push; they must be in the log before it."""
         if self.spec.capacity is None:
             return None
         combined = self._combined(rank, fresh, body)
@@ -132,7 +132,7 @@ class EmbeddingShard:
         return True
 
     def push(self, rank: int, fresh: Array, lr: float | None, body: RowsGradient | None) -> None:
-        """Apply a gradient, or keep it until those of all workers are there; see `DenseShard.push`."""
+        """Apply a gradient, or keep it until the gradients of all workers have come; see `DenseShard.push`."""
         if self.pace.mode != "sync":
             if body is not None:
                 self._update(*summed(*_pair(body.of(fresh))), lr)
@@ -151,7 +151,7 @@ class EmbeddingShard:
             self.pace.stepped(ready, bool(bodies))
 
     def _combined(self, rank: int, fresh: Array, body: RowsGradient | None) -> tuple[Array, Array] | None:
-        """What a push would update, if it makes a step."""
+        """Keys and gradients that a push would update; None if it makes no step."""
         if self.pace.mode != "sync":
             return None if body is None else _pair(body.of(fresh))
         others = [self.pace.pending.get(r) for r in range(self.pace.workers) if r != rank]
@@ -177,10 +177,10 @@ class EmbeddingShard:
         self.changed[rows] = True
 
     def find_or_make(self, keys: Array) -> Array:
-        """The rows of keys, each of which stands there once; missing ones are made.
+        """Return the rows of distinct keys; missing rows are created.
 
         Raises:
-            ObjectStoreFullError: there is no room for them.
+            ObjectStoreFullError: there is no room for new rows.
         """
         rows = np.empty(len(keys), np.int64)
         if self.memory.find(keys, rows):
@@ -194,17 +194,17 @@ class EmbeddingShard:
         return rows
 
     def _made(self, rows: Array, used_before: int) -> None:
-        """Rows have been made; those from `used_before` on never were before, so that their state is zero."""
+        """Initialise new rows. Rows from `used_before` on were never used before, so their state is zero already."""
         self._live[rows] = self.changed[rows] = True
         used = rows[rows < used_before]
         for state, first in zip(self.states, self.spec.optimizer.states, strict=True):
             state[rows if first else used] = first
 
     def victims(self, keys: Array) -> Array | None:
-        """The keys to evict so that rows can be made for these; None if there is room.
+        """Choose keys to evict so that rows for these keys fit; None if there is room.
 
         Raises:
-            ObjectStoreFullError: these alone are too many.
+            ObjectStoreFullError: these keys alone exceed the capacity.
         """
         distinct = np.unique(keys)
         rows = np.empty(len(distinct), np.int64)
@@ -214,8 +214,8 @@ class EmbeddingShard:
             return None
         if len(distinct) > self.capacity:
             raise ObjectStoreFullError(
-                f"{len(distinct)} keys of embedding {self.spec.name!r} in one call, and there can be {self.capacity} "
-                "rows at this server: push fewer at once, or make it with a larger capacity"
+                f"{len(distinct)} keys of embedding {self.spec.name!r} in one call, but this server has room for "
+                f"{self.capacity} rows: push fewer at once, or create the embedding with a larger capacity"
             )
         notes = self._notes()
         candidates = np.flatnonzero(self._live[: len(notes)])
@@ -228,7 +228,7 @@ class EmbeddingShard:
         return chosen
 
     def evict(self, keys: Array) -> None:
-        """Forget rows; keys that are not there are passed over."""
+        """Remove rows; keys without a row are skipped."""
         rows = np.empty(len(keys), np.int64)
         self.memory.find(keys, rows)
         rows = rows[rows >= 0]
@@ -244,10 +244,10 @@ class EmbeddingShard:
     def _notes(self) -> Array:
         return np.frombuffer(self.memory.notes_bytes(), _NOTE)
 
-    # ---- moving and keeping ----
+    # ---- migration, snapshots and checkpoints ----
 
     def dump(self, parts: Sequence[int], changed_only: bool = False) -> dict[str, Array]:
-        """All that some parts are, or the rows that changed since the last checkpoint, and the keys that went."""
+        """The state of some parts as arrays, or only rows changed and keys evicted since the last checkpoint."""
         wanted = np.zeros(self.spec.parts, bool)
         wanted[list(parts)] = True
         rows = np.flatnonzero((self.changed if changed_only else self._live)[: self.memory.rows_used])
@@ -269,7 +269,7 @@ class EmbeddingShard:
         return found
 
     def load(self, parts: Sequence[int], found: dict[str, Array]) -> None:
-        """Be what `dump` gave of the same parts, or of some rows of them.
+        """Take over what `dump` returned for the same parts, or for some rows of them.
 
         Raises:
             ValueError: the sizes do not fit.
@@ -303,20 +303,20 @@ class EmbeddingShard:
             self.pace.wait(rank, Pending(float(rate[0]) if len(rate) else None, body, mask))
 
     def checkpointed(self) -> None:
-        """A checkpoint has all that there is."""
+        """Note that the last checkpoint holds all rows."""
         self.changed[: self.memory.rows_used] = False
         self.removed.clear()
 
     def admit(self) -> int:
-        """A number for a process that maps the rows: it needs none."""
+        """Return 0: processes that map the rows need no reader's number."""
         return 0
 
     def dismiss(self, reader: int) -> None:
-        """A reader is gone: it held nothing."""
+        """Do nothing: readers reserve no memory."""
 
 
 def restricted(found: dict[str, Array], dumped: Sequence[int], wanted: Sequence[int]) -> dict[str, Array]:
-    """Of what `dump` gave of some parts, that of fewer."""
+    """Reduce a result of `dump` to fewer parts."""
     place = {part: k for k, part in enumerate(sorted(dumped))}
     which = [place[part] for part in sorted(wanted)]
     parts = np.zeros(PARTS, bool)
@@ -341,7 +341,7 @@ def _pair(body: RowsGradient) -> tuple[Array, Array]:
 
 
 def _mean(bodies: list[RowsGradient], parts: Array) -> tuple[Array, Array]:
-    """The mean of gradients, where rows that one does not have count as zero; summed in the order of ranks."""
+    """The mean of gradients, summed in the order of ranks. A row that a gradient lacks counts as zero."""
     chosen = [body.of(parts) for body in bodies]
     keys = np.concatenate([body.keys for body in chosen])
     keys, grads = summed(keys, np.concatenate([body.grads for body in chosen]))
@@ -355,13 +355,13 @@ def _rows_max(spec: Spec) -> int:
 
 
 def _reserve(rows: int, dim: int) -> Array:
-    """Zeros that take memory only where they are touched, however many there are.
+    """Zeros that use memory only where they are touched.
 
-    Rows are given out one behind the other, so behind the first ones whole huge pages of them are touched: one fault
-    for 2 MiB instead of one for each page that a push meets first.
+    Rows are used in order, so all of a huge page behind the first rows gets used. With huge pages the kernel handles
+    one fault for 2 MiB instead of one for each page.
     """
     memory = mmap.mmap(-1, 4 * rows * dim, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     if len(memory) > _HUGE_FROM:
-        with contextlib.suppress(OSError):  # a kernel that has none
+        with contextlib.suppress(OSError):  # the kernel has no huge pages
             memory.madvise(mmap.MADV_HUGEPAGE, _HUGE_FROM)
     return np.frombuffer(memory, np.float32).reshape(rows, dim)

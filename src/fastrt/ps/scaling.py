@@ -1,8 +1,9 @@
-"""More and fewer servers: in the membership and in the tables, by the program's call or by a request over HTTP.
+"""Changes the number of servers, in the membership and in the tables, on a call of the program or an HTTP request.
 
-The membership's rounds know of members only. So that `POST /scaleout` and `/scalein` mean the tables, too, the head
-takes them before the membership does: servers that shall leave give their parts away first, and new ones are given some
-when they are in. A request is answered when it has begun, as the membership's are, and one is carried out at a time.
+The membership's rounds only change members. To let `POST /scaleout` and `/scalein` change the tables too, the head gets
+these requests before the membership does. Servers that are to leave first give their parts to others; new servers get
+parts once they have joined. A request is answered when its work has begun, as by the membership, and one is carried out
+at a time.
 """
 
 from __future__ import annotations
@@ -25,44 +26,44 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 SERVERS_MAX = 256
-_REQUEST_S = 60.0  # for the membership to take in what came over HTTP
+_REQUEST_S = 60.0  # time for the membership to carry out an HTTP request
 _LOOK_S = 0.02
 _NAME = "server-"
 
 
 def member_id(index: int) -> str:
-    """How a server is called in the membership."""
+    """A server's id in the membership."""
     return f"{_NAME}{index}"
 
 
 class Scaling:
-    """What the head knows of scaling.
+    """Scales a cluster for its head.
 
     Args:
-        head: whose.
+        head: the head that this belongs to.
     """
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._work: threading.Thread | None = None  # of the last request over HTTP
+        self._work: threading.Thread | None = None  # carries out the last HTTP request
         self._kind = Phase.SCALE_OUT
         self._beginning = threading.Lock()
 
     def close(self) -> None:
-        """Wait for what a request has begun; the head has failed by now, so it ends."""
+        """Wait for the request that is being carried out; the head has failed by now, so it ends soon."""
         with self._beginning:
             if self._work is not None:
                 self._work.join()
 
     def scale(self, servers: int, timeout_s: float) -> None:
-        """Have so many servers.
+        """Change the number of servers.
 
         Raises:
             ConfigError: the number is out of range.
-            FastrtError: the cluster is not ready, or a server does not answer; the parts are where they were.
+            FastrtError: the cluster is not ready, or a server does not answer; no part has moved then.
         """
         if not 1 <= servers <= SERVERS_MAX:
-            raise ConfigError(f"{servers} servers; there can be 1 to {SERVERS_MAX}")
+            raise ConfigError(f"cannot scale to {servers} servers: there can be 1 to {SERVERS_MAX}")
         with self._head.lock:
             there = sorted(self._head.servers)
             if servers != len(there):
@@ -75,12 +76,12 @@ class Scaling:
                 self._shrink(may_leave[: len(there) - servers], timeout_s)
 
     def manage(self, make: Callable[[int], ev.Event]) -> Any:
-        """What the HTTP endpoints ask, in place of `ClusterScheduler.ask`: scaling is done with the tables.
+        """Handle a request of the HTTP endpoints, in place of `ClusterScheduler.ask`: scaling includes the tables.
 
         Args:
-            make: as for that.
+            make: makes the event from the call's number.
         Raises:
-            Refused: it cannot be.
+            Refused: the request is rejected.
         """
         event = make(0)
         if isinstance(event, ev.ScaleOut):
@@ -91,25 +92,25 @@ class Scaling:
             return self._instructed(event)
         answer = self._head.scheduler.ask(make)
         if isinstance(event, ev.View) and self._is_busy() and answer.phase is Phase.READY:
-            return answer._replace(phase=self._kind)  # the tables are on their way yet
+            return answer._replace(phase=self._kind)  # the tables have not moved yet
         return answer
 
     def _instructed(self, event: ev.Instruct) -> dict[int, str]:
-        """What servers hold, by rank; the others are instructions for federated learning, which these servers are not.
+        """Statistics of the servers by rank. Other instructions are for federated learning, which these servers lack.
 
         Raises:
-            Refused: it is such an instruction.
+            Refused: it is an instruction for federated learning.
         """
         if event.instruction is not ev.Instruction.QUERY_INSTANCE:
-            raise ev.Refused("These servers have parameter tables, and no instances of federated learning.")
-        with self._head.lock:  # no server ends meanwhile
+            raise ev.Refused("These servers hold parameter tables; they have no federated-learning instances.")
+        with self._head.lock:  # no server may end meanwhile
             indexes = {member_id(index): index for index in self._head.servers}
             there = [one for one in self._members() if one.alive and one.member_id in indexes]
             return {one.rank: json.dumps(self._head.ask(indexes[one.member_id], {"op": "stats"})) for one in there}
 
     def _growth(self, event: ev.ScaleOut) -> Callable[[], None]:
         if event.workers:
-            raise ev.Refused("The number of workers is that of the tables, and cannot be scaled.")
+            raise ev.Refused("The number of workers is fixed when the cluster is started, and cannot be scaled.")
         if not 1 <= event.servers <= SERVERS_MAX - len(self._head.servers):
             raise ev.Refused(f"cannot scale out by {event.servers} servers; there can be 1 to {SERVERS_MAX}.")
         return lambda: self._grow(event.servers, _REQUEST_S)
@@ -118,7 +119,7 @@ class Scaling:
         known = {one.member_id: one for one in self._members()}
         indexes = {member_id(index): index for index in self._head.servers}
         if not event.member_ids:
-            raise ev.Refused("The node ids are empty; name those that shall leave.")
+            raise ev.Refused("The node ids are empty; name the servers that are to leave.")
         for name in event.member_ids:
             if name not in indexes or name not in known:
                 raise ev.Refused(f"The node id:{name} is illegal. No server has it.")
@@ -173,7 +174,7 @@ class Scaling:
         head.drop(leaving)
 
     def _ask(self, make: Callable[[int], ev.Event], timeout_s: float) -> None:
-        """Ask the membership to scale; when a server has just been lost, wait until it is back."""
+        """Ask the membership to scale; if a server has just been lost, wait first until it is back."""
         until = time.monotonic() + timeout_s
         while True:
             try:
@@ -183,14 +184,14 @@ class Scaling:
                 self._wait_ready(len(self._head.servers), until - time.monotonic())
 
     def _take_back(self, added: Sequence[int]) -> None:
-        """Have the membership as it was, so that it can be scaled again; it would wait for its own time to be up."""
+        """Undo a round of the membership, so that it can scale again without waiting for the round's timeout."""
         scheduler = self._head.scheduler
         try:
             scheduler.ask(ev.TakeBack)
-        except ev.Refused:  # its round has ended just now: who came leaves in another one
+        except ev.Refused:  # the round has ended meanwhile: another round removes the servers that it added
             came = [one.member_id for one in self._members() if one.member_id in map(member_id, added)]
             if came:
-                with contextlib.suppress(ev.Refused):  # somebody is lost; that one is missed in any case
+                with contextlib.suppress(ev.Refused):  # a member is lost, so the cluster waits for members anyway
                     scheduler.ask(lambda call: ev.ScaleIn(call, came))
 
     def _members(self) -> list[MemberView]:
@@ -210,6 +211,6 @@ class Scaling:
                 workers = [view for view in overview.members if view.role is Role.WORKER and view.alive]
                 raise TableTimeoutError(
                     f"the cluster is {overview.phase.name} and not READY: it has {len(there)} of {servers} servers, "
-                    f"and {len(workers)} of {self._head.options.num_workers} workers have used it"
+                    f"and {len(workers)} of {self._head.options.num_workers} workers have joined"
                 )
             pause.wait(_LOOK_S)

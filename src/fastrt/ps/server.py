@@ -1,9 +1,10 @@
-"""One parameter server: its parts of all tables, the log behind them, and what it answers.
+"""One parameter server: its parts of all tables, their log, and the handlers of requests.
 
-One thread at a time changes anything (`turn`); lookups by processes of this machine need no server at all. Every
-change is put into the journal before it is made and answered after, and is made again from there by the same code: what
-follows from a record depends on nothing else. A push names its client and number, so one that comes again, after a
-broken connection, a restart or a move of its part, is applied where it has not been, and nowhere twice.
+One thread at a time makes changes (`turn`); lookups by processes of this machine do not involve the server. Every
+change is written to the journal before it is made, and acknowledged afterwards. A restart makes it again with the same
+code, so the effect of a record must depend on nothing but earlier records. A push carries its client and number. One
+that is repeated after a broken connection, a restart or a move of its part is applied only where it has not been
+applied yet.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ _RANKS_MAX = 1 << 20
 
 
 class MovedError(FastrtError):
-    """Parts of tables are on their way to other servers, or have moved; ask where they are now, and come again."""
+    """Parts of tables have moved or are moving to other servers; fetch the directory and repeat the request."""
 
 
 class Server:
-    """What answers at a server's endpoint (`endpoint.Service`).
+    """Handles the requests at a server's endpoint (`endpoint.Service`).
 
     Args:
-        index: its number among the servers; never used again for another one.
-        incarnation: tells this life from earlier ones.
-        journal: what it was before is read from there.
+        index: its index among the servers; not used for another server while it exists.
+        incarnation: identifies this process among those that served this index.
+        journal: gives the earlier state.
         trust: the cluster's.
-        frozen: take no push yet, for parts are being moved.
+        frozen: whether to accept no pushes yet, because parts are moving.
     """
 
     def __init__(self, index: int, incarnation: str, journal: Journal, trust: Trust, frozen: bool = False) -> None:
@@ -80,26 +81,26 @@ class Server:
     # ---- endpoint.Service ----
 
     def greet(self, caller: Caller) -> Meta:
-        """See `endpoint.Service`.
+        """Count the client's connection, and answer with this server's incarnation.
 
         Raises:
-            ValueError: no client says who it is.
+            ValueError: the greeting does not name the client.
         """
         if not isinstance(caller.hello.get("client"), int):
-            raise ValueError("a greeting names its client")
+            raise ValueError("the greeting does not name its client")
         with self.turn:
             self.cut.came(caller.hello["client"], 1)
         return {"incarnation": self.incarnation, "index": self.index}
 
     def room(self, caller: Caller, meta: Meta) -> int:
-        """See `endpoint.Service`: the sizes of tables say how much can come.
+        """Largest data size of a request, from the sizes of tables.
 
         Raises:
-            ValueError: the message makes no sense.
+            ValueError: the request is unknown or invalid.
         """
         op = meta.get("op")
         if op not in self._handlers:
-            raise ValueError(f"{op!r} is nothing that a parameter server does")
+            raise ValueError(f"{op!r} is not a request that a parameter server knows")
         if op == "create":
             return 4 * Spec.from_json(meta.get("spec")).elements
         if op == "limits":
@@ -111,11 +112,11 @@ class Server:
             return 4 * shard.size
         count = meta.get("n")
         if not isinstance(count, int) or count < 0:
-            raise ValueError(f"{count!r} keys")
+            raise ValueError(f"the number of keys is {count!r}; it must be a whole number from 0")
         return min(count * (8 + 4 * shard.spec.dim), DATA_BYTES_MAX)
 
     def handle(self, caller: Caller, meta: Meta, data: Any, fds: list[int]) -> Answer:
-        """See `endpoint.Service`."""
+        """Run the handler of a request, with the data from shared memory if the request names it."""
         try:
             lane = meta.get("lane")
             if lane is not None:
@@ -127,7 +128,7 @@ class Server:
                     os.close(fd)
 
     def gone(self, caller: Caller) -> None:
-        """See `endpoint.Service`."""
+        """Release the readers of a connection that has ended."""
         with self.turn:
             self.cut.came(caller.hello["client"], -1)
             self._leaving += [
@@ -137,7 +138,7 @@ class Server:
             self.turn.notify_all()
 
     def _dismiss(self) -> None:
-        """Let readers go that hold nothing any more. A living process may look at arrays after its connection's end."""
+        """Release readers that hold no version any more. A process may still use arrays after it disconnected."""
         staying: list[tuple[Shard, int, int | None]] = []
         for shard, reader, pid in self._leaving:
             if reader >= 0 and isinstance(shard, DenseShard):
@@ -147,14 +148,14 @@ class Server:
                     shard.dismiss(reader)
         self._leaving = staying
 
-    # ---- what is asked ----
+    # ---- requests ----
 
     def shard(self, meta: Meta) -> Shard:
-        """The table that a message is about.
+        """The shard that a request is about.
 
         Raises:
-            MovedError: the sender knows another distribution of parts.
-            NotFoundError: there is none of this name.
+            MovedError: the client has another epoch of the directory.
+            NotFoundError: this server has no table of this name.
         """
         if self.frozen or meta.get("epoch") != self.epoch:
             raise MovedError(f"server {self.index} is at epoch {self.epoch}")
@@ -177,19 +178,19 @@ class Server:
         if spec.kind == "dense" and spec.init is None:
             wanted = sum(spec.cuts[part + 1] - spec.cuts[part] for part in parts)
             if values != wanted:
-                raise ValueError(f"{values} first values for parts of {wanted}")
+                raise ValueError(f"{values} first values came for parts of {wanted}")
 
     def _push(self, caller: Caller, meta: Meta, data: Any) -> Answer:
         client, rank, number = caller.hello["client"], _whole(meta, "rank", _RANKS_MAX), _whole(meta, "seq", 1 << 62)
         rate = meta.get("lr")
         if rate is not None and not (isinstance(rate, float) and 0 <= rate < float("inf")):
-            raise ValueError(f"a learning rate of {rate!r}")
+            raise ValueError(f"the learning rate is {rate!r}; it must be a finite number from 0")
         with self.turn:
             shard, fresh = self._admit(client, rank, number, meta)
             if not fresh.any():
                 return self._state(shard, rank)
             if rank >= shard.spec.workers:
-                raise ValueError(f"table {shard.spec.name!r} has {shard.spec.workers} workers, and this is rank {rank}")
+                raise ValueError(f"there is no rank {rank}: table {shard.spec.name!r} has {shard.spec.workers} workers")
             body: Any = None if meta.get("dropped") else shard.body(meta, data)
             victims = shard.prepare(rank, fresh, body)
             if victims is not None:
@@ -202,7 +203,7 @@ class Server:
             return self._state(shard, rank)
 
     def _admit(self, client: int, rank: int, number: int, meta: Meta) -> tuple[Shard, Array]:
-        """Wait until a push may go on: no checkpoint is made, and the worker's push before it has been used."""
+        """Wait until a push may be applied: no checkpoint holds it back, and the worker's previous push is used."""
         until = _deadline(meta)
         while True:
             shard = self.shard(meta)
@@ -213,12 +214,12 @@ class Server:
                     return shard, fresh
                 self._dismiss()
                 if time.monotonic() < until:
-                    self.turn.wait(_LOOK_S)  # nobody says when a reader has gone
+                    self.turn.wait(_LOOK_S)  # a reader that releases a slot does not notify
                     continue
             self._sleep(until, f"table {shard.spec.name!r}: a push waits for worker {shard.pace.missing()}")
 
     def _wait(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """Wait until a pull may go on."""
+        """Wait until a pull may proceed."""
         after, slowest = _whole(meta, "after", 1 << 62), _whole(meta, "slowest", 1 << 62)
         until = _deadline(meta)
         with self.turn:
@@ -236,13 +237,13 @@ class Server:
             return Answer({}, [shard.current.copy()])
 
     def _rows(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """The rows of keys, which are made if they are missing."""
+        """Return the rows of keys; missing rows are created."""
         with self.turn:
             shard = self.shard(meta)
             if not isinstance(shard, EmbeddingShard):
-                raise ValueError(f"{shard.spec.name!r} is no embedding")
+                raise ValueError(f"{shard.spec.name!r} is not an embedding")
             if memoryview(data).nbytes != 8 * _whole(meta, "n", 1 << 40):
-                raise ValueError(f"{memoryview(data).nbytes} bytes for {meta['n']} keys")
+                raise ValueError(f"{memoryview(data).nbytes} bytes do not fit {meta['n']} keys")
             keys, where = np.unique(np.frombuffer(data, np.uint64), return_inverse=True)
             shard.check_keys(keys)
             rows = np.empty(len(keys), np.int64)
@@ -255,7 +256,7 @@ class Server:
             return Answer({}, [np.ascontiguousarray(shard.values[rows][where.reshape(-1)])])
 
     def _open(self, caller: Caller, meta: Meta, data: Any) -> Answer:
-        """What a process needs to know of a table, and its memory."""
+        """Give a process a table's state and, on this machine, the memory."""
         with self.turn:
             shard = self.shard(meta)
             readers = caller.kept.setdefault("readers", {})
@@ -271,11 +272,11 @@ class Server:
             return Answer({**state, "parts": shard.parts, "reader": reader}, fds=fds)
 
     def _lane(self, caller: Caller, meta: Meta, fds: Any) -> Answer:
-        """Memory in which a client of this machine puts what it pushes."""
+        """Map the memory through which a client of this machine sends its pushes."""
         try:
             if len(fds) != 1 or not caller.wire.is_local:
-                raise ValueError("a lane is one descriptor, on one machine")
-            # Memory that can shrink would kill this process at the first touch of what is gone.
+                raise ValueError("a lane needs one descriptor, from a process of this machine")
+            # If the client could shrink the memory, a read behind its end would kill this process.
             if fcntl.fcntl(fds[0], fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise ValueError("a lane's memory must be sealed against shrinking")
             caller.kept["lane"] = mmap.mmap(fds[0], 0, mmap.MAP_SHARED, mmap.PROT_READ)
@@ -287,7 +288,7 @@ class Server:
     def _from_lane(self, caller: Caller, nbytes: Any) -> memoryview:
         lane = caller.kept.get("lane")
         if lane is None or not isinstance(nbytes, int) or not 0 <= nbytes <= len(lane):
-            raise ValueError(f"{nbytes!r} bytes of a lane of {0 if lane is None else len(lane)}")
+            raise ValueError(f"{nbytes!r} bytes do not fit a lane of {0 if lane is None else len(lane)} bytes")
         return memoryview(lane)[:nbytes]
 
     def _bye(self, caller: Caller, meta: Meta, data: Any) -> Answer:
@@ -309,10 +310,10 @@ class Server:
                 {"tables": tables, "log_bytes": self.journal.log_bytes, "generation": self.journal.generation}
             )
 
-    # ---- keeping ----
+    # ---- journal ----
 
     def _keep(self, record: dict[str, Any], parts: Sequence[Any]) -> None:
-        """Put a change into the journal, then make it."""
+        """Write a change to the journal, then make it."""
         self.journal.append(record, parts)
         data = parts[0] if len(parts) == 1 else b""
         self._replay(record, data)
@@ -356,11 +357,11 @@ class Server:
         if self.journal.is_long(sum(one.state_bytes for one in self.shards.values())):
             try:
                 self.snapshot()
-            except StateDirectoryError as error:  # the push is in the log, which goes on
-                _log.warning("server %d cannot make its log shorter: %s", self.index, str(error))
+            except StateDirectoryError as error:  # the push is in the log, which continues
+                _log.warning("server %d cannot make a snapshot to shorten its log: %s", self.index, str(error))
 
     def snapshot(self) -> None:
-        """Make the log short."""
+        """Write a snapshot, after which the log is empty."""
         self.journal.snapshot(self._records())
 
     def _records(self) -> Iterator[Written]:
@@ -375,11 +376,11 @@ class Server:
 
     def _sleep(self, until: float, what: str) -> None:
         if not self.turn.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
-            raise TableTimeoutError(f"{what}, in vain")
+            raise TableTimeoutError(f"{what}, and the timeout has passed")
 
 
 def _is_alive(pid: int | None) -> bool:
-    """Whether a process can still look at its memory."""
+    """Whether a process exists that can still read its mapped memory."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -390,7 +391,7 @@ def _is_alive(pid: int | None) -> bool:
 def _parts(meta: Meta, spec: Spec) -> list[int]:
     parts = meta.get("parts")
     if not isinstance(parts, list) or not all(isinstance(k, int) and 0 <= k < spec.parts for k in parts):
-        raise ValueError(f"{parts!r} are no parts of table {spec.name!r}")
+        raise ValueError(f"{parts!r} are not parts of table {spec.name!r}")
     return sorted(set(parts))
 
 
@@ -404,5 +405,5 @@ def _whole(meta: Meta, name: str, most: int) -> int:
 def _deadline(meta: Meta) -> float:
     timeout = meta.get("timeout")
     if not isinstance(timeout, (int, float)) or not 0 <= timeout <= _WAIT_S_MAX:
-        raise ValueError(f"a timeout of {timeout!r} s; it must be from 0 to {_WAIT_S_MAX:g}")
+        raise ValueError(f"the timeout is {timeout!r} s; it must be from 0 to {_WAIT_S_MAX:g}")
     return time.monotonic() + timeout

@@ -1,7 +1,7 @@
-"""The process of a parameter server: started by the head with its settings, it ends with the head.
+"""Entry point of a parameter server's process. The head starts it with its settings, and it ends with the head.
 
-It writes one line of JSON, where it listens, when it does. What it was before it reads from its journal, so the process
-that takes a killed one's place goes on with all that was acknowledged.
+Once it listens, it writes one line of JSON with its addresses. It reads its earlier state from the journal, so a
+process that replaces a killed one continues with everything that was acknowledged.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Serve by the settings in a line of standard input, until that, or the head's process, ends."""
+    """Serve with the settings in a line of standard input, until standard input or the head's process ends."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is the head's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the head handles Ctrl-C at a terminal
     settings = read_object(sys.stdin.readline(), "the settings", bytes_max=SETTINGS_BYTES_MAX, own=True)
-    watched = os.pidfd_open(settings["head"])  # beside standard input, which a forked child of the head keeps open
+    watched = os.pidfd_open(settings["head"])  # a forked child of the head may keep standard input open
     trust = Trust(settings["token"], settings["insecure"], bytes.fromhex(settings["key"]))
     try:
         server = Server(settings["index"], secrets.token_hex(8), _journal(settings), trust, settings["frozen"])
@@ -43,7 +43,7 @@ def main() -> None:
         sys.exit(1)
     endpoint = _listen(server, trust, settings)
     os.write(1, json.dumps({"address": endpoint.address, "unix": endpoint.unix}).encode() + b"\n")
-    leave = _join(settings)  # imports for longer than all before took: clients of a killed server wait for that only
+    leave = _join(settings)  # its imports take longer than all before; clients of a restarted server need not wait
     select.select([sys.stdin, watched], [], [])
     leave()
     endpoint.close()
@@ -60,7 +60,7 @@ def _journal(settings: dict[str, Any]) -> Journal:
 
 
 def _listen(server: Server, trust: Trust, settings: dict[str, Any]) -> Endpoint:
-    """At the place where the process before it was, if there was one and nobody else is there."""
+    """Listen at the addresses of the previous process, or at a free port if another process took them."""
     places = [settings["address"], settings["address"].rpartition(":")[0] + ":0"]
     for address in places[:-1]:
         with contextlib.suppress(OSError):
@@ -69,9 +69,9 @@ def _listen(server: Server, trust: Trust, settings: dict[str, Any]) -> Endpoint:
 
 
 def _join(settings: dict[str, Any]) -> Callable[[], None]:
-    """Become a member of the cluster; returns how to leave it.
+    """Become a member of the cluster, and return the function that leaves it.
 
-    A scheduler that does not answer is the head's to notice: tables are served all the same.
+    If the scheduler does not answer, the server serves its tables all the same; the head notices.
     """
     from fastrt.membership.client import ClusterMember
     from fastrt.membership.events import Role

@@ -1,4 +1,4 @@
-"""A server's process as its head sees it: started, watched, and started again when it dies."""
+"""The head's handle of a server process on this machine: starts it, watches it, and restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspat
 _MODULE = "fastrt.ps.server_main"
 _DEATHS_MAX, _DEATHS_S = 10, 30.0
 END_S = 10.0
-_AGAIN = "ends again and again; its error output says why"
+_AGAIN = "keeps ending; its error output says why"
 
 
 class ServerProcess:
-    """One server, through all its lives.
+    """One server, across restarts of its process.
 
     Args:
-        settings: of `process.main`, but for what changes from life to life.
-        restarted: told when another process has taken a dead one's place.
-        frozen: whether it should begin without taking pushes.
-        lost: told why, when it dies again and again.
+        settings: those of `server_main.main`, except those that change with each process.
+        restarted: called when a new process has replaced a dead one.
+        frozen: returns whether a new process should accept no pushes at first.
+        lost: called with the reason when the server is given up.
 
     Attributes:
-        address: where it listens.
+        address: the server's address.
         unix: the name of its Unix socket.
-        pid: of its process now.
+        pid: id of its present process.
     """
 
     def __init__(
@@ -63,32 +63,32 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of its process now."""
+        """Id of the present process."""
         return self._process.pid
 
     def wait_until_up(self, timeout_s: float) -> None:
-        """Wait until it serves.
+        """Wait until the server accepts requests.
 
         Raises:
             FastrtError: it does not in this time; its error output says why.
         """
         if not self._up.wait(timeout_s) or self._ending.is_set():
             why = self._refusal or "its error output says why"
-            raise FastrtError(f"server {self._settings['index']} did not start to serve: {why}")
+            raise FastrtError(f"server {self._settings['index']} did not start: {why}")
 
     def pause(self, seconds: float) -> None:
-        """Wait a little before it is asked again, or until it is told to end."""
+        """Wait before the next attempt to reach the server, but not longer than until `end`."""
         self._ending.wait(seconds)
 
     def end(self) -> None:
-        """Have it end."""
+        """Ask the server to end."""
         self._ending.set()
         process = self._process
         if process.stdin is not None:
             process.stdin.close()
 
     def wait(self) -> None:
-        """Wait for its end; see `end`."""
+        """Wait until the server has ended; see `end`."""
         self._watcher.join(END_S)
         if self._watcher.is_alive():
             self._process.kill()
@@ -106,9 +106,9 @@ class ServerProcess:
             "address": self.address or f"{self._settings['host']}:0",
             "unix": self.unix,
         }
-        path = f"import gc, sys; gc.disable(); sys.path.insert(0, {_PACKAGE_PARENT!r})"  # no collection while it loads
+        path = f"import gc, sys; gc.disable(); sys.path.insert(0, {_PACKAGE_PARENT!r})"  # no gc runs during imports
         code = f"{path}; from {_MODULE} import main; gc.freeze(); gc.enable(); main()"
-        # A session of its own: Ctrl-C at the terminal is the head's to handle.
+        # A new session, because the head handles Ctrl-C at the terminal.
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=self._fds,
@@ -118,27 +118,27 @@ class ServerProcess:
         )
         assert process.stdin is not None
         try:
-            # Not as an argument: every user of the machine can read those, and the token is among the settings.
+            # Not as an argument: every user of the machine can read those, and the settings contain the token.
             process.stdin.write(json.dumps(settings).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended already, which whoever watches it will see
+            pass  # the process has ended already, which `_watch` will see
         return process
 
     def _watch(self) -> None:
-        """In a thread: read where it listens, wait for its end, start it again."""
+        """Read the process's addresses, wait for its end, and start it again; runs in a thread."""
         while True:
             process = self._process
             assert process.stdout is not None
             line = process.stdout.readline()
             if line:
-                place = read_object(line, "what a server said", own=True)
+                place = read_object(line, "a message of a server", own=True)
             if line and "failed" in place:
                 self._refusal = place["failed"]
             elif line:
                 self.address, self.unix = place["address"], place["unix"]
                 is_first = not self._up.is_set()
-                self._settings |= {"accept_loss": False, "expected": True}  # only of damage that was there at first
+                self._settings |= {"accept_loss": False, "expected": True}  # `accept_loss` is for the first start
                 self._up.set()
                 if not is_first:
                     self._restarted(self)
@@ -152,7 +152,7 @@ class ServerProcess:
             if len(self._deaths) > _DEATHS_MAX or not self._up.is_set() or forgets or self._refusal:
                 self._ending.set()
                 self._up.set()
-                why = "has ended, and with durability 'none' its parameters have, too" if forgets else _AGAIN
+                why = "has ended; with durability 'none' its parameters are lost" if forgets else _AGAIN
                 why = f"cannot start: {self._refusal}" if self._refusal else why
                 self._lost(f"server {self._settings['index']} {why}")
                 return

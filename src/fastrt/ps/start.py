@@ -1,4 +1,4 @@
-"""`start`, `connect` and `restore`: from numbers, an address or a checkpoint to a cluster of parameter servers."""
+"""`start`, `connect` and `restore`: open a cluster of parameter servers."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _TOKEN_VARIABLE = "FASTRT_TOKEN_FILE"
 
 
 class Cluster:
-    """A cluster of parameter servers as one worker, or the process that started them, uses it.
+    """A cluster of parameter servers, for one worker or for the process that started the servers.
 
-    The first use of a table makes this process a worker, of which there are `num_workers`; it waits until all have
-    come. An instance can be sent to other processes, each of which is one worker, however often it is sent. With
-    `with` it is closed at the end, and so are the servers by the process that started them.
+    The first use of a table makes this process one of the `num_workers` workers, and waits until all of them have
+    joined. An instance can be sent to other processes; each process is one worker, even if it receives several copies.
+    A `with` block closes it at its end; in the process that started the servers, this ends them too.
 
     Args:
-        address: of the cluster's head.
+        address: the head's address.
         token: the cluster's secret, which both ends of every connection prove.
-        head: in the process that started the servers.
-        timeout: how long an operation may take, in seconds, unless it says otherwise.
-        insecure: connections beyond loopback go in the clear.
+        head: the head, in the process that started the servers.
+        timeout: default time limit of an operation in seconds.
+        insecure: connections beyond loopback are not encrypted.
 
     Attributes:
         closed: whether `close` was called.
@@ -73,7 +73,7 @@ class Cluster:
         return _received, (self.address, self.token, self._timeout, self._insecure)
 
     def close(self) -> None:
-        """Leave the cluster; where it was started, end it. Arrays that were pulled stay as they are."""
+        """Leave the cluster; in the process that started it, end it. Arrays that were pulled stay valid."""
         self.closed = True
         self._background.close()
         self._session.close()
@@ -93,29 +93,28 @@ class Cluster:
         shard: Literal["auto"] | int = "auto",
         nan: NanPolicy = "raise",
     ) -> Table:
-        """A dense table: made if there is none of this name, else the one that there is.
+        """Get a dense table of this name; it is created if it does not exist.
 
         Args:
-            name: its name in the cluster.
+            name: the table's name in the cluster.
             shape: its shape.
             dtype: float32.
             init: first values: a number, `Normal`, `Uniform`, or an array of the shape.
-            optimizer: what updates it; by default SGD with a learning rate of 0.01.
-            shard: into how many parts it is divided, which servers then share; by default one for each 256 KiB, at
-                most 64.
-            nan: what to do with a gradient that has NaN or infinity: "pass" it on, "drop" it whole (the worker still
-                counts as having pushed), or "raise" in the worker's push.
+            optimizer: updates the table; default: SGD with a learning rate of 0.01.
+            shard: number of parts to distribute to servers; default: one for each 256 KiB, at most 64.
+            nan: policy for a gradient with NaN or infinity: "pass" applies it, "drop" ignores it (but counts the push),
+                and "raise" raises an error in the worker's push.
         Returns:
             The table.
         Raises:
-            TableMismatchError: there is one of this name that is another one.
+            TableMismatchError: a table of this name exists with another definition.
             TypeError: another dtype.
-            ValueError: an argument makes no sense.
+            ValueError: an argument is invalid.
         """
         if np.dtype(dtype) != np.float32:
             raise TypeError(f"table {name!r}: parameter tables are float32, not {np.dtype(dtype)}")
         if shard != "auto" and (not isinstance(shard, int) or isinstance(shard, bool) or shard < 1):
-            raise ValueError(f"table {name!r}: shard is {shard!r}; it must be 'auto' or a number from 1 on")
+            raise ValueError(f"table {name!r}: shard is {shard!r}; it must be 'auto' or a whole number from 1")
         dims = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
         first, values = _first_values(name, init, dims)
         cuts = divide(int(np.prod(dims, dtype=object)), None if shard == "auto" else shard)
@@ -137,26 +136,26 @@ class Cluster:
         evict: Literal["lru"] = "lru",
         nan: NanPolicy = "raise",
     ) -> Embedding:
-        """An embedding: made if there is none of this name, else the one that there is.
+        """Get an embedding of this name; it is created if it does not exist.
 
         Args:
-            name: its name in the cluster.
-            dim: float32 values of a row.
-            rows: keys are from 0 to rows - 1, others an IndexError; None: any 64 bits.
+            name: the embedding's name in the cluster.
+            dim: number of float32 values in a row.
+            rows: keys are from 0 to rows - 1, others raise IndexError; None: any 64 bits.
             init: first values of a row: `Normal(0.01)` by default, `Uniform`, or a number.
-            optimizer: what updates it; by default `LazyAdam`.
-            capacity: how many rows there can be; then those that were used least recently are evicted, with their
-                values. It is shared out among the servers by their parts.
+            optimizer: updates the rows; default: `LazyAdam`.
+            capacity: most rows; beyond it the least recently used ones are evicted, with their values. Each server gets
+                a share in proportion to its parts.
             evict: "lru".
-            nan: what to do with gradients that have NaN or infinity: "pass" them on, "drop" those rows, or "raise".
+            nan: policy for gradients with NaN or infinity: "pass" applies them, "drop" ignores those rows, "raise".
         Returns:
             The embedding.
         Raises:
-            TableMismatchError: there is one of this name that is another one.
-            ValueError: an argument makes no sense.
+            TableMismatchError: a table of this name exists with another definition.
+            ValueError: an argument is invalid.
         """
         if evict != "lru":
-            raise ValueError(f"embedding {name!r}: evict is {evict!r}; there is 'lru'")
+            raise ValueError(f"embedding {name!r}: evict is {evict!r}; it must be 'lru'")
         first = Normal(0.01) if init is None else init if isinstance(init, Initial) else Constant(init)
         given = {"kind": "embedding", "shape": (dim,), "rows": rows, "capacity": capacity, "nan": nan, "init": first}
         spec = self._define(name, given, LazyAdam() if optimizer is None else optimizer, None)
@@ -166,32 +165,32 @@ class Cluster:
 
     def _define(self, name: str, given: dict[str, Any], optimizer: Optimizer, values: Any) -> Spec:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"table {name!r}: {optimizer!r} is no optimizer of fastrt.ps")
+            raise TypeError(f"table {name!r}: {optimizer!r} is not an optimizer of fastrt.ps")
         spec = Spec(name=name, optimizer=optimizer, **given).to_json()
-        spec |= {"mode": None, "staleness": None, "workers": None}  # the cluster's
+        spec |= {"mode": None, "staleness": None, "workers": None}  # the head fills in the cluster's
         self._session.ask({"op": "define", "spec": spec}, [] if values is None else [values])
         return self._session.refresh(0, 0.0).tables[name][0]
 
     # ---- the cluster ----
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait until every worker has come here as often.
+        """Wait until every worker has called this as often.
 
         Raises:
-            TableTimeoutError: one has not in time; the message says which.
+            TableTimeoutError: a worker did not come in time; the message names it.
         """
         self._background.run(False, self._session.barrier, self._timeout if timeout is None else timeout)
 
     def checkpoint(self, path: str | os.PathLike[str] | None = None, *, incremental: bool = False) -> Path:
-        """Write all tables, as they are between the same two pushes at all servers. Pushes wait meanwhile.
+        """Write all tables, in their state between the same two pushes on all servers. Pushes wait meanwhile.
 
         Args:
-            path: a folder for all checkpoints; by default `checkpoint_dir`. Each is a numbered folder in it, which is
-                there when it is whole.
-            incremental: of embeddings only what has changed since the last one; it is a full one when that is not
-                known.
+            path: a folder for all checkpoints; default: `checkpoint_dir`. Each checkpoint is a numbered folder in it,
+                which appears when it is complete.
+            incremental: write only the embedding rows that changed since the last checkpoint; a full checkpoint is
+                written if these are not known.
         Returns:
-            The checkpoint's own folder, for `restore`.
+            The folder of this checkpoint, for `restore`.
         Raises:
             CheckpointError: it cannot be written.
             ConfigError: there is no path, or this is not the process that started the servers.
@@ -199,43 +198,43 @@ class Cluster:
         head = self._need_head()
         folder = head.options.checkpoint_dir if path is None else Path(path)
         if folder is None:
-            raise ConfigError("name a folder for the checkpoint, or start with a checkpoint_dir")
+            raise ConfigError("pass a folder for the checkpoint, or start the cluster with a checkpoint_dir")
         return head.checkpoint(folder.absolute(), incremental)
 
     def scale(self, servers: int, timeout: float = 60.0) -> None:
-        """Have more or fewer servers. About 1/n of all rows move; workers go on, and wait while theirs do.
+        """Change the number of servers. About 1/n of all rows move; workers wait only while their own parts move.
 
         Args:
-            servers: how many.
-            timeout: for the membership to take them in, in seconds.
+            servers: number of servers.
+            timeout: for the change of the membership, in seconds.
         Raises:
             ConfigError: the number is out of range, or this is not the process that started the servers.
-            TableTimeoutError: the membership does not take them in.
-            FastrtError: not all workers are there, so the cluster is not ready to be scaled.
+            TableTimeoutError: the membership did not change in time.
+            FastrtError: not all workers have joined, so the cluster is not ready to be scaled.
         """
         self._need_head().scale(servers, timeout)
 
     def nodes(self) -> tuple[MemberView, ...]:
-        """The members of the cluster, servers and workers, as its scheduler knows them."""
+        """The members of the cluster, servers and workers, from its scheduler."""
         if self._head is not None:
             return self._head.scheduler.overview().members
         return self._session.join().fetch()
 
     def state(self) -> str:
-        """What the cluster is doing: STARTING until all workers are there, then READY; SCALE_OUT; NODE_TIMEOUT..."""
+        """The cluster's state by name: STARTING until all workers have joined, READY, SCALE_OUT, NODE_TIMEOUT..."""
         phase = self._session.join().phase if self._head is None else self._head.scheduler.overview().phase
         return phase.name
 
     def on_event(self, callback: Callable[[MemberEvent | int], None]) -> None:
-        """Have a function called with each `MemberEvent` of the cluster and each number of `broadcast_event`.
+        """Register a function for each `MemberEvent` of the cluster and each number of `broadcast_event`.
 
-        It is called in a thread of its own. This process becomes a worker.
+        It is called on a separate thread. This process becomes a worker.
         """
         self._session.callbacks.append(callback)
         self._session.join()
 
     def broadcast_event(self, number: int) -> None:
-        """Send a number to all workers that have `on_event`, this one too."""
+        """Send a number to all workers that use `on_event`, this one included."""
         self._session.join().publish(number)
 
     @property
@@ -245,7 +244,7 @@ class Cluster:
 
     def _need_head(self) -> Head:
         if self._head is None:
-            raise ConfigError("this is done in the process that started the servers")
+            raise ConfigError("only the process that started the servers can do this")
         return self._head
 
 
@@ -254,7 +253,7 @@ def _first_values(name: str, init: Any, shape: tuple[int, ...]) -> tuple[Initial
         return init, None
     if isinstance(init, np.ndarray) and init.shape == shape and init.ndim:
         if init.dtype.kind not in "fiu":
-            raise TypeError(f"table {name!r}: first values of {init.dtype}")
+            raise TypeError(f"table {name!r}: first values must be numbers, not {init.dtype}")
         return None, np.ascontiguousarray(init, np.float32)
     if isinstance(init, (int, float, np.number)) and not isinstance(init, bool):
         return Constant(float(init)), None
@@ -280,37 +279,37 @@ def start(
     """Start a cluster of parameter servers: processes on this machine or other nodes, which end with this one.
 
     Args:
-        num_servers: how many.
-        mode: "sync": a step is the mean over all workers' pushes, and a pull waits for it; "async": each push is
-            applied as it comes; "ssp": that too, and a pull waits while a worker is more than `staleness` pushes
-            behind.
-        staleness: of "ssp".
-        num_workers: how many processes push; this one counts if it uses tables.
-        checkpoint_dir: where servers keep their logs, and `checkpoint` writes; without it the logs are in memory that
-            this process keeps. What a cluster that has ended kept there is there again: start it with the same numbers.
-        durability: what a push survives that was acknowledged: "process" (the default): servers killed at any time,
-            by a log; with a `checkpoint_dir` its files survive everything but a loss of power. "power": that too, by
-            an fdatasync for each push; needs a `checkpoint_dir`. "none": nothing, there is no log: a server that is
-            killed is given up, and with it the cluster.
-        accept_loss: go on with what can be saved when files in `checkpoint_dir` are damaged. The log says what is
-            lost, and the damaged files are kept aside. Without it, damage is refused.
+        num_servers: number of servers.
+        mode: "sync": a step uses the mean over all workers' pushes, and a pull waits for it. "async": each push is
+            applied when it arrives. "ssp": like "async", but a pull waits while a worker is more than `staleness`
+            pushes behind.
+        staleness: for "ssp".
+        num_workers: number of processes that push; this process counts if it uses tables.
+        checkpoint_dir: folder for the servers' logs and for `checkpoint`; without it the logs are in memory that this
+            process keeps. A later cluster with the same numbers finds the tables that an earlier one left there.
+        durability: the failures that an acknowledged push survives. "process" (the default): the death of servers, by
+            a log; with a `checkpoint_dir` also everything else except a loss of power. "power": a loss of power too,
+            by an fdatasync for each push; needs a `checkpoint_dir`. "none": no log and no failure: if a server is
+            killed, the cluster is given up.
+        accept_loss: continue with the intact part of damaged files in `checkpoint_dir`. The log names the losses, and
+            the damaged files are kept aside. Without it, damaged files raise an error.
         http_port: also serve the membership's HTTP endpoints there (0: any free one).
-        host: IP address to listen on; one of this machine's own for workers on others.
-        insecure: connections for tables beyond loopback go in the clear after both ends have proved the secret, which
-            is faster than TLS. Only for a network on which no stranger can read or change anything.
-        timeout: for operations that say nothing else, in seconds.
-        scheduling: on which nodes of this process's fastrt cluster the servers are, each kept by an actor: "spread",
-            a node's name or id, a `NodeAffinity`, or a list of such, of which server k takes the k-th, and those
-            behind its end begin anew. None: all on this machine, without actors. Folders (of `checkpoint_dir` and
-            `checkpoint`) must be the same ones on all nodes then.
-        placement_group: a group instead, whose bundles the servers take in turns.
+        host: IP address to listen on; for workers on other machines one that they can reach.
+        insecure: connections for tables beyond loopback are not encrypted after both ends have proved the secret. This
+            is faster than TLS. Only for a network on which no stranger can read or change data.
+        timeout: default time limit of an operation in seconds.
+        scheduling: nodes of this process's fastrt cluster for the servers, each kept by an actor: "spread", a node's
+            name or id, a `NodeAffinity`, or a list of these, which servers 0, 1 and so on take in turns. None: all
+            servers on this machine, without actors. With it the folders (`checkpoint_dir` and those of `checkpoint`)
+            must be shared by all nodes.
+        placement_group: instead of `scheduling`, a group whose bundles the servers take in turns.
     Returns:
         The cluster.
     Raises:
-        ConfigError: an option makes no sense.
+        ConfigError: an option is invalid.
         DamagedStateError: the head's file in `checkpoint_dir` is damaged, and `accept_loss` is not given.
-        NotInitializedError: servers are to be placed, and this process is in no session of fastrt.
-        FastrtError: the servers do not start.
+        NotInitializedError: servers are to be placed on nodes, but this process has not joined a fastrt session.
+        FastrtError: a server does not start.
     """
     folder = None if checkpoint_dir is None else Path(checkpoint_dir).absolute()
     options = HeadOptions(
@@ -333,16 +332,16 @@ def restore(
 ) -> Cluster:
     """Start a cluster with the tables of a checkpoint, on any number of servers.
 
-    Tables keep their optimizers, states and steps; pushes that had not made a step are not in it.
+    Tables keep their optimizers, states and steps. Pushes that have not made a step are not in a checkpoint.
 
     Args:
-        path: what `checkpoint` returned, or the folder that has all, of which the newest is taken.
-        num_servers, mode, num_workers, timeout: see `start`, as are all further options.
+        path: the result of `checkpoint`, or the folder of all checkpoints, of which the newest is used.
+        num_servers, mode, num_workers, timeout: as for `start`, like all further options.
     Returns:
         The cluster; its tables are found under their names.
     Raises:
-        CheckpointError: there is none, or it is damaged.
-        ConfigError: an option makes no sense.
+        CheckpointError: there is no checkpoint, or it is damaged.
+        ConfigError: an option is invalid.
     """
     cluster = start(num_servers, mode, num_workers=num_workers, timeout=timeout, **options)
     try:
@@ -355,13 +354,13 @@ def restore(
 
 
 def connect(address: str, token: str | None = None, timeout: float = 60.0, insecure: bool = False) -> Cluster:
-    """Use a cluster that another process has started.
+    """Use a cluster that another process started.
 
     Args:
-        address: `Cluster.address` there.
-        token: `Cluster.token` there; None reads the file that FASTRT_TOKEN_FILE names.
-        timeout: for operations that say nothing else, in seconds.
-        insecure: the cluster was started so.
+        address: `Cluster.address` of that process.
+        token: `Cluster.token` of that process; None reads the file that FASTRT_TOKEN_FILE names.
+        timeout: default time limit of an operation in seconds.
+        insecure: whether the cluster was started with `insecure`.
     Returns:
         The cluster.
     Raises:
@@ -370,7 +369,7 @@ def connect(address: str, token: str | None = None, timeout: float = 60.0, insec
     """
     if token is None:
         if _TOKEN_VARIABLE not in os.environ:
-            raise ConfigError(f"pass the cluster's token, or name the file that has it in {_TOKEN_VARIABLE}")
+            raise ConfigError(f"pass the cluster's token, or set {_TOKEN_VARIABLE} to the file that contains it")
         token = read_token(os.environ[_TOKEN_VARIABLE])
     return Cluster(address, token, timeout=timeout, insecure=insecure)
 
@@ -380,7 +379,7 @@ _connecting = threading.Lock()
 
 
 def _received(address: str, token: str, timeout: float, insecure: bool) -> Cluster:
-    """A cluster that was sent here: the same one each time, since a process is one worker."""
+    """Unpickle a cluster: the same object each time, since a process is one worker."""
     with _connecting:
         found = _connected.get((os.getpid(), address, token))
         if found is None or found.closed:

@@ -1,7 +1,7 @@
-"""A dense table as a worker uses it: push gradients, pull values.
+"""A worker's view of a dense table: push gradients, pull values.
 
-What is pulled on the servers' machine is not copied: the array is the servers' memory, mapped read-only, and stays the
-version that it is for as long as it is held. The parts that several servers have are mapped side by side.
+On the servers' machine a pull makes no copy: the array is the servers' memory, mapped read-only. It shows one version
+for as long as the array exists. The parts of several servers are mapped side by side.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from fastrt.ps.handles import Background, Handle, is_finite, refuse_not_finite
 from fastrt.ps.spec import Spec
 
 Array = np.ndarray[Any, Any]
-_PINNED_MAX = 2  # versions of one server that one process may hold; further pulls are copies
-_HELD_MAX = SLOTS - 4  # and all processes together: the server always finds a slot for the next version
+_PINNED_MAX = 2  # most versions of one server that one process may hold; further pulls are copies
+_HELD_MAX = SLOTS - 4  # the same for all processes together: the server must always find a slot for the next version
 _SPANS_MAX = 8
 
 
 class Paced:
-    """What dense tables and embeddings have in common: which state of the table a worker may see.
+    """Base class of dense tables and embeddings: waits until a worker may see the table, and numbers its pushes.
 
     Args:
         session: the worker's connection.
-        spec: the table.
-        background: runs what is asynchronous.
+        spec: definition of the table.
+        background: runs asynchronous operations.
     """
 
     def __init__(self, session: Session, spec: Spec, background: Background) -> None:
         self.spec = spec
         self._session = session
         self._background = background
-        self._clock = -1  # how often this worker has pushed, in all its lives
-        self._unfinished: tuple[int, int] | None = None  # number and checksum of a push that some servers may not have
+        self._clock = -1  # number of this worker's pushes, also of earlier processes with its rank
+        self._unfinished: tuple[int, int] | None = None  # number and checksum of a push that failed, maybe at some only
 
     @property
     def name(self) -> str:
@@ -62,11 +62,11 @@ class Paced:
         if lr is None:
             return None
         if not isinstance(lr, (int, float, np.floating)) or not math.isfinite(lr) or lr < 0:
-            raise ValueError(f"a learning rate of {lr!r}")
+            raise ValueError(f"the learning rate is {lr!r}; it must be a finite number from 0")
         return float(lr)
 
     def _may_see(self, opened: dict[int, Opened], timeout: float) -> dict[int, Opened]:
-        """Wait until the pace of the table lets this worker see it."""
+        """Wait until the mode allows this worker to see the table."""
         after, slowest = 0, 0
         if self.spec.mode == "sync":
             after = self._clock
@@ -86,15 +86,16 @@ class Paced:
         return self._open(timeout)
 
     def _give(self, arrays: Sequence[Array], plan_of: Callable[[int, bool], Plan], timeout: float) -> None:
-        """Push, under a number by which servers know a push that comes again.
+        """Push under a number by which servers recognise a repeated push.
 
-        After one that failed, some servers may have it and others not. The same one again has its number. Another one
-        has too in synchronous mode, where each push is this worker's part of a step. Otherwise the servers that have
-        not got the failed one take it as one without a gradient first, so that none mistakes the other one for it.
+        After a failed push some servers may have it and others not. If the program repeats it, it gets the same number.
+        In synchronous mode any next push gets that number, since each push is this worker's part of a step. In the
+        other modes a different push is preceded by the failed one without a gradient, for the servers that do not have
+        it, so that no server mistakes the different push for it.
 
         Args:
-            arrays: what is pushed.
-            plan_of: the plan for a number, without the gradient if that is said.
+            arrays: the pushed data.
+            plan_of: makes the plan for a number; its second argument asks for one without the gradient.
             timeout: in seconds.
         """
         failed = self._unfinished
@@ -141,25 +142,25 @@ class Table(Paced):
     def push(
         self, grad: Any, *, lr: float | None = None, timeout: float | None = None, async_op: bool = False
     ) -> Handle | None:
-        """Give a gradient to the servers; returns when they have it in their logs.
+        """Send a gradient to the servers; returns when it is in their logs.
 
-        In synchronous mode the optimizer makes a step when all workers have pushed; a push whose predecessor still
-        waits for others waits too.
+        In synchronous mode the optimizer makes a step when all workers have pushed. A push also waits while this
+        worker's previous push waits for other workers.
 
         Args:
             grad: float32 of the table's shape.
-            lr: learning rate of this push; by default the optimizer's. In synchronous mode that of the lowest rank
-                that names one counts.
-            timeout: seconds; by default the cluster's.
-            async_op: return a handle at once; the gradient must stay as it is until that is done.
+            lr: learning rate of this push; default: the optimizer's. In synchronous mode the rate of the lowest rank
+                that gives one is used.
+            timeout: seconds; default: the cluster's.
+            async_op: return a handle at once; do not change the gradient before it is done.
         Returns:
             With `async_op` a `Handle`.
         Raises:
-            TypeError: the gradient is no float32 array.
+            TypeError: the gradient is not a float32 array.
             ValueError: it has another shape.
-            NotFiniteError: it has NaN, and the table's policy is "raise".
-            TableTimeoutError: other workers, or a server, did not come in time. Some servers may have this push: the
-                same one again goes to the others alone. In synchronous mode that is so of any next push.
+            NotFiniteError: it has NaN or infinity, and the table's policy is "raise".
+            TableTimeoutError: other workers or a server did not come in time. Some servers may have this push: if it is
+                repeated, only the others apply it. In synchronous mode the same holds for any next push.
         """
         given, rate = self._checked(grad, "gradient"), self._rate(lr)
         done: Handle | None = self._background.run(async_op, self._push, given, rate, self._limit(timeout))
@@ -172,22 +173,23 @@ class Table(Paced):
     @overload
     def pull(self, *, out: Array | None = ..., timeout: float | None = ..., async_op: Literal[True]) -> Handle: ...
     def pull(self, *, out: Array | None = None, timeout: float | None = None, async_op: bool = False) -> Array | Handle:
-        """The table's values.
+        """Return the table's values.
 
-        In synchronous mode this waits until the step of this worker's last push is made; in ssp, until no worker is
-        too far behind. Of a table on several servers each one's part is of one version; in synchronous mode all are.
+        In synchronous mode this waits for the step of this worker's last push; in ssp, until no worker is too far
+        behind. If several servers have parts, each server's parts are of one version; in synchronous mode all parts are
+        of the same one.
 
         Args:
-            out: float32 of the table's shape, C-contiguous, to copy into.
-            timeout: seconds; by default the cluster's.
+            out: array to copy into: float32, the table's shape, C-contiguous.
+            timeout: seconds; default: the cluster's.
             async_op: return a handle at once.
         Returns:
             `out`, or a read-only array: on the servers' machine their memory without a copy (while up to two versions
             are held), else a copy.
         Raises:
-            TypeError: `out` is no float32 array.
+            TypeError: `out` is not a float32 array.
             ValueError: `out` has another shape, or is not contiguous.
-            TableTimeoutError: other workers, or a server, did not come in time.
+            TableTimeoutError: other workers or a server did not come in time.
         """
         if out is not None:
             self._checked(out, "array for the result")
@@ -200,7 +202,7 @@ class Table(Paced):
         self, grad: Any, *, out: Array | None = None, lr: float | None = None, timeout: float | None = None,
         async_op: bool = False,
     ) -> Array | Handle:  # fmt: skip
-        """`push`, then `pull`. Args, Returns and Raises are theirs."""
+        """Push, then pull. Arguments, results and errors are those of `push` and `pull`."""
         given, rate, limit = self._checked(grad, "gradient"), self._rate(lr), self._limit(timeout)
         if out is not None:
             self._checked(out, "array for the result")
@@ -216,7 +218,7 @@ class Table(Paced):
         if not isinstance(array, np.ndarray):
             raise TypeError(f"table {self.name!r}: the {what} must be a NumPy array, not {type(array).__name__}")
         if array.dtype != np.float32:
-            raise TypeError(f"table {self.name!r}: the {what} is {array.dtype}, and must be float32")
+            raise TypeError(f"table {self.name!r}: the {what} must be float32, not {array.dtype}")
         if array.shape != self.spec.shape:
             raise ValueError(f"table {self.name!r}: the {what} has shape {array.shape}, the table {self.spec.shape}")
         return array
@@ -263,7 +265,7 @@ class Table(Paced):
         return out
 
     def _mapped(self, opened: dict[int, Opened]) -> Array | None:
-        """The current version at each server, side by side; None if parts have moved."""
+        """Map the current version of each server, side by side; None if parts have moved."""
         held = False
         pins: dict[int, int] = {}
         owned: list[tuple[Versions, int, int]] = []
@@ -306,7 +308,7 @@ class Table(Paced):
         return Span(pieces)
 
     def _fetched(self, timeout: float) -> Array:
-        """The values from servers elsewhere."""
+        """Fetch the values from servers of other machines."""
 
         def plan(directory: Directory) -> dict[int, Request]:
             meta = {"op": "pull", "table": self.name, "epoch": directory.epoch}
@@ -335,7 +337,7 @@ def _parts(owners: list[int], index: int) -> list[int]:
 
 
 def _pieces(flat: Array, cuts: tuple[int, ...], parts: list[int]) -> list[Array]:
-    """A server's parts of a gradient with zeros up to the end of each page; neighbours are one piece."""
+    """Collect a server's parts of a gradient, each padded with zeros to a full page; adjacent parts are one piece."""
     pieces, begin = [], -1
     for k, part in enumerate(parts):
         begin = cuts[part] if begin < 0 else begin

@@ -1,12 +1,12 @@
-"""Messages between parameter servers and those that use them: a head, JSON that says what it is, and bytes.
+"""Messages between parameter servers and their clients: a head, JSON, and bytes.
 
-On one machine they go over a Unix socket, which can also carry descriptors of shared memory, elsewhere over TCP. Both
-ends prove the cluster's secret before the first message: over TCP beyond loopback by TLS with certificates on both
-sides, elsewhere (and everywhere with `insecure`) by HMACs over fresh nonces, after which messages go in the clear. Both
-ends of a Unix socket also check the other one's user.
+On one machine they use a Unix socket, which can also carry descriptors of shared memory; between machines TCP. Both
+ends prove the cluster's secret before the first message. Over TCP beyond loopback they use TLS with certificates on
+both sides. Elsewhere (and everywhere with `insecure`) they use HMACs over fresh nonces, after which messages go in the
+clear. Both ends of a Unix socket also check the peer's user.
 
-Every size that a peer names is checked before anything is allocated. A connection on which a message was broken off is
-of no more use, and closed.
+Every size that a peer names is checked before memory is allocated. A connection on which a message was interrupted
+cannot be used any more, and is closed.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ _DEPTH_MAX = 64
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"frps"
 _PURPOSE = "parameter server"
-_TLS_BYTES = 256 << 10  # that one call encrypts
-_IO_S = 30.0  # how long the other end may take or give no byte inside a message
+_TLS_BYTES = 256 << 10  # encrypted by one call
+_IO_S = 30.0  # longest time without progress inside a message
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))  # 30 s
 Meta = dict[str, Any]
 
 
 class BrokenWireError(ConnectionError):
-    """The other end is gone, or sent what is no message; the connection is closed."""
+    """The peer is gone, or sent an invalid message; the connection is closed."""
 
 
 class Wire:
-    """One connection; it belongs to this object. One thread at a time for each direction.
+    """One connection, owned by this object. At most one thread per direction may use it.
 
     Args:
-        sock: connected, and the secret proved.
+        sock: connected, with the secret proved.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
-        self._turn = threading.Lock()  # of TLS, which takes one call at a time
+        self._turn = threading.Lock()  # for TLS, which allows one call at a time
         sock.setblocking(self._tls is None)
         self.is_local = sock.family == socket.AF_UNIX
         if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine that is gone says nothing
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects a machine that has disappeared
             for option, value in _KEEPALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self._sock = sock
-        self.peer = peer_of(sock)[0] if self.is_local else None  # the process at the other end, if that is known
+        self.peer = peer_of(sock)[0] if self.is_local else None  # the peer's process id; None for another machine
 
     def close(self) -> None:
-        """Close the connection; whoever waits on it is woken."""
+        """Close the connection and wake a thread that waits on it."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -79,14 +79,14 @@ class Wire:
 
     @property
     def local_host(self) -> str:
-        """This side's IP address."""
+        """The IP address of this end."""
         return str(self._sock.getsockname()[0])
 
     def is_idle(self) -> bool:
-        """Whether nothing has come that was not asked for: not even the connection's end."""
+        """Whether no unread data is there, and the connection has not ended."""
         try:
             return not self._is_readable(0.0)
-        except (ValueError, OSError):  # it is closed
+        except (ValueError, OSError):  # the connection is closed
             return False
 
     def _is_readable(self, timeout_s: float | None) -> bool:
@@ -97,14 +97,14 @@ class Wire:
         return bool(poll.poll(None if timeout_s is None else max(timeout_s, 0.0) * 1000))
 
     def hang_up(self) -> None:
-        """End the connection under a thread that waits on it, and closes it."""
+        """Shut the connection down; the thread that waits on it is woken and closes it."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it has ended
+        except OSError:  # it has ended already
             pass
 
     def wait_closed(self) -> None:
-        """Wait until the other end has closed it, or is found to be gone; what it sends stays to be received."""
+        """Wait until the peer has closed the connection or disappeared; does not read its messages."""
         poll = select.poll()
         poll.register(self._sock, select.POLLRDHUP)
         poll.poll()
@@ -113,11 +113,11 @@ class Wire:
         """Send a message.
 
         Args:
-            meta: as JSON takes it.
+            meta: the JSON part.
             parts: contiguous buffers.
-            fds: descriptors, on one machine only.
+            fds: descriptors; on one machine only.
         Raises:
-            BrokenWireError: the other end is gone, or takes nothing.
+            BrokenWireError: the peer is gone, or does not read.
         """
         body = json.dumps(meta).encode()
         views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
@@ -139,13 +139,13 @@ class Wire:
             raise BrokenWireError(f"the connection is broken: {error}") from None
 
     def greeting(self, timeout_s: float) -> tuple[Meta, int]:
-        """The first message of whoever has connected, which is small: what it is, and how many bytes follow.
+        """Receive the first message of an accepted connection, which is small. Returns its JSON and data size.
 
         Args:
-            timeout_s: until all of it must be there, however the bytes are dealt out.
+            timeout_s: time limit for the whole message, however its bytes are spread.
         Raises:
-            TimeoutError: it did not begin in time.
-            BrokenWireError: the other end is gone, or sent no message, or not all of one.
+            TimeoutError: the message did not begin in time.
+            BrokenWireError: the peer is gone, or did not send a complete, valid message.
         """
         meta, nbytes, fds = self.receive_head(timeout_s, GREETING_BYTES_MAX, time.monotonic() + timeout_s)
         for fd in fds:
@@ -155,15 +155,15 @@ class Wire:
     def receive_head(
         self, timeout_s: float | None = None, meta_bytes_max: int = META_BYTES_MAX, deadline: float | None = None
     ) -> tuple[Meta, int, list[int]]:
-        """Wait for a message: what it is, how many bytes follow (see `receive_data`), and its descriptors.
+        """Wait for a message. Returns its JSON, the size of its data (see `receive_data`), and its descriptors.
 
         Args:
-            timeout_s: how long to wait for its beginning; None: as long as it takes.
-            meta_bytes_max: of the JSON that says what it is.
-            deadline: until when that must be there, by the monotonic clock; None: as long as bytes come.
+            timeout_s: how long to wait for its start; None: without limit.
+            meta_bytes_max: largest size of the JSON.
+            deadline: time of the monotonic clock by which the JSON must be complete; None: any time while bytes come.
         Raises:
-            TimeoutError: it did not begin in time; the connection is as good as before.
-            BrokenWireError: the other end is gone, or sent no message.
+            TimeoutError: the message did not begin in time; the connection stays usable.
+            BrokenWireError: the peer is gone, or sent an invalid message.
         """
         fds = array.array("i")
         try:
@@ -172,11 +172,11 @@ class Wire:
             first = self._begin(fds)
             magic, meta_bytes, data_bytes = _HEAD.unpack(self._rest(first, _HEAD.size, deadline))
             if magic != _MAGIC or meta_bytes > meta_bytes_max or data_bytes > DATA_BYTES_MAX:
-                raise ValueError("this is no message of fastrt's parameter servers")
+                raise ValueError("the peer does not speak the protocol of fastrt's parameter servers")
             body = self._rest(b"", meta_bytes, deadline)
             meta = read_json(body, "a message", bytes_max=meta_bytes_max, depth_max=_DEPTH_MAX)
             if not isinstance(meta, dict):
-                raise ValueError("this is no message of fastrt's parameter servers")
+                raise ValueError("the peer does not speak the protocol of fastrt's parameter servers")
             return meta, data_bytes, list(fds)
         except TimeoutError:
             for fd in fds:
@@ -189,10 +189,10 @@ class Wire:
             raise BrokenWireError(f"the connection is broken: {error}") from None
 
     def receive_data(self, into: Any) -> None:
-        """Receive bytes of a message's data into a writable buffer.
+        """Receive data of a message into a writable buffer.
 
         Raises:
-            BrokenWireError: the other end is gone, or sends nothing.
+            BrokenWireError: the peer is gone, or sends nothing.
         """
         view = memoryview(into).cast("B")
         try:
@@ -203,7 +203,7 @@ class Wire:
             raise BrokenWireError(f"the connection is broken: {error}") from None
 
     def _rest(self, begun: bytes, size: int, deadline: float | None) -> bytearray:
-        """So many bytes, of which some are there; with a deadline, none of them is a reason to wait on."""
+        """Complete a buffer whose first bytes are there. With a deadline, arriving bytes do not extend the wait."""
         whole = bytearray(size)
         whole[: len(begun)] = begun
         have = len(begun)
@@ -214,7 +214,7 @@ class Wire:
         return whole
 
     def _begin(self, fds: array.array[int]) -> bytes:
-        """The first bytes of a message, and its descriptors.
+        """Receive the first bytes of a message, and its descriptors.
 
         Raises:
             EOFError: the connection has ended.
@@ -227,11 +227,11 @@ class Wire:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(data[: len(data) - len(data) % 4])
         if not begun:
-            raise EOFError("the other end closed it")
+            raise EOFError("the peer closed it")
         return begun
 
     def _receive(self, view: memoryview, least: int, timeout_s: float) -> int:
-        """Receive so many bytes at least, with at most so many seconds between two pieces; returns how many.
+        """Receive at least this many bytes, with a time limit between two pieces; returns the number received.
 
         Raises:
             EOFError, OSError: the connection has ended, or nothing came in time.
@@ -247,7 +247,7 @@ class Wire:
                 self._wait(wanted, timeout_s)
                 continue
             if not got:
-                raise EOFError("the other end closed it")
+                raise EOFError("the peer closed it")
             have += got
         return have
 
@@ -270,11 +270,11 @@ class Wire:
     def call(
         self, meta: Meta, parts: Sequence[Any] = (), fds: Sequence[int] = (), timeout_s: float | None = None
     ) -> Any:
-        """Send a message and receive the answer to it: what it is, its data, and its descriptors.
+        """Send a message and receive the answer: its JSON, data and descriptors.
 
         Raises:
-            BrokenWireError: the other end is gone.
-            TimeoutError: there is no answer in time; the connection is closed, since one may come yet.
+            BrokenWireError: the peer is gone.
+            TimeoutError: no answer came in time; the connection is closed, since one may come later.
         """
         self.send(meta, parts, fds)
         return self.answer(timeout_s)
@@ -283,8 +283,8 @@ class Wire:
         """Receive an answer; see `call`.
 
         Args:
-            timeout_s: how long it may take to begin.
-            into: given its JSON and the size of its data, a buffer for them.
+            timeout_s: how long to wait for its start.
+            into: returns the buffer for the data, given the JSON and the size.
         """
         try:
             meta, nbytes, fds = self.receive_head(timeout_s)
@@ -297,25 +297,25 @@ class Wire:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end of a Unix socket."""
+    """Process id and user id of the peer of a Unix socket."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", raw)
     return pid, uid
 
 
 def is_mine(sock: socket.socket) -> bool:
-    """Whether the other end of a Unix socket is a process of the same user."""
+    """Whether the peer of a Unix socket is a process of the same user."""
     return peer_of(sock)[1] == os.getuid()
 
 
 def dial(unix: str | None, address: str, trust: Trust, timeout_s: float) -> Wire:
-    """Connect over the Unix socket if that is on this machine, else over TCP. Both ends have then proved the secret.
+    """Connect over the Unix socket if it is on this machine, else over TCP, and prove the secret in both directions.
 
     Args:
         unix: the socket's abstract name, without its leading zero.
         address: `host:port`.
         trust: the cluster's.
-        timeout_s: for the connection, and for the proof.
+        timeout_s: for the connection, and again for the proof.
     Raises:
         BrokenWireError: no process of the cluster listens there.
     """
@@ -328,13 +328,13 @@ def dial(unix: str | None, address: str, trust: Trust, timeout_s: float) -> Wire
                 prove_as_client(sock, trust.key, _PURPOSE, timeout_s=timeout_s)
                 return Wire(sock)
         except (OSError, FastrtError):
-            pass  # another machine, another network namespace, or a server that is just being restarted
+            pass  # another machine or network namespace, or a server that is restarting
         sock.close()
     host, _, port = address.rpartition(":")
     try:
         sock = socket.create_connection((host.strip("[]"), read_int(port, "the port", 1, 65535)), timeout_s)
     except (OSError, ValueError) as error:
-        raise BrokenWireError(f"nobody answers at {address}: {error}") from None
+        raise BrokenWireError(f"no process answers at {address}: {error}") from None
     try:
         if is_clear(sock, trust):
             prove_as_client(sock, trust.key, _PURPOSE, timeout_s=timeout_s)
@@ -347,14 +347,14 @@ def dial(unix: str | None, address: str, trust: Trust, timeout_s: float) -> Wire
 
 
 def receive(sock: socket.socket, trust: Trust, timeout_s: float) -> Wire:
-    """Have the client of an accepted connection prove the secret, and prove it to the client.
+    """Exchange proofs of the secret with the client of an accepted connection.
 
     Args:
         sock: accepted; it is closed on failure.
         trust: the cluster's.
-        timeout_s: for all of it.
+        timeout_s: for the whole exchange.
     Raises:
-        BrokenWireError: it has not proved the secret.
+        BrokenWireError: the client has not proved the secret.
     """
     try:
         if is_clear(sock, trust):
@@ -368,7 +368,7 @@ def receive(sock: socket.socket, trust: Trust, timeout_s: float) -> Wire:
 
 
 def is_clear(sock: socket.socket, trust: Trust) -> bool:
-    """Whether messages over a connection are not encrypted: both of its ends find the same."""
+    """Whether messages over a connection are not encrypted; both ends come to the same answer."""
     if sock.family == socket.AF_UNIX or trust.insecure:
         return True
     there = ipaddress.ip_address(str(sock.getpeername()[0]).partition("%")[0])
