@@ -17,7 +17,7 @@ from typing import Any
 
 from fastrt._core.memory import trace
 from fastrt._core.objects import handles
-from fastrt._core.tasks import actors
+from fastrt._core.tasks import actors, submission
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.inbox import Inbox
 from fastrt._core.tasks.runner import Runner
@@ -28,7 +28,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.tasks.actor_handle import ActorPlan
 from fastrt.tasks.exit_actor import ActorLeaves
 from fastrt.tasks.method import MethodPlan, bound_method
-from fastrt.worker import environments, special
+from fastrt.worker import environments
 from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, is_exit, run_exit_functions
 from fastrt.worker.main import Worker, end_child
@@ -45,7 +45,7 @@ class ActorWorker(Worker):
     Args:
         store: this process's attachment.
         actor: the actor's index.
-        told_to_stop: asks the daemon's connection whether there is an order to leave; called when idle.
+        stop_ordered: asks the daemon's connection whether there is an order to leave; called when idle.
         ending: ends this process.
         native_threads: sets the thread counts of native libraries.
         outputs: streams to flush after a call if they say that they have something `pending`.
@@ -55,18 +55,17 @@ class ActorWorker(Worker):
         self,
         store: Store,
         actor: int,
-        told_to_stop: Callable[[], bool],
+        stop_ordered: Callable[[], bool],
         ending: Ending,
         native_threads: NativeThreads,
         outputs: Sequence[Any] = (),
     ) -> None:
-        super().__init__(store, lambda word: None, told_to_stop, lambda: True, ending, native_threads, outputs)
+        super().__init__(store, lambda word: None, stop_ordered, lambda: True, ending, native_threads, outputs)
         store.on_block = store.help_with = None  # an actor has no place among the workers to give away
-        self.retries_here = True
+        self.retries.in_place = True
         self.actor = store.actor_here = actor
         store.on_exit = self.exit
         self.exiting = False
-        self._told_to_stop = told_to_stop
         self._building = False  # the constructor runs
         self._coroutines: Coroutines | None = None
         self._instance: Any = None
@@ -74,9 +73,9 @@ class ActorWorker(Worker):
         self._name = ""  # of its class, once that is known
         self._methods: list[Any] = []
 
-    def told_to_stop(self) -> bool:
+    def stop_ordered(self) -> bool:
         """Whether to take no more calls."""
-        return self.exiting or self._told_to_stop()
+        return self.exiting or self._stop_ordered()
 
     def run(self) -> None:
         """Build the instance and take calls."""
@@ -210,7 +209,7 @@ class ActorWorker(Worker):
             self._client, {}, self.prepare, self.seal, self.fail, end_child, self._outputs, self._methods
         )
         with self.waiting():
-            while not self.told_to_stop():
+            while not self.stop_ordered():
                 self._runner.serve(inbox, _IDLE_S, self._store.spin_s)
                 if actors.is_over(self._client, self.actor):
                     return
@@ -218,7 +217,7 @@ class ActorWorker(Worker):
     def prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Find what to call for a call, and load its arguments."""
         method, args, kwargs = self.prepare_method(task)
-        return special.wrap(self, task, method), args, kwargs
+        return self.wrap(task, submission.flags_of(self._client, task), method), args, kwargs
 
     def prepare_method(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Find a call's method and load its arguments."""
@@ -230,7 +229,7 @@ class ActorWorker(Worker):
 
     def is_generator(self, task: int) -> bool:
         """Whether a call yields its items, one by one or all into one list."""
-        return special.is_stream(self, task) or self.policy_of(task).dynamic
+        return self.generators.is_stream(task) or self.policies.of(task).dynamic
 
     def seal(self, task: int, value: Any) -> None:
         """Seal what a method returned, and end the call."""

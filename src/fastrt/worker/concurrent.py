@@ -23,8 +23,8 @@ from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import ActorDiedError, FastrtError
 from fastrt.tasks.exit_actor import LEFT, ActorLeaves
-from fastrt.worker import special
 from fastrt.worker.ending import is_exit
+from fastrt.worker.timeouts import Answered
 
 if TYPE_CHECKING:
     import asyncio
@@ -63,14 +63,14 @@ class Threads:
             name: ThreadPoolExecutor(most, f"fastrt-{name or 'calls'}") for name, most in limits_of(worker).items()
         }
         self._running: dict[int, int] = {}  # task index by thread
-        worker.threaded = True
+        worker.timeouts.in_threads = True
         worker.store.task_here = self._task_here
 
     def serve(self) -> None:
         """Run calls until the actor is over, or told to stop."""
         worker = self._worker
         with worker.waiting():
-            while not worker.told_to_stop():
+            while not worker.stop_ordered():
                 for cell in self._inbox.take(_IDLE_S, worker.store.spin_s):
                     self._pools[_group_of(worker, cell)].submit(self._run, cell)
                 if actors.is_over(worker.store.client, worker.actor):
@@ -91,18 +91,17 @@ class Threads:
         try:
             function, args, kwargs = self._worker.prepare(task)
             self._worker.seal(task, function(*args, **kwargs))
-        except special.Answered:
+        except Answered:
             pass
         except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
             self._worker.fail(task, exc)
         finally:
-            self._worker.answered.discard(threading.get_ident())
+            self._worker.timeouts.end_call_here()
             del self._running[threading.get_ident()]
             trace.end(client, traced)
 
     def _task_here(self) -> int | None:
-        thread = threading.get_ident()
-        return None if thread in self._worker.answered else self._running.get(thread)
+        return None if self._worker.timeouts.is_answered_here() else self._running.get(threading.get_ident())
 
 
 class Group:
@@ -193,7 +192,7 @@ class Group:
         worker = self._worker
         function, args, kwargs = worker.prepare_method(task)
         if worker.is_generator(task):
-            return await special.run_async(worker, task, function, args, kwargs)
+            return await worker.generators.run_on_loop(task, function, args, kwargs)
         value = function(*args, **kwargs)
         return await value if worker.is_async(task) else value
 
@@ -216,7 +215,7 @@ class Group:
                 raise
             if sys.version_info >= (3, 11):
                 here.uncancel()
-            raise special.late(self._worker.name_of(task), timeout_s) from None
+            raise self._worker.timeouts.error(task, timeout_s) from None
         finally:
             alarm.cancel()
 
@@ -228,11 +227,11 @@ class Group:
                 raise ActorLeaves(ActorDiedError(LEFT))
             while True:
                 try:
-                    timeout_s = worker.policy_of(task).timeout_s
+                    timeout_s = worker.policies.of(task).timeout_s
                     value = await (self._call_in_time(task, timeout_s) if timeout_s else self._call(task))
                     break
                 except Exception as exc:
-                    if not await special.retry_async(worker, task, exc):
+                    if not await worker.retries.wait_on_loop(task, exc):
                         raise
             worker.seal(task, value)
         except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
@@ -298,7 +297,7 @@ class Coroutines:
         """In the other thread: pass on what comes, and the order to leave."""
         worker = self._worker
         try:
-            while not worker.told_to_stop():
+            while not worker.stop_ordered():
                 cells = self._inbox.take(_IDLE_S, worker.store.spin_s)
                 if cells:
                     self._hand_out(cells)

@@ -24,7 +24,7 @@ from fastrt.tasks import runtime_env as environments
 from fastrt.tasks.functions import FunctionCache
 from fastrt.tasks.runtime_env import Environment
 
-_ROOMS_MAX = 16  # environments whose modules and functions a worker keeps
+_SCOPES_MAX = 16  # environments whose modules and functions a worker keeps
 
 
 def apply(environment: Environment) -> None:
@@ -77,7 +77,7 @@ class Surroundings:
         environments.set_current(self._current)
 
 
-class Room:
+class Scope:
     """What an environment has in this worker.
 
     Args:
@@ -97,7 +97,7 @@ class Room:
         self._others: dict[str, ModuleType] = {}  # what was in sys.modules, while they are
         self._outside: Surroundings | None = None
         self._before: Environment | None = None  # of one that changes nothing
-        self._elsewhere: list[str] = []  # sys.path outside
+        self._outer_paths: list[str] = []  # sys.path outside
         self._globals_outside: object = None
         self.functions = FunctionCache(store)
 
@@ -112,7 +112,7 @@ class Room:
             environments.set_current(self._environment)
             return
         self._outside = Surroundings()
-        self._elsewhere = [path for path in map(os.path.abspath, sys.path) if path not in self._folders]
+        self._outer_paths = [path for path in map(os.path.abspath, sys.path) if path not in self._folders]
         self._others = dict(sys.modules)
         for name in [name for name in self._top_names() if self._has_other(name)]:
             for inner in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
@@ -161,7 +161,7 @@ class Room:
         if not file:
             return False
         mine = max((len(folder) for folder in self._folders if _is_below(file, folder)), default=-1)
-        return mine >= 0 and mine > max((len(path) for path in self._elsewhere if _is_below(file, path)), default=-1)
+        return mine >= 0 and mine > max((len(path) for path in self._outer_paths if _is_below(file, path)), default=-1)
 
 
 class Inside:
@@ -173,7 +173,7 @@ class Inside:
         self.value = value
 
 
-class Rooms:
+class Environments:
     """The environments that a worker knows, and the one that it is in.
 
     Args:
@@ -183,8 +183,8 @@ class Rooms:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._fixed = frozenset(sys.modules)
-        self._rooms: OrderedDict[tuple[int, Environment], Room] = OrderedDict()
-        self._here: tuple[int, Room] | None = None  # the task that it was entered for, and where it is
+        self._scopes: OrderedDict[tuple[int, Environment], Scope] = OrderedDict()
+        self._here: tuple[int, Scope] | None = None  # the task that it was entered for, and where it is
 
     def enter(self, task: int, environment: Environment) -> FunctionCache:
         """Enter the environment of a task that this process has claimed.
@@ -195,18 +195,18 @@ class Rooms:
             ConfigError: it cannot be entered.
         """
         key = core.info(self._store.client, task)["job"], environment
-        room = self._rooms.pop(key, None) or Room(environment, self._store, self._fixed)
-        self._rooms[key] = room
-        if len(self._rooms) > _ROOMS_MAX:
-            self._rooms.popitem(last=False)
-        room.enter()
-        self._here = task, room
-        return room.functions
+        scope = self._scopes.pop(key, None) or Scope(environment, self._store, self._fixed)
+        self._scopes[key] = scope
+        if len(self._scopes) > _SCOPES_MAX:
+            self._scopes.popitem(last=False)
+        scope.enter()
+        self._here = task, scope
+        return scope.functions
 
     def drop_swept(self) -> None:
-        """Drop the functions of all rooms that no task can name any more."""
-        for room in self._rooms.values():
-            room.functions.drop_swept()
+        """Drop the functions of all scopes that no task can name any more."""
+        for scope in self._scopes.values():
+            scope.functions.drop_swept()
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """What to call instead of a function, in the environment that was entered for it."""

@@ -267,7 +267,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
 
         call_sites.start(store)
 
-    def told_to_stop() -> bool:
+    def stop_ordered() -> bool:
         try:
             message = daemon.receive(0)
         except (EOFError, OSError):  # a task may have closed any descriptor
@@ -289,9 +289,9 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     ending = Ending(limit_s if actor is not None else min(WORKER_LIMIT_S, limit_s))
     worker: Worker
     if actor is None:
-        worker = Worker(store, lambda word: daemon.send(op=word), told_to_stop, may_wait, ending, threads, [out, err])
+        worker = Worker(store, lambda word: daemon.send(op=word), stop_ordered, may_wait, ending, threads, [out, err])
     else:
-        worker = ActorWorker(store, actor, told_to_stop, ending, threads, [out, err])
+        worker = ActorWorker(store, actor, stop_ordered, ending, threads, [out, err])
     try:
         worker.run()
     finally:
