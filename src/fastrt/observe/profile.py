@@ -36,6 +36,7 @@ from fastrt._core.objects import handles
 from fastrt.config import SHM_DIR
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import read_object
+from fastrt.net.address import AddressError, join_address, own_host_toward
 from fastrt.net.grpc.channel import bearer, open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity, new_token
@@ -267,7 +268,7 @@ class TwoNodes:
         shown: dict[str, Any] = {"identity": identity}
         if identity is None:
             shown = {"token": token, "native_identity": Identity.from_token(token)}
-        self._server = ObjStoreServer(self._store, **shown, address=f"{host}:0", insecure=insecure)
+        self._server = ObjStoreServer(self._store, **shown, address=join_address(host, 0), insecure=insecure)
         stack.callback(self._server.stop)
         self._server.start()
         table = self._server.table
@@ -409,13 +410,10 @@ def _check_room(most: int, nodes: int) -> None:
 
 def _own_host(address: str) -> str:
     """The address of this machine on the way to another."""
-    host, _, port = address.rpartition(":")
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect((host.strip("[]"), int(port)))
-        except (OSError, ValueError) as exc:
-            raise FastrtError(f"{address} cannot be reached: {exc}; give the host:port of a node's store") from None
-        return str(sock.getsockname()[0])
+    try:
+        return own_host_toward(address)
+    except (OSError, AddressError) as exc:
+        raise FastrtError(f"{address} cannot be reached: {exc}; give the host:port of a node's store") from None
 
 
 # ---- the other process ----

@@ -21,7 +21,8 @@ from fastrt._core.memory.segment import start_time
 from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.folders import replace_private
-from fastrt.net.grpc.auth import TlsFiles, reachable, read_token
+from fastrt.net.address import join_address, reachable
+from fastrt.net.grpc.auth import TlsFiles, read_token
 from fastrt.net.grpc.identity import Identity, new_token
 from fastrt.runtime.nodefile import NodeFile, nodes_here
 from fastrt.runtime.processes import spawn_service
@@ -102,13 +103,13 @@ class Node:
         self._runtime = start(options.config, cluster=True)
         self.session = self._runtime.session
         # Where each process serves: at first where it is told to, then where it was.
-        self.addresses = {"uplink": f"{options.host}:0"}
+        self.addresses = {"uplink": join_address(options.host, 0)}
         self.head = options.head or ""
         if options.head is None:
             wanted = {"head": options.listen, "scheduler": options.scheduler, "coordinator": options.coordinator}
             self.addresses = {name: address for name, address in wanted.items() if address} | self.addresses
         if options.scheduler is not None:
-            self.addresses["store"] = f"{options.host}:0"
+            self.addresses["store"] = join_address(options.host, 0)
         try:
             self.token_file = self._token()
             for name in self.addresses:

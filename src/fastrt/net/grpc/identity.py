@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ConfigError, FastrtError
-from fastrt.foreign_text import read_int
+from fastrt.net.address import split_address
 
 if TYPE_CHECKING:
     import grpc
@@ -253,9 +253,8 @@ class Identity:
         Returns:
             The reason in words; None when it is part of the cluster, or cannot be reached at all.
         """
-        host, _, port = address.rpartition(":")
         try:
-            sock = socket.create_connection((host.strip("[]"), read_int(port, "the port", 1, 65535)), timeout_s)
+            sock = socket.create_connection(split_address(address), timeout_s)
         except (OSError, ValueError):
             return None
         context = self.client_context()

@@ -39,7 +39,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import ipaddress
 import os
 import secrets
 import socket
@@ -49,6 +48,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from fastrt.errors import FastrtError
+from fastrt.net.address import ip_of
 
 GREETING_S = 10.0  # for the whole proof, no matter how the bytes are spread over it
 
@@ -279,17 +279,12 @@ def is_local(sock: socket.socket) -> bool:
     """
     if sock.family == socket.AF_UNIX:
         return True
-    here, there = _ip(sock.getsockname()), _ip(sock.getpeername())
+    here, there = ip_of(sock.getsockname()[0]), ip_of(sock.getpeername()[0])
     return here.is_loopback or here == there
 
 
-def _ip(end: tuple[str, int]) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    found = ipaddress.ip_address(end[0].partition("%")[0])
-    return getattr(found, "ipv4_mapped", None) or found  # a socket for both families shows v4 peers as v6
-
-
 def _end(end: tuple[str, int]) -> str:
-    return f"{_ip(end)} {end[1]}"
+    return f"{ip_of(end[0])} {end[1]}"
 
 
 @lru_cache(maxsize=1)

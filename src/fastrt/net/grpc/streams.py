@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from fastrt.errors import FastrtError
+from fastrt.net.address import with_port
 from fastrt.net.grpc.auth import TlsFiles, read_token
 from fastrt.net.grpc.descriptors import MessageSet
 from fastrt.net.grpc.door import Door, Limits
@@ -125,7 +126,7 @@ async def serve(
     await server.start()
     door.open(port, tls=True)
     weakref.finalize(server, door.close)
-    return server, f"{address.rpartition(':')[0]}:{port}"
+    return server, with_port(address, port)
 
 
 def _proven(door: Door, handler: Handler) -> Handler:
