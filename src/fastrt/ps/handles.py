@@ -2,82 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from fastrt.net import background
 from fastrt.ps.errors import NotFiniteError, TableTimeoutError
 
 Array = np.ndarray[Any, Any]
 
 
-class Handle:
-    """A push or pull that goes on in the background. `wait` for it, ask `done`, or `await` it.
+class Handle(background.Handle):
+    """A push or pull that runs in the background. `wait` for it, ask `done`, or `await` it.
 
-    What it raises is what the operation raises. Arrays that it was given belong to it until then.
+    Its exceptions are raised there; `wait` raises `TableTimeoutError` at the end of its own timeout. Arrays that were
+    passed to it must not be used until it is done.
     """
 
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """What the blocking call returns.
-
-        Args:
-            timeout: seconds; by default as long as the operation itself may take.
-        Raises:
-            TableTimeoutError: it is not done in that time; it goes on.
-        """
-        try:
-            return self._future.result(timeout)
-        except FutureTimeout as error:
-            if isinstance(error, TableTimeoutError):
-                raise
-            raise TableTimeoutError(f"the operation is not done after {timeout} s; it goes on") from None
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._future.done()
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.wrap_future(self._future).__await__()
+    timeout_error = TableTimeoutError
 
 
 class Background:
     """Runs operations one after the other, in a thread that starts with the first."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._count = 0  # queued or running
+        self._line = background.Line("fastrt-ps-async", Handle)
 
     def run(self, async_op: bool, function: Callable[..., Any], *args: Any) -> Any:
         """Make a call: in the background, for a handle, or now, after those that are under way there."""
-        if not (async_op or self._count):
+        if not (async_op or self._line.count):
             return function(*args)
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, "fastrt-ps-async")
-            handle = Handle(self._pool.submit(self._run, function, args))
-            self._count += 1
+        handle = self._line.submit(function, *args)
         return handle if async_op else handle.wait()
 
     def close(self) -> None:
-        """Wait for what is queued, and take no more."""
-        if self._pool is not None:
-            self._pool.shutdown()
-
-    def _run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        try:
-            return function(*args)
-        finally:
-            with self._lock:
-                self._count -= 1
+        """Take no more, and wait for queued operations."""
+        self._line.close(wait=True)
 
 
 def is_finite(array: Array) -> bool:
