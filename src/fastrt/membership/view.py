@@ -48,7 +48,12 @@ class ClusterView:
             self._condition.notify_all()
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
-        """Wait until a condition holds; see `ClusterMember.wait_for`."""
+        """Wait until a condition holds; it is checked after each change.
+
+        Raises:
+            ClusterTimeoutError: it does not hold in this time.
+            FastrtError: the member has failed.
+        """
         with self._condition:
             done = self._condition.wait_for(lambda: condition() or self.failure is not None, timeout_s)
             if not done:

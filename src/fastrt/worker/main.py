@@ -34,9 +34,9 @@ from fastrt.worker.policies import Policies
 from fastrt.worker.retries import Retries
 from fastrt.worker.timeouts import Timeouts
 
-_SCALARS = 1  # the kind of arguments that the core reads by itself
+_SCALARS = 1  # the kind of arguments that the core reads without pickle
 _IDLE_S = 1.0
-_ARGUMENT_TRIES = 20  # each ends after the store's patience, when no process of the node gets on
+_ARGUMENT_TRIES = 20  # each ends after the store's patience, when no process of the node makes progress
 _HELP_DEPTH_MAX = 32  # about eight frames each of the thousand that Python allows
 
 
@@ -116,7 +116,7 @@ class Worker:
         """Let SIGINT interrupt user code, and SIGTERM end this process."""
         signal.signal(signal.SIGINT, self._on_interrupt)
         signal.signal(signal.SIGTERM, self._on_terminate)
-        # Python forgets a signal that comes to a child before its fork is complete: it waits until then.
+        # Python drops a signal that a child receives before its fork is complete, so the signal is blocked until then.
         mask = signal.pthread_sigmask
         os.register_at_fork(
             before=lambda: mask(signal.SIG_BLOCK, [signal.SIGTERM]),
@@ -126,7 +126,7 @@ class Worker:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """While the main thread waits for tasks or calls, or runs them: SIGTERM ends that at once."""
+        """Let SIGTERM end the block at once: the main thread waits for tasks or calls there, or runs them."""
         self._idle = True
         try:
             yield
@@ -136,11 +136,11 @@ class Worker:
             self._idle = False
 
     def clean_up(self) -> None:
-        """Run the cleanup code of tasks that ran here: this process is about to end."""
+        """Run the cleanup code of tasks that ran here; the process is about to end."""
         self.ending.clean_up([run_exit_functions, flush_files])
 
     def task_here(self) -> int | None:
-        """The task that runs on this thread, for `fastrt.runtime_context()`."""
+        """Return the task that runs on this thread, for `fastrt.runtime_context()`."""
         return self._runner.stack[-1] if self._runner.stack and threading.get_ident() == self._thread else None
 
     def _prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -193,14 +193,17 @@ class Worker:
         return call
 
     def _arguments(self, task: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Load a task's arguments. Several workers may each hold some of theirs and wait for room for the others."""
+        """Load a task's arguments; try again if there is no room.
+
+        Several workers can each hold some of their arguments and wait for room for the others. A worker that fails
+        drops those that it has loaded, so that another one can continue.
+        """
         for _ in range(_ARGUMENT_TRIES):
             try:
                 return self._load_arguments(task)
             except ObjectStoreFullError as exc:
                 if not exc.may_pass:
                     raise
-            # What was loaded is free for other workers now.
         return self._load_arguments(task)
 
     def _load_arguments(self, task: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -212,7 +215,7 @@ class Worker:
             try:
                 args = tuple([self._store.load(arg) if isinstance(arg, ObjectRef) else arg for arg in args])
             except BaseException:
-                core_unread.mark(self._client, refs)  # one error stands for those of all arguments
+                core_unread.mark(self._client, refs)  # one error is raised for those of all arguments
                 raise
         return args, kwargs
 
@@ -222,12 +225,12 @@ class Worker:
         return bool(stack) and stack[-1] == task
 
     def source_here(self) -> tuple[int, str]:
-        """The job and the name of the task that runs here, for its output."""
+        """Return the job and the name of the task that runs here, for its output."""
         stack = self._runner.stack
         return self._client.job, self.name_of(stack[-1]) if stack else ""
 
     def name_of(self, task: int) -> str:
-        """What the task is called in messages."""
+        """Return a task's name for messages."""
         return self._functions.name(task)
 
     def fail(self, task: int, exc: BaseException) -> None:
@@ -235,7 +238,7 @@ class Worker:
         self._fail(task, exc)
 
     def _seal(self, task: int, value: Any) -> None:
-        """Seal what the function returned, and end the task."""
+        """Seal the function's result, and end the task."""
         if self._store.with_room(0, lambda: core.finish_scalar(self._client, task, value)):
             return
         count = core.info(self._client, task)["returns"]
@@ -252,9 +255,9 @@ class Worker:
         core.finish(self._client, task)
 
     def _drain(self, task: int, generator: Any, count: int) -> Any:
-        """Collect what a generator yields, where a number of results was announced.
+        """Collect the items of a generator whose task has a fixed number of results.
 
-        Where it raises and does not run again, its items are results: the error takes the places of the others.
+        If it raises and does not run again, its items are the first results, and the error is all others.
         """
         items: list[Any] = []
         self._runner.interruptible = True  # user code again
@@ -278,7 +281,7 @@ class Worker:
     def _fail(self, task: int, exc: BaseException) -> None:
         """Seal the error as every result that is not sealed yet, or run the task again."""
         if issubclass(type(exc), ProcessEnds):
-            return  # the task ends as it does when its worker is killed
+            return  # the task ends as after a kill of its worker
         if core.cancelled(self._client, task):
             exc = TaskCancelledError(f"the task was cancelled while it ran in process {os.getpid()}")
         elif self.retries.requeue(task, exc):
@@ -287,7 +290,7 @@ class Worker:
             if type(exc) not in (TaskCancelledError, SerializationError, ObjectStoreFullError):
                 exc = TaskError.wrap(exc, task_name=self.name_of(task))
             self._store.put_error(task, exc)
-        except BaseException as why:  # user code again: the exception's own methods, and they may raise anything
+        except BaseException as why:  # user code again: the exception's methods can raise anything
             text = f"{type(exc).__name__}, which cannot be reported: {type(why).__name__}"
             self._store.put_error(task, TaskError(self.name_of(task), os.getpid(), text))
         core.finish(self._client, task)
@@ -296,9 +299,9 @@ class Worker:
     # ---- waiting inside a task ----
 
     def _on_block(self, blocked: bool) -> None:
-        """A sleep inside a task begins or ends: the daemon keeps as many workers able to run as there should be.
+        """Notify the daemon when a sleep inside a task begins or ends: it keeps the number of runnable workers.
 
-        Threads that the task has started sleep for it too: it may be waiting for them.
+        Sleeps of threads that the task has started count too: it can be waiting for them.
         """
         thread = threading.get_ident()
         with self._sleepers_lock:
@@ -306,7 +309,7 @@ class Worker:
             if blocked and self._runner.stack:
                 self._sleepers.add(thread)
             elif not blocked:
-                self._sleepers.discard(thread)  # also when the task that it slept for has ended meanwhile
+                self._sleepers.discard(thread)  # also if its task has ended meanwhile
             if before != bool(self._sleepers):
                 self._notify("blocked" if blocked else "unblocked")
         if thread == self._thread and self._runner.stack:
@@ -319,10 +322,10 @@ class Worker:
             raise TaskCancelledError(f"the task was cancelled while it waited for room in process {os.getpid()}")
 
     def _help_with(self, ref: ObjectRef) -> bool:
-        """Instead of sleeping while no further worker can be started: run what `ref` waits for, here and now.
+        """Run the task that makes `ref` on this thread, instead of sleeping, if no further worker can be started.
 
-        Only then, because the task runs on top of the one that waits: if it crashes, both go. Not for ever: each
-        takes some of the stack, and the daemon starts one more worker when all sleep while tasks are queued.
+        Only then, because the task runs on top of the one that waits: a crash ends both. The depth is limited, because
+        each task takes some of the stack; the daemon starts one more worker if all sleep while tasks are queued.
         """
         depth = len(self._runner.stack)
         if not 0 < depth < _HELP_DEPTH_MAX or threading.get_ident() != self._thread or self._may_wait():
@@ -342,7 +345,7 @@ class Worker:
         return True
 
     def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        """SIGINT: somebody cancels the task that runs here; one that came too late is ignored."""
+        """SIGINT: raise in the task that runs here if it was cancelled or its timeout is over; else do nothing."""
         if not self._runner.interruptible or not self._runner.stack:
             return
         task = self._runner.stack[-1]
@@ -351,21 +354,21 @@ class Worker:
         self.timeouts.raise_if_over(task)
 
     def _on_terminate(self, signum: int, frame: FrameType | None) -> None:
-        """SIGTERM: end. What user code runs here is interrupted, and then cleanup code runs."""
+        """SIGTERM: interrupt user code that runs here, run cleanup code, and end."""
         self.ending.order()
         self._runner.leaving = True
         if self._runner.interruptible if self._runner.stack else self._idle:
             raise ProcessEnds
 
     def _forget_termination(self) -> None:
-        """In a child that user code has forked: SIGTERM ends it at once, as any other process."""
+        """Restore SIGTERM in a child that user code has forked: the signal ends it at once, as any other process."""
         if signal.getsignal(signal.SIGTERM) == self._on_terminate:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def end_child(exc: BaseException | None) -> None:
-    """Leave a process that a task has forked and that came back into this loop, which is its parent's."""
+    """End a process that a task has forked and that returned into this loop, which belongs to its parent."""
     code = 0
     if isinstance(exc, SystemExit):
         code = exit_code(exc)

@@ -28,7 +28,7 @@ class TlsFiles:
     Attributes:
         certificate: this server's certificate chain.
         key: its private key.
-        client_ca: certificates that sign those of clients; with it, clients must show one (mutual TLS).
+        client_ca: certificates that sign those of clients; with it, clients must present one (mutual TLS).
     """
 
     certificate: Path
@@ -36,7 +36,7 @@ class TlsFiles:
     client_ca: Path | None = None
 
     def check(self) -> None:
-        """See that the files are what they should be: gRPC only says that it cannot serve, or that nobody answers.
+        """Check the files: gRPC reports only that it cannot serve, or that no server answers.
 
         Raises:
             ConfigError: one is no PEM file of its kind, the key is not the certificate's, or a file cannot be read.
@@ -48,7 +48,7 @@ class TlsFiles:
             what = f"certificates of authorities {self.client_ca}"
             if self.client_ca is not None:
                 context.load_verify_locations(self.client_ca)
-        except OSError as error:  # what ssl raises is one too
+        except OSError as error:  # ssl's errors are OSErrors too
             reason = getattr(error, "reason", None) or error
             raise ConfigError(f"the {what} cannot be used: {reason}. Give PEM files that belong together.") from None
 
@@ -66,7 +66,7 @@ class TlsFiles:
         return grpc.ssl_server_credentials([pair], roots, require_client_auth=roots is not None)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Credentials for a client that shows `certificate`, and trusts servers signed by `client_ca`.
+        """Credentials for a client that presents `certificate`, and trusts servers signed by `client_ca`.
 
         Raises:
             FastrtError: a file cannot be read.
@@ -95,7 +95,7 @@ def read_token(path: str | os.PathLike[str]) -> str:
 
 
 def refused_token(metadata: Sequence[tuple[str, str | bytes]], token: str) -> str | None:
-    """Why a call's metadata does not carry the token (`authorization: Bearer <token>`), None when it does."""
+    """Reason to refuse a call whose metadata lacks the token (`authorization: Bearer <token>`); None if it has it."""
     for key, value in metadata:
         if key == "authorization":
             given = value.decode("latin-1") if isinstance(value, bytes) else value
