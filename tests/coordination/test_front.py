@@ -17,12 +17,12 @@ import pytest
 
 from fastrt.coordination import Coordinator, CoordinatorOptions, Front, connect
 from fastrt.coordination.engine import Core
-from fastrt.coordination.front import _KEEP
 from fastrt.coordination.link import END_BYTES, SETTINGS, Frame
 from fastrt.coordination.replica import VALUE_BYTES_MAX, Replica
 from fastrt.coordination.state import Settings
 from fastrt.durable import DamagedStateError, Journal, StateDirectoryError
 from fastrt.net.grpc.descriptors import message_set
+from fastrt.net.supervise import spawn
 
 pytestmark = pytest.mark.timeout(240)  # keepers are started anew many times, on however busy a machine
 
@@ -208,7 +208,9 @@ def test_keeper_ends_with_its_front_also_while_it_waits_for_the_directory(tmp_pa
     journal = Journal(tmp_path)
     (calls, theirs), (later, their_later) = socket.socketpair(), socket.socketpair()
     descriptors = [theirs.fileno(), their_later.fileno()]
-    with subprocess.Popen([sys.executable, "-c", _KEEP, *map(str, descriptors)], pass_fds=descriptors) as keeper:
+    with spawn(
+        "fastrt.coordination.keeper", "main()", *map(str, descriptors), name="keeper", pass_fds=descriptors
+    ) as keeper:
         theirs.close()
         their_later.close()
         told = {**Front(CoordinatorOptions(num_tasks=1, state_dir=tmp_path))._told, "owns_log": True}

@@ -13,7 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from fastrt.coordination import Coordinator, CoordinatorOptions
 from fastrt.coordination import events as ev
 from fastrt.errors import ConfigError
-from fastrt.net.grpc.auth import InsecureBindError, TlsFiles
+from fastrt.net.address import InsecureBindError
+from fastrt.net.grpc.auth import TlsFiles
 from fastrt.net.grpc.descriptors import message_set
 
 

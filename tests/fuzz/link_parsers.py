@@ -63,9 +63,9 @@ def native_frames(data: bytes) -> None:
 
 def native_address(data: bytes) -> None:
     """A store's address, as another node gives it."""
-    from fastrt.transfer.wire import WireError, split_address
+    from fastrt.net.address import AddressError, split_address
 
-    with contextlib.suppress(WireError):
+    with contextlib.suppress(AddressError):
         host, port = split_address(data.decode("utf-8", "replace"))
         assert isinstance(host, str)
         assert 0 < port < 65536

@@ -17,6 +17,7 @@ import grpc
 import psutil
 import pytest
 
+from fastrt.net.address import split_address
 from fastrt.net.grpc.auth import read_token
 from fastrt.net.grpc.channel import bearer
 from fastrt.net.grpc.descriptors import message_set
@@ -201,7 +202,7 @@ def get_nothing(door, kind, token):
 
 def sealed_to_strangers(door, servers):
     """The members' TLS handshake succeeds; others get no byte but TLS's own."""
-    host, port = wire.split_address(door.address)
+    host, port = split_address(door.address)
 
     def received(context, words=b""):
         plain = socket.create_connection((host, port), PATIENCE_S)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fastrt.errors import ConfigError
-from fastrt.net.grpc.auth import InsecureBindError, TlsFiles
+from fastrt.net.address import InsecureBindError
+from fastrt.net.grpc.auth import TlsFiles
 from fastrt.scheduler import Scheduler, SchedulerClient, SchedulerError, SchedulerOptions
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.wire import CLASSES, MESSAGE_BYTES_MAX, METHODS
@@ -65,8 +66,8 @@ def test_token_goes_in_the_clear_to_workers_only_when_that_is_asked_for(grpc_wor
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"address": "0.0.0.0:0"}, "without a token"),
-        ({"address": "0.0.0.0:0", "insecure": True}, "without a token"),
+        ({"address": "0.0.0.0:0"}, "without authentication"),
+        ({"address": "0.0.0.0:0", "insecure": True}, "without authentication"),
         ({"address": "10.0.0.1:0", "token": TOKEN}, "in the clear"),
         ({"address": "[::]:0", "token": TOKEN}, "in the clear"),
     ],

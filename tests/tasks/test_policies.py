@@ -12,7 +12,7 @@ import pytest
 
 import fastrt
 from fastrt.errors import TaskCancelledError, TaskError, TaskTimeoutError
-from fastrt.worker import special as worker_special
+from fastrt.worker import timeouts as worker_timeouts
 
 pytestmark = pytest.mark.usefixtures("rt")
 cancel_module = importlib.import_module("fastrt.tasks.cancel")  # the package has a function of that name
@@ -188,7 +188,7 @@ class Waiter:
 
     def deaf(self):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        worker_special._GRACE_S = 0.15
+        worker_timeouts._GRACE_S = 0.15
         threading.Event().wait(SOON_S)
 
     def until(self, path, seconds=SOON_S):
@@ -280,7 +280,7 @@ def test_task_that_does_not_listen_to_its_timeout_ends_with_its_worker(tmp_path,
     def deaf(path, again):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         if note(path) == 1 or not again:
-            worker_special._GRACE_S = 0.15
+            worker_timeouts._GRACE_S = 0.15
             threading.Event().wait(SOON_S)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         return "done"

@@ -206,7 +206,7 @@ def test_nobody_listening_is_a_typed_error(pair: Pair) -> None:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(TransferError, match="Connection refused"):
         pair.puller().pull(1, address).result(PATIENCE_S)
-    with pytest.raises(TransferError, match="is no address of a store"):
+    with pytest.raises(TransferError, match="is not HOST:PORT"):
         pair.puller().pull(1, "localhost:none").result(PATIENCE_S)
 
 

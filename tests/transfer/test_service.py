@@ -13,7 +13,8 @@ import grpc
 import numpy as np
 import pytest
 
-from fastrt.net.grpc.auth import InsecureBindError, TlsFiles
+from fastrt.net.address import InsecureBindError
+from fastrt.net.grpc.auth import TlsFiles
 from fastrt.net.grpc.channel import bearer, open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.objstore.push import Pusher

@@ -86,12 +86,14 @@ def start(context: click.Context, /, **given: Any) -> None:
 
 def _check(context: click.Context, given: dict[str, Any]) -> None:
     """Refuse options that do not go together."""
+    from fastrt.net.address import is_address
+
     if given["token"] and given["token_file"] is not None:
         raise click.UsageError("Give the token either by --token or by --token-file.")
     if given["head"] == bool(given["address"]):
         raise click.UsageError("Give either --head, or --address HOST:PORT of the head to join.")
     for name in ("address", "scheduler"):
-        if given[name] and not _is_address(given[name]):
+        if given[name] and not is_address(given[name]):
             raise click.UsageError(f"--{name} {given[name]!r} is no address; it must be HOST:PORT.")
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key go together.")
@@ -220,8 +222,3 @@ def _detach(token: str | None) -> None:
 
 def _read_from(fd: int, at: int) -> bytes:
     return os.pread(fd, os.fstat(fd).st_size - at, at)
-
-
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536

@@ -22,6 +22,7 @@ from fastrt._core.memory import trace
 from fastrt._core.objects.handles import Writer
 from fastrt.cluster.outbox import PIECE_BYTES
 from fastrt.errors import NotFoundError
+from fastrt.net.address import split_address
 from fastrt.net.grpc.streams import Access
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -78,7 +79,7 @@ class Native:
     def __init__(self, store: Store, access: Access, host: str) -> None:
         self.offers = Offers(store)
         self.access = access
-        self._source = Source(self.offers, access.identity, host.strip("[]"), 0, access.insecure, _SILENCE_S)
+        self._source = Source(self.offers, access.identity, host, 0, access.insecure, _SILENCE_S)
         self.address = self._source.address
 
     def close(self) -> None:
@@ -239,4 +240,4 @@ def open_native(store: Store, access: Access, listen: str) -> Native:
     Raises:
         OSError: it cannot listen there.
     """
-    return Native(store, access, listen.rpartition(":")[0])
+    return Native(store, access, split_address(listen, 0)[0])

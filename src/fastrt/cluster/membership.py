@@ -7,7 +7,6 @@ knows everything as soon as the nodes have connected again; meanwhile they go on
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 import uuid
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from fastrt.net.address import is_address
 from fastrt.net.grpc.descriptors import message_set
 
 JOIN = "/fastrt.node.Head/Join"
@@ -24,7 +24,6 @@ _END_S = 1.0  # for a node that is refused to read the view before
 _View = message_set("node").message("fastrt.node.View")
 REPORT_BYTES_MAX = 8 << 20
 _NODE = re.compile(r"[0-9a-f]{32}")
-_ADDRESS = re.compile(r"(\[[0-9a-f:.%a-z]+\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})")
 _NAME_MAX = 256
 _WORKERS_MAX = 1 << 10
 _QUEUED_MAX = 1 << 26  # tasks_max is at most this
@@ -36,9 +35,9 @@ def refused_report(report: Any) -> str | None:
     """Say what is wrong with a node's report; None when nothing is. The head and each reader check all reports."""
     if _NODE.fullmatch(report.node) is None:
         return f"{report.node[:40]!r} is no node's id, which has 32 hexadecimal digits"
-    if not _is_address(report.address):
+    if not is_address(report.address):
         return f"its address {report.address[:80]!r} is not HOST:PORT"
-    if report.native and not _is_address(report.native):
+    if report.native and not is_address(report.native):
         return f"its address {report.native[:80]!r} for large values is not HOST:PORT"
     if len(report.name) > _NAME_MAX or not report.name.isprintable():
         return f"its name has more than {_NAME_MAX} characters, or some that cannot be printed"
@@ -53,16 +52,6 @@ def refused_report(report: Any) -> str | None:
             if not 0 < len(name) <= _NAME_MAX or not name.isprintable() or parts > _PARTS_MAX:
                 return f"its resource {name[:80]!r} with {parts} parts has a wrong name or amount"
     return None
-
-
-def _is_address(text: str) -> bool:
-    match = _ADDRESS.fullmatch(text)
-    if match is None or not 0 < int(match[2]) < 1 << 16:
-        return False
-    try:
-        return not match[1].startswith("[") or ipaddress.IPv6Address(match[1][1:-1]) is not None
-    except ValueError:
-        return False
 
 
 class Membership:

@@ -39,8 +39,8 @@ from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
 from fastrt.errors import FastrtError, TaskCancelledError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net.address import reachable
 from fastrt.net.grpc import streams
-from fastrt.net.grpc.auth import reachable
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.streams import Access
 from fastrt.store import join, unread

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from fastrt.errors import ConfigError
 from fastrt.foreign_text import ForeignTextError, read_object
-from fastrt.net.grpc.auth import is_loopback, read_token
+from fastrt.net.address import is_loopback_host
+from fastrt.net.grpc.auth import read_token
 from fastrt.net.grpc.identity import Identity
 
 TOKEN_FILE = "FASTRT_TOKEN_FILE"
@@ -40,7 +41,7 @@ class Access:
 
     def uses_tls(self, host: str) -> bool:
         """Whether connections to a listener at this IP address are encrypted."""
-        return not self.insecure and not is_loopback(f"{host}:0")
+        return not self.insecure and not is_loopback_host(host)
 
 
 class Invitation(NamedTuple):

@@ -17,10 +17,11 @@ import numpy as np
 
 from fastrt.collective.frames import Broken, Frames, has_ended
 from fastrt.collective.greetings import Greetings, NotAdmitted, dial
-from fastrt.collective.handles import Line
+from fastrt.collective.handles import Handle
 from fastrt.collective.tcp_rendezvous import Assembled
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
 from fastrt.foreign_text import ForeignTextError, check_object
+from fastrt.net.background import Line
 from fastrt.net.grpc.sealed import BULK_BYTES, Link
 
 _LOOK_S = 0.5  # interval of checks whether a rank that does not connect is alive
@@ -160,7 +161,7 @@ class Peers:
         if not async_op and key not in self._lines:
             return self._now(what, data, peer, tag, patience, result)
         if key not in self._lines:
-            self._lines[key] = Line(f"fastrt-{what}-{peer}")
+            self._lines[key] = Line(f"fastrt-{what}-{peer}", Handle)
         handle = self._lines[key].submit(self._now, what, data, peer, tag, patience, result)
         return handle if async_op else handle.wait()
 

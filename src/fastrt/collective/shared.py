@@ -16,9 +16,10 @@ from fastrt._core.collective.collective import Collective
 from fastrt._core.collective.groups import GroupMemory
 from fastrt.collective.buffers import Bits, as_buffer
 from fastrt.collective.group import Group, plain_wish
-from fastrt.collective.handles import Line
+from fastrt.collective.handles import Handle
 from fastrt.collective.local_rendezvous import Met, meet
 from fastrt.errors import FastrtError, PeerDied
+from fastrt.net.background import Line
 
 _groups: weakref.WeakSet[SharedGroup] = weakref.WeakSet()
 
@@ -39,7 +40,7 @@ class SharedGroup(Collective, Group):
         self._memory: GroupMemory | None = memory
         self._id = group_id
         self._channels = Channels(memory)
-        self._line = Line(f"fastrt-{name}", self._set_queued)
+        self._line = Line(f"fastrt-{name}", Handle, self._set_queued)
         self._lines: dict[tuple[str, int], Line] = {}
         self._splits = 0
         self.labels: list[int] | None = None  # numbers of the ranks in a larger group, for messages
@@ -197,7 +198,7 @@ class SharedGroup(Collective, Group):
             self._require()
             line = self._lines.get(key)
             if line is None:
-                line = self._lines[key] = Line(f"fastrt-{self.name}-{what}-{peer}")
+                line = self._lines[key] = Line(f"fastrt-{self.name}-{what}-{peer}", Handle)
             return line.submit(self._message_now, what, array, peer, tag, timeout)
         if key in self._lines:
             return self._lines[key].submit(self._message_now, what, array, peer, tag, timeout).wait()

@@ -22,7 +22,7 @@ from fastrt.collective.access import Access
 from fastrt.collective.buffers import Bits, new_like, raw_bytes, shape_of
 from fastrt.collective.frames import has_ended
 from fastrt.collective.group import Group, plain_wish
-from fastrt.collective.handles import Line
+from fastrt.collective.handles import Handle
 from fastrt.collective.peers import Peers
 from fastrt.collective.ring import Ring, pack_error, unpack_error
 from fastrt.collective.shared import SharedGroup
@@ -34,6 +34,7 @@ from fastrt.errors import (
     PeerDied,
     StaleReferenceError,
 )
+from fastrt.net.background import Line
 
 _FAILURES = (CollectiveTimeout, CollectiveMismatch, PeerDied)
 _GRACE_S = 5.0  # added to the wait for the leader, whose own timeout comes first
@@ -64,7 +65,7 @@ class SpanningGroup(Group):
         self._seq = 0
         self._splits = 0
         self._closed = False
-        self._line = Line(f"fastrt-{name}", self._set_queued)
+        self._line = Line(f"fastrt-{name}", Handle, self._set_queued)
         nodes: dict[str, list[int]] = {}
         for place in assembled.places:
             nodes.setdefault(place.node, []).append(place.rank)

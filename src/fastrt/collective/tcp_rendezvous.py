@@ -23,7 +23,8 @@ from fastrt.collective.greetings import GREETING_S, Greetings, dial, receive_tex
 from fastrt.coordination.client import Keys, open_keys
 from fastrt.coordination.errors import CoordinationError, CoordinationTimeoutError
 from fastrt.errors import CollectiveMismatch, CollectiveTimeout, PeerDied
-from fastrt.foreign_text import ForeignTextError, check_object, read_int
+from fastrt.foreign_text import ForeignTextError, check_object
+from fastrt.net.address import own_host_toward
 from fastrt.net.grpc.sealed import Link
 from fastrt.net.grpc.visitors import BACKLOG, hold_silent
 
@@ -91,7 +92,7 @@ def assemble(
         CollectiveMismatch: two processes have the same rank, or the ranks disagree about the group.
     """
     deadline = time.monotonic() + timeout
-    host = _own_host(address)
+    host = own_host_toward(address)
     listener = socket.create_server((host, 0), backlog=BACKLOG)
     hold_silent(listener)
     place = Place(rank, node, host, listener.getsockname()[1], os.getpid())
@@ -105,14 +106,6 @@ def assemble(
     except BaseException:
         listener.close()
         raise
-
-
-def _own_host(address: str) -> str:
-    """The address of this machine's interface that reaches the coordinator."""
-    host, _, port = address.rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, read_int(port, f"the port of the coordinator {address!r}", 1, 65535)))
-        return str(probe.getsockname()[0])
 
 
 class _Part(NamedTuple):

@@ -16,6 +16,7 @@ from fastrt.coordination.errors import CoordinationError
 from fastrt.coordination.keys import AsyncKeys, open_keys_async
 from fastrt.coordination.loop import LoopThread
 from fastrt.coordination.status import Code
+from fastrt.net.address import with_port
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.server import open_server
 
@@ -281,7 +282,7 @@ class ErrorListener:
         self._told = told
         self._server = open_server(self, [_REPORT_PATH])
         port = self._server.bind(address)
-        self.address = f"{address.rpartition(':')[0]}:{port}"
+        self.address = with_port(address, port)
         self._server.start()
 
     def stop(self) -> None:

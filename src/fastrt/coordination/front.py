@@ -61,6 +61,7 @@ from fastrt.coordination.replica import Replica
 from fastrt.coordination.service import CoordinatorOptions, Listener
 from fastrt.durable import DamagedStateError, StateDirectoryError, WriteLog
 from fastrt.errors import ConfigError
+from fastrt.net import supervise
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +69,6 @@ _INDEX = {path: index for index, path in enumerate(PATHS)}
 # A keeper that dies this many times in a row, getting ready or over the same calls, will not live by another start.
 _FAILURES_MAX = 5
 _KEEPER = "fastrt.coordination.keeper"
-# Calls wait for it: no collection while it loads.
-_KEEP = f"import gc, sys; gc.disable(); from {_KEEPER} import main; gc.freeze(); gc.enable(); sys.exit(main())"
 _READY_S = 60.0
 # Writes carried out here until the keeper is asked whether it has them, and the log is cut.
 _LOG_WRITES_MAX = 1000
@@ -356,9 +355,14 @@ class Front(Listener):
         (calls, their_calls), (later, their_later) = socket.socketpair(), socket.socketpair()
         with their_calls, their_later:
             descriptors = [their_calls.fileno(), their_later.fileno()]
-            argv = [sys.executable, "-c", _KEEP, *map(str, descriptors)]
-            self._keeper = subprocess.Popen(
-                argv, pass_fds=descriptors, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+            self._keeper = supervise.spawn(
+                _KEEPER,
+                "sys.exit(main())",
+                *map(str, descriptors),
+                name="keeper",
+                pass_fds=descriptors,
+                stderr=subprocess.PIPE,
+                new_session=False,
             )
         self._keeper_error = None
         self._keeper_words = deque(maxlen=1)
@@ -410,12 +414,10 @@ class Front(Listener):
         """Wait until the keeper has ended; says how it did, in words, also in `failure`."""
         assert self._keeper is not None
         assert self._keeper_reader is not None
-        try:
-            code = self._keeper.wait(timeout=_STOP_S)
-            words = f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
-        except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
+        in_time = supervise.reap(self._keeper, _STOP_S)
+        code = self._keeper.returncode
+        words = f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
+        if not in_time:
             words = f"it did not end within {_STOP_S:g} s and was killed"
         self._keeper_reader.join()
         if self._keeper_words:

@@ -20,7 +20,8 @@ from fastrt.coordination.state import Settings
 from fastrt.coordination.status import Code
 from fastrt.durable import Journal, StateDirectoryError
 from fastrt.errors import ConfigError
-from fastrt.net.grpc.auth import TlsFiles, refuse_open_bind
+from fastrt.net.address import check_bind, split_address, with_port
+from fastrt.net.grpc.auth import TlsFiles
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.door import Limits
 from fastrt.net.grpc.server import open_server
@@ -82,7 +83,7 @@ class CoordinatorOptions:
 
         Raises:
             ConfigError: a number is out of range, or the job has no name.
-            InsecureBindError: the address is open to strangers; see `refuse_open_bind`.
+            InsecureBindError: the address is open to strangers; see `check_bind`.
         """
         if not 1 <= self.num_tasks <= _TASKS_MAX:
             raise ConfigError(f"num_tasks is {self.num_tasks}; it must be from 1 to {_TASKS_MAX}.")
@@ -98,8 +99,15 @@ class CoordinatorOptions:
             raise ConfigError("keys_bytes_max and keys_max must be at least 1.")
         if self.power and self.state_dir is None:
             raise ConfigError("Durability over a loss of power needs a directory to keep state in: give state_dir.")
-        _check_address(self.address)
-        refuse_open_bind(self.address, self.tls, self.allow_anonymous)
+        if not self.address.startswith("unix:"):
+            split_address(self.address, 0)  # gRPC would take a wrong port for another one
+        check_bind(
+            self.address,
+            authenticated=self.allow_anonymous or (self.tls is not None and self.tls.client_ca is not None),
+            encrypted=True,  # clients of this protocol carry no token that the network could show
+            remedy="ask clients for certificates (--tls-cert, --tls-key, --tls-ca), or say --allow-anonymous if the "
+            "network itself keeps strangers out",
+        )
         if self.tls is not None:
             _check_pem(self.tls)
 
@@ -130,21 +138,6 @@ class CoordinatorOptions:
         if self.state_dir is None:
             return None
         return Journal(Path(self.state_dir), self.power, accept_loss=self.accept_loss)
-
-
-def _check_address(address: str) -> None:
-    """Refuse what gRPC would take for another port than the one meant.
-
-    Raises:
-        ConfigError: the address has no port, or none that exists.
-    """
-    port = address.rpartition(":")[2]
-    if address.startswith("unix:"):
-        return
-    if ":" not in address or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise ConfigError(
-            f"The address {address!r} is not HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:6464."
-        )
 
 
 def _check_pem(tls: TlsFiles) -> None:
@@ -188,7 +181,7 @@ class Listener(ABC):
         tls = self.options.tls
         port = self._server.bind(self.options.address, tls.server_credentials() if tls is not None else None)
         asked = self.options.address
-        self.address = asked if asked.startswith("unix:") else f"{asked.rpartition(':')[0]}:{port}"
+        self.address = with_port(asked, port)
         self._server.start()
 
     def on_call(self, call: int, method: str, body: bytes) -> None:

@@ -25,6 +25,7 @@ from fastrt.engines import ray_errors
 from fastrt.engines.generator import DYNAMIC, RayGenerator
 from fastrt.engines.handle import EngineHandle
 from fastrt.errors import ActorNotFoundError, ConfigError, FastrtError, NameTakenError, UnsupportedError
+from fastrt.net.address import is_address, split_address
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store.ref import ObjectRef
@@ -348,9 +349,8 @@ def _knock(address: str | None) -> None:
     Raises:
         OSError: nobody does.
     """
-    host, _, port = (address or "").rpartition(":")
-    if host and port.isdigit() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+    if address is not None and is_address(address):  # not "auto" or ray://...
+        socket.create_connection(split_address(address), timeout=_KNOCK_S).close()
 
 
 def _wait_for_the_end(actor: Any) -> None:

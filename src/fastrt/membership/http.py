@@ -36,6 +36,7 @@ from fastrt.foreign_text import ForeignTextError, read_int, read_json, read_obje
 from fastrt.membership import events as ev
 from fastrt.membership.events import Event, Instruction, Overview, Phase
 from fastrt.membership.peers import MemberUnreachableError
+from fastrt.net.address import split_address, with_port
 from fastrt.net.grpc.trust import Trust
 from fastrt.net.grpc.visitors import BACKLOG, GREETING_S, Reserve, Visitors, hold_silent, is_exhausted
 
@@ -82,9 +83,8 @@ class ManagementServer:
     """
 
     def __init__(self, address: str, trust: Trust | None, ask: Ask) -> None:
-        host, _, port = address.rpartition(":")
-        self._server = _Server((host.strip("[]"), int(port)), trust, ask)
-        self.address = f"{host}:{self._server.server_address[1]}"
+        self._server = _Server(split_address(address, 0), trust, ask)
+        self.address = with_port(address, self._server.server_address[1])
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="fastrt-cluster-http", daemon=True
         )
@@ -341,8 +341,7 @@ def request(
     Raises:
         MemberUnreachableError: no scheduler of this cluster answers there.
     """
-    host, _, port = address.rpartition(":")
-    connection = _Connection(host.strip("[]"), int(port), timeout_s, trust)
+    connection = _Connection(*split_address(address), timeout_s, trust)
     try:
         connection.request(method, path, body)
         answer = connection.getresponse()

@@ -5,7 +5,6 @@ A receiver acknowledges a message by echoing all of it; members that are not fas
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -13,9 +12,11 @@ from typing import Any
 from fastrt.errors import FastrtError
 from fastrt.membership.events import Role
 from fastrt.membership.framing import Kind
+from fastrt.membership.loop_thread import LoopThread
 from fastrt.membership.mailbox import MESSAGE, Mailbox, Tag
 from fastrt.membership.options import ClusterTimeoutError, MemberOptions
 from fastrt.membership.peers import Caller, MemberUnreachableError
+from fastrt.membership.view import ClusterView
 from fastrt.membership.wire import Command
 
 
@@ -37,8 +38,8 @@ class Messages:
     role: Role
     options: MemberOptions
     _mailbox: Mailbox
-    _rank: int | None
-    _loop: asyncio.AbstractEventLoop | None
+    _view: ClusterView
+    _loop: LoopThread
 
     async def _peer(self, role: Role, rank: int) -> Caller:
         raise NotImplementedError
@@ -87,9 +88,7 @@ class Messages:
         Raises:
             FastrtError: this member is not started, or closed.
         """
-        if self._loop is None:
-            raise FastrtError("The member is not started, or closed.")
-        return asyncio.run_coroutine_threadsafe(self._give(role, rank, data, tag), self._loop)
+        return self._loop.submit(self._give(role, rank, data, tag))
 
     def ends_of(self, ranks: Sequence[int]) -> dict[tuple[Role, int], int]:
         """Number of times that members of this member's role were lost or replaced; see `Mailbox.ends`."""
@@ -118,6 +117,6 @@ class Messages:
     async def _give(self, role: Role, rank: int, data: bytes, tag: Tag) -> None:
         caller = await self._peer(role, rank)
         command = Command.COLLECTIVE_SEND_DATA
-        _, echo = await caller.call(command, data, self.role, self._rank, Kind.RAW, tag=tag)
+        _, echo = await caller.call(command, data, self.role, self._view.rank, Kind.RAW, tag=tag)
         if echo != data:
             raise MemberUnreachableError(f"{role.name} {rank} acknowledged other bytes than it was sent.")

@@ -13,6 +13,7 @@ from fastrt.membership.framing import Frame, FramingError, Kind
 from fastrt.membership.links import FrameConnection, connect
 from fastrt.membership.mailbox import Tag
 from fastrt.membership.wire import Command, FetchResp, FetchServers, Meta, parse, request_frame, views
+from fastrt.net.address import join_address, split_address
 from fastrt.net.grpc.trust import Trust, trust_of
 
 _CONNECT_S = 5.0
@@ -70,7 +71,8 @@ class Caller:
         try:
             await asyncio.wait_for(connect(lambda: connection, host, port, trust), timeout_s)
         except (OSError, asyncio.TimeoutError) as error:
-            raise MemberUnreachableError(f"{name} cannot be reached at {host}:{port}: {error or 'no answer'}") from None
+            place = join_address(host, port)
+            raise MemberUnreachableError(f"{name} cannot be reached at {place}: {error or 'no answer'}") from None
         made._connection, made.place = connection, (host, port)
         return made
 
@@ -184,11 +186,10 @@ def look(address: str, token: str | None, timeout_s: float = 10.0) -> tuple[Memb
         ConfigError: the token is damaged.
     """
     trust = None if token is None else trust_of(token)
-    host, _, port = address.rpartition(":")
+    place = split_address(address)
 
     async def ask() -> tuple[MemberView, ...]:
         ended = asyncio.Event()
-        place = (host.strip("[]"), int(port))
         wait_s = min(timeout_s, _CONNECT_S)
         caller = await Caller.open(
             "the scheduler", *place, _LOOK_BYTES_MAX, trust, on_end=lambda reason: ended.set(), timeout_s=wait_s

@@ -35,6 +35,7 @@ from fastrt.membership.http import ManagementServer
 from fastrt.membership.links import FrameConnection, Link, StreamLink, TcpLink
 from fastrt.membership.state import ClusterState, Settings
 from fastrt.membership.wire import EXCHANGE, SERVICE, Command, Encoder, parse_request
+from fastrt.net.address import split_address, with_port
 from fastrt.net.grpc.auth import TlsFiles
 from fastrt.net.grpc.contract import Server, Stream
 from fastrt.net.grpc.descriptors import message_set
@@ -255,12 +256,11 @@ class ClusterScheduler:
         self._take([])
 
     async def _listen(self) -> None:
-        host, _, port = self.options.address.rpartition(":")
-        wanted, trust = self.options.settings, self._frame_trust
+        address, wanted, trust = self.options.address, self.options.settings, self._frame_trust
         # All members may connect at once, so there is a place for each besides those that strangers can take.
         places = VISITORS_MAX + wanted.workers + wanted.servers
         self._door = Door(self._accept, None if trust is None else trust.server, places)
-        self.address = f"{host}:{await self._door.open(host.strip('[]'), int(port))}"
+        self.address = with_port(address, await self._door.open(*split_address(address, 0)))
         if trust is None:
             _log.warning("members are not authenticated: every process that reaches %s can join", self.address)
         self._settle()
@@ -278,7 +278,7 @@ class ClusterScheduler:
         elif self._trust is not None:
             credentials = self._trust.identity.server_credentials()
         port = self._grpc.bind(address, credentials)
-        self.grpc_address = f"{address.rpartition(':')[0]}:{port}"
+        self.grpc_address = with_port(address, port)
         self._grpc.start()
 
     def _accept(self, host: str) -> FrameConnection:

@@ -24,7 +24,8 @@ from fastrt._core.repair.fsck import usage
 from fastrt._core.transfer import chunk
 from fastrt._core.transfer import stream as stream_module
 from fastrt.errors import FastrtError, NotFoundError, ObjectStoreFullError, SerializationError
-from fastrt.net.grpc.auth import TlsFiles, reachable, refuse_clear_bind, refused_token
+from fastrt.net.address import check_bind, reachable, split_address, with_port
+from fastrt.net.grpc.auth import TlsFiles, refused_token
 from fastrt.net.grpc.channel import BULK_OPTIONS, bearer, open_channel
 from fastrt.net.grpc.contract import Metadata, Stream
 from fastrt.net.grpc.descriptors import message_set
@@ -99,18 +100,18 @@ class ObjStoreServer:
     ) -> None:
         served = identity or tls
         if identity is None:
-            refuse_clear_bind(address, tls, insecure)
+            check_bind(address, authenticated=True, encrypted=tls is not None or insecure)
         self.table = Table(store, resolve)
         self._token = token if identity is None else None
         self._is_trusted = token is not None or identity is not None
         self._on_ready = on_ready
         self._measured: set[int] = set()  # names of objects that measurements send
-        host = address.rpartition(":")[0]
+        host = split_address(address, 0)[0]
         self._source = None
         self.puller = None
         proved = native_identity or identity
         if proved is not None and native:
-            self._source = Source(self.table, proved, host.strip("[]"), 0, insecure, timeout_s)
+            self._source = Source(self.table, proved, host, 0, insecure, timeout_s)
             self.puller = Puller(self.table, proved, None, insecure, timeout_s)
         self.native_address = reachable(self._source.address) if self._source is not None else None
         self._pusher = Pusher(
@@ -150,7 +151,7 @@ class ObjStoreServer:
             if self._source is not None:
                 self._source.close()
             raise
-        self.address = f"{host}:{port}"
+        self.address = with_port(address, port)
 
     def start(self) -> None:
         """Serve, on threads of its own. From now on the process keeps memory that it has freed for the next message."""

@@ -10,6 +10,7 @@ only transfers to it are measured, and the limits are this machine's alone.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -36,6 +37,8 @@ from fastrt._core.objects import handles
 from fastrt.config import SHM_DIR
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import read_object
+from fastrt.net import supervise
+from fastrt.net.address import AddressError, join_address, own_host_toward
 from fastrt.net.grpc.channel import bearer, open_channel
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity, new_token
@@ -46,7 +49,7 @@ from fastrt.store.client import Store
 from fastrt.store.room import mib
 from fastrt.store.serialize import serialize
 
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_END_S = 30.0
 _ROUNDS_MIN, _ROUNDS_MAX, _ROW_S = 3, 100, 0.5
 _ROOM_BYTES = 64 << 20
 _TCP_BYTES = 4 << 20  # in one call; what is fastest here
@@ -267,7 +270,7 @@ class TwoNodes:
         shown: dict[str, Any] = {"identity": identity}
         if identity is None:
             shown = {"token": token, "native_identity": Identity.from_token(token)}
-        self._server = ObjStoreServer(self._store, **shown, address=f"{host}:0", insecure=insecure)
+        self._server = ObjStoreServer(self._store, **shown, address=join_address(host, 0), insecure=insecure)
         stack.callback(self._server.stop)
         self._server.start()
         table = self._server.table
@@ -409,13 +412,10 @@ def _check_room(most: int, nodes: int) -> None:
 
 def _own_host(address: str) -> str:
     """The address of this machine on the way to another."""
-    host, _, port = address.rpartition(":")
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect((host.strip("[]"), int(port)))
-        except (OSError, ValueError) as exc:
-            raise FastrtError(f"{address} cannot be reached: {exc}; give the host:port of a node's store") from None
-        return str(sock.getsockname()[0])
+    try:
+        return own_host_toward(address)
+    except (OSError, AddressError) as exc:
+        raise FastrtError(f"{address} cannot be reached: {exc}; give the host:port of a node's store") from None
 
 
 # ---- the other process ----
@@ -425,18 +425,17 @@ class _Far:
     """Another node: a process with an arena of its own, and a socket for plain TCP."""
 
     def __init__(self, most: int, token: str, many: tuple[int, int]) -> None:
-        code = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r}); from fastrt.observe.profile import main; main()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        pipe = subprocess.PIPE
+        self._process = supervise.spawn(
+            "fastrt.observe.profile", "main()", name="profile", stdin=pipe, stdout=pipe, new_session=False
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"bytes": most, "token": token, "many": many}) + "\n")
+        self._process.stdin.write(json.dumps({"bytes": most, "token": token, "many": many}).encode() + b"\n")
         self._process.stdin.flush()
-        answer = read_object(self._process.stdout.readline() or "{}", "the answer of the other node", own=True)
+        answer = read_object(self._process.stdout.readline() or b"{}", "the answer of the other node", own=True)
         if "address" not in answer:
-            self._process.kill()
-            self._process.communicate()
+            supervise.reap(self._process, 0)
             raise FastrtError(f"the other node could not start: {answer.get('error', 'see its error output')}")
         self.address: str = answer["address"]
         self.native_address: str = answer["native"]
@@ -449,11 +448,10 @@ class _Far:
 
     def __exit__(self, *exc: object) -> None:
         self._sock.close()
-        try:
-            self._process.communicate("\n", timeout=30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()  # it ends with its standard input
+        supervise.reap(self._process, _END_S)
 
     def cpu(self) -> float:
         """Seconds of processor time of its threads so far."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastrt.errors import FastrtError
+from fastrt.net.address import family_of, split_address, with_port
 from fastrt.net.grpc.trust import Trust
 from fastrt.net.grpc.visitors import BACKLOG, Reserve, Visitors, hold_silent, is_exhausted
 from fastrt.ps.remote_errors import refusal
@@ -102,21 +103,19 @@ class Endpoint:
         # For each listener: strangers at one of them do not take the places of the other.
         self._visitors = {socket.AF_UNIX: Visitors(), socket.AF_INET: Visitors()}
         self._threads: set[threading.Thread] = set()
-        host, _, port = address.rpartition(":")
-        host = host.strip("[]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._tcp = socket.socket(family, socket.SOCK_STREAM)
+        host, port = split_address(address, 0)
+        self._tcp = socket.socket(family_of(host), socket.SOCK_STREAM)
         self._local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.unix = unix or f"fastrt-ps-{secrets.token_hex(8)}"
         try:
             self._tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._tcp.bind((host, int(port)))
+            self._tcp.bind((host, port))
             self._local.bind("\0" + self.unix)
         except BaseException:
             self._tcp.close()
             self._local.close()
             raise
-        self.address = f"{address.rpartition(':')[0]}:{self._tcp.getsockname()[1]}"
+        self.address = with_port(address, self._tcp.getsockname()[1])
         hold_silent(self._tcp)
         for listener, kind in ((self._tcp, socket.AF_INET), (self._local, socket.AF_UNIX)):
             listener.listen(BACKLOG)

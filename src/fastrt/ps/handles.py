@@ -2,82 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from fastrt.net import background
 from fastrt.ps.errors import NotFiniteError, TableTimeoutError
 
 Array = np.ndarray[Any, Any]
 
 
-class Handle:
+class Handle(background.Handle):
     """A push or pull that runs in the background. `wait` for it, poll `done`, or `await` it.
 
-    Waiting raises the operation's error. Do not change its arrays before it is done.
+    Waiting raises the operation's error, and `TableTimeoutError` at the end of the wait's own timeout. Do not use its
+    arrays before it is done.
     """
 
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Wait for the operation and return the result of the blocking call.
-
-        Args:
-            timeout: seconds; None: the operation's own timeout ends the wait.
-        Raises:
-            TableTimeoutError: the operation is not done in that time; it continues.
-        """
-        try:
-            return self._future.result(timeout)
-        except FutureTimeout as error:
-            if isinstance(error, TableTimeoutError):
-                raise
-            raise TableTimeoutError(f"the operation is not done after {timeout} s; it continues") from None
-
-    def done(self) -> bool:
-        """Whether the operation has ended, with or without an error."""
-        return self._future.done()
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.wrap_future(self._future).__await__()
+    timeout_error = TableTimeoutError
 
 
 class Background:
     """Runs operations one after the other, in a thread that starts with the first of them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._count = 0  # queued or running
+        self._line = background.Line("fastrt-ps-async", Handle)
 
     def run(self, async_op: bool, function: Callable[..., Any], *args: Any) -> Any:
         """Run a call: in the background for a handle, or in this thread once no background call is pending."""
-        if not (async_op or self._count):
+        if not (async_op or self._line.count):
             return function(*args)
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(1, "fastrt-ps-async")
-            handle = Handle(self._pool.submit(self._run, function, args))
-            self._count += 1
+        handle = self._line.submit(function, *args)
         return handle if async_op else handle.wait()
 
     def close(self) -> None:
         """Wait for the queued operations, and accept no more."""
-        if self._pool is not None:
-            self._pool.shutdown()
-
-    def _run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        try:
-            return function(*args)
-        finally:
-            with self._lock:
-                self._count -= 1
+        self._line.close(wait=True)
 
 
 def is_finite(array: Array) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 from fastrt.errors import ConfigError, FastrtError, NotFoundError
 from fastrt.membership.service import ClusterOptions, ClusterScheduler
 from fastrt.membership.state import Settings
+from fastrt.net.address import join_address
 from fastrt.net.grpc.identity import new_token
 from fastrt.net.grpc.trust import trust_of
 from fastrt.ps.barrier import Barrier
@@ -118,11 +119,11 @@ class Head:
         self._file = None
         if keeps and options.checkpoint_dir is not None:
             self._file = HeadFile(options.checkpoint_dir, options.accept_loss)
-        http = None if options.http_port is None else f"{options.host}:{options.http_port}"
+        http = None if options.http_port is None else join_address(options.host, options.http_port)
         membership = Settings(workers=options.num_workers, servers=options.num_servers)
         self.scheduler = ClusterScheduler(
             ClusterOptions(
-                f"{options.host}:0",
+                join_address(options.host, 0),
                 settings=membership,
                 http_address=http,
                 manage=self.scaling.manage,
@@ -152,7 +153,7 @@ class Head:
         """
         try:
             self.scheduler.start()
-            self._endpoint = Endpoint(self, self._trust, f"{self.options.host}:0")
+            self._endpoint = Endpoint(self, self._trust, join_address(self.options.host, 0))
             if self._file is not None and self._file.epoch:
                 self._go_on(self._file)
             else:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastrt.errors import ConfigError, FastrtError, NotInitializedError
 from fastrt.net.grpc.trust import trust_of
+from fastrt.net.supervise import RestartLimit
 from fastrt.ps.endpoint import Caller
 from fastrt.ps.remote_errors import raise_refusal
 from fastrt.ps.server_process import END_S, ServerProcess
@@ -112,7 +112,7 @@ class DistantServer:
         self._caller: Caller | None = None
         self._ending, self._up, self._back = threading.Event(), threading.Event(), threading.Event()
         self._actors = ActorClass(Keeper, scheduling=scheduling)
-        self._losses: list[float] = []
+        self._restarts = RestartLimit(_LOSSES_MAX, _LOSSES_S)
         self._successor: threading.Thread | None = None
         self._keep()
 
@@ -152,9 +152,8 @@ class DistantServer:
         if caller is not self._caller or self._ending.is_set():
             return
         why = f"server {self._settings['index']} is lost, with the actor that kept it or its node"
-        now = time.monotonic()
-        self._losses = [when for when in self._losses if when > now - _LOSSES_S] + [now]
-        if self._settings["folder"] is None or not self._up.is_set() or len(self._losses) > _LOSSES_MAX:
+        may_restart = self._restarts.allows_another()
+        if self._settings["folder"] is None or not self._up.is_set() or not may_restart:
             self._fail(why)
             return
         _log.warning("%s; another actor continues from its folder", why)

@@ -20,6 +20,7 @@ from typing import Any
 
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net.address import with_port
 from fastrt.net.grpc.trust import Trust
 from fastrt.ps.endpoint import Endpoint
 from fastrt.ps.journal import FolderMedium, Journal, Medium, MemoryMedium
@@ -61,7 +62,7 @@ def _journal(settings: dict[str, Any]) -> Journal:
 
 def _listen(server: Server, trust: Trust, settings: dict[str, Any]) -> Endpoint:
     """Listen at the addresses of the previous process, or at a free port if another process took them."""
-    places = [settings["address"], settings["address"].rpartition(":")[0] + ":0"]
+    places = [settings["address"], with_port(settings["address"], 0)]
     for address in places[:-1]:
         with contextlib.suppress(OSError):
             return Endpoint(server, trust, address, settings["unix"])

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import read_object
+from fastrt.net import supervise
+from fastrt.net.supervise import RestartLimit
 from fastrt.ps.journal import MemoryMedium
 
 _log = logging.getLogger(__name__)
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _MODULE = "fastrt.ps.server_main"
 _DEATHS_MAX, _DEATHS_S = 10, 30.0
 END_S = 10.0
@@ -55,7 +53,7 @@ class ServerProcess:
         self._fds = MemoryMedium.make() if keeps else []
         self._ending = threading.Event()
         self._up = threading.Event()
-        self._deaths: list[float] = []
+        self._restarts = RestartLimit(_DEATHS_MAX, _DEATHS_S)
         self._refusal = ""
         self._process = self._spawn()
         self._watcher = threading.Thread(target=self._watch, name="fastrt-ps-watch", daemon=True)
@@ -106,16 +104,8 @@ class ServerProcess:
             "address": self.address or f"{self._settings['host']}:0",
             "unix": self.unix,
         }
-        path = f"import gc, sys; gc.disable(); sys.path.insert(0, {_PACKAGE_PARENT!r})"  # no gc runs during imports
-        code = f"{path}; from {_MODULE} import main; gc.freeze(); gc.enable(); main()"
-        # A new session, because the head handles Ctrl-C at the terminal.
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=self._fds,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        pipe = subprocess.PIPE
+        process = supervise.spawn(_MODULE, "main()", name="server", pass_fds=self._fds, stdin=pipe, stdout=pipe)
         assert process.stdin is not None
         try:
             # Not as an argument: every user of the machine can read those, and the settings contain the token.
@@ -142,14 +132,14 @@ class ServerProcess:
                 self._up.set()
                 if not is_first:
                     self._restarted(self)
-            self._wait_for(process)
+            supervise.wait_any([process])
+            supervise.reap(process)
             if self._ending.is_set():
                 return
             _log.warning("server %s has ended (%s)", self._settings["index"], process.returncode)
-            now = time.monotonic()
-            self._deaths = [when for when in self._deaths if when > now - _DEATHS_S] + [now]
+            may_restart = self._restarts.allows_another()
             forgets = self._settings["durability"] == "none"
-            if len(self._deaths) > _DEATHS_MAX or not self._up.is_set() or forgets or self._refusal:
+            if not may_restart or not self._up.is_set() or forgets or self._refusal:
                 self._ending.set()
                 self._up.set()
                 why = "has ended; with durability 'none' its parameters are lost" if forgets else _AGAIN
@@ -159,14 +149,3 @@ class ServerProcess:
             self._process = self._spawn()
             if self._ending.is_set() and self._process.stdin is not None:
                 self._process.stdin.close()
-
-    def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
-        watched = os.pidfd_open(process.pid)
-        try:
-            select.select([watched], [], [])
-        finally:
-            os.close(watched)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()

@@ -12,7 +12,6 @@ cannot be used any more, and is closed.
 from __future__ import annotations
 
 import array
-import ipaddress
 import json
 import os
 import select
@@ -26,7 +25,8 @@ from typing import Any
 
 from fastrt._core.transfer import stream
 from fastrt.errors import FastrtError
-from fastrt.foreign_text import read_int, read_json
+from fastrt.foreign_text import read_json
+from fastrt.net.address import is_loopback_host, split_address
 from fastrt.net.grpc.proof import prove_as_client, prove_as_server
 from fastrt.net.grpc.trust import Trust
 
@@ -330,9 +330,8 @@ def dial(unix: str | None, address: str, trust: Trust, timeout_s: float) -> Wire
         except (OSError, FastrtError):
             pass  # another machine or network namespace, or a server that is restarting
         sock.close()
-    host, _, port = address.rpartition(":")
     try:
-        sock = socket.create_connection((host.strip("[]"), read_int(port, "the port", 1, 65535)), timeout_s)
+        sock = socket.create_connection(split_address(address), timeout_s)
     except (OSError, ValueError) as error:
         raise BrokenWireError(f"no process answers at {address}: {error}") from None
     try:
@@ -371,5 +370,4 @@ def is_clear(sock: socket.socket, trust: Trust) -> bool:
     """Whether messages over a connection are not encrypted; both ends come to the same answer."""
     if sock.family == socket.AF_UNIX or trust.insecure:
         return True
-    there = ipaddress.ip_address(str(sock.getpeername()[0]).partition("%")[0])
-    return (getattr(there, "ipv4_mapped", None) or there).is_loopback
+    return is_loopback_host(sock.getpeername()[0])

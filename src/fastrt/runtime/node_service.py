@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,11 @@ from fastrt._core.memory.segment import start_time
 from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.folders import replace_private
-from fastrt.net.grpc.auth import TlsFiles, reachable, read_token
+from fastrt.net import supervise
+from fastrt.net.address import join_address, reachable
+from fastrt.net.grpc.auth import TlsFiles, read_token
 from fastrt.net.grpc.identity import Identity, new_token
+from fastrt.net.supervise import RestartLimit
 from fastrt.runtime.nodefile import NodeFile, nodes_here
 from fastrt.runtime.processes import spawn_service
 from fastrt.runtime.session import start
@@ -96,19 +98,19 @@ class Node:
     def __init__(self, options: NodeOptions) -> None:
         self._options = options
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._deaths: list[float] = []
+        self._restarts = RestartLimit(_DEATHS_MAX, _DEATHS_WITHIN_S)
         self._stopping = False
         self._stop = os.pipe2(os.O_CLOEXEC)
         self._runtime = start(options.config, cluster=True)
         self.session = self._runtime.session
         # Where each process serves: at first where it is told to, then where it was.
-        self.addresses = {"uplink": f"{options.host}:0"}
+        self.addresses = {"uplink": join_address(options.host, 0)}
         self.head = options.head or ""
         if options.head is None:
             wanted = {"head": options.listen, "scheduler": options.scheduler, "coordinator": options.coordinator}
             self.addresses = {name: address for name, address in wanted.items() if address} | self.addresses
         if options.scheduler is not None:
-            self.addresses["store"] = f"{options.host}:0"
+            self.addresses["store"] = join_address(options.host, 0)
         try:
             self.token_file = self._token()
             for name in self.addresses:
@@ -133,13 +135,10 @@ class Node:
             FastrtError: one of its processes dies again and again.
         """
         while not self._stopping:
-            fds = {os.pidfd_open(child.pid): name for name, child in self._children.items()}
-            ended, _, _ = select.select([self._stop[0], *fds], [], [])
-            for fd in fds:
-                os.close(fd)
-            for fd in ended:
-                if fd in fds and not self._stopping:
-                    self._replace(fds[fd])
+            names = {child: name for name, child in self._children.items()}
+            for child in supervise.wait_any(names, self._stop[0]):
+                if not self._stopping:
+                    self._replace(names[child])
 
     def stop(self) -> None:
         """Have `run` return; safe in a signal's handler."""
@@ -151,27 +150,18 @@ class Node:
         for child in reversed(self._children.values()):
             child.send_signal(signal.SIGTERM)
         for child in self._children.values():
-            try:
-                child.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            _close_pipes(child)
+            supervise.reap(child, _END_S)
         self._children.clear()
         self._runtime.end_for_all()
         for fd in self._stop:
             os.close(fd)
 
     def _replace(self, name: str) -> None:
-        """Start a process anew that has ended."""
-        dead = self._children[name]
-        dead.wait()
-        _close_pipes(dead)
+        """Start a process again that has ended."""
+        supervise.reap(self._children[name])
         sys.stderr.write(f"fastrt: the {name} of this node ended; another one is started\n")
         while not self._stopping:
-            now = time.monotonic()
-            self._deaths = [at for at in self._deaths if now - at < _DEATHS_WITHIN_S] + [now]
-            if len(self._deaths) > _DEATHS_MAX:
+            if not self._restarts.allows_another():
                 raise FastrtError(f"the {name} of this node ended again and again; its error output says why")
             select.select([self._stop[0]], [], [], _AGAIN_S)
             try:
@@ -252,9 +242,3 @@ def _keep_token(folder: Path, token: str) -> Path:
     """Write a token into the session's folder; the path of its file."""
     replace_private(folder, _TOKEN, f"{token}\n".encode())
     return folder / _TOKEN
-
-
-def _close_pipes(child: subprocess.Popen[bytes]) -> None:
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            pipe.close()

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from fastrt.config import Config
 from fastrt.errors import FastrtError, NodeDiedError
 from fastrt.foreign_text import read_object
+from fastrt.net.supervise import reap, spawn
 
 if TYPE_CHECKING:  # imported where it is used: the processes that are started here import this module, and start none
     import subprocess
 
-_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Modules that workers get ready-made in the zygote when the driver uses them: importing NumPy takes 80 ms.
 _PRELOAD = ("numpy",)
 _END_S = 10.0
@@ -50,7 +50,8 @@ class Processes:
 
     def _start_zygote(self) -> None:
         self._control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.zygote = _spawn("fastrt.worker.zygote", "main(int(sys.argv[1]))", str(zygote_end.fileno()), zygote_end)
+        fd = zygote_end.fileno()
+        self.zygote = spawn("fastrt.worker.zygote", "main(int(sys.argv[1]))", str(fd), name="zygote", pass_fds=[fd])
         self._zygote_is_new = True  # until a daemon has told it which session it serves
         zygote_end.close()
 
@@ -74,7 +75,8 @@ class Processes:
             self._start_zygote()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         settings = json.dumps(self._settings(theirs.fileno(), adopt))
-        self.daemon = _spawn("fastrt.node.__main__", "main()", settings, theirs, self._control)
+        fds = [theirs.fileno(), self._control.fileno()]
+        self.daemon = spawn("fastrt.node.__main__", "main()", settings, name="daemon", pass_fds=fds)
         theirs.close()
         ours.settimeout(self._config.start_timeout_s)
         try:
@@ -93,15 +95,9 @@ class Processes:
 
     def end(self, patience_s: float = _END_S) -> None:
         """Wait for the processes, which have been told to end; kill those that do not."""
-        import subprocess
-
         self.forget()
         for process in filter(None, (self.daemon, self.zygote)):
-            try:
-                process.wait(patience_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            reap(process, patience_s)
 
     def forget(self) -> None:
         """Close this process's ends; a forked child does it too, or it would keep the zygote waiting for a daemon."""
@@ -157,40 +153,11 @@ def spawn_service(
     # Of each handshake that fails gRPC writes two lines to the error output: a stranger could fill a disk with them.
     quiet = {"GRPC_VERBOSITY": "NONE", **os.environ, **env}
     pipe = subprocess.PIPE
-    process = _spawn(module, "main(sys.argv[1])", json.dumps(settings), stdin=pipe, stdout=pipe, env=quiet)
+    name, words = module.rpartition(".")[2], json.dumps(settings)
+    process = spawn(module, "main(sys.argv[1])", words, name=name, stdin=pipe, stdout=pipe, env=quiet)
     assert process.stdout is not None
     line = process.stdout.readline() if select.select([process.stdout], [], [], patience_s)[0] else b""
     if not line:
-        process.kill()
-        process.communicate()
+        reap(process, 0)
         raise FastrtError(f"{module} did not start to serve; its error output says why")
     return process, str(read_object(line, f"the answer of {module}", {"address": str}, own=True)["address"])
-
-
-def _spawn(
-    module: str,
-    call: str,
-    argument: str,
-    *ends: socket.socket,
-    stdin: int | None = None,
-    stdout: int | None = None,
-    env: dict[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start a Python process that runs `call` of a module of this very package, wherever it was imported from."""
-    import subprocess
-
-    name = "daemon" if module.endswith("__main__") else module.rpartition(".")[2]  # what `ps` and `top` show
-    # What is loaded stays to the end: no collection looks at it, neither while it loads, nor later, nor at the end.
-    code = (
-        f"open('/proc/self/comm', 'w').write('fastrt-{name}'); import gc, sys; gc.disable(); "
-        f"sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; gc.freeze(); gc.enable(); {call}"
-    )
-    # A session of its own: Ctrl-C at the terminal is the driver's to handle.
-    return subprocess.Popen(
-        [sys.executable, "-c", code, argument],
-        pass_fds=[end.fileno() for end in ends],
-        stdin=subprocess.DEVNULL if stdin is None else stdin,
-        stdout=stdout,
-        env=env,
-        start_new_session=True,
-    )

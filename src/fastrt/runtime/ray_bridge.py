@@ -22,8 +22,9 @@ from typing import Any
 from fastrt.config import Config
 from fastrt.errors import FastrtError
 from fastrt.foreign_text import SETTINGS_BYTES_MAX, read_object
+from fastrt.net.address import join_address, reachable, split_address
 from fastrt.net.grpc import streams
-from fastrt.net.grpc.auth import reachable, refused_token
+from fastrt.net.grpc.auth import refused_token
 from fastrt.net.grpc.contract import Metadata
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.server import open_server
@@ -76,8 +77,8 @@ class _Slot:
         self.number = -1
         self._server = open_server(self, [_INVOKE], None, _MESSAGE_BYTES_MAX, self._authorize)
         served = access.tls or access.identity.for_programs()
-        port = self._server.bind(f"{host}:0", served.server_credentials())
-        self.address = reachable(f"{host}:{port}", scheduler)
+        port = self._server.bind(join_address(host, 0), served.server_credentials())
+        self.address = reachable(join_address(host, port), scheduler)
         self._server.start()
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
@@ -140,7 +141,7 @@ class Bridge:
             stack.callback(self._server.stop)
             self._server.start()
             self.address = reachable(self._server.address, settings["scheduler"])
-            host = settings["listen"].rpartition(":")[0]
+            host = split_address(settings["listen"], 0)[0]
             self._slots = []
             for _ in range(min(max(1, settings["workers"]), _WORKERS_MAX)):
                 self._slots.append(_Slot(self, host, access, settings["scheduler"]))

@@ -18,6 +18,7 @@ from fastrt._core.memory import arena
 from fastrt._core.memory.segment import Segment
 from fastrt.config import Config
 from fastrt.errors import AttachError, FastrtError
+from fastrt.net.supervise import RestartLimit
 from fastrt.runtime.processes import Processes
 from fastrt.store import join, unread, warnings
 from fastrt.store.client import Store
@@ -61,7 +62,7 @@ class Runtime:
         self._leaving = False
         self._open = ""  # the prefix of the progress bar in the terminal's last line
         self._died = False
-        self._deaths: list[float] = []  # of daemons, by the clock
+        self._restarts = RestartLimit(_DEATHS_MAX, _DEATHS_WITHIN_S)  # of daemons
         segment = self._store.client.segment
         self._listener = threading.Thread(target=self._listen, args=[segment], name="fastrt-logs", daemon=True)
         self._listener.start()
@@ -193,10 +194,7 @@ class Embedded(Runtime):
 
     def _was_killed(self) -> bool:
         """Whether a signal has just ended daemon or zygote, and not so often that others would fare no better."""
-        by_signal = self._processes.await_end()
-        now = time.monotonic()
-        self._deaths = [at for at in self._deaths if now - at < _DEATHS_WITHIN_S] + [now]
-        return by_signal and len(self._deaths) <= _DEATHS_MAX
+        return self._processes.await_end() and self._restarts.allows_another()
 
     def _leave(self, store: Store) -> None:
         """Leave; the daemon ends the workers and removes the session when no other driver is left."""

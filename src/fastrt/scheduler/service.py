@@ -20,7 +20,8 @@ import grpc
 
 from fastrt.durable import DiskFullError, Journal, StateDirectoryError
 from fastrt.errors import ConfigError
-from fastrt.net.grpc.auth import InsecureBindError, TlsFiles, is_loopback, refused_token
+from fastrt.net.address import check_bind, with_port
+from fastrt.net.grpc.auth import TlsFiles, refused_token
 from fastrt.net.grpc.contract import Metadata
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.identity import Identity
@@ -88,18 +89,9 @@ class SchedulerOptions:
         """
         if min(self.lost_after_s, self.call_timeout_s, self.delivery_timeout_s) <= 0:
             raise ConfigError("lost_after_s, call_timeout_s and delivery_timeout_s must be more than 0.")
-        if self.identity is not None or is_loopback(self.address):
-            return
-        if self.token is None:
-            raise InsecureBindError(
-                f"Serving on {self.address} without a token would let every machine that can reach it run code here. "
-                "Pass the session's token, or serve on 127.0.0.1."
-            )
-        if self.tls is None and not self.insecure:
-            raise InsecureBindError(
-                f"Serving on {self.address} in the clear would show the session's token to the network. Pass TLS "
-                "files (--tls-cert, --tls-key, --tls-ca), or say --insecure if the network itself keeps strangers out."
-            )
+        if self.identity is None:
+            clear = self.tls is None and not self.insecure
+            check_bind(self.address, authenticated=self.token is not None, encrypted=not clear)
 
 
 class Scheduler:
@@ -155,7 +147,7 @@ class Scheduler:
         options = self.options
         served = options.identity or options.tls
         port = self._server.bind(options.address, served.server_credentials() if served else None)
-        self.address = f"{options.address.rpartition(':')[0]}:{port}"
+        self.address = with_port(options.address, port)
         self._outgoing = Outgoing(
             OutgoingOptions(
                 *self._shown(),

@@ -20,9 +20,10 @@ import time
 from typing import TYPE_CHECKING
 
 from fastrt.errors import FastrtError
+from fastrt.net.address import AddressError, split_address
 from fastrt.net.grpc import proof
 from fastrt.net.grpc.sealed import BULK_BYTES, SMALL_BYTES, Link, moved, seal_as_client, seal_as_server
-from fastrt.transfer.wire import WireError, split_address
+from fastrt.transfer.wire import WireError
 
 if TYPE_CHECKING:
     from fastrt.net.grpc.identity import Identity
@@ -50,7 +51,11 @@ def dial(
             this is no address.
         OSError, EOFError: nothing listens there, or the connection broke during the greeting.
     """
-    sock = socket.create_connection(split_address(address), timeout_s)
+    try:
+        place = split_address(address)
+    except AddressError as exc:
+        raise WireError(f"the address of a store is malformed: {exc}") from None
+    sock = socket.create_connection(place, timeout_s)
     try:
         return _greet(sock, identity, insecure, timeout_s, tls_on_loopback)
     except OSError:  # also a handshake that the peer did not finish

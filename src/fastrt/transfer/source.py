@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from fastrt._core.transfer import stream
 from fastrt.errors import FastrtError, NotFoundError
-from fastrt.net.grpc.auth import is_loopback
+from fastrt.net.address import family_of, is_loopback, join_address
 from fastrt.net.grpc.proof import GREETING_S
 from fastrt.net.grpc.sealed import Link
 from fastrt.net.grpc.visitors import BACKLOG, hold_silent
@@ -125,11 +125,10 @@ class Source:
         self._insecure = insecure
         self._tls_on_loopback = tls_on_loopback
         self._timeout_s = timeout_s
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        self._listener = socket.create_server((host, port), family=family_of(host), backlog=BACKLOG)
         hold_silent(self._listener)
         self.port: int = self._listener.getsockname()[1]
-        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self.address = join_address(host, self.port)
         if insecure and not is_loopback(self.address):
             _log.warning(
                 "the native stream at %s is in the clear (--insecure): anyone who can read or change packets on that "

@@ -20,7 +20,6 @@ import struct
 from typing import NamedTuple
 
 from fastrt._core.transfer import stream
-from fastrt.foreign_text import ForeignTextError, read_int
 from fastrt.transfer.table import TransferError
 
 VERSION = 3
@@ -185,17 +184,3 @@ def read_entries(frame: Frame, table: bytearray) -> list[Entry]:
     if max(sizes) > SMALL_BYTES or sum(sizes) + len(table) != frame.length:
         raise WireError(f"the objects of a bundle of {frame.length} bytes have {sum(sizes)}, one of them {max(sizes)}")
     return entries
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[v6]:port".
-
-    Raises:
-        WireError: it is neither.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        number = read_int(port if host else "", "the port", 1, 65535)
-    except ForeignTextError:
-        raise WireError(f"{address!r} is no address of a store; it must be host:port") from None
-    return host.strip("[]"), number

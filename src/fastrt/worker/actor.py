@@ -1,6 +1,7 @@
-"""An actor's process: it builds the instance, then runs the calls that come.
+"""An actor's process: it builds the instance, then runs the calls.
 
-One at a time and in order, by the compiled frame that tasks run in; or several at once, see `worker.concurrent`.
+Calls run one at a time and in order, in the compiled frame that also runs tasks; or several at once, see
+`worker.concurrent`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from fastrt._core.memory import trace
 from fastrt._core.objects import handles
-from fastrt._core.tasks import actors
+from fastrt._core.tasks import actors, submission
 from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.inbox import Inbox
 from fastrt._core.tasks.runner import Runner
@@ -28,7 +29,7 @@ from fastrt.store.ref import ObjectRef
 from fastrt.tasks.actor_handle import ActorPlan
 from fastrt.tasks.exit_actor import ActorLeaves
 from fastrt.tasks.method import MethodPlan, bound_method
-from fastrt.worker import environments, special
+from fastrt.worker import environments
 from fastrt.worker.concurrent import Coroutines, Threads
 from fastrt.worker.ending import Ending, ProcessEnds, exit_code, flush_files, is_exit, run_exit_functions
 from fastrt.worker.main import Worker, end_child
@@ -40,12 +41,12 @@ NAMES_FOLDER = "names"  # in the session's: a file for each actor's process
 
 
 class ActorWorker(Worker):
-    """Runs one actor until nobody can call it any more, or it is told to stop.
+    """Runs one actor until no handle to it is left, or the daemon orders it to stop.
 
     Args:
         store: this process's attachment.
         actor: the actor's index.
-        told_to_stop: asks the daemon's connection whether there is an order to leave; called when idle.
+        stop_ordered: asks the daemon's connection whether there is an order to leave; called when idle.
         ending: ends this process.
         native_threads: sets the thread counts of native libraries.
         outputs: streams to flush after a call if they say that they have something `pending`.
@@ -55,28 +56,27 @@ class ActorWorker(Worker):
         self,
         store: Store,
         actor: int,
-        told_to_stop: Callable[[], bool],
+        stop_ordered: Callable[[], bool],
         ending: Ending,
         native_threads: NativeThreads,
         outputs: Sequence[Any] = (),
     ) -> None:
-        super().__init__(store, lambda word: None, told_to_stop, lambda: True, ending, native_threads, outputs)
-        store.on_block = store.help_with = None  # an actor has no place among the workers to give away
-        self.retries_here = True
+        super().__init__(store, lambda word: None, stop_ordered, lambda: True, ending, native_threads, outputs)
+        store.on_block = store.help_with = None  # an actor does not count among the workers that can run tasks
+        self.retries.in_place = True
         self.actor = store.actor_here = actor
         store.on_exit = self.exit
         self.exiting = False
-        self._told_to_stop = told_to_stop
         self._building = False  # the constructor runs
         self._coroutines: Coroutines | None = None
         self._instance: Any = None
         self.plan: ActorPlan
-        self._name = ""  # of its class, once that is known
+        self._name = ""  # of its class, once its plan is loaded
         self._methods: list[Any] = []
 
-    def told_to_stop(self) -> bool:
+    def stop_ordered(self) -> bool:
         """Whether to take no more calls."""
-        return self.exiting or self._told_to_stop()
+        return self.exiting or self._stop_ordered()
 
     def run(self) -> None:
         """Build the instance and take calls."""
@@ -91,13 +91,13 @@ class ActorWorker(Worker):
             self._serve()
 
     def clean_up(self) -> None:
-        """Run the cleanup code of the actor: this process is about to end."""
+        """Run the actor's cleanup code; the process is about to end."""
         loops = self._coroutines
         steps = [self._shut_down, run_exit_functions, flush_files, self._drop_instance, flush_files]
         self.ending.clean_up(steps if loops is None else [loops.end, *steps, loops.close])
 
     def _shut_down(self) -> None:
-        """Call the method that the class has for its actor's end."""
+        """Call the class's method for the end of its actor, if it has one."""
         for name in _SHUTDOWN_METHODS:
             method = getattr(type(self._instance), name, None)
             if method is not None:
@@ -107,9 +107,9 @@ class ActorWorker(Worker):
                 return
 
     def _drop_instance(self) -> None:
-        """Let `__del__` of the instance run, and of what it has.
+        """Drop the instance, so that `__del__` runs, its own and that of its attributes.
 
-        Files have been flushed before: of a file in a cycle, the collector may close the lowest layer first.
+        Files are flushed before this: the collector may close the lowest layer of a file in a cycle first.
         """
         self._instance = None
         self._methods.clear()
@@ -119,13 +119,13 @@ class ActorWorker(Worker):
         """End this actor for good; any thread may call this.
 
         Args:
-            reason: why, for the errors of its calls.
+            reason: for the errors of its calls.
         """
         actors.end_for_good(self._client, self.actor, actors.EXITED, reason)
         self._stop_serving()
 
     def exit_by(self, exc: SystemExit) -> None:
-        """End this actor as a SystemExit in its code asks for it; an exit code that is not 0 counts as a crash."""
+        """End this actor after a SystemExit in its code; an exit code other than 0 counts as a crash."""
         if isinstance(exc, ActorLeaves):
             return  # `exit` was called where it was raised
         self.ending.code = exit_code(exc)
@@ -149,7 +149,7 @@ class ActorWorker(Worker):
         super()._on_terminate(signum, frame)
 
     def _begin(self) -> str:
-        """Build the instance; why it cannot be."""
+        """Build the instance; returns why that failed, "" if it did not."""
         try:
             self._load_plan()
             self.native_threads.for_actor(self.plan.demand, self.plan.environment)
@@ -160,7 +160,7 @@ class ActorWorker(Worker):
         try:
             self._building = True
             self._build()
-        except BaseException as exc:  # whatever the constructor raises ends the actor, and its calls say why
+        except BaseException as exc:  # any exception of the constructor ends the actor, and its calls raise the reason
             if not is_exit(exc):
                 return f"its constructor raised\n{format_user_traceback(exc)}"
             if not isinstance(exc, ProcessEnds):
@@ -172,7 +172,7 @@ class ActorWorker(Worker):
     def _load_plan(self) -> None:
         about = actors.info(self._client, self.actor)
         ref = handles.acquire(self._client, *about["object"])
-        core.begin_path(self._client, about["object"][0])  # of what it submits outside of a call that runs alone
+        core.begin_path(self._client, about["object"][0])  # path of the tasks that it submits outside of calls
         self.plan = self._store.load(ref)
         self._name = self.plan.name
 
@@ -180,23 +180,23 @@ class ActorWorker(Worker):
         assert self.plan.cls is not None
         assert self.plan.init is not None
         _, cls = self._store.load(self.plan.cls)
-        args, kwargs = self._store.get(self.plan.init)  # waits, where it comes from another node
+        args, kwargs = self._store.get(self.plan.init)  # waits if it comes from another node
         values = [self._store.get(arg) if isinstance(arg, ObjectRef) else arg for arg in args]
         named = {name: self._store.get(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
         instance = self._instance = cls(*values, **named)
-        self._methods += [bound_method(instance, which.name) for which in self.plan.methods]
+        self._methods += [bound_method(instance, method.name) for method in self.plan.methods]
         if trace.enabled(self._client):
             self._write_names()
 
     def _write_names(self) -> None:
-        """For a timeline that is drawn when the actor is gone: what its methods were called."""
-        about = {"class": self.plan.name, "methods": [which.name for which in self.plan.methods]}
+        """Write the names of the actor's methods, for a timeline that is drawn after its end."""
+        names = {"class": self.plan.name, "methods": [method.name for method in self.plan.methods]}
         folder = Path(self._store.socket_path).parent / NAMES_FOLDER
         with contextlib.suppress(OSError):  # the session is ending
-            replace_private(private_folder(folder, "the folder of names"), str(os.getpid()), json.dumps(about).encode())
+            replace_private(private_folder(folder, "the folder of names"), str(os.getpid()), json.dumps(names).encode())
 
     def _serve(self) -> None:
-        if any(which.is_async for which in self.plan.methods):
+        if any(method.is_async for method in self.plan.methods):
             self._coroutines = Coroutines(self)
             self._coroutines.serve()
         elif self.plan.concurrency > 1 or self.plan.groups:
@@ -210,15 +210,15 @@ class ActorWorker(Worker):
             self._client, {}, self.prepare, self.seal, self.fail, end_child, self._outputs, self._methods
         )
         with self.waiting():
-            while not self.told_to_stop():
+            while not self.stop_ordered():
                 self._runner.serve(inbox, _IDLE_S, self._store.spin_s)
                 if actors.is_over(self._client, self.actor):
                     return
 
     def prepare(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """Find what to call for a call, and load its arguments."""
+        """Find the function for a call, with its options applied, and load its arguments."""
         method, args, kwargs = self.prepare_method(task)
-        return special.wrap(self, task, method), args, kwargs
+        return self.wrap(task, submission.flags_of(self._client, task), method), args, kwargs
 
     def prepare_method(self, task: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Find a call's method and load its arguments."""
@@ -229,16 +229,16 @@ class ActorWorker(Worker):
         return self._method(task).is_async
 
     def is_generator(self, task: int) -> bool:
-        """Whether a call yields its items, one by one or all into one list."""
-        return special.is_stream(self, task) or self.policy_of(task).dynamic
+        """Whether a call's method is a generator whose items become results, one by one or in one list."""
+        return self.generators.is_stream(task) or self.policies.of(task).dynamic
 
     def seal(self, task: int, value: Any) -> None:
         """Seal what a method returned, and end the call."""
-        self._flush()  # before the result: whoever gets it may end the session
+        self._flush()  # before the result: its reader may end the session
         self._seal(task, value)
 
     def fail(self, task: int, exc: BaseException) -> None:
-        """Seal an exception as the call's results, and end the call; one that ends the process is left to its end."""
+        """Seal an exception as the call's results, and end the call; the daemon ends a call whose process ends."""
         self._flush()
         if not is_exit(exc):
             self._fail(task, exc)
@@ -260,11 +260,11 @@ class ActorWorker(Worker):
                     output.flush()
 
     def source_here(self) -> tuple[int, str]:
-        """The job of the call that was taken last, and the name of the actor's class, for its output."""
+        """Return the job of the call that was taken last, and the name of the actor's class, for its output."""
         return self._client.job, self._name
 
     def name_of(self, task: int) -> str:
-        """What the call is called in messages."""
+        """Return a call's name for messages."""
         return f"{self.plan.name}.{self._method(task).name}"
 
     def _method(self, task: int) -> MethodPlan:

@@ -1,4 +1,4 @@
-"""What a worker does later: end a task that runs for too long, run one again after a while. One thread does it all."""
+"""Calls that a worker makes later, all on one thread: at the end of a timeout, or of the delay before a retry."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Callable
 
 
 class Alarm:
-    """One thing to do at its time, unless it is stopped before."""
+    """One call at its time, unless it is stopped before."""
 
-    __slots__ = ("due", "stopped", "what")
+    __slots__ = ("due", "function", "stopped")
 
-    def __init__(self, due: float, what: Callable[[], float | None]) -> None:
-        self.due, self.what, self.stopped = due, what, False
+    def __init__(self, due: float, function: Callable[[], float | None]) -> None:
+        self.due, self.function, self.stopped = due, function, False
 
     def stop(self) -> None:
-        """Do not do it."""
+        """Cancel the call."""
         self.stopped = True
 
 
 class Clock:
-    """Calls what is due, in a thread of its own, which is there while anything is to be done."""
+    """Makes calls when they are due, in a thread that runs while calls are pending."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
@@ -31,9 +31,9 @@ class Clock:
         self._numbers = itertools.count()
         self._running = False
 
-    def start(self, delay_s: float, what: Callable[[], float | None]) -> Alarm:
-        """Call `what` after so many seconds, and again after as many as it returns, until it returns None."""
-        alarm = Alarm(time.monotonic() + delay_s, what)
+    def start(self, delay_s: float, function: Callable[[], float | None]) -> Alarm:
+        """Call a function after `delay_s` seconds, and again after as many as it returns, until it returns None."""
+        alarm = Alarm(time.monotonic() + delay_s, function)
         with self._lock:
             self._push(alarm)
             self._lock.notify()
@@ -43,18 +43,18 @@ class Clock:
         return alarm
 
     def wait(self) -> None:
-        """Wait until nothing is to be done any more."""
+        """Wait until no calls are pending."""
         with self._lock:
             self._lock.wait_for(lambda: not self._running)
 
     def flush(self) -> None:
-        """Call all that is to come now, from here."""
+        """Make all pending calls now, on this thread."""
         with self._lock:
             alarms = [alarm for _, _, alarm in self._heap]
             self._heap.clear()
         for alarm in alarms:
             if not alarm.stopped:
-                alarm.what()
+                alarm.function()
 
     def _push(self, alarm: Alarm) -> None:
         heapq.heappush(self._heap, (alarm.due, next(self._numbers), alarm))
@@ -73,7 +73,7 @@ class Clock:
                     self._lock.wait(min(left, threading.TIMEOUT_MAX))
                     continue
                 alarm = heapq.heappop(self._heap)[2]
-            again = alarm.what()
+            again = alarm.function()
             if again is not None and not alarm.stopped:
                 alarm.due = time.monotonic() + again
                 with self._lock:

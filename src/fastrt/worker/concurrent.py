@@ -1,8 +1,8 @@
 """An actor that runs several calls at once: in threads, or as coroutines on event loops.
 
-Each concurrency group has a limit of its own, and threads or an event loop of its own; the methods that name none are
-the default group. A call is claimed when its turn has come, so one that waits for its turn can still be cancelled, and
-is not lost with the process.
+Each concurrency group has a separate limit, and separate threads or a separate event loop; the methods without a group
+form the default group. A call is claimed when its turn has come, so a call that still waits can be cancelled, and
+survives the process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fastrt._core.tasks import tasks as core
 from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import ActorDiedError, FastrtError
 from fastrt.tasks.exit_actor import LEFT, ActorLeaves
-from fastrt.worker import special
 from fastrt.worker.ending import is_exit
+from fastrt.worker.timeouts import Answered
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from fastrt.worker.actor import ActorWorker
 
 _IDLE_S = 1.0
-_THREADS_LAST_S, _STEP_S = 0.2, 0.001  # that the end of an actor waits for calls in threads
-_LAST_S = 1.0  # that the end of an actor waits for each of its event loops
+_THREADS_LAST_S, _STEP_S = 0.2, 0.001  # wait at the end of an actor for calls in threads
+_LAST_S = 1.0  # wait at the end of an actor for each of its event loops
 
 
 def limits_of(worker: ActorWorker) -> dict[str, int]:
-    """How many calls of each group may run at once."""
+    """Return how many calls of each group run at once, by the group's name."""
     return {"": worker.plan.concurrency, **worker.plan.groups}
 
 
 def _group_of(worker: ActorWorker, cell: int) -> str:
     client, task = worker.store.client, (cell & 0xFFFFFFFF) - 1
-    # The record may be another call's by now: then the claim fails, whatever group it waits in.
+    # The record may belong to another call by now: then the claim fails, in any group.
     number = core.function_of(client, task)[1]
     most = len(worker.plan.methods) * (len(worker.plan.groups) + 2)
     return worker.plan.method_of(number)[1] if number < most else ""
 
 
 class Threads:
-    """Runs calls in threads; the main thread only hands them out.
+    """Runs calls in threads; the main thread only distributes them.
 
     Args:
         worker: the actor's process.
@@ -63,14 +63,14 @@ class Threads:
             name: ThreadPoolExecutor(most, f"fastrt-{name or 'calls'}") for name, most in limits_of(worker).items()
         }
         self._running: dict[int, int] = {}  # task index by thread
-        worker.threaded = True
+        worker.timeouts.in_threads = True
         worker.store.task_here = self._task_here
 
     def serve(self) -> None:
-        """Run calls until the actor is over, or told to stop."""
+        """Run calls until the actor has ended, or is ordered to stop."""
         worker = self._worker
         with worker.waiting():
-            while not worker.told_to_stop():
+            while not worker.stop_ordered():
                 for cell in self._inbox.take(_IDLE_S, worker.store.spin_s):
                     self._pools[_group_of(worker, cell)].submit(self._run, cell)
                 if actors.is_over(worker.store.client, worker.actor):
@@ -78,7 +78,7 @@ class Threads:
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         until = time.monotonic() + _THREADS_LAST_S
-        while self._running and time.monotonic() < until:  # above all the one that has ended the actor
+        while self._running and time.monotonic() < until:  # most important is the one that has ended the actor
             time.sleep(_STEP_S)
 
     def _run(self, cell: int) -> None:
@@ -91,22 +91,21 @@ class Threads:
         try:
             function, args, kwargs = self._worker.prepare(task)
             self._worker.seal(task, function(*args, **kwargs))
-        except special.Answered:
+        except Answered:
             pass
-        except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
+        except BaseException as exc:  # any exception of user code is the result
             self._worker.fail(task, exc)
         finally:
-            self._worker.answered.discard(threading.get_ident())
+            self._worker.timeouts.end_call_here()
             del self._running[threading.get_ident()]
             trace.end(client, traced)
 
     def _task_here(self) -> int | None:
-        thread = threading.get_ident()
-        return None if thread in self._worker.answered else self._running.get(thread)
+        return None if self._worker.timeouts.is_answered_here() else self._running.get(threading.get_ident())
 
 
 class Group:
-    """The calls of one concurrency group: an event loop, the calls that run on it, and those that wait for their turn.
+    """One concurrency group: an event loop, the calls that run on it, and those that wait for their turn.
 
     Args:
         worker: the actor's process.
@@ -136,7 +135,10 @@ class Group:
             try:
                 self.loop.run_forever()
                 stopped = True
-            except (KeyboardInterrupt, SystemExit) as exc:  # of a task that user code has started; it ends the loop
+            except (
+                KeyboardInterrupt,
+                SystemExit,
+            ) as exc:  # raised in an asyncio task of user code, which ends the loop
                 if is_exit(exc):
                     self._worker.exit_by(exc)
         self._ending = True
@@ -154,17 +156,17 @@ class Group:
         await self.loop.shutdown_asyncgens()
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Have the loop call a function; any thread may ask for this."""
+        """Call a function on the loop; any thread may call this."""
         with contextlib.suppress(RuntimeError):  # it has been closed
             self.loop.call_soon_threadsafe(function, *args)
 
     def take(self, cells: list[int]) -> None:
-        """On the loop: take calls that have come."""
+        """On the loop: take new calls."""
         self._waiting.extend(cells)
         self._fill()
 
     def stop(self) -> None:
-        """On the loop: have `serve` end."""
+        """On the loop: end `serve`."""
         if not self._ending:
             self.loop.stop()
 
@@ -175,14 +177,14 @@ class Group:
                 coroutine.cancel()
 
     def task_here(self) -> int | None:
-        """On the loop: the call whose coroutine runs."""
+        """On the loop: return the call whose coroutine runs."""
         import asyncio
 
         here = asyncio.current_task(self.loop)
         return next((task for task, coroutine in self._running.items() if coroutine is here), None)
 
     def _fill(self) -> None:
-        """Begin as many calls as may run."""
+        """Begin calls up to the group's limit."""
         while self._waiting and len(self._running) < self._most and not self._worker.exiting:
             task = self._inbox.claim(self._waiting.popleft())
             if task != core.NO_TASK:
@@ -193,22 +195,22 @@ class Group:
         worker = self._worker
         function, args, kwargs = worker.prepare_method(task)
         if worker.is_generator(task):
-            return await special.run_async(worker, task, function, args, kwargs)
+            return await worker.generators.run_on_loop(task, function, args, kwargs)
         value = function(*args, **kwargs)
         return await value if worker.is_async(task) else value
 
     async def _call_in_time(self, task: int, timeout_s: float) -> Any:
-        """The same with an end."""
+        """Call the method of a call with a timeout."""
         import asyncio
 
         here, over = self._running[task], False
 
-        def tell() -> None:
+        def interrupt() -> None:
             nonlocal over
             over = True
             here.cancel()
 
-        alarm = self.loop.call_later(timeout_s, tell)
+        alarm = self.loop.call_later(timeout_s, interrupt)
         try:
             return await self._call(task)
         except asyncio.CancelledError:
@@ -216,7 +218,7 @@ class Group:
                 raise
             if sys.version_info >= (3, 11):
                 here.uncancel()
-            raise special.late(self._worker.name_of(task), timeout_s) from None
+            raise self._worker.timeouts.error(task, timeout_s) from None
         finally:
             alarm.cancel()
 
@@ -224,19 +226,19 @@ class Group:
         worker = self._worker
         traced = trace.begin_task(self._client, task)
         try:
-            if worker.exiting:  # since this one got its turn
+            if worker.exiting:  # since this call got its turn
                 raise ActorLeaves(ActorDiedError(LEFT))
             while True:
                 try:
-                    timeout_s = worker.policy_of(task).timeout_s
+                    timeout_s = worker.policies.of(task).timeout_s
                     value = await (self._call_in_time(task, timeout_s) if timeout_s else self._call(task))
                     break
                 except Exception as exc:
-                    if not await special.retry_async(worker, task, exc):
+                    if not await worker.retries.wait_on_loop(task, exc):
                         raise
             worker.seal(task, value)
-        except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
-            if not self._ending:  # else the process ends, and the call with it
+        except BaseException as exc:  # any exception of user code is the result
+            if not self._ending:  # else the process ends, and the call is lost with it
                 worker.fail(task, exc)
         finally:
             trace.end(self._client, traced)
@@ -247,8 +249,8 @@ class Group:
 class Coroutines:
     """Runs calls on event loops: those of the default group in the main thread, each other group's in a thread.
 
-    Another thread waits for calls to come. Methods that are no coroutine functions run on the loops too, and hold up
-    their own group meanwhile.
+    Another thread waits for calls. Methods that are no coroutine functions run on the loops too, and block their group
+    meanwhile.
 
     Args:
         worker: the actor's process.
@@ -267,7 +269,7 @@ class Coroutines:
         worker.store.task_here = self._task_here
 
     def serve(self) -> None:
-        """Run calls until the actor is over, or told to stop."""
+        """Run calls until the actor has ended, or is ordered to stop."""
         signal.signal(signal.SIGINT, self._on_cancel)
         threading.Thread(target=self._wait_for_calls, name="fastrt-calls", daemon=True).start()
         for thread in self._threads.values():
@@ -280,7 +282,7 @@ class Coroutines:
             group.call_soon(group.stop)
 
     def end(self) -> None:
-        """Wait until the coroutines have ended that were cancelled because the actor ends."""
+        """Wait until the coroutines have ended that were cancelled at the end of the actor."""
         for thread in self._threads.values():
             thread.join(_LAST_S)
 
@@ -295,20 +297,20 @@ class Coroutines:
                 group.loop.close()
 
     def _wait_for_calls(self) -> None:
-        """In the other thread: pass on what comes, and the order to leave."""
+        """In the other thread: pass on calls, and the order to leave."""
         worker = self._worker
         try:
-            while not worker.told_to_stop():
+            while not worker.stop_ordered():
                 cells = self._inbox.take(_IDLE_S, worker.store.spin_s)
                 if cells:
-                    self._hand_out(cells)
+                    self._distribute(cells)
                 elif actors.is_over(worker.store.client, worker.actor):
                     break
         except FastrtError:
             pass  # the session has ended
         self.stop()
 
-    def _hand_out(self, cells: list[int]) -> None:
+    def _distribute(self, cells: list[int]) -> None:
         if len(self._groups) == 1:
             self._main.call_soon(self._main.take, cells)
             return

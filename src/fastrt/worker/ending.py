@@ -1,6 +1,6 @@
 """The end of a worker's or actor's process: cleanup code of the user runs first, for a limited time.
 
-A process ends because its loop is done, or because SIGTERM orders it. The limit holds also where that code blocks in
+A process ends because its loop is done, or because SIGTERM orders it. The limit also holds while cleanup code blocks in
 native code: the watchdog of `faulthandler` needs no interpreter; it prints all stacks and ends the process.
 """
 
@@ -24,18 +24,18 @@ _STDERR = 2
 
 
 class ProcessEnds(SystemExit):
-    """Raised in user code when its process has been told to end, so that `finally` clauses and `with` blocks run."""
+    """Raised in user code when its process is ordered to end, so that `finally` clauses and `with` blocks run."""
 
 
 class Ending:
     """Ends this process.
 
     Args:
-        limit_s: seconds that cleanup code has, from the order to end or from the end of the last task.
+        limit_s: seconds for cleanup code, from the order to end or from the end of the last task.
 
     Attributes:
         code: the exit code.
-        ordered: whether SIGTERM has come; then that signal ends the process after the cleanup code.
+        ordered: whether SIGTERM was received; then that signal ends the process after the cleanup code.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -45,12 +45,12 @@ class Ending:
         self.ordered = False
 
     def order(self) -> None:
-        """SIGTERM has come."""
+        """Note that SIGTERM was received."""
         self.ordered = True
         self.limit()
 
     def limit(self) -> None:
-        """Start the time that is left."""
+        """Start the limit, unless it runs already."""
         if not self._limited:
             self._limited = True
             faulthandler.dump_traceback_later(self._limit_s, exit=True, file=_STDERR)
@@ -69,25 +69,25 @@ class Ending:
                 traceback.print_exception(exc)
 
     def leave(self) -> None:
-        """End the process as its parent is to see it: by the signal that ordered it, or by returning."""
+        """End the process by the signal that ordered it, so that its parent sees that; otherwise return."""
         if self.ordered:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_exit_functions() -> None:
-    """Call what was registered with `atexit`: this process ends without the interpreter's own end."""
+    """Call the functions registered with `atexit`: this process ends without the interpreter's shutdown."""
     atexit._run_exitfuncs()
 
 
 def flush_files() -> None:
-    """Flush all files that are open for writing, also those that only a module's globals have."""
+    """Flush all files that are open for writing, also those referenced only by a module's globals."""
     for one in gc.get_objects():
         if issubclass(type(one), _io._IOBase):
             try:
                 if one.writable():
                     one.flush()
-            except Exception:  # closed, or not to be written to any more
+            except Exception:  # closed, or its descriptor is
                 continue
 
 
@@ -97,7 +97,7 @@ def is_exit(exc: BaseException) -> TypeGuard[SystemExit]:
 
 
 def exit_code(exc: SystemExit) -> int:
-    """The exit code that `sys.exit` asked for; a text is printed, as Python does it."""
+    """Return the exit code that was passed to `sys.exit`; a text is printed, as Python does."""
     if exc.code is None or isinstance(exc.code, int):
         return (exc.code or 0) & 255
     sys.stderr.write(f"{exc.code}\n")

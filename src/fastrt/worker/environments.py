@@ -1,8 +1,8 @@
-"""The environments of tasks: a worker enters one for a run, and leaves it as if it had never been there.
+"""The environments of tasks: a worker enters one for a run, and restores its previous state afterwards.
 
-An environment belongs to the process: variables, current folder, `sys.path`, and the modules found in its folders.
-These stay out of `sys.modules` between two runs and are put back for the next one, so they are imported once in each
-worker; runs of another job import them anew. An actor's process enters one for good.
+An environment is state of the process: variables, current folder, `sys.path`, and the modules found in its folders.
+These modules are removed from `sys.modules` between two runs and put back for the next one, so each worker imports them
+once; runs of another job import them again. An actor's process enters its environment once and never leaves it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fastrt.tasks import runtime_env as environments
 from fastrt.tasks.functions import FunctionCache
 from fastrt.tasks.runtime_env import Environment
 
-_ROOMS_MAX = 16  # environments whose modules and functions a worker keeps
+_SCOPES_MAX = 16  # environments whose modules and functions a worker keeps
 
 
 def apply(environment: Environment) -> None:
-    """Make it this process's environment.
+    """Make an environment that of this process.
 
     Raises:
-        ConfigError: something that it names is not on this machine.
+        ConfigError: a path in it does not exist on this machine.
     """
     folders = environment.folders()
     for path in [*folders, *(environment.py_modules or ())]:
@@ -50,8 +50,8 @@ def apply(environment: Environment) -> None:
     environments.set_current(environment)
 
 
-class Surroundings:
-    """What an environment changes, but for modules, as it is when this is made."""
+class ProcessState:
+    """A snapshot of the state that an environment changes, except for modules."""
 
     def __init__(self) -> None:
         self._variables = dict(os.environ)
@@ -59,11 +59,11 @@ class Surroundings:
         self._current = environments.current()
         try:
             self._folder = os.getcwd()
-        except FileNotFoundError:  # somebody removed it
+        except FileNotFoundError:  # the folder was removed
             self._folder = "/"
 
     def restore(self) -> None:
-        """Make it so again."""
+        """Restore the state of the snapshot."""
         for name in os.environ.keys() - self._variables.keys():
             del os.environ[name]
         for name, value in self._variables.items():
@@ -77,48 +77,48 @@ class Surroundings:
         environments.set_current(self._current)
 
 
-class Room:
-    """What an environment has in this worker.
+class Scope:
+    """Modules and functions of one environment in this worker.
 
     Args:
-        environment: that one.
+        environment: the environment.
         store: this process's attachment.
-        fixed: modules that are never replaced by others of their names: all that the worker began with.
+        fixed: names of modules that are never replaced: all that the worker began with.
 
     Attributes:
-        functions: those that were loaded there.
+        functions: those that were loaded in it.
     """
 
     def __init__(self, environment: Environment, store: Store, fixed: Collection[str]) -> None:
         self._environment = environment
         self._folders = environment.folders()
         self._fixed = fixed
-        self._modules: dict[str, ModuleType] = {}  # its own, while they are not in sys.modules
-        self._others: dict[str, ModuleType] = {}  # what was in sys.modules, while they are
-        self._outside: Surroundings | None = None
-        self._before: Environment | None = None  # of one that changes nothing
-        self._elsewhere: list[str] = []  # sys.path outside
+        self._modules: dict[str, ModuleType] = {}  # found in its folders, while they are not in sys.modules
+        self._others: dict[str, ModuleType] = {}  # contents of sys.modules outside, while they are there
+        self._outside: ProcessState | None = None
+        self._before: Environment | None = None  # of an environment that changes nothing
+        self._outer_paths: list[str] = []  # sys.path outside
         self._globals_outside: object = None
         self.functions = FunctionCache(store)
 
     def enter(self) -> None:
-        """Make it the process's environment.
+        """Make this environment that of the process.
 
         Raises:
-            ConfigError: it cannot be.
+            ConfigError: that is not possible.
         """
         if self._environment.changes_nothing:
             self._before = environments.current()
             environments.set_current(self._environment)
             return
-        self._outside = Surroundings()
-        self._elsewhere = [path for path in map(os.path.abspath, sys.path) if path not in self._folders]
+        self._outside = ProcessState()
+        self._outer_paths = [path for path in map(os.path.abspath, sys.path) if path not in self._folders]
         self._others = dict(sys.modules)
         for name in [name for name in self._top_names() if self._has_other(name)]:
             for inner in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
                 del sys.modules[inner]
         sys.modules.update(self._modules)
-        self._globals_outside = namespaces.enter(self._environment)  # what these name may be modules of its folders
+        self._globals_outside = namespaces.enter(self._environment)  # the names there can be modules of its folders
         try:
             apply(self._environment)
         except BaseException:
@@ -126,7 +126,7 @@ class Room:
             raise
 
     def leave(self) -> None:
-        """Make the process's environment what it was."""
+        """Restore the previous environment of the process."""
         if self._environment.changes_nothing:
             environments.set_current(self._before)
             return
@@ -148,7 +148,7 @@ class Room:
         return {name for name in sys.modules if "." not in name and name not in self._fixed}
 
     def _has_other(self, name: str) -> bool:
-        """Whether its folders have another module of that name than the one that was imported."""
+        """Whether its folders contain another module of a name than the imported one."""
         for folder in self._folders:
             for path in (f"{folder}/{name}/__init__.py", f"{folder}/{name}.py"):
                 if os.path.exists(path):
@@ -156,16 +156,16 @@ class Room:
         return False
 
     def _is_own(self, name: str, module: Any) -> bool:
-        """Whether it was found in one of its folders: not in one inside of these where others find modules, too."""
+        """Whether a module was found in one of its folders, and not in a deeper one that is on `sys.path` outside."""
         file = "" if name in self._fixed else _file_of(module)
         if not file:
             return False
         mine = max((len(folder) for folder in self._folders if _is_below(file, folder)), default=-1)
-        return mine >= 0 and mine > max((len(path) for path in self._elsewhere if _is_below(file, path)), default=-1)
+        return mine >= 0 and mine > max((len(path) for path in self._outer_paths if _is_below(file, path)), default=-1)
 
 
 class Inside:
-    """A value that a function returned inside an environment, where it is also sealed."""
+    """A value that a function returned inside an environment, in which it is also sealed."""
 
     __slots__ = ("value",)
 
@@ -173,8 +173,8 @@ class Inside:
         self.value = value
 
 
-class Rooms:
-    """The environments that a worker knows, and the one that it is in.
+class Environments:
+    """Enters and leaves environments, and keeps the scopes of the last ones.
 
     Args:
         store: this process's attachment.
@@ -183,8 +183,8 @@ class Rooms:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._fixed = frozenset(sys.modules)
-        self._rooms: OrderedDict[tuple[int, Environment], Room] = OrderedDict()
-        self._here: tuple[int, Room] | None = None  # the task that it was entered for, and where it is
+        self._scopes: OrderedDict[tuple[int, Environment], Scope] = OrderedDict()
+        self._here: tuple[int, Scope] | None = None  # the task for which a scope was entered, and that scope
 
     def enter(self, task: int, environment: Environment) -> FunctionCache:
         """Enter the environment of a task that this process has claimed.
@@ -195,25 +195,25 @@ class Rooms:
             ConfigError: it cannot be entered.
         """
         key = core.info(self._store.client, task)["job"], environment
-        room = self._rooms.pop(key, None) or Room(environment, self._store, self._fixed)
-        self._rooms[key] = room
-        if len(self._rooms) > _ROOMS_MAX:
-            self._rooms.popitem(last=False)
-        room.enter()
-        self._here = task, room
-        return room.functions
+        scope = self._scopes.pop(key, None) or Scope(environment, self._store, self._fixed)
+        self._scopes[key] = scope
+        if len(self._scopes) > _SCOPES_MAX:
+            self._scopes.popitem(last=False)
+        scope.enter()
+        self._here = task, scope
+        return scope.functions
 
     def drop_swept(self) -> None:
-        """Drop the functions of all rooms that no task can name any more."""
-        for room in self._rooms.values():
-            room.functions.drop_swept()
+        """Drop the functions, in all scopes, that no task can name any more."""
+        for scope in self._scopes.values():
+            scope.functions.drop_swept()
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What to call instead of a function, in the environment that was entered for it."""
+        """Return the function to call instead of one for which an environment was entered."""
         return function if self._here is None else lambda *args, **kwargs: Inside(function(*args, **kwargs))
 
     def sealing(self, seal: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
-        """What seals a value where it was made, and leaves."""
+        """Return a function that seals a value inside the environment in which it was made, and then leaves."""
 
         def seal_inside(task: int, value: Any) -> None:
             if type(value) is not Inside:
@@ -225,7 +225,7 @@ class Rooms:
         return seal_inside
 
     def failing(self, fail: Callable[[int, BaseException], None]) -> Callable[[int, BaseException], None]:
-        """What seals an exception where it was raised, and leaves."""
+        """Return a function that seals an exception inside the environment in which it was raised, and then leaves."""
 
         def fail_inside(task: int, exc: BaseException) -> None:
             try:
@@ -242,11 +242,11 @@ class Rooms:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Run something else meanwhile, on top of the task that has entered an environment."""
+        """Leave the environment meanwhile, to run another task on top of the one that has entered it."""
         if self._here is None:
             yield
             return
-        here, self._here, inside = self._here, None, Surroundings()
+        here, self._here, inside = self._here, None, ProcessState()
         here[1].leave()
         try:
             yield
@@ -257,7 +257,7 @@ class Rooms:
 
 
 def _file_of(module: Any) -> str:
-    """Where a module is; a namespace package has folders only. Modules may be any objects, also such as raise."""
+    """Return a module's file, of a namespace package its folder. Modules can be any objects, also ones that raise."""
     with contextlib.suppress(Exception):
         spec = module.__spec__
         file = getattr(module, "__file__", None) or (spec.origin if spec is not None else None)

@@ -4,7 +4,7 @@ BLAS, OpenMP and torch start one thread for each core in every process: N worker
 threads. The zygote sets OMP_NUM_THREADS before any library is loaded; OpenBLAS, MKL, BLIS, Arrow and torch read it,
 too. For a task with more CPUs, libraries that are loaded already are set through threadpoolctl.
 
-A program's own OMP_NUM_THREADS wins, in the node's environment or in a task's `runtime_env`.
+The user's OMP_NUM_THREADS has precedence, in the node's environment or in a task's `runtime_env`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NativeThreads:
 
         Args:
             task, id: of the task, which this process has claimed.
-            environment: the task's own.
+            environment: of the task.
             function: the function.
         """
         count = self._asked(environment)
@@ -91,7 +91,7 @@ class NativeThreads:
             self._set(count)
 
     def _asked(self, environment: Environment | None) -> int | None:
-        """The count that a `runtime_env` gives; None when it gives none."""
+        """Return the count that a `runtime_env` sets; None if it sets none."""
         return None if environment is None else _count(dict(environment.env_vars or ()).get(VARIABLE))
 
     def _cpus(self, demand: ObjectRef | None) -> int:
@@ -99,16 +99,16 @@ class NativeThreads:
             return 1
         count = self._known.get(demand.objref)
         if count is None:
-            if len(self._known) >= _DEMANDS_MAX:  # each placement group has demands of its own
+            if len(self._known) >= _DEMANDS_MAX:  # each placement group has separate demands
                 self._known.clear()
             count = max(1, int(cpus_of(Demand.from_bytes(self._store.get(demand)))))
             self._known[demand.objref] = count
         return count
 
     def _set(self, count: int) -> None:
-        """Set the count for libraries that are loaded, and for those that will be."""
+        """Set the count for libraries that are loaded now or later."""
         self._now = count
-        if not count:  # the user's variable is no number
+        if not count:  # the user's variable is not a number
             return
         os.environ[VARIABLE] = str(count)
         if self._controller is None or self._modules != len(sys.modules):
@@ -124,6 +124,6 @@ class NativeThreads:
 
 
 def _count(text: str | None) -> int | None:
-    """A thread count from a variable; of a list by nesting level the first. None when it is no number."""
+    """Parse a thread count; of a list by nesting level the first is taken. None if it is not a number."""
     first = (text or "").split(",")[0].strip()
     return int(first) or None if first.isdigit() else None

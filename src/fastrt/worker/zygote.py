@@ -1,10 +1,10 @@
 """The zygote: a process with one thread that has imported what workers need and forks them in milliseconds.
 
-It never touches gRPC and never joins the arena. Orders come over a SEQPACKET socket: first the session, then
-"fork" with the write and read ends of the new worker's stdout and stderr; "fork N" makes it the process of actor N. It
-reports each start and each end, with the wait status: it is the workers' parent, and only a parent learns the signal
-that ended a process. "list" makes it name its workers with the read ends of their output: a new daemon has taken the
-place of one that died.
+The zygote never uses gRPC and never joins the arena. The daemon sends orders over a SEQPACKET socket: first the
+session, then "fork" with the write and read ends of the new worker's stdout and stderr; "fork N" starts the process of
+actor N. The zygote reports each start and each end, with the wait status: it is the workers' parent, and only a parent
+learns the signal that ended a process. A daemon that replaces a dead one sends "list"; the zygote then reports its
+workers with the read ends of their output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MESSAGE_BYTES_MAX = 1 << 16
 
 
 def introduce(name: str) -> None:
-    """Name this process for `ps` and `top`, and have the kernel kill it when the zygote ends, so that none is left."""
+    """Name this process for `ps` and `top`, and have the kernel kill it when the zygote ends."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(_PR_SET_NAME, name.encode())
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -44,8 +44,8 @@ def introduce(name: str) -> None:
 def main(control_fd: int) -> None:
     """Serve orders on the socket `control_fd` until daemon and starter have closed it or died.
 
-    The starter keeps the other end open too, and hands it to the next daemon when one dies. It is not tied to the
-    starter by a death signal: that fires when the starting *thread* ends.
+    The starter keeps the other end open too, and passes it to the next daemon when one dies. The zygote has no death
+    signal for the starter: that fires when the starting *thread* ends.
     """
     control = socket.socket(fileno=control_fd)
     data = control.recv(_MESSAGE_BYTES_MAX)
@@ -54,29 +54,29 @@ def main(control_fd: int) -> None:
     session = read_object(data, "the settings of the zygote", own=True)
     sys.path[:] = session["sys_path"]
     gc.disable()
-    from fastrt.worker import native_threads  # not above: the packages it imports are on the driver's sys.path
+    from fastrt.worker import native_threads  # here: the packages that it imports are on the driver's sys.path
 
     session["threads_follow_cpus"] = native_threads.begin(session["library_threads"])  # before a library is loaded
     for name in session["preload"]:
         try:
             importlib.import_module(name)
         except ImportError:
-            continue  # the worker that needs it says so
+            continue  # the worker that needs it raises the error
     import hashlib  # noqa: F401  (imported here so that every worker has it)
 
     from fastrt.worker import actor as worker_actor  # noqa: F401
 
-    gc.freeze()  # what is here now stays shared between all workers: no collection ever writes to it
+    gc.freeze()  # these objects stay shared between all workers: no collection ever writes to them
     gc.enable()
-    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # a signal handler's only way into the select below
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # a signal handler wakes the select below by it
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the loop below sees that the daemon is gone
         control.send(json.dumps({"ready": os.getpid()}).encode())
-    session["descriptors"] = raise_descriptors()  # the workers get the limit that it had
+    session["descriptors"] = raise_descriptors()  # the workers get the limit from before
     outputs: dict[int, list[int]] = {}  # read ends of each worker's stdout and stderr
-    actors: dict[int, int] = {}  # whose process a worker is
+    actors: dict[int, int] = {}  # the actor of a worker's process
     while True:
         readable: list[int] = select.select([control.fileno(), woken], [], [])[0]  # both are among the first few
         try:
@@ -89,7 +89,7 @@ def main(control_fd: int) -> None:
                 break
         except (BrokenPipeError, ConnectionResetError):
             break
-    for pid in outputs:  # the workers go with this process, but not what their tasks have started
+    for pid in outputs:  # the workers end with this process, but not the processes that their tasks have started
         _kill_group(pid)
 
 
@@ -99,7 +99,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _reap(control: socket.socket, outputs: dict[int, list[int]]) -> None:
-    """Report ended workers; what their tasks have started and left behind ends with them."""
+    """Report ended workers, and end the processes that their tasks have left behind."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -107,7 +107,7 @@ def _reap(control: socket.socket, outputs: dict[int, list[int]]) -> None:
             return
         if ended is None:
             return
-        _kill_group(ended.si_pid)  # before it is reaped: its number cannot be anybody else's yet
+        _kill_group(ended.si_pid)  # before it is reaped: no other process can have its number yet
         pid, status = os.waitpid(ended.si_pid, 0)
         for fd in outputs.pop(pid, []):
             os.close(fd)
@@ -121,7 +121,7 @@ def _serve(
     actors: dict[int, int],
     own: tuple[int, int],
 ) -> bool:
-    """Carry out one order; False when nobody is left to give any."""
+    """Carry out one order; False if daemon and starter have closed the socket."""
     data, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES_MAX, 4)
     if not data:
         return False
@@ -134,7 +134,7 @@ def _serve(
     actor = int(order[1]) if len(order) > 1 else None
     try:
         pid = os.fork()
-    except OSError as exc:  # there are as many processes as there may be
+    except OSError as exc:  # the limit on processes is reached
         for fd in fds:
             os.close(fd)
         control.send(json.dumps({"refused": str(exc), "actor": actor}).encode())
@@ -146,7 +146,7 @@ def _serve(
                 os.close(fd)
             control.close()
             code = _become_worker(session, fds[0], fds[1], actor)
-        except BaseException:  # the last frame of a process: whatever it is, it must be seen
+        except BaseException:  # the last frame of a process: any exception must be visible
             traceback.print_exc()
         finally:
             _flush()
@@ -165,7 +165,7 @@ class Output(io.BufferedWriter):
 
     Attributes:
         pending: whether part of a line is left.
-        source: returns the job and the name of what runs on this thread; the output says where they change.
+        source: returns the job and the name of the task on this thread; a mark in the output shows where they change.
     """
 
     pending = False
@@ -173,7 +173,7 @@ class Output(io.BufferedWriter):
     _marked: tuple[int, str] = (0, "")
 
     def write(self, data: Any) -> int:
-        """Take bytes."""
+        """Append bytes, after a mark if another task wrote the last ones."""
         self.pending = True
         if self.source is not None:
             source = self.source()
@@ -183,12 +183,12 @@ class Output(io.BufferedWriter):
         return super().write(data)
 
     def flush(self) -> None:
-        """Send what is there."""
+        """Write the buffered bytes."""
         self.pending = False
         super().flush()
 
     def as_text(self) -> io.TextIOWrapper:
-        """Make the text stream for `sys`, which keeps nothing back itself."""
+        """Make the text stream for `sys`, which has no buffer itself."""
         return io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
 
 
@@ -207,24 +207,24 @@ def _open_outputs(out_fd: int, err_fd: int) -> tuple[Output, Output]:
         os.close(fd)
     out, err = Output(io.FileIO(1, "w", closefd=False)), Output(io.FileIO(2, "w", closefd=False))
     sys.stdout, sys.stderr = out.as_text(), err.as_text()
-    faulthandler.enable(2)  # before the store's own handler, which passes a fault on to this one
+    faulthandler.enable(2)  # before the store's handler, which passes a fault on to this one
     return out, err
 
 
 def _reseed() -> None:
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # or every worker draws the same numbers; `random` sees to itself
+        sys.modules["numpy.random"].seed()  # else every worker draws the same numbers; `random` reseeds itself
 
 
 def _become_independent(title: str, descriptors: int) -> None:
-    """Undo in the child what only the zygote needs.
+    """Undo settings in the child that only the zygote needs.
 
     Args:
         title: for `ps` and `top`.
         descriptors: the soft limit that the session's workers have.
     """
     introduce(title)
-    os.setpgid(0, 0)  # so that the daemon can end the worker together with what its tasks have started
+    os.setpgid(0, 0)  # so that the daemon can end the worker together with the processes that its tasks have started
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != descriptors:
         resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))
@@ -267,10 +267,10 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
 
         call_sites.start(store)
 
-    def told_to_stop() -> bool:
+    def stop_ordered() -> bool:
         try:
             message = daemon.receive(0)
-        except (EOFError, OSError):  # a task may have closed any descriptor
+        except (EOFError, OSError):  # a task can have closed any descriptor
             return True
         return message is not None and message.get("op") == "stop"
 
@@ -281,7 +281,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
                 answer = daemon.receive(5.0)
             except (EOFError, OSError):
                 return True
-            if answer is None or "answer" in answer:  # an order to leave that comes now will come again
+            if answer is None or "answer" in answer:  # an order to leave that is read here is sent again
                 return answer is None or bool(answer["answer"])
 
     threads = NativeThreads(store, session["threads_follow_cpus"])
@@ -289,9 +289,9 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
     ending = Ending(limit_s if actor is not None else min(WORKER_LIMIT_S, limit_s))
     worker: Worker
     if actor is None:
-        worker = Worker(store, lambda word: daemon.send(op=word), told_to_stop, may_wait, ending, threads, [out, err])
+        worker = Worker(store, lambda word: daemon.send(op=word), stop_ordered, may_wait, ending, threads, [out, err])
     else:
-        worker = ActorWorker(store, actor, told_to_stop, ending, threads, [out, err])
+        worker = ActorWorker(store, actor, stop_ordered, ending, threads, [out, err])
     try:
         worker.run()
     finally:

@@ -1,4 +1,4 @@
-"""Who may connect, from where, and with which token."""
+"""TLS files and session tokens."""
 
 from pathlib import Path
 
@@ -6,36 +6,11 @@ import pytest
 
 from fastrt.errors import FastrtError
 from fastrt.net.grpc.auth import (
-    InsecureBindError,
     TlsFiles,
     TokenFileError,
-    is_loopback,
     read_token,
-    refuse_open_bind,
     refused_token,
 )
-
-
-@pytest.mark.parametrize(
-    ("address", "inside"),
-    [
-        ("127.0.0.1:1", True), ("127.9.9.9:1", True), ("[::1]:1", True), ("localhost:1", True), ("unix:/tmp/x", True),
-        ("0.0.0.0:1", False), ("[::]:1", False), ("10.0.0.1:1", False), ("host.example:1", False), (":1", False),
-    ],
-)  # fmt: skip
-def test_loopback_is_recognised(address: str, inside: bool) -> None:
-    assert is_loopback(address) is inside
-
-
-def test_open_bind_needs_certificates_of_clients_or_a_loud_word() -> None:
-    tls = TlsFiles(Path("c"), Path("k"))
-    with pytest.raises(InsecureBindError):
-        refuse_open_bind("0.0.0.0:1", None, allow_anonymous=False)
-    with pytest.raises(InsecureBindError):
-        refuse_open_bind("0.0.0.0:1", tls, allow_anonymous=False)
-    refuse_open_bind("0.0.0.0:1", TlsFiles(Path("c"), Path("k"), Path("ca")), allow_anonymous=False)
-    refuse_open_bind("0.0.0.0:1", None, allow_anonymous=True)
-    refuse_open_bind("127.0.0.1:1", None, allow_anonymous=False)
 
 
 def test_token_file_must_be_private_and_not_empty(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The server of `queue_server` on grpcio's public asyncio interface: slower, and at home on any grpcio.
+"""The server of `queue_server` on grpcio's public asyncio interface: slower, but independent of grpcio's version.
 
 Threads: all the handler's methods are called on the thread of the event loop; `finish` and the stream methods may be
 called on any. `_pending` is only touched with the GIL's own atomic operations.
@@ -37,7 +37,7 @@ _Answer = tuple[int, str, bytes, Metadata]
 
 
 class AioStream:
-    """See `Stream`."""
+    """A `Stream` on `grpc.aio`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -49,19 +49,19 @@ class AioStream:
         self.on_closed: Callable[[], None] = lambda: None
 
     def send(self, body: bytes) -> None:
-        """See `Stream`."""
+        """Send a message after those before."""
         self._soon(self._put, body)
 
     def finish(self, code: int = 0, message: str = "") -> None:
-        """See `Stream`."""
+        """End the stream, after the messages before."""
         self._soon(self._outgoing.put_nowait, (code, message))
 
     def hold(self) -> None:
-        """See `Stream`."""
+        """Take no further message until `resume`."""
         self._held = True
 
     def resume(self) -> None:
-        """See `Stream`."""
+        """Continue to take messages, after `hold`."""
         self._held = False
         self._soon(self._resumed.set)
 
@@ -91,8 +91,8 @@ class AioStream:
             reading.cancel()
             self.on_closed()
 
-    async def _go_on(self) -> None:
-        """Wait until nothing holds the stream, and its caller has read most of what it was sent."""
+    async def _wait_until_taken(self) -> None:
+        """Wait until nothing holds the stream, and its caller has read most of the messages sent to it."""
         while self._held or self._unread > _UNREAD_BYTES:
             self._resumed.clear()
             if self._held or self._unread > _UNREAD_BYTES:
@@ -102,7 +102,7 @@ class AioStream:
         try:
             async for body in requests:
                 self.receiver(body)
-                await self._go_on()
+                await self._wait_until_taken()
             self.receiver(None)
         except Exception:
             _log.exception("a streaming handler failed")
@@ -111,7 +111,7 @@ class AioStream:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A call that waits for its answer; `unread` has the bytes of one that is counted."""
+    """A call that waits for its answer; `unread` is the size of an answer that the door counts."""
 
     answered: asyncio.Future[_Answer]
     caller: Connection
@@ -119,7 +119,7 @@ class _Waiting:
 
 
 class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
-    """See `Server`, and `open_server` for the arguments."""
+    """A `Server` on `grpc.aio`; `open_server` describes the arguments."""
 
     def __init__(
         self,
@@ -152,10 +152,10 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         self._thread: threading.Thread | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._idle_soon = False
-        self._told = False
+        self._has_stopped = False
 
     def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
-        """See `Server`.
+        """Listen on `host:port` (port 0: any), from `start` on; returns the port.
 
         Raises:
             OSError: the address is taken or not this machine's.
@@ -178,15 +178,15 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         return port
 
     def start(self) -> None:
-        """See `Server`."""
+        """Serve, on the thread of the event loop."""
         self._run(self._server.start())
         for port, tls in self._ports.items():
             self._door.open(port, tls)
         self._loop_now().call_soon_threadsafe(self._ask_idle)
 
     def stop(self) -> None:
-        """See `Server`."""
-        if self._loop is None or self._told:
+        """Take no new calls, let the handler answer those still open (`on_stop`), and end the thread."""
+        if self._loop is None or self._has_stopped:
             return
         self._door.close()
         if threading.current_thread() is self._thread:
@@ -197,7 +197,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         self._end_thread()
 
     def finish(self, call: int, code: int = 0, message: str = "", body: bytes = b"", trailing: Metadata = ()) -> bool:
-        """See `Server`."""
+        """Answer a call; False when its caller has gone, or it was answered before."""
         answered = self._pending.pop(call, None)
         if answered is None:
             return False
@@ -208,11 +208,11 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         return True
 
     def pending_count(self) -> int:
-        """See `Server`."""
+        """Number of calls that wait for an answer."""
         return len(self._pending)
 
     def service(self, handler_call_details: Any) -> Any:
-        """grpcio asks who serves a call: the interface of `grpc.GenericRpcHandler`."""
+        """Return the handler of a call, or its refusal; grpcio calls this (`grpc.GenericRpcHandler`)."""
         method = handler_call_details.method
         refused = None
         if self._authorize is not None:
@@ -236,7 +236,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             return int(self._server.add_secure_port(address, credentials))
 
     async def _answer(self, method: str, body: bytes, context: Any) -> bytes:
-        if self._told:
+        if self._has_stopped:
             await context.abort(grpc.StatusCode.UNAVAILABLE, _SHUTTING_DOWN)
         caller = self._caller(context)
         if method not in UNPROVING:
@@ -270,7 +270,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         return result
 
     def _resolve(self, waiting: _Waiting, answer: _Answer) -> None:
-        """Give an answer to the call that waits for it, or refuse it when too many are not read yet."""
+        """Pass an answer to the call that waits for it, or an error if too many answers are unread."""
         if waiting.answered.done():  # its caller has gone
             return
         size = len(answer[2])
@@ -284,7 +284,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         waiting.answered.set_result(answer)
 
     def _caller(self, context: Any) -> Connection:
-        """The connection of a call, which is counted as under way until it is done."""
+        """Return the connection of a call, and count the call as under way until it is done."""
         caller = self._door.caller(context.peer().encode())
         caller.calls += 1
 
@@ -312,14 +312,14 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
             self._open_streams.discard(stream)
 
     def _ask_idle_soon(self) -> None:
-        """Let the handler settle once the calls at hand have been taken."""
+        """Call the handler's `on_idle` once the calls at hand have been taken."""
         if not self._idle_soon:
             self._idle_soon = True
             self._loop_now().call_soon(self._ask_idle)
 
     def _ask_idle(self) -> None:
         self._idle_soon = False
-        if self._told:
+        if self._has_stopped:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -327,13 +327,13 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         try:
             wake_at = self._handler.on_idle()
         except Exception:
-            _log.exception("the handler failed to settle")
+            _log.exception("on_idle of the handler failed")
             wake_at = time.monotonic() + _AFTER_FAULT_S
         if wake_at is not None:
             self._timer = self._loop_now().call_later(max(0.0, wake_at - time.monotonic()), self._ask_idle)
 
     def _end_calls(self) -> None:
-        self._told = True
+        self._has_stopped = True
         if self._timer is not None:
             self._timer.cancel()
         self._handler.on_stop()
@@ -348,7 +348,7 @@ class AioServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no 
         await self._drop(_DRAIN_S)
 
     async def _drop(self, grace_s: float) -> None:
-        """End grpcio's server, and let what it schedules when it is freed run while there is a loop."""
+        """End grpcio's server; it schedules work when it is freed, which runs while the loop still exists."""
         await self._server.stop(grace_s)
         self._server = None
         await asyncio.sleep(0)

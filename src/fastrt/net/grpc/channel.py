@@ -1,4 +1,4 @@
-"""Client channels: limits, keepalive and credentials the way every fastrt client wants them."""
+"""Client channels with the limits, keepalive and credentials of all fastrt clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     # A server that restarts is found again within this time.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # In spite of its name: how long one attempt may take, TLS handshake included.
+    # Despite its name the timeout of one attempt, TLS handshake included.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
@@ -36,7 +36,7 @@ BULK_OPTIONS: tuple[tuple[str, Any], ...] = (
 def open_channel(
     address: str, credentials: grpc.ChannelCredentials | None = None, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.Channel:
-    """A blocking channel to `host:port`, with further options of gRPC's. It connects at its first call."""
+    """Open a blocking channel to `host:port`, with further options of gRPC's. It connects at its first call."""
     use_grpc()
     if credentials is None:
         return grpc.insecure_channel(address, options=[*_OPTIONS, *options])
@@ -46,7 +46,7 @@ def open_channel(
 def open_aio_channel(
     address: str, credentials: grpc.ChannelCredentials | None = None, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.aio.Channel:
-    """An asyncio channel to `host:port`, bound to the running loop. It connects at its first call."""
+    """Open an asyncio channel to `host:port`, bound to the running loop. It connects at its first call."""
     use_grpc()
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=[*_OPTIONS, *options])
@@ -54,5 +54,5 @@ def open_aio_channel(
 
 
 def bearer(token: str) -> Sequence[tuple[str, str]]:
-    """Call metadata that carries a session token."""
+    """Return call metadata with a session token."""
     return (("authorization", f"Bearer {token}"),)

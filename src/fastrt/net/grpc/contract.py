@@ -1,6 +1,6 @@
-"""What a gRPC server of fastrt is, to its handler and to the one who opens it: the calls it makes and those it takes.
+"""The interfaces of a gRPC server of fastrt: towards its handler, and towards the code that opens it.
 
-Two implementations keep to it, `queue_server` and `aio_server`; `server.open_server` chooses.
+Two modules implement them, `queue_server` and `aio_server`; `server.open_server` chooses.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from typing import Any, Protocol
 
 import grpc
 
-# What gRPC is told by either implementation, beside `door.Limits.options`.
+# Options of gRPC in both implementations, beside `door.Limits.options`.
 OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.so_reuseport", 0),  # a second process must fail, not share the port
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 )
-# A call of these proves nothing of its caller: they are answered to anybody.
+# Every caller may make these calls, so they prove nothing about it.
 UNPROVING = frozenset({"/grpc.health.v1.Health/Check"})
 
 Metadata = Sequence[tuple[str, "str | bytes"]]
 
 
 class Handler(Protocol):
-    """What the server calls, always on its own thread."""
+    """The service behind a server, which calls it on the server's thread only."""
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
-        """A unary call has come; answer it with `Server.finish`, now or later."""
+        """Take a unary call; answer it with `Server.finish`, now or later."""
 
     def on_cancel(self, call: int) -> None:
-        """The caller of a call not yet answered has gone; `finish` has no effect any more."""
+        """Drop a call whose caller has gone before the answer; `finish` has no effect any more."""
 
     def on_idle(self) -> float | None:
-        """No more events are at hand. Returns `time.monotonic()` at which to be called again at the latest."""
+        """Do deferred work: no more events are at hand. Returns the latest `time.monotonic()` for the next call."""
 
     def on_stop(self) -> None:
-        """The server takes no more calls; those still open may be answered now, or are cancelled."""
+        """Answer open calls: the server takes no more, and cancels those that are still open after this."""
 
 
 class Stream(Protocol):
@@ -52,10 +52,10 @@ class Stream(Protocol):
         """End the stream, after the messages before."""
 
     def hold(self) -> None:
-        """Take no further message until `resume`: what is not taken holds the caller back, by gRPC's flow control."""
+        """Take no further message until `resume`; gRPC's flow control then holds the caller back."""
 
     def resume(self) -> None:
-        """Go on taking messages, after `hold`."""
+        """Continue to take messages, after `hold`."""
 
 
 class Server(Protocol):
@@ -69,7 +69,7 @@ class Server(Protocol):
         """
 
     def start(self) -> None:
-        """Serve, on a thread of the server's own."""
+        """Serve, on a thread that the server starts."""
 
     def stop(self) -> None:
         """Take no new calls, let the handler answer those still open (`on_stop`), and end the thread."""
@@ -78,4 +78,4 @@ class Server(Protocol):
         """Answer a call, from any thread; False when its caller has gone, or it was answered before."""
 
     def pending_count(self) -> int:
-        """How many calls wait for an answer."""
+        """Number of calls that wait for an answer."""

@@ -1,7 +1,7 @@
 """Protobuf messages, made at import from the descriptor sets that the build compiled.
 
-Each set gets a descriptor pool of its own. Two versions of one upstream message can so live in one process, and a
-process may import tensorflow, jax or ray beside fastrt without a name clash in protobuf's global pool.
+Each set has a separate descriptor pool. So one process can hold two versions of an upstream message, and can import
+tensorflow, jax or ray beside fastrt without a name clash in protobuf's global pool.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class MessageSet:
             self.pool.AddSerializedFile(file.SerializeToString())
 
     def message(self, full_name: str) -> Any:
-        """The class of a message, by its full protobuf name."""
+        """Return the class of a message, by its full protobuf name."""
         return message_factory.GetMessageClass(self.pool.FindMessageTypeByName(full_name))
 
     def methods(self, service: str) -> dict[str, tuple[Any, Any]]:
-        """Request and response class of each method of a service, by method name."""
+        """Return the request and response class of each method of a service, by method name."""
         described = self.pool.FindServiceByName(service)
         return {
             method.name: (
@@ -55,13 +55,13 @@ class MessageSet:
         }
 
     def service_names(self) -> list[str]:
-        """Full names of the services described here."""
+        """Return the full names of the services in this set."""
         return [f"{file.package}.{service.name}".lstrip(".") for file in self._files for service in file.service]
 
 
 @cache
 def message_set(name: str) -> MessageSet:
-    """The message set of one folder of `protos/`, loaded once.
+    """Return the message set of one folder of `protos/`, loaded once.
 
     Raises:
         FastrtError: the package was built without it.

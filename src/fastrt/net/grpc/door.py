@@ -1,22 +1,22 @@
 """Bounds on the connections of a gRPC server: how many there are, how long one may be silent, and what each may cost.
 
-gRPC's core owns the listening socket and all accepted ones. Its own options bound streams, headers and requests not
-yet taken (`Limits.options`). They do not bound connections that never make a call, nor answers that are never read.
-A `Door` does that beside the core: the server reports each call with its peer's address, and a thread looks at the
-descriptors of this process that are connections of the server's port (`_core.transfer.connections`). It ends a
-connection by `shutdown` on a duplicate of its descriptor; the core then sees the end of the stream and cleans up as
-usual. Descriptors are looked at on the door's thread only: under load a look takes longer than hundreds of calls.
+gRPC's core owns the listening socket and all accepted ones. Its options bound streams, headers and requests not yet
+taken (`Limits.options`). They do not bound connections that never make a call, nor answers that are never read. A
+`Door` bounds those beside the core: the server reports each call with its peer's address, and a thread scans the
+descriptors of this process for connections of the server's port (`_core.transfer.connections`). The door ends a
+connection by `shutdown` on a duplicate of its descriptor; the core then reads the end of the stream and cleans up as
+usual. Only the door's thread scans descriptors: under load a scan takes longer than hundreds of calls.
 
-A proxy in front of the port was the other choice. It copies each byte twice more, and a call of the coordination
-service has 100 us. A look at 2,000 descriptors costs 10 ms without the lock of the interpreter, and none is taken
-while nothing changes.
+The alternative was a proxy in front of the port. A proxy copies each byte twice more, and a call of the coordination
+service has 100 us. A scan of 2,000 descriptors costs 10 ms without the interpreter's lock, and none is made while
+nothing changes.
 
-A connection is *proven* once a call of it was accepted: it carried the token, or the port takes anybody and the call
-was one of its methods. Under mutual TLS no call comes without the handshake, so proven means that the peer has a
-certificate. Connections that are not proven have a bounded number of places; the one that was silent for longest makes
-room for the next.
+A connection is *proven* once one of its calls was accepted: the call carried the token, or the port needs none and the
+call was one of its methods. Under mutual TLS no call arrives without the handshake, so a proven peer has a certificate.
+Connections that are not proven have a bounded number of places; the one that was silent for longest makes room for the
+next.
 
-Threads: the server's thread calls `caller`, `accepted`, `rejected` and the counters, and the door's thread judges by
+Threads: the server's thread calls `caller`, `accepted`, `rejected` and the counters, and the door's thread decides by
 them. `_lock` guards `_connections` and the counts of unread bytes, which change on any thread that answers.
 """
 
@@ -40,30 +40,30 @@ from fastrt.net.grpc.visitors import hold_silent
 _log = logging.getLogger(__name__)
 
 _CALM_S, _BUSY_S, _HURRY_S = 0.5, 0.1, 0.03
-# Without a change in the number of descriptors they are looked at this often: one may have taken another's place.
+# Without a change in their number, descriptors are scanned this often: a new one may have taken the place of another.
 _RESCAN_S = 5.0
-# Beyond the places for connections that are not proven, one that has none may be silent for so long.
+# A connection that is not proven and has no place may be silent for so long.
 _CROWDED_S = 5.0
-# At a TLS port it has this long: enough for a handshake while many are under way. Half a handshake keeps 55 KiB in the
-# core, most of it buffers of a fixed size.
+# The same at a TLS port: enough for a handshake while many are under way. Half a handshake holds 55 KiB in the core,
+# most of it buffers of a fixed size.
 _CROWDED_TLS_S = 0.2
-# Memory is given back once no connection was ended for so long, since that holds up every thread that allocates.
+# Memory is returned to the system once no connection was ended for so long: that blocks every thread that allocates.
 _CALM_ENOUGH_S = 2.0
-# It is given back this often while connections are ended without a pause.
+# It is returned this often while connections are ended without a pause.
 _TRIM_S = 1.0
 _LOG_S = 10.0
-# A peer that has answers to read, or sends a request, and moves fewer bytes in `stall_s` than this a second is ended.
+# A peer that has answers to read, or sends a request, is ended if it moves fewer bytes a second than this in `stall_s`.
 _STALLED_RATE = 4096
 _UNREAD_MIN = 64 << 10
 # Answers below this size are not counted: the bound on streams is enough for them.
 COUNTED_BYTES = 4096
-# A connection is ended after so many in a row. Its peer comes again, and brings as many calls as it has ready: with 16,
+# A connection is ended after so many in a row. Its peer connects again with as many calls as it has ready: with 16,
 # calls of others took twice as long beside 2,000 floods of streams, and memory grew by half as much again.
 _REJECTED_MAX = 1024
-# The core resets those beyond this many: a flood's answers cost as much as taking its calls.
+# The core resets calls beyond this many: answering a flood costs as much as taking its calls.
 _ANSWERED_MAX = 16
 _CALLS_MANY = 256
-# While strangers are many, each of them may have begun so many requests.
+# While many connections are not proven, each of them may have begun so many requests.
 _BEGUN_MAX = 32
 _STRANGERS_MANY = 64
 
@@ -74,23 +74,22 @@ class Limits:
 
     Attributes:
         connections: open connections in all; three quarters of the process's descriptors if that is less.
-        unproven: connections of which no call was accepted yet. One beyond may be silent for 5 s, and for 0.2 s at a
-            TLS port.
+        unproven: connections without an accepted call. One beyond this number may be silent for 5 s, and for 0.2 s at
+            a TLS port.
         greeting_s: how long such a connection may be silent.
-        streams: calls under way on one connection. A client of gRPC waits with those beyond; the core refuses some of a
+        streams: calls under way on one connection. A client of gRPC delays those beyond; the core refuses some of a
             client that stays close to this number. It is a sixteenth of `queued`: few connections cannot fill that.
         pending: calls that wait for an answer, in all.
-        queued: calls that the core keeps while the server is busy. It cancels those beyond, whichever connection they
-            come from.
-        reading: requests of which a part has not come, in all.
+        queued: calls that the core keeps while the server is busy. It cancels those beyond, of any connection.
+        reading: incomplete requests, in all.
         header_bytes: of one call.
-        request_bytes: of requests of one connection that have not come whole.
+        request_bytes: of incomplete requests of one connection.
         request_bytes_all: the same, of all connections.
         answer_bytes: of answers that one connection has not read.
         answer_bytes_all: the same, of all connections.
         stall_s: after so long without progress, a connection with unread answers or half a request is ended.
-        keepalive_s: a silent peer is asked for a sign of life after so long.
-        keepalive_timeout_s: how long it has to answer.
+        keepalive_s: a silent peer is sent a ping after so long.
+        keepalive_timeout_s: how long it has to answer the ping.
     """
 
     connections: int = 16_384
@@ -110,7 +109,7 @@ class Limits:
     keepalive_timeout_s: float = 30.0
 
     def options(self) -> tuple[tuple[str, Any], ...]:
-        """The options of gRPC that hold a part of these bounds."""
+        """The options of gRPC that enforce a part of these bounds."""
         return (
             ("grpc.max_allowed_incoming_connections", self.places()),
             ("grpc.server_handshake_timeout_ms", int(self.greeting_s * 1000)),
@@ -125,7 +124,7 @@ class Limits:
         )
 
     def places(self) -> int:
-        """Connections in all, as the limit on descriptors allows: the rest of the program keeps a quarter of them."""
+        """Connections in all that the limit on descriptors allows: a quarter stays for the rest of the program."""
         return max(16, min(self.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4))
 
 
@@ -133,12 +132,12 @@ class Connection:
     """One connection of a server, by its peer's address.
 
     Attributes:
-        proven: a call of it was accepted.
+        proven: one of its calls was accepted.
         calls: under way.
-        reading: requests of which a part has not come.
+        reading: incomplete requests.
         unread: bytes of answers that the peer has not read.
-        taken: bytes of requests that came whole.
-        doomed: why it is to be ended, "" when it is not.
+        taken: bytes of complete requests.
+        doomed: why it is to be ended; "" if it is not.
     """
 
     __slots__ = (
@@ -171,16 +170,16 @@ class Connection:
         self.calls = self.reading = self.unread = self.taken = self.rejected = 0
         self.doomed = ""
         self.descriptor = self.inode = -1
-        self.is_written_off = False  # what it is reading is not in the sum any more
-        self.acked = self.received = 0  # bytes, when last looked at
-        self.mark_at = 0.0  # since when its progress is measured, 0: it is not
+        self.is_written_off = False  # its incomplete requests are not in the sum any more
+        self.acked = self.received = 0  # bytes, at the last scan
+        self.mark_at = 0.0  # since when its progress is measured; 0: it is not measured
         self.mark = (0, 0)  # bytes acknowledged and received then
-        self.whole = 0  # bytes received, less those taken, when it was first looked at
-        self.held = 0  # bytes received of requests that have not come whole
+        self.whole = 0  # bytes received, less those taken, when the measurement began
+        self.held = 0  # bytes received of incomplete requests
 
 
 class Door:
-    """Holds the bounds of one server.
+    """Enforces the bounds of one server.
 
     Args:
         limits: see `Limits`.
@@ -207,7 +206,7 @@ class Door:
         self._is_crowded = False  # many connections are not proven
 
     def open(self, port: int, tls: bool = False) -> None:
-        """Begin to look after the connections of a TCP port. A Unix socket needs none: its folder is private.
+        """Begin to watch the connections of a TCP port. A Unix socket needs no watch: its folder is private.
 
         Args:
             port: of TCP.
@@ -230,11 +229,11 @@ class Door:
             self._thread = None
 
     def count(self) -> int:
-        """How many connections are known."""
+        """Number of known connections."""
         return len(self._connections)
 
     def caller(self, peer: object) -> Connection:
-        """The connection of a call that has come, by gRPC's name of its peer."""
+        """Return the connection of a new call, by gRPC's name of its peer."""
         now = time.monotonic()
         found = self._connections.get(peer)
         if found is None:
@@ -245,12 +244,12 @@ class Door:
         return found
 
     def accepted(self, connection: Connection) -> None:
-        """A call carried the token, or needed none."""
+        """Note a call that carried the token, or needed none."""
         connection.proven = True
         connection.rejected = 0
 
     def rejected(self, connection: Connection) -> bool:
-        """A call was refused, or its caller went before the request came; whether to answer it.
+        """Note a call that was refused, or whose caller left before the request was complete; whether to answer it.
 
         Too many in a row end the connection.
         """
@@ -260,12 +259,12 @@ class Door:
         return connection.rejected <= _ANSWERED_MAX
 
     def begin_reading(self, connection: Connection) -> None:
-        """A request begins to come; of too many in all, those of the connection with the most are given up."""
+        """Note the begin of a request; of too many in all, those of the connection with the most are dropped."""
         connection.reading += 1
         if not connection.is_written_off:
             self.reading += 1
         if self._is_crowded and not connection.proven and connection.reading > _BEGUN_MAX:
-            self.doom(connection, "began many requests while strangers were many")
+            self.doom(connection, "began many requests while many connections were not proven")
         if self.reading > self.limits.reading:
             largest = self._largest("reading")
             if largest is not None:
@@ -274,14 +273,14 @@ class Door:
                 self.doom(largest, "began requests and did not end them")
 
     def end_reading(self, connection: Connection, size: int) -> None:
-        """A request has come whole, with so many bytes, or will not come."""
+        """Note the end of a request: `size` bytes were received, or its caller has left."""
         connection.reading -= 1
         connection.taken += size
         if not connection.is_written_off:
             self.reading -= 1
 
     def make_place(self, pending: int) -> str:
-        """Why one more call cannot wait; "" when it can.
+        """Reason why one more call cannot wait; "" if it can.
 
         Args:
             pending: how many calls wait.
@@ -294,7 +293,7 @@ class Door:
         return f"{pending} calls wait for an answer here, and no more are taken; try again later."
 
     def refused_answer(self, connection: Connection, size: int) -> str:
-        """Why an answer cannot be sent now; "" when it can."""
+        """Reason why an answer cannot be sent now; "" if it can."""
         limits = self.limits
         if connection.unread and connection.unread + size > limits.answer_bytes:
             return (
@@ -309,13 +308,13 @@ class Door:
         return ""
 
     def sending(self, connection: Connection, size: int) -> None:
-        """An answer is given to gRPC."""
-        with self._lock:  # answers are given on any thread
+        """Note an answer that was passed to gRPC."""
+        with self._lock:  # answers are sent on any thread
             connection.unread += size
             self.unread += size
 
     def sent(self, connection: Connection, size: int) -> None:
-        """An answer is out, or its caller is gone."""
+        """Note that an answer was sent, or its caller is gone."""
         with self._lock:
             connection.unread -= size
             self.unread -= size
@@ -338,18 +337,18 @@ class Door:
         busy = False
         while True:
             if self._wake.wait(_BUSY_S if busy else _CALM_S) and not self._closing:
-                time.sleep(_HURRY_S)  # a storm wakes this thread at each of its calls
+                time.sleep(_HURRY_S)  # a flood wakes this thread at each of its calls
             self._wake.clear()
             if self._closing:
                 return
             try:
-                busy = self._look()
+                busy = self._check()
             except Exception:
-                _log.exception("the connections of ports %s cannot be looked after", sorted(self._ports))
+                _log.exception("the connections of ports %s cannot be watched", sorted(self._ports))
                 busy = False
 
-    def _look(self) -> bool:
-        """Look at the connections and end those beyond a bound; whether to look again soon."""
+    def _check(self) -> bool:
+        """Check the connections and end those beyond a bound; whether to check again soon."""
         now = time.monotonic()
         count = os.stat("/proc/self/fd").st_size  # 0 before Linux 6.2
         with self._lock:
@@ -380,7 +379,7 @@ class Door:
         names = {each.peer for each in live}
         with self._lock:
             for peer, each in list(self._connections.items()):
-                # One of which a call came a moment ago may be too new for the list.
+                # A connection that made a call a moment ago may be too new for the list.
                 if peer not in names and (each.descriptor >= 0 or now - each.heard_at > _RESCAN_S):
                     del self._connections[peer]
                     self._trim_due, self._ended_at = True, now
@@ -389,7 +388,7 @@ class Door:
     def _seen(
         self, now: float, descriptor: int, inode: int, host: bytes, port: int, acked: int, received: int
     ) -> Connection:
-        """The record of a connection that was found."""
+        """Update or make the record of a connection that was found."""
         if host.startswith(b"::ffff:") and b"." in host:
             host = host[7:]
         peer = b"ipv6:%%5B%b%%5D:%d" % (host, port) if b":" in host else b"ipv4:%b:%d" % (host, port)
@@ -402,7 +401,7 @@ class Door:
         return found
 
     def _judge_silent(self, every: list[Connection], now: float) -> None:
-        """Doom connections that are not proven and silent, and of all others those silent for longest."""
+        """Doom silent connections that are not proven, and of all others those silent for longest."""
         limits = self.limits
         unproven = [each for each in every if not each.proven and not each.doomed]
         self._is_crowded = len(unproven) > _STRANGERS_MANY
@@ -412,7 +411,7 @@ class Door:
         excess = len(unproven) - self._unproven_max
         patience_s = _CROWDED_TLS_S if self._has_tls else _CROWDED_S
         for each in sorted(unproven, key=_worth)[: max(0, excess)]:
-            # Not at once: who is ended comes again, and to take a connection costs more than to keep it for a moment.
+            # Not at once: an ended peer connects again, and accepting a connection costs more than keeping it.
             if now - each.heard_at > patience_s:
                 self.doom(each, f"made no call while more than {self._unproven_max} did not")
         excess = len(every) - self._places * 9 // 10
@@ -420,7 +419,7 @@ class Door:
             self.doom(each, "was idle for longest when there were too many")
 
     def _judge_progress(self, each: Connection, now: float) -> None:
-        """Doom a connection that neither reads its answers nor sends its request, or keeps too much of one back."""
+        """Doom a connection that reads no answers, stops inside a request, or sends too much of incomplete requests."""
         acked, received = each.acked, each.received
         if each.reading <= 0 and each.unread < _UNREAD_MIN:
             each.mark_at, each.held = 0.0, 0
@@ -431,7 +430,7 @@ class Door:
             return
         each.held = received - each.taken - each.whole if each.reading > 0 else 0
         if each.held > self.limits.request_bytes:
-            self.doom(each, "sent too many bytes of requests that did not end")
+            self.doom(each, "sent too many bytes of incomplete requests")
         if now - each.mark_at < self.limits.stall_s:
             return
         enough = _STALLED_RATE * self.limits.stall_s
@@ -442,16 +441,16 @@ class Door:
         each.mark_at, each.mark = now, (acked, received)
 
     def _judge_requests(self, held: list[Connection]) -> None:
-        """Of requests that are too large together, doom those of the largest senders."""
+        """Doom the largest senders of incomplete requests that are too large together."""
         excess = sum(each.held for each in held) - self.limits.request_bytes_all
         for each in sorted(held, key=lambda each: each.held, reverse=True):
             if excess <= 0:
                 return
-            self.doom(each, "sent the most of requests that did not end when there was too much of them")
+            self.doom(each, "sent the most bytes of incomplete requests when there were too many")
             excess -= each.held
 
     def _after(self, now: float) -> None:
-        """Give memory back, and log what was ended."""
+        """Return memory to the system, and log the connections that were ended."""
         if self._trim_due and (now - self._ended_at >= _CALM_ENOUGH_S or now - self._trimmed_at >= _TRIM_S):
             self._trim_due, self._trimmed_at = False, now
             _trim()
@@ -463,12 +462,12 @@ class Door:
 
 
 def _worth(each: Connection) -> tuple[bool, bool, float]:
-    """The order in which connections make room for others."""
+    """Sort key: connections that make room for others come first."""
     return each.proven, each.has_called, each.heard_at
 
 
 def _listeners(port: int) -> Iterator[socket.socket]:
-    """The listening sockets of this process at a TCP port, which gRPC's core owns; each is a duplicate."""
+    """Yield a duplicate of each listening socket of this process at a TCP port; gRPC's core owns the originals."""
     for name in os.listdir("/proc/self/fd"):
         try:
             copy = os.dup(int(name))
@@ -486,7 +485,7 @@ def _listeners(port: int) -> Iterator[socket.socket]:
 
 
 def _trim() -> None:
-    """Give memory that malloc keeps back to the system: after a storm of connections that is most of it."""
+    """Return unused memory of malloc to the system: after a flood of connections that is most of it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""What a forked child may not do with gRPC: its threads are gone there, and calls would wait for them for ever."""
+"""Refuses gRPC in forked children: gRPC's threads do not exist there, and calls would wait for them forever."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def use_grpc() -> None:
         _user = os.getpid()
     elif _user != os.getpid():
         raise ForkedRuntimeError(
-            f"process {_user}, which this one was forked from, has used gRPC, and it cannot work here as well. Start "
-            'processes that connect as new ones: subprocess, or multiprocessing.get_context("spawn").'
+            f"process {_user}, which this one was forked from, has used gRPC, which does not work after a fork. Start "
+            'processes that connect by subprocess, or by multiprocessing.get_context("spawn").'
         )

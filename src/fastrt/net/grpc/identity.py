@@ -2,7 +2,7 @@
 
 The secret is never sent. Each process derives the private key of the cluster's certificate authority from it, and signs
 a certificate for itself. Every TCP link between fastrt's own processes is TLS with certificates on both sides, so the
-handshake proves to both ends that the other one has the secret, before either end parses a byte.
+handshake proves to both ends that the peer has the secret, before either end parses a byte.
 
 `cryptography` is imported by the first `Identity`, not by this module: a session on one machine needs none.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastrt.errors import ConfigError, FastrtError
-from fastrt.foreign_text import read_int
+from fastrt.net.address import join_address, split_address
 
 if TYPE_CHECKING:
     import grpc
@@ -54,7 +54,7 @@ _CERTIFICATE_FAULTS = {
     62: "its certificate is for another name: it has another cluster's token",
 }
 _OTHER_TOKEN = "it does not accept the certificate of this process: it has another cluster's token"
-# The peer closed the connection. Which error says so during a handshake depends on the version of OpenSSL.
+# The peer closed the connection. OpenSSL's version decides which error reports that during a handshake.
 _CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _TLS_FAULTS = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
@@ -85,13 +85,13 @@ class IdentityError(FastrtError):
 
 
 class HandshakeBrokenError(IdentityError, ConnectionError):
-    """The connection ended, or the time was over, before the handshake was. Another attempt may succeed."""
+    """The connection ended, or the time was over, before the end of the handshake. Another attempt may succeed."""
 
 
 class Identity:
-    """One process's part of a cluster: the authority's certificate, and a key and a certificate of this process.
+    """Credentials of one process in a cluster: the authority's certificate, and a key and certificate of this process.
 
-    Make one with `from_token`; it is the same cluster in every process that has the same token.
+    Make one with `from_token`: the same token gives the same cluster in every process.
 
     Attributes:
         name: the name in the certificates of all processes of the cluster, such as "3f…c1.fastrt".
@@ -141,7 +141,7 @@ class Identity:
         """Derive a key from the secret, for one purpose.
 
         Args:
-            purpose: what the key is for; other purposes get other keys, and no key tells another one.
+            purpose: of the key; other purposes get other keys, and no key reveals another one.
         Returns:
             32 bytes, the same in all processes of the cluster.
         """
@@ -150,17 +150,17 @@ class Identity:
     def for_programs(self) -> Identity:
         """Derive the identity of services that programs in other languages use: scheduler, workers and object stores.
 
-        It has an authority of its own: a certificate that `write_pem` issues there opens no link between nodes.
+        Its authority is another one: a certificate that `write_pem` issues there opens no link between nodes.
         """
         secret = self.key("programs")
         authority = _authority(secret)
         return Identity(secret, authority, _fingerprint(authority))
 
     def write_pem(self, folder: Path, days: int) -> None:
-        """Issue a certificate for a program that cannot derive one, and write what it needs.
+        """Issue a certificate for a program that cannot derive one, and write the files it needs.
 
         Args:
-            folder: is made with mode 0700: ca.pem, cert.pem and key.pem, which has mode 0600 as all of them.
+            folder: created with mode 0700, with ca.pem, cert.pem and key.pem in it, of mode 0600.
             days: how long the certificate is valid.
         Raises:
             ConfigError: the folder exists, or cannot be made.
@@ -198,7 +198,7 @@ class Identity:
         return grpc.ssl_channel_credentials(self._authority_pem, self._key_pem, self._certificate_pem)
 
     def channel_options(self) -> tuple[tuple[str, Any], ...]:
-        """Options that a gRPC channel needs: the server must be this cluster, at whatever address it is."""
+        """Options of a gRPC channel: the server must be this cluster's, at any address."""
         return (("grpc.ssl_target_name_override", self.name),)
 
     def server_context(self) -> ssl.SSLContext:
@@ -209,7 +209,7 @@ class Identity:
 
     @functools.cached_property
     def _listening(self) -> ssl.SSLContext:
-        """One context for all connections of `open_server`: to make one costs as much as a handshake."""
+        """One context for all connections of `open_server`: making one costs as much as a handshake."""
         return self.server_context()
 
     def client_context(self) -> ssl.SSLContext:
@@ -217,10 +217,10 @@ class Identity:
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def open_server(self, sock: socket.socket, timeout_s: float = HANDSHAKE_S) -> ssl.SSLSocket:
-        """Shake hands with the process that has connected. It has then proved the secret.
+        """Do the TLS handshake with a process that has connected. It has then proved the secret.
 
         Args:
-            sock: a connected blocking socket; it is closed on failure, and else belongs to the result.
+            sock: a connected blocking socket; closed on failure, else owned by the result.
             timeout_s: the handshake's deadline in seconds.
         Returns:
             The encrypted connection, with the timeout that `sock` had.
@@ -230,10 +230,10 @@ class Identity:
         return _shake(sock, self._listening, None, timeout_s)
 
     def open_client(self, sock: socket.socket, timeout_s: float = HANDSHAKE_S) -> ssl.SSLSocket:
-        """Shake hands with the process that was called, by `open_server` there. Both have then proved the secret.
+        """Do the TLS handshake with a server that uses `open_server`. Both have then proved the secret.
 
         Args:
-            sock: a connected blocking socket; it is closed on failure, and else belongs to the result.
+            sock: a connected blocking socket; closed on failure, else owned by the result.
             timeout_s: the handshake's deadline in seconds.
         Returns:
             The encrypted connection, with the timeout that `sock` had.
@@ -245,7 +245,7 @@ class Identity:
     def why_refused(self, address: str, timeout_s: float = HANDSHAKE_S) -> str | None:
         """Say why the process at an address is not part of this cluster; gRPC says only UNAVAILABLE.
 
-        It connects once more, shakes hands, and sends nothing else.
+        It connects once more, does the handshake, and sends nothing else.
 
         Args:
             address: `host:port` of a gRPC server.
@@ -253,9 +253,8 @@ class Identity:
         Returns:
             The reason in words; None when it is part of the cluster, or cannot be reached at all.
         """
-        host, _, port = address.rpartition(":")
         try:
-            sock = socket.create_connection((host.strip("[]"), read_int(port, "the port", 1, 65535)), timeout_s)
+            sock = socket.create_connection(split_address(address), timeout_s)
         except (OSError, ValueError):
             return None
         context = self.client_context()
@@ -271,7 +270,7 @@ class Identity:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self._authority_pem.decode())
-        # `ssl` reads keys from files only. This one has no name and is gone when it is closed.
+        # `ssl` reads keys from files only. This file has no name, and no longer exists when it is closed.
         fd = os.memfd_create("fastrt-certificate", os.MFD_CLOEXEC)
         try:
             with os.fdopen(os.dup(fd), "wb") as file:
@@ -317,7 +316,7 @@ class Identity:
 
 
 def new_token() -> str:
-    """Make a token with a new secret: a cluster of its own.
+    """Make a token with a new secret, for a new cluster.
 
     Returns:
         `fastrt1-<32 hex digits: hash of the authority's public key>-<64 hex digits: the secret>`.
@@ -379,14 +378,14 @@ def _key_pem(key: EllipticCurvePrivateKey) -> bytes:
 def _shake(sock: socket.socket, context: ssl.SSLContext, name: str | None, timeout_s: float) -> ssl.SSLSocket:
     """Do the handshake of one end; `name` is the server's, None at the server.
 
-    In TLS 1.3 the client is through before the server has looked at its certificate. The server's first byte says
-    that it accepted: one that `open_server` sends, or the first one of a gRPC server's settings.
+    In TLS 1.3 the client has finished before the server has checked its certificate. The server's first byte
+    confirms that it accepted: the byte that `open_server` sends, or the first one of a gRPC server's settings.
     """
     timeout = sock.gettimeout()
     where = _where(sock)
     try:
         sock.settimeout(timeout_s)
-        sock.getpeername()  # a connection that is gone already makes `wrap_socket` leave an open socket behind
+        sock.getpeername()  # on a connection that is gone already `wrap_socket` leaks an open socket
         wrapped = context.wrap_socket(
             sock, server_side=name is None, server_hostname=name, do_handshake_on_connect=False
         )
@@ -410,7 +409,7 @@ def _shake(sock: socket.socket, context: ssl.SSLContext, name: str | None, timeo
 def _handshake(wrapped: ssl.SSLSocket, until: float, is_server: bool) -> None:
     """Do the handshake step by step; a server waits for its peer without holding one of the few places.
 
-    The socket's timeout is afterwards what is left.
+    Afterwards the socket's timeout is the time that is left.
     """
     wrapped.setblocking(False)
     poll = select.poll()
@@ -436,7 +435,7 @@ def _where(sock: socket.socket) -> str:
         return "an unknown address"
     if not isinstance(peer, tuple):
         return str(peer or "a local socket")
-    return f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
+    return join_address(peer[0], peer[1])
 
 
 def _refusal(where: str, why: str, kind: type[IdentityError] = IdentityError) -> IdentityError:

@@ -9,12 +9,12 @@ on another connection, no side can send back what the other side sent, and a pro
 another. The client knows after the reply, and the server after the final message, that the peer holds the key.
 
 The proof authenticates the two ends of one TCP connection and protects no byte after it. It is for connections that no
-attacker can change on their way: loopback, where the kernel alone carries the bytes, and networks that `--insecure`
-vouches for. Everything else uses TLS (`fastrt.net.grpc.identity`).
+attacker can change in transit: loopback, where only the kernel carries the bytes, and networks that the user trusts by
+`--insecure`. All other links use TLS (`fastrt.net.grpc.identity`).
 
 **Binding.** A process of another user may listen where the client dials, for example on the port of a listener that
 has died, and pass every byte on to the true listener. Nonces do not help against such a relay. Both sides therefore
-prove what they see of the connection itself (`binding_of`):
+prove how they see the connection itself (`binding_of`):
 
 - On one machine (loopback, or both ends at one address): the addresses and ports of both ends, the network namespace
   and the boot of the machine. The kernel has at most one connection with these four values in a namespace. A relay
@@ -39,7 +39,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import ipaddress
 import os
 import secrets
 import socket
@@ -49,6 +48,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from fastrt.errors import FastrtError
+from fastrt.net.address import ip_of
 
 GREETING_S = 10.0  # for the whole proof, no matter how the bytes are spread over it
 
@@ -76,7 +76,7 @@ class Client:
     Args:
         key: the shared key, at least 16 bytes.
         purpose: the kind of link. Both sides must give the same text.
-        binding: what this side sees of the connection, from `binding_of`, or another text that both sides know.
+        binding: this side's view of the connection, from `binding_of`, or another text that both sides know.
 
     Raises:
         ValueError: the key is too short to be a key.
@@ -112,7 +112,7 @@ class Server:
     Args:
         key: the shared key, at least 16 bytes.
         purpose: the kind of link. Both sides must give the same text.
-        binding: what this side sees of the connection, from `binding_of`, or another text that both sides know.
+        binding: this side's view of the connection, from `binding_of`, or another text that both sides know.
 
     Raises:
         ValueError: the key is too short to be a key.
@@ -164,9 +164,9 @@ class Server:
 
 
 class _Parts:
-    """Everything that both roles put under an HMAC, apart from role and nonces."""
+    """The data that both roles put under an HMAC, apart from role and nonces."""
 
-    __slots__ = ("_key", "_said", "digest")
+    __slots__ = ("_context", "_key", "digest")
 
     def __init__(self, key: bytes, purpose: str, binding: str) -> None:
         if len(key) < _KEY_BYTES_MIN:
@@ -174,11 +174,11 @@ class _Parts:
         self._key = key
         self.digest = hashlib.sha256(binding.encode()).digest()
         purpose_bytes = purpose.encode()
-        self._said = struct.pack("<I", len(purpose_bytes)) + purpose_bytes + self.digest
+        self._context = struct.pack("<I", len(purpose_bytes)) + purpose_bytes + self.digest
 
     def proof(self, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-        said = b"fastrt proof 1 " + role + self._said + client_nonce + server_nonce
-        return hmac.digest(self._key, said, "sha256")
+        covered = b"fastrt proof 1 " + role + self._context + client_nonce + server_nonce
+        return hmac.digest(self._key, covered, "sha256")
 
     def check_binding(self, digest: bytes, peer: str) -> None:
         if not hmac.compare_digest(digest, self.digest):
@@ -240,7 +240,7 @@ def prove_as_server(
             hello = _receive(sock, HELLO_BYTES, until, "client")
         except ProofError:
             with contextlib.suppress(OSError):
-                _send(sock, _MAGIC, until)  # a client that speaks TLS then says that this is something else
+                _send(sock, _MAGIC, until)  # a client that speaks TLS then reports that this server does not
             raise
         _send(sock, server.reply(hello), until)
         server.check_binding()
@@ -268,7 +268,7 @@ def binding_of(sock: socket.socket, server: bool) -> str:
 
 
 def is_local(sock: socket.socket) -> bool:
-    """Whether both ends of a connection are on this machine, by what both ends see of it.
+    """Whether both ends of a connection are on this machine; both ends get the same result.
 
     Args:
         sock: a connected socket.
@@ -279,17 +279,12 @@ def is_local(sock: socket.socket) -> bool:
     """
     if sock.family == socket.AF_UNIX:
         return True
-    here, there = _ip(sock.getsockname()), _ip(sock.getpeername())
+    here, there = ip_of(sock.getsockname()[0]), ip_of(sock.getpeername()[0])
     return here.is_loopback or here == there
 
 
-def _ip(end: tuple[str, int]) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    found = ipaddress.ip_address(end[0].partition("%")[0])
-    return getattr(found, "ipv4_mapped", None) or found  # a socket for both families shows v4 peers as v6
-
-
 def _end(end: tuple[str, int]) -> str:
-    return f"{_ip(end)} {end[1]}"
+    return f"{ip_of(end[0])} {end[1]}"
 
 
 @lru_cache(maxsize=1)
@@ -299,7 +294,7 @@ def _boot() -> str:
 
 
 def _namespace(sock: socket.socket) -> str:
-    """The network namespace of a socket; it may differ from that of the process."""
+    """Return the network namespace of a socket, which can differ from that of the process."""
     try:
         return sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8).hex()
     except OSError:  # an older kernel
@@ -307,7 +302,7 @@ def _namespace(sock: socket.socket) -> str:
 
 
 def _strange(peer: str, begin: bytes) -> str:
-    """The message for a first message of another protocol."""
+    """Return the error message for a first message of another protocol."""
     if begin[:1] in (b"\x15", b"\x16") and begin[1:2] in (b"", b"\x03"):
         return f"the {peer} speaks TLS, but this link is in the clear. Give --insecure to both sides or to neither"
     return f"the {peer} does not speak fastrt's protocol of this version"
@@ -332,7 +327,7 @@ def _send(sock: socket.socket, data: bytes, until: float) -> None:
 
 
 def _receive(sock: socket.socket, nbytes: int, until: float, peer: str) -> bytes:
-    """Read exactly so many bytes. Each byte more is no reason to wait longer, and noise is refused at its begin."""
+    """Read exactly `nbytes` bytes by a deadline; bytes of another protocol are refused at the first wrong one."""
     data = b""
     while len(data) < nbytes:
         _wait_at_most(sock, until)

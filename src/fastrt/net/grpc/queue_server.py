@@ -1,13 +1,13 @@
 """A gRPC server driven by its completion queue, on one thread.
 
-Why not `grpc.aio` or the threaded server: a unary call through an empty handler costs either of them 450 to 550 us
-(jaxlib's client makes 1,850 and 2,250 calls a second, 32 of its clients 4,700 to 5,400), because each event crosses
-from grpc's poller thread to another thread and back. Here the thread that takes an event off the queue also handles
-it: 3,900 and 18,000 calls a second, with jaxlib 0.10.2's client on two cores (`bench/compare_coordination.py`). A call
-that cannot be answered yet costs a table entry and no thread.
+`grpc.aio` and the threaded server are too slow: a unary call through an empty handler costs either of them 450 to
+550 us (jaxlib's client makes 1,850 and 2,250 calls a second, 32 of its clients 4,700 to 5,400), because each event
+crosses from grpc's poller thread to another thread and back. Here the thread that takes an event off the queue also
+handles it: 3,900 and 18,000 calls a second, with jaxlib 0.10.2's client on two cores
+(`bench/compare_coordination.py`). A call that cannot be answered yet costs a table entry and no thread.
 
-The completion queue is the layer on which grpcio builds both of its own servers (`grpc._cython.cygrpc`); it is not
-public, so all its use is in this file; `server` falls back on another one where it is not there.
+The completion queue is the layer on which grpcio builds both of its servers (`grpc._cython.cygrpc`). It is not public,
+so only this file uses it; `server` falls back to `aio_server` where it is missing.
 
 Threads: `on_call`, `on_cancel` and `on_idle` are called on the server's thread only; `finish` and the stream methods
 may be called on any. `_lock` guards `_pending` and each call's `watched` flag, nothing else, and is never held while
@@ -35,22 +35,22 @@ from fastrt.net.grpc.forks import use_grpc
 
 _log = logging.getLogger(__name__)
 
-# How many calls may be accepted between two looks at the queue. More costs memory only.
+# How many calls may be accepted between two polls of the queue. More costs memory only.
 _ACCEPTING = 64
-# A caller that hung up is noticed this much later at most. Calls answered sooner need no look at all.
+# A caller that hung up is noticed this much later at most. Calls answered sooner are not watched at all.
 _HANGUP_S = 0.05
 _DRAIN_S = 5.0
-_WALL_CLOCK_S = 0.15  # below grpc's own step of 0.2 s, within which it looks at the monotonic clock
+_WALL_CLOCK_S = 0.15  # below grpc's step of 0.2 s, within which it uses the monotonic clock
 _AFTER_FAULT_S = 1.0
-# Under a constant stream of calls the queue is never empty; the handler settles after this many events all the same.
+# Under a constant stream of calls the queue is never empty; `on_idle` is called after this many events all the same.
 _EVENTS_PER_BATCH = 256
-# A sleeping thread wakes some 50 us late, twice in a call of 200 us: while calls follow each other this closely the
-# queue is asked again and again instead, and whoever else wants this core gets it first (without the yield p99 is
-# twice as long). One client's sets: 0.65 of jaxlib's rate without, 1.1 with; its gets 0.66 and 1.1
-# (`bench/compare_coordination.py`). Nothing is spent on callers that take their time, nor on one core.
+# A sleeping thread wakes some 50 us late, twice in a call of 200 us. While calls follow each other this closely, the
+# server polls the queue instead, and yields the core to other threads first (without the yield p99 is twice as long).
+# One client's sets: 0.65 of jaxlib's rate without polling, 1.1 with; its gets 0.66 and 1.1
+# (`bench/compare_coordination.py`). The server does not poll for slow callers, nor on one core.
 _SPIN_S = 0.0005
-# After a message this large there is no spinning: gRPC's own thread, which reads the next one from the socket, would
-# have to share the core (1 GiB over a stream, beside plain TCP in the same run: 0.66 with spinning, 0.79 without).
+# After a message this large the server sleeps: gRPC's thread, which reads the next one from the socket, would have to
+# share the core (1 GiB over a stream, beside plain TCP in the same run: 0.66 with polling, 0.79 without).
 _BULK_BYTES = 64 << 10
 # A stream takes no further message while more than this waits to be read by its caller.
 _UNREAD_BYTES = 1 << 20
@@ -64,21 +64,21 @@ _TIMED_OUT = cygrpc.CompletionType.queue_timeout
 
 
 class QueueStream:
-    """See `Stream`."""
+    """A `Stream` on the completion queue."""
 
     def __init__(self, server: QueueServer, call: Any, caller: Connection) -> None:
         self._server = server
         self._call = call
         self._caller = caller
-        self._unread = 0  # bytes of messages that are not sent
-        self._under_way = 0  # those of the message that gRPC has
+        self._unread = 0  # bytes of messages that are not sent yet
+        self._under_way = 0  # bytes of the message that gRPC has
         self._lock = threading.Lock()
         self._outgoing: deque[bytes] = deque()
         self._sending = False
         self._started = False
         self._status: tuple[int, str] | None = None
         self._done = False
-        self._reading = False  # a message has been asked for
+        self._reading = False  # a message was requested
         self._inside = False  # the receiver runs
         self._held = False
         self.receiver: Callable[[bytes | None], None] = lambda body: None
@@ -99,19 +99,19 @@ class QueueStream:
                 self._push()
 
     def hold(self) -> None:
-        """Take no further message until `resume`: what is not taken holds the caller back, by gRPC's flow control."""
+        """Take no further message until `resume`; gRPC's flow control then holds the caller back."""
         with self._lock:
             self._held = True
 
     def resume(self) -> None:
-        """Go on taking messages, after `hold`."""
+        """Continue to take messages, after `hold`."""
         with self._lock:
             self._held = False
             self._take()
 
     def _take(self) -> None:
-        """Ask for the next message, unless that is done already or later. `_lock` is held."""
-        # Not what the caller does not read either: it would be answered without end.
+        """Request the next message, unless that is done already or has to wait. `_lock` is held."""
+        # Not while the caller reads no answers: they would pile up without a bound.
         if not (self._reading or self._inside or self._held or self._done or self._unread > _UNREAD_BYTES):
             self._reading = True
             self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._read)
@@ -161,14 +161,14 @@ class QueueStream:
             self.finish(int(grpc.StatusCode.INTERNAL.value[0]), "The handler of this stream failed; see the log.")
             return
         with self._lock:
-            self._inside = body is None  # after the last message nothing more is taken
+            self._inside = body is None  # after the last message no other is requested
             self._take()
 
     def _closed(self, event: Any) -> None:
         self._server._open_streams.discard(self)
         self._caller.calls -= 1
         with self._lock:
-            self._done = True  # or a late `finish` would use a queue that is gone, which ends the process
+            self._done = True  # else a late `finish` would use a queue that is gone, which ends the process
         self.on_closed()
 
     def _open(self) -> None:
@@ -178,7 +178,7 @@ class QueueStream:
 
 
 class _Unary:
-    """A unary call: `watched` once the queue reports when its caller hangs up."""
+    """A unary call; `watched` once the queue reports when its caller hangs up."""
 
     __slots__ = ("call", "caller", "method", "number", "server", "since", "unread", "watched")
 
@@ -189,27 +189,27 @@ class _Unary:
         self.method = method
         self.number = 0
         self.since = 0.0
-        self.unread = 0  # bytes of its answer, once that is counted
+        self.unread = 0  # bytes of its answer, once the door counts it
         self.watched = False
 
     def read(self, event: Any) -> None:
-        """The request is here."""
+        """Take the request."""
         body = event.batch_operations[0].message() if event.success else None
         self.server._begin(self, body)
 
     def closed(self, event: Any) -> None:
-        """The call ended, for the server or by its caller."""
+        """Note that the call ended, by the server or by its caller."""
         self.server._hung_up(self)
 
     def finished(self, event: Any) -> None:
-        """The answer is out, or its caller is gone."""
+        """Note that the answer was sent, or its caller is gone."""
         self.caller.calls -= 1
         if self.unread:
             self.server._door.sent(self.caller, self.unread)
 
 
 class QueueServer:
-    """See `Server`, and `open_server` for the arguments."""
+    """A `Server` on the completion queue; `open_server` describes the arguments."""
 
     def __init__(
         self,
@@ -241,9 +241,9 @@ class QueueServer:
         self._open_streams: set[QueueStream] = set()
         self._ports: dict[int, bool] = {}  # whether TLS is spoken there
         self._stopping = False
-        self._told = False
+        self._has_stopped = False
         self._give_up_at: float | None = None
-        self._brisk = False  # the last event came so soon that spinning for the next one pays
+        self._brisk = False  # the last event came so soon that polling for the next one pays
 
     def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
         """Listen on `host:port` (port 0: any), from `start` on; returns the port.
@@ -268,7 +268,7 @@ class QueueServer:
         return int(self._server.add_http2_port(address.encode(), credentials._credentials))
 
     def start(self) -> None:
-        """Serve, on a thread of the server's own."""
+        """Serve, on a thread that the server starts."""
         self._server.start(backup_queue=False)
         for _ in range(_ACCEPTING):
             self._accept()
@@ -301,7 +301,7 @@ class QueueServer:
         return True
 
     def pending_count(self) -> int:
-        """How many calls wait for an answer."""
+        """Number of calls that wait for an answer."""
         return len(self._pending)
 
     def _reply(self, unary: _Unary, watched: bool, code: int, message: str, body: bytes, trailing: Metadata) -> None:
@@ -343,7 +343,7 @@ class QueueServer:
         self._drain()
 
     def _wait(self, wake_at: float | None) -> Any:
-        """The next event; a timeout when there is none until `wake_at`."""
+        """Return the next event; a timeout if there is none until `wake_at`."""
         poll = self._queue.poll
         began = time.monotonic()
         if self._brisk:
@@ -354,7 +354,7 @@ class QueueServer:
                 if event.completion_type != _TIMED_OUT:
                     return event
         while True:
-            # grpc measures a wait by the wall clock. A short one ends in time though that jumps.
+            # grpc measures a wait by the wall clock. A short wait ends in time even if that clock jumps.
             left_s = 0.0 if wake_at is None else min(_WALL_CLOCK_S, max(0.0, wake_at - time.monotonic()))
             event = poll(None if wake_at is None else time.time() + left_s)
             if event.completion_type != _TIMED_OUT or wake_at is None or time.monotonic() >= wake_at:
@@ -371,8 +371,8 @@ class QueueServer:
             method = event.call_details.method.decode("utf-8", "replace")
             caller = self._door.caller(event.call.peer())
             self._reject(event.call, caller, method, grpc.StatusCode.UNAVAILABLE, _SHUTTING_DOWN)
-        if not self._told:
-            # `stop` was called: the queue gives back what was to accept calls.
+        if not self._has_stopped:
+            # `stop` was called: the queue returns the requests that would have accepted calls.
             self._end_calls()
 
     def _accept(self) -> None:
@@ -422,14 +422,14 @@ class QueueServer:
             if not self._door.rejected(caller):
                 caller.calls -= 1
                 return
-            # Too long a message (the core answers that itself), or a caller that sent none or has gone.
+            # The message is too long (the core answers that itself), or the caller sent none or has gone.
             message = f"{unary.method} takes exactly one request message, and none arrived."
             self._reply(unary, False, grpc.StatusCode.INVALID_ARGUMENT.value[0], message, b"", _NO_METADATA)
             return
         if unary.method not in UNPROVING:
             self._door.accepted(caller)
-        if self._told:
-            # Accepted before `stop`, and read after the handler has answered everybody and taken its leave.
+        if self._has_stopped:
+            # Accepted before `stop`, and complete only after the handler's `on_stop`.
             self._reply(unary, False, grpc.StatusCode.UNAVAILABLE.value[0], _SHUTTING_DOWN, b"", _NO_METADATA)
             return
         self._next_number += 1
@@ -456,12 +456,12 @@ class QueueServer:
                 _log.exception("the handler failed on a caller that hung up")
 
     def _idle(self) -> float | None:
-        """Let the handler settle, and look after calls that wait longer than a moment."""
+        """Call the handler's `on_idle`, and watch the callers of calls that have waited for a moment."""
         wake_at = None
         try:
-            wake_at = self._handler.on_idle() if not self._told else None
+            wake_at = self._handler.on_idle() if not self._has_stopped else None
         except Exception:
-            _log.exception("the handler failed to settle")
+            _log.exception("on_idle of the handler failed")
             wake_at = time.monotonic() + _AFTER_FAULT_S
         if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
             self._server.cancel_all_calls()
@@ -484,8 +484,8 @@ class QueueServer:
         return look_at if wake_at is None else min(wake_at, look_at)
 
     def _end_calls(self) -> None:
-        """The server takes no more calls: answer those that are open, so that it can shut down."""
-        self._told = True
+        """Answer the calls that are open, so that the server can shut down: it takes no more."""
+        self._has_stopped = True
         self._handler.on_stop()
         unavailable = grpc.StatusCode.UNAVAILABLE.value[0]
         for number in list(self._pending):
@@ -495,7 +495,7 @@ class QueueServer:
         self._give_up_at = time.monotonic() + _DRAIN_S
 
     def _drain(self) -> None:
-        """After the shutdown: take the last events off the queue."""
+        """Take the last events off the queue, after the shutdown."""
         for stream in list(self._open_streams):
             stream._closed(None)
         self._queue.shutdown()

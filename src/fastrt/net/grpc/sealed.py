@@ -1,20 +1,20 @@
 """Links between processes of a cluster: in the clear, or sealed in records of AES-256-GCM under keys sent through TLS.
 
 Two ends that are on different machines shake hands by TLS 1.3 with certificates of the cluster on both sides
-(`fastrt.net.grpc.identity`). Through TLS the server then sends two fresh keys, one per direction, and both ends change
+(`fastrt.net.grpc.identity`). Through TLS the server then sends two fresh keys, one per direction, and both ends switch
 to the records below, on the same connection.
 
 A record is `length: u32 | AES-256-GCM of at most RECORD_BYTES, with the length as associated data | tag: 16 bytes`. The
 nonce is the record's number, each key seals at most RECORDS_MAX records (1 TiB, far below the bound of 2^-57 of RFC
-8446, 5.5), then the connection is made again. A record that was changed, repeated, left out or moved does not open: its
-bytes may be in the receiver's memory by then, but they count for nothing. The end of a connection is not sealed, so
-what goes over it has to say how long it is.
+8446, 5.5), then a new connection replaces this one. A record that was changed, repeated, left out or moved does not
+open: its bytes can be in the receiver's memory by then, but are not used. The end of a connection is not sealed, so
+messages over it have to state their length.
 
-Why not TLS's own records: they hold 16 KiB, and the interpreter's OpenSSL takes and gives each on its own. Measured
+TLS's records are slower: they hold 16 KiB, and the interpreter's OpenSSL takes and returns each in one call. Measured
 here between two network namespaces, processor seconds per GiB at either end: 0.20 in the clear, 0.66 to 0.9 by
 `SSLSocket` (OpenSSL 3.0, large views, with TCP_CORK and without; 0.9 to 1.0 through memory BIOs), 0.35 by these
-records, sealed by `cryptography` straight from and into the caller's memory. Kernel TLS would be of help with a network
-card that does the work; this way needs neither. Keys from the handshake of one protocol for the records of another are
+records, sealed by `cryptography` straight from and into the caller's memory. Kernel TLS helps only with a network card
+that encrypts; these records need neither. Keys from the handshake of one protocol for the records of another are
 also how DTLS-SRTP works (RFC 5764).
 """
 
@@ -43,11 +43,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 class LinkError(FastrtError):
-    """The other end of a TLS connection does not go on with sealed records: it runs another version of fastrt."""
+    """The other end of a TLS connection does not continue with sealed records: it runs another version of fastrt."""
 
 
 class RecordError(ConnectionError):
-    """A sealed record was damaged or changed on the way; the connection is of no use any more."""
+    """A sealed record was damaged or changed on the way; close the connection."""
 
 
 class Link:
@@ -77,7 +77,7 @@ class Link:
         return stream.receive_parts(self._fd, list(parts), least, timeout_s)
 
     def receive_ready(self, room: memoryview) -> int:
-        """Receive without waiting: how many bytes, 0 when there are none.
+        """Receive without waiting; returns how many bytes, 0 if there are none.
 
         Raises:
             EOFError: the peer has closed the connection.
@@ -85,7 +85,7 @@ class Link:
         return _receive_ready(self._sock, room)
 
     def has_begun(self) -> bool:
-        """Whether bytes have come that `receive` has not returned yet."""
+        """Whether bytes were received that `receive` has not returned yet."""
         return False
 
     def fileno(self) -> int:
@@ -98,7 +98,7 @@ class Link:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._sock.close()
 
 
@@ -106,7 +106,7 @@ class Sealed(Link):
     """A link whose bytes go in sealed records.
 
     Args:
-        sock: a non-blocking socket whose peer has been authenticated and has got the keys.
+        sock: a non-blocking socket whose peer has been authenticated and has received the keys.
         send_key, receive_key: of the two directions; no other connection may have the same.
         send_bytes, receive_bytes: sizes of the buffers of sealed bytes; records are smaller.
     """
@@ -123,9 +123,9 @@ class Sealed(Link):
         self._out_record = _record_bytes(send_bytes)
         self._in = memoryview(bytearray(receive_bytes))
         self._in_record = _record_bytes(receive_bytes)
-        self._begin = self._end = 0  # what has come and is not open yet
+        self._begin = self._end = 0  # range of received bytes that are not open yet
         self._spare = memoryview(bytearray(self._in_record))
-        self._opened = self._spare[:0]  # what is open and not given out yet
+        self._opened = self._spare[:0]  # bytes that are open and not returned yet
 
     # ---- out ----
 
@@ -153,13 +153,15 @@ class Sealed(Link):
             stream.send_parts(self._fd, [self._out[:used]], timeout_s)
 
     def _put(self, data: Buffer, used: int, timeout_s: float) -> int:
-        """Seal a record behind those that are in the buffer, which is sent when it is full; its new length."""
+        """Append a sealed record to the buffer, which is sent when it is full; returns the buffer's new length."""
         size = len(data) + _OVERHEAD
         if used + size > len(self._out):
             stream.send_parts(self._fd, [self._out[:used]], timeout_s)
             used = 0
         if self._sent == RECORDS_MAX:
-            raise ConnectionError("this connection's key has sealed as much as it may; a new connection goes on")
+            raise ConnectionError(
+                "this connection's key has sealed its maximum number of records; open a new connection"
+            )
         nonce = self._sent.to_bytes(12, "little")
         self._sent += 1
         place = self._out[used : used + size]
@@ -170,20 +172,20 @@ class Sealed(Link):
     # ---- in ----
 
     def receive(self, parts: Sequence[object], least: int, timeout_s: float) -> int:
-        """Fill several buffers with `least` bytes or more from the records that come."""
+        """Fill several buffers with `least` bytes or more from the next records."""
         done = 0
         for part in parts:
             view = memoryview(part).cast("B")  # type: ignore[arg-type]
             while view:
                 if done >= least and not self._opened:
                     return done
-                got = self._give(view) or self._open_next(view, timeout_s)
+                got = self._copy_opened(view) or self._open_next(view, timeout_s)
                 view = view[got:]
                 done += got
         return done
 
     def receive_ready(self, room: memoryview) -> int:
-        """Open the records that have come already: how many bytes, 0 when there is no whole one."""
+        """Open the records that were received; returns how many bytes, 0 if there is no complete one."""
         while not self._opened:
             if self._record() is not None:
                 self._open_next(self._spare[:0], 0.0)
@@ -193,14 +195,14 @@ class Sealed(Link):
             if got == 0:
                 return 0
             self._end += got
-        return self._give(room)
+        return self._copy_opened(room)
 
     def has_begun(self) -> bool:
-        """Whether part of a record, or of what it held, waits here."""
+        """Whether part of a record, or of its contents, has not been returned yet."""
         return self._end > self._begin or bool(self._opened)
 
-    def _give(self, view: memoryview) -> int:
-        """Give out what is open; how many bytes."""
+    def _copy_opened(self, view: memoryview) -> int:
+        """Copy bytes that are open; returns how many."""
         got = min(len(view), len(self._opened))
         if got:
             view[:got] = self._opened[:got]
@@ -208,7 +210,7 @@ class Sealed(Link):
         return got
 
     def _open_next(self, view: memoryview, timeout_s: float) -> int:
-        """Open the next record straight into a view if all of it has room there, else aside: how many bytes it got."""
+        """Open the next record, into a view if all of it has room there; returns how many bytes the view got."""
         while (length := self._record()) is None:
             self._make_room()
             missing = self._missing()
@@ -226,7 +228,7 @@ class Sealed(Link):
         return 0
 
     def _record(self) -> int | None:
-        """How many bytes the next record holds, if all of it has come."""
+        """Number of bytes in the next record; None if it is incomplete."""
         missing = self._missing()
         return None if missing else self._length()
 
@@ -243,7 +245,7 @@ class Sealed(Link):
         return length
 
     def _make_room(self) -> None:
-        """Move what has come of a record to the front when the rest might find no room behind it."""
+        """Move an incomplete record to the front of the buffer if the rest might not fit behind it."""
         if self._begin == self._end:
             self._begin = self._end = 0
         elif len(self._in) - self._begin < self._in_record + _OVERHEAD:
@@ -297,7 +299,7 @@ def _receive_ready(sock: socket.socket, room: memoryview) -> int:
 
 
 def seal_as_server(tls: ssl.SSLSocket, send_bytes: int, receive_bytes: int) -> Sealed:
-    """Send fresh keys through TLS and go on with sealed records.
+    """Send fresh keys through TLS and continue with sealed records.
 
     Args:
         tls: after the handshake; the caller sends nothing more before it has the keys. It is detached.
@@ -313,7 +315,7 @@ def seal_as_server(tls: ssl.SSLSocket, send_bytes: int, receive_bytes: int) -> S
 
 
 def seal_as_client(tls: ssl.SSLSocket, until: float, send_bytes: int, receive_bytes: int) -> Sealed:
-    """Receive the keys through TLS and go on with sealed records.
+    """Receive the keys through TLS and continue with sealed records.
 
     Args:
         tls: after the handshake. It is detached.
@@ -325,25 +327,25 @@ def seal_as_client(tls: ssl.SSLSocket, until: float, send_bytes: int, receive_by
         LinkError: the server sends something else.
         OSError: the connection broke, or the keys did not come in time.
     """
-    said = b""
+    received = b""
     nbytes = len(_KEYS_MAGIC) + 2 * _KEY_BYTES
-    while len(said) < nbytes:
+    while len(received) < nbytes:
         tls.settimeout(max(until - time.monotonic(), 1e-6))
-        more = tls.recv(nbytes - len(said))
+        more = tls.recv(nbytes - len(received))
         if not more:
             raise ConnectionError("the other end closed the connection during the greeting")
-        said += more
-    if said[: len(_KEYS_MAGIC)] != _KEYS_MAGIC:
+        received += more
+    if received[: len(_KEYS_MAGIC)] != _KEYS_MAGIC:
         raise LinkError("the peer does not speak this version's sealed records")
-    keys = said[len(_KEYS_MAGIC) :]
+    keys = received[len(_KEYS_MAGIC) :]
     return Sealed(moved(tls), keys[:_KEY_BYTES], keys[_KEY_BYTES:], send_bytes, receive_bytes)
 
 
 def moved(sock: socket.socket) -> socket.socket:
-    """Take the connection from a socket object, and so out of TLS; the new object does not block.
+    """Move a connection out of its socket object, and so out of TLS; the new object does not block.
 
-    Nothing of TLS is under way then: OpenSSL reads ahead of no record, and the server, which sends no tickets, has sent
-    its last record.
+    No TLS record is pending at that time: OpenSSL does not read ahead, and the server, which sends no tickets, has
+    sent its last record.
     """
     found = socket.socket(fileno=sock.detach())
     found.setblocking(False)

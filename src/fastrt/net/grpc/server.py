@@ -1,7 +1,7 @@
-"""Which of the two implementations of a gRPC server serves.
+"""Chooses between the two implementations of a gRPC server.
 
-`queue_server` is many times faster and needs parts of grpcio that are not public. Where a future grpcio lacks these,
-`aio_server` does the same on the public `grpc.aio`, and a warning says so.
+`queue_server` is many times faster and needs parts of grpcio that are not public. If a future grpcio lacks these,
+`aio_server` does the same on the public `grpc.aio`, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastrt.net.grpc.door import Limits
 
 _log = logging.getLogger(__name__)
 
-# The versions of grpcio on which the fast server was tried; others are used as long as they have what it needs.
+# The versions of grpcio with which the fast server was tested; others are used if they have what it needs.
 TRIED_GRPCIO = "1.60 to 1.85"
 _NEEDED = (
     "CompletionQueue",
@@ -41,12 +41,12 @@ def open_server(
     options: Sequence[tuple[str, Any]] = (),
     limits: Limits | None = None,
 ) -> Server:
-    """A server, to be bound and started.
+    """Make a server, to be bound and started.
 
     Args:
         handler: takes the calls of `methods`.
         methods: paths `/package.Service/Method`; any other is UNIMPLEMENTED.
-        streams: for each streaming path, a function that is given each new `Stream`, to set its receiver.
+        streams: for each streaming path, a function that is called with each new `Stream` and sets its receiver.
         message_bytes_max: largest request taken; a larger one is RESOURCE_EXHAUSTED. Answers are not limited.
         authorize: given a path and the caller's metadata, the reason to refuse a call as UNAUTHENTICATED, or None.
         options: further options of gRPC's.
@@ -67,7 +67,7 @@ def open_server(
 
 
 def _missing() -> list[str]:
-    """What the fast server needs of grpcio and does not find."""
+    """Return the names that the fast server needs and grpcio lacks."""
     try:
         from grpc._cython import cygrpc
     except ImportError:

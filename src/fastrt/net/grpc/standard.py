@@ -1,4 +1,4 @@
-"""gRPC's own side services, from grpcio's packages: health checking, and reflection over private descriptor pools.
+"""gRPC's standard services, from grpcio's packages: health checking, and reflection over private descriptor pools.
 
 Source: `grpc.health.v1.Health`, `grpc.reflection.v1alpha.ServerReflection`.
 """
@@ -21,7 +21,7 @@ _REFLECTION_PATH = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionIn
 
 
 class _Context:
-    """What grpcio's health servicer needs of a call: a place for a status, and a hook for its end."""
+    """The part of a call that grpcio's health servicer uses: its status, and a hook for its end."""
 
     def __init__(self) -> None:
         self.code = grpc.StatusCode.OK
@@ -56,7 +56,7 @@ class StandardServices:
         return {_WATCH_PATH: self._watch, _REFLECTION_PATH: self._reflect}
 
     def set_serving(self, serving: bool) -> None:
-        """What health checks are told from now on."""
+        """Set the answer to health checks from now on."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._services):
             self._health.set(name, status)
@@ -103,7 +103,7 @@ class StandardServices:
         stream.receiver = receive
 
     def _reflected(self, request: Any) -> Any:
-        """The answer of the first pool that knows what is asked for."""
+        """Return the answer of the first pool that knows the requested name."""
         answers: Iterator[Any] = (
             answer for one in self._reflections for answer in one.ServerReflectionInfo(iter([request]), None)
         )

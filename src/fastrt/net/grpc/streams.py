@@ -1,7 +1,7 @@
-"""gRPC streams on asyncio between fastrt's own processes: a server and channels, in mutual TLS by its identity.
+"""gRPC streams on asyncio between fastrt's processes: a server and channels, with mutual TLS by the cluster's identity.
 
-Each message is a batch, so the cost of a call in `grpc.aio`, which made us serve coordination otherwise, is paid once
-for hundreds of tasks.
+Each message is a batch, so the cost of a call in `grpc.aio`, which is too high for coordination, is paid once for
+hundreds of tasks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import grpc
 import grpc.aio
 
 from fastrt.errors import FastrtError
+from fastrt.net.address import with_port
 from fastrt.net.grpc.auth import TlsFiles, read_token
 from fastrt.net.grpc.descriptors import MessageSet
 from fastrt.net.grpc.door import Door, Limits
 from fastrt.net.grpc.forks import use_grpc
 from fastrt.net.grpc.identity import Identity
 
-# Frames are about 1 MiB; one function or one task's arguments may be larger, and come from who has the token.
+# Frames are about 1 MiB; one function or one task's arguments can be larger. All peers have the token.
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -38,8 +39,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # In spite of its name: how long one attempt may take. A TLS handshake with both certificates takes three round
-    # trips, and 100 ms of a loaded machine.
+    # Despite its name the timeout of one attempt. A TLS handshake with both certificates takes three round trips, and
+    # 100 ms on a loaded machine.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
@@ -50,7 +51,7 @@ Handler = Callable[[AsyncIterator[Any], Any], Coroutine[Any, Any, None]]  # read
 
 @dataclass(frozen=True)
 class Access:
-    """How the processes of a cluster know each other: the same for all its nodes.
+    """Credentials of a cluster's processes, the same on all its nodes.
 
     Attributes:
         identity: of the cluster, for every link between nodes.
@@ -64,12 +65,12 @@ class Access:
 
     @property
     def bearer(self) -> str | None:
-        """What programs in other languages send where `tls` serves them; None: they have certificates instead."""
+        """The token that programs in other languages send where `tls` serves them; None: they have certificates."""
         return self.identity.key("bearer").hex() if self.tls is not None else None
 
 
 def access_of(settings: Mapping[str, Any]) -> Access:
-    """The cluster's identity and certificates, from the settings that one of its processes was started with.
+    """Read the cluster's identity and certificates from the settings that one of its processes was started with.
 
     Args:
         settings: token_file, tls (certificate, key and client_ca by name, or None), insecure.
@@ -97,8 +98,8 @@ async def serve(
         access: the cluster; other processes are refused by the TLS handshake.
         set_: descriptions of the services.
         handlers: by full method name, `/package.Service/Method`.
-        stopping: once it is set every stream ends, in order. Only then is the server to be stopped: gRPC cancels what
-            still runs by then, and says so in tracebacks at both ends.
+        stopping: once it is set, every stream ends in order. Stop the server only then: gRPC cancels the handlers that
+            still run, and prints tracebacks at both ends.
         message_bytes_max: the largest request taken; -1 takes any.
     Returns:
         The server, and the address with the port it got.
@@ -125,11 +126,11 @@ async def serve(
     await server.start()
     door.open(port, tls=True)
     weakref.finalize(server, door.close)
-    return server, f"{address.rpartition(':')[0]}:{port}"
+    return server, with_port(address, port)
 
 
 def _proven(door: Door, handler: Handler) -> Handler:
-    """A handler whose callers are proven to the door: gRPC passes on calls of those only that may come in."""
+    """Wrap a handler so that its callers are proven to the door: gRPC passes on only calls of authenticated peers."""
 
     async def serve_one(requests: AsyncIterator[Any], context: Any) -> None:
         caller = door.caller(context.peer().encode())
@@ -144,7 +145,7 @@ def _proven(door: Door, handler: Handler) -> Handler:
 
 
 def _until(stopping: asyncio.Event, handler: Handler) -> Handler:
-    """A handler whose streams end once that is set."""
+    """Wrap a handler so that its streams end once `stopping` is set."""
 
     async def serve_one(requests: AsyncIterator[Any], context: Any) -> None:
         serving = asyncio.ensure_future(handler(requests, context))
@@ -153,7 +154,7 @@ def _until(stopping: asyncio.Event, handler: Handler) -> Handler:
             await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
         finally:
             ending.cancel()
-            serving.cancel()  # nothing happens when it has ended
+            serving.cancel()  # no effect if it has ended
             await asyncio.wait([serving])
         if not serving.cancelled():
             serving.result()
@@ -164,7 +165,10 @@ def _until(stopping: asyncio.Event, handler: Handler) -> Handler:
 def open_stream(
     address: str, access: Access, set_: MessageSet, path: str
 ) -> tuple[grpc.aio.Channel, Callable[[], grpc.aio.StreamStreamCall]]:
-    """A channel to `address`, and what opens a stream on it. It serves this cluster only, or the stream fails."""
+    """Return a channel to `address`, and a function that opens a stream on it.
+
+    The stream fails unless a server of this cluster serves at the address.
+    """
     use_grpc()
     options = [*_OPTIONS, *access.identity.channel_options()]
     channel = grpc.aio.secure_channel(address, access.identity.channel_credentials(), options=options)
@@ -174,12 +178,12 @@ def open_stream(
 
 
 def announce(address: str) -> None:
-    """Write where this process serves to standard output, a pipe to the process that started it: one line."""
+    """Write this process's address to standard output, a pipe to the process that started it: one line of JSON."""
     os.write(1, json.dumps({"address": address}).encode() + b"\n")
 
 
 def end_with_starter(stop: asyncio.Event) -> None:
-    """Set `stop` when the process that started this one ends: standard input is a pipe from it."""
+    """Set `stop` when the process that started this one ends; standard input is a pipe from it."""
 
     def read() -> None:
         if not os.read(0, 1024):

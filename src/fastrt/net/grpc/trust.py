@@ -1,6 +1,6 @@
 """The secret of a parameter-server cluster in the forms that its connections use.
 
-Over TCP that is TLS with certificates on both sides, elsewhere a key for a mutual proof. The secret is never sent.
+TCP connections use TLS with certificates on both sides, others a key for a mutual proof. The secret is never sent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _PURPOSE = "parameter server"
 
 
 class Trust:
-    """A cluster's secret in this process. What is derived from it is made at its first use, and kept.
+    """A cluster's secret in this process. Keys and contexts are derived at their first use, and kept.
 
     Args:
         token: the cluster's.
         insecure: connections for tables go in the clear beyond loopback too, after both ends have proved the secret.
-        key: of `key`, where another process has derived it already.
+        key: the attribute `key`, if another process has derived it already.
     """
 
     def __init__(self, token: str, insecure: bool = False, key: bytes | None = None) -> None:
@@ -40,7 +40,7 @@ class Trust:
         Raises:
             ConfigError: the token is damaged, or none.
         """
-        from fastrt.net.grpc.identity import Identity  # here: a server that takes a dead one's place serves without it
+        from fastrt.net.grpc.identity import Identity  # here: a server that replaces a dead one serves without it
 
         return Identity.from_token(self.token)
 
@@ -53,7 +53,7 @@ class Trust:
 
     @property
     def name(self) -> str:
-        """The name that every certificate of the cluster has."""
+        """The name in every certificate of the cluster."""
         return self.identity.name
 
     @cached_property
@@ -69,7 +69,7 @@ class Trust:
 
 @functools.lru_cache(maxsize=8)
 def trust_of(token: str, insecure: bool = False) -> Trust:
-    """The trust of a token: the same one each time.
+    """Return the trust of a token, the same object each time.
 
     Args:
         token, insecure: see `Trust`.

@@ -1,6 +1,6 @@
-"""Bounds for listeners: places for connections that have not proved anything, and a descriptor kept in reserve.
+"""Bounds for listeners: places for connections that have not proved the secret, and a descriptor kept in reserve.
 
-The client speaks first at all these listeners. So the kernel can hold a connection back until its first bytes come.
+The client sends first at all these listeners. So the kernel can hold a connection back until its first bytes arrive.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import socket
 import threading
 
 VISITORS_MAX = 64
-GREETING_S = 10.0  # from the connection until it belongs to the cluster, however its bytes are dealt out
-BACKLOG = 4096  # a flood must not make the kernel drop what a right client sends
+GREETING_S = 10.0  # from the connection until the proof, no matter how its bytes are spread over that time
+BACKLOG = 4096  # a flood must not make the kernel drop connections of members
 
 
 def hold_silent(listener: socket.socket) -> None:
-    """Let the kernel keep connections of a listener to itself until their first bytes come.
+    """Let the kernel hold connections of a listener back until their first bytes arrive.
 
-    A silent connection then takes no place, and no descriptor, for about `GREETING_S`. After that time the kernel hands
-    it over as it is. Without this, 2,000 silent connections take one of two processors for accepting and ending them.
+    A silent connection then takes no place, and no descriptor, for about `GREETING_S`. After that time the kernel
+    accepts it without bytes. Without this, 2,000 silent connections take one of two processors, to accept and end them.
 
     Args:
         listener: of TCP, before or after it listens.
@@ -30,7 +30,7 @@ def hold_silent(listener: socket.socket) -> None:
 
 
 class Reserve:
-    """A descriptor kept for the time when the process has no other.
+    """A descriptor kept for the time when the process has no other left.
 
     Without it, connections that cannot be accepted stay in the listener's queue, and the process spins on them.
     """
@@ -40,7 +40,7 @@ class Reserve:
         self._take()
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -62,7 +62,7 @@ class Reserve:
         return True
 
     def _take(self) -> None:
-        with contextlib.suppress(OSError):  # another thread was faster; the next time may be better
+        with contextlib.suppress(OSError):  # another thread took the last one; the next call tries again
             self._fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -74,11 +74,11 @@ def is_exhausted(error: OSError) -> bool:
 class Visitors:
     """Connections of a threaded listener that have not proved yet that they belong to the cluster.
 
-    Of too many the oldest is ended. A duplicate of each descriptor is kept for that, since the thread that serves the
-    connection may close the original, or give it to TLS, at any time.
+    If there are too many, the oldest is ended. A duplicate of each descriptor is kept for that: the thread that serves
+    the connection can close the original, or pass it to TLS, at any time.
 
     Args:
-        limit: how many there can be.
+        limit: the number of places.
     """
 
     def __init__(self, limit: int = VISITORS_MAX) -> None:
@@ -101,19 +101,19 @@ class Visitors:
             return number
 
     def leave(self, number: int) -> None:
-        """Give a place back: the connection belongs to the cluster, or has ended."""
+        """Free a place: the connection belongs to the cluster, or has ended."""
         with self._lock:
             kept = self._places.pop(number, None)
             if kept is not None:
                 kept.close()
 
     def make_room(self) -> None:
-        """End the oldest."""
+        """End the oldest connection."""
         with self._lock:
             self._end_oldest()
 
     def end_all(self) -> None:
-        """End all."""
+        """End all connections."""
         with self._lock:
             while self._places:
                 self._end_oldest()

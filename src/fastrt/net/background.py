@@ -1,0 +1,90 @@
+"""Operations in the background: one thread that keeps their order, and the handle that a caller waits on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+
+class Handle:
+    """An operation that runs in the background. `wait` for it, ask `done`, or `await` it.
+
+    The operation's exceptions are raised there. Arrays that were passed to it must not be used until it is done.
+    """
+
+    timeout_error: type[TimeoutError] = TimeoutError
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the operation's result, which is that of the blocking call.
+
+        Args:
+            timeout: seconds; by default as long as the operation itself may take.
+        Raises:
+            TimeoutError: it is not done in that time, and continues; the class is `timeout_error`.
+        """
+        try:
+            return self._future.result(timeout)
+        except FutureTimeout as error:
+            if isinstance(error, self.timeout_error):
+                raise
+            raise self.timeout_error(f"the operation is not done after {timeout} s; it goes on") from None
+
+    def done(self) -> bool:
+        """Whether it has ended, with a result or an exception."""
+        return self._future.done()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class Line:
+    """Runs functions one after the other in one thread, which starts with the first.
+
+    Args:
+        name: of the thread.
+        handle: the class of the handles that `submit` returns.
+        waiting: called with the number of functions that are queued or running, each time that changes.
+
+    Attributes:
+        count: the number of functions that are queued or running.
+    """
+
+    def __init__(self, name: str, handle: type[Handle], waiting: Callable[[int], None] | None = None) -> None:
+        self.count = 0
+        self._name = name
+        self._waiting = waiting
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Handle:
+        """Queue a call."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, self._name)
+            self._add(1)
+            return self._handle(self._pool.submit(self._run, function, args))
+
+    def close(self, wait: bool = False) -> None:
+        """Take no more; queued functions still run, and `wait` waits for them."""
+        if self._pool is not None:
+            self._pool.shutdown(wait)
+
+    def _run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        try:
+            return function(*args)
+        finally:
+            with self._lock:
+                self._add(-1)
+
+    def _add(self, change: int) -> None:
+        self.count += change
+        if self._waiting is not None:
+            self._waiting(self.count)

@@ -1,0 +1,128 @@
+"""Child processes of fastrt: started from this installation, watched, limited in their restarts, and ended.
+
+`subprocess` is imported where a process is started: children import this module too, and most start none.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
+
+_PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def spawn(
+    module: str,
+    call: str,
+    *arguments: str,
+    name: str,
+    pass_fds: Sequence[int] = (),
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    env: dict[str, str] | None = None,
+    new_session: bool = True,
+) -> subprocess.Popen[bytes]:
+    """Start a Python process that runs a module of this very package, wherever the package was imported from.
+
+    Args:
+        module: its `main` is imported.
+        call: the expression to evaluate, such as "main()"; `sys` is at hand.
+        *arguments: for `sys.argv`.
+        name: shown by `ps` and `top` as `fastrt-NAME`, of at most 15 characters.
+        pass_fds: descriptors that the process inherits beside the standard ones.
+        stdin: None: nothing to read.
+        stdout, stderr: None: this process's own.
+        env: variables; None: this process's own.
+        new_session: whether Ctrl-C at the terminal reaches only this process, which then ends its children in order.
+    """
+    import subprocess
+
+    # Modules and what they hold stay to the end: no collection scans them, neither while they load nor later.
+    code = (
+        f"open('/proc/self/comm', 'w').write('fastrt-{name}'); import gc, sys; gc.disable(); "
+        f"sys.path.insert(0, {_PACKAGE_PARENT!r}); from {module} import main; gc.freeze(); gc.enable(); {call}"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        pass_fds=pass_fds,
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=env,
+        start_new_session=new_session,
+    )
+
+
+def wait_any(children: Iterable[subprocess.Popen[bytes]], wake: int | None = None) -> list[subprocess.Popen[bytes]]:
+    """Wait until a child has ended, or a descriptor can be read.
+
+    Args:
+        children: not reaped yet.
+        wake: the descriptor.
+    Returns:
+        The children that have ended, which are to be reaped.
+    """
+    poll = select.poll()  # `select` takes no descriptor above 1023
+    watched = {os.pidfd_open(child.pid): child for child in children}
+    try:
+        for fd in [*watched, *([] if wake is None else [wake])]:
+            poll.register(fd, select.POLLIN)
+        return [watched[fd] for fd, _ in poll.poll() if fd in watched]
+    finally:
+        for fd in watched:
+            os.close(fd)
+
+
+def reap(child: subprocess.Popen[bytes], patience_s: float | None = None) -> bool:
+    """Wait for a child's end, and close its standard input and output.
+
+    Args:
+        child: it has ended, or is about to.
+        patience_s: then it is killed; None: as long as it takes.
+    Returns:
+        Whether it ended in time.
+    """
+    import subprocess
+
+    try:
+        child.wait(patience_s)
+        return True
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        return False
+    finally:
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class RestartLimit:
+    """Limits how often a process that dies is started again.
+
+    Args:
+        most: deaths that are tolerated...
+        within_s: ...in so many seconds.
+    """
+
+    def __init__(self, most: int, within_s: float) -> None:
+        self.most, self.within_s = most, within_s
+        self._deaths: list[float] = []
+
+    def allows_another(self) -> bool:
+        """Note a death now; whether the process may be started again."""
+        now = time.monotonic()
+        self._deaths = [at for at in self._deaths if now - at < self.within_s] + [now]
+        return len(self._deaths) <= self.most
+
+    def clear(self) -> None:
+        """Forget all deaths."""
+        self._deaths.clear()
