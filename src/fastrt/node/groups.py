@@ -7,10 +7,12 @@ told of each bundle once more.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastrt.node.bundles import assign
-from fastrt.node.placing import GONE, WAITING, Order, Placing, Task
+from fastrt.node.keys import BundleKey
+from fastrt.node.placing import GONE, WAITING, Order, Placing
+from fastrt.store.messages import GroupRow
 from fastrt.tasks.resources import Amounts, Demand, bundle_name, in_words
 
 _AGAIN_S = 0.2  # after a node had no room for what it seemed to have room for
@@ -29,7 +31,7 @@ class _Shape(NamedTuple):
 class _Group:
     count: int
     strategy: str
-    tasks: dict[int, Task] = field(default_factory=dict)  # records, by the bundle's index
+    keys: dict[int, BundleKey] = field(default_factory=dict)  # records, by the bundle's index
     demands: dict[int, Demand] = field(default_factory=dict)
     ready: bool = False
     complete: bool = False  # all bundles had a place at some time
@@ -58,18 +60,18 @@ class Groups:
         self._seen = -1  # changes of it, as these rooms and shapes know it
         self._no_room: dict[_Shape, bool] = {}  # shapes without room now, and whether there could ever be
 
-    def add(self, task: Task, demand: Demand, placed: bool = False) -> None:
+    def add(self, key: BundleKey, demand: Demand, placed: bool = False) -> None:
         """There is a bundle, which waits, or (`placed`) of which another daemon had decided."""
         name, index, count, strategy = demand.bundle.split("/")
         group = self._groups.setdefault(name, _Group(int(count), strategy))
-        group.tasks[int(index)], group.demands[int(index)] = task, demand
-        if placed and len(group.tasks) == group.count:
-            group.complete = group.created = all(self._placing.node_of(one) for one in group.tasks.values())
+        group.keys[int(index)], group.demands[int(index)] = key, demand
+        if placed and len(group.keys) == group.count:
+            group.complete = group.created = all(self._placing.node_of(one) for one in group.keys.values())
         self._placing.stirred_groups[name] = None
         self._look_whether_ready(name, group)
 
     def decide(self, now: float) -> list[Order]:
-        """Place what can be placed: orders "admit", "lend", "refuse", "warn", and "release": give up what it has."""
+        """Place what can be placed: orders "admit", "forward", "refuse", "warn", and "release": give up what it has."""
         orders: list[Order] = []
         stirred, self._placing.stirred_groups = self._placing.stirred_groups, {}
         names = [name for name in stirred if name not in self._waiting and name in self._groups]
@@ -86,19 +88,19 @@ class Groups:
 
     def _look(self, name: str, group: _Group, now: float) -> list[Order]:
         """Do what there is to do for one group."""
-        for index, task in list(group.tasks.items()):
-            if self._placing.place_of(task) == GONE:
-                del group.tasks[index], group.demands[index]
-        if not group.tasks:
+        for index, key in list(group.keys.items()):
+            if self._placing.place_of(key) == GONE:
+                del group.keys[index], group.demands[index]
+        if not group.keys:
             self._forget(name, "")
             return []
-        if len(group.tasks) < group.count and not group.complete:
+        if len(group.keys) < group.count and not group.complete:
             return []  # its maker has not come further yet
         return self._place(name, group, now)
 
     def _place(self, name: str, group: _Group, now: float) -> list[Order]:
         placing = self._placing
-        waiting = [index for index, task in group.tasks.items() if placing.place_of(task) == WAITING]
+        waiting = [index for index, key in group.keys.items() if placing.place_of(key) == WAITING]
         group.complete = group.complete or not waiting
         if not waiting:
             self._waiting.pop(name, None)
@@ -107,22 +109,22 @@ class Groups:
         if now < group.again_at:
             placing.stirred_groups[name] = None  # it is looked at again, whether or not anything changes
             return []
-        placed = [placing.node_of(task) for index, task in group.tasks.items() if index not in waiting]
+        placed = [placing.node_of(key) for index, key in group.keys.items() if index not in waiting]
         chosen, feasible = self._choose(_Shape(
             tuple(group.demands[index].amounts for index in waiting), group.strategy, tuple(placed)
         ))  # fmt: skip
         if chosen is not None:
-            return [placing.put(group.tasks[k], node, now) for k, node in zip(waiting, chosen, strict=True)]
+            return [placing.put(group.keys[k], node, now) for k, node in zip(waiting, chosen, strict=True)]
         if placed and not group.complete:  # a node had no room after all: all or none
             group.again_at = now + _AGAIN_S
             placing.stirred_groups[name] = None
-            return [Order(task, "release", group.demands[k]) for k, task in group.tasks.items() if k not in waiting]
+            return [Order(key, "release", group.demands[k]) for k, key in group.keys.items() if k not in waiting]
         if placed or feasible or group.warned:
             return []
         if placing.can_grow:
             group.warned = True
-            return [Order(group.tasks[waiting[0]], "warn", group.demands[waiting[0]])]
-        refused = [Order(task, "refuse", group.demands[k]) for k, task in group.tasks.items()]
+            return [Order(group.keys[waiting[0]], "warn", group.demands[waiting[0]])]
+        refused = [Order(key, "refuse", group.demands[k]) for k, key in group.keys.items()]
         self._forget(name, self.shortage(name))
         return refused
 
@@ -142,8 +144,8 @@ class Groups:
 
     def _forget(self, name: str, why: str) -> None:
         """There is no such group any more. What is left of its records is not looked at again: others may have them."""
-        for task in self._groups.pop(name).tasks.values():
-            self._placing.forget(task)
+        for key in self._groups.pop(name).keys.values():
+            self._placing.forget(key)
         self._waiting.pop(name, None)
         self._placing.pending_groups.discard(name)
         self._gone[name] = why
@@ -157,10 +159,10 @@ class Groups:
 
     def _is_ready(self, name: str, group: _Group) -> bool:
         """Whether tasks can use all bundles where they were placed, as far as this node has been told."""
-        if len(group.tasks) < group.count:
+        if len(group.keys) < group.count:
             return False
-        for index, task in group.tasks.items():
-            node = self._placing.node_of(task)
+        for index, key in group.keys.items():
+            node = self._placing.node_of(key)
             view = self._placing.views.get(node)
             total = self._placing.total if node == self._placing.node else {} if view is None else view.total
             if not node or bundle_name(name, index) not in total:
@@ -176,10 +178,10 @@ class Groups:
         """Why a group that was made here never can be; empty: it was removed; None: it is not known to be gone."""
         return self._gone.get(name)
 
-    def tasks_of(self, name: str) -> list[Task] | None:
+    def keys_of(self, name: str) -> list[BundleKey] | None:
         """The records of a group's bundles; None when this node does not know all of them."""
         group = self._groups.get(name)
-        return None if group is None or len(group.tasks) < group.count else list(group.tasks.values())
+        return None if group is None or len(group.keys) < group.count else list(group.keys.values())
 
     def shortage(self, name: str) -> str:
         """What the bundles of a group want that never can be had, and what there is."""
@@ -188,18 +190,12 @@ class Groups:
         rooms = [in_words(room) for room in self._placing.rooms(whole=True).values()]
         return f"bundles ({wanted}) as {group.strategy}, for which the nodes do not suffice ({'; '.join(rooms)})"
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[GroupRow]:
         """All groups, for `placement_group_table`."""
         found = []
         for name, group in self._groups.items():
             state = "CREATED" if group.ready else "RESCHEDULING" if group.created else "PENDING"
-            found.append(
-                {
-                    "placement_group_id": name,
-                    "strategy": group.strategy,
-                    "state": state,
-                    "bundles": {index: one.amounts for index, one in group.demands.items()},
-                    "bundles_to_node_id": {i: self._placing.node_of(task) for i, task in group.tasks.items()},
-                }
-            )
+            bundles = {str(index): dict(one.amounts) for index, one in group.demands.items()}
+            nodes = {str(index): self._placing.node_of(key) for index, key in group.keys.items()}
+            found.append(GroupRow(name, group.strategy, state, bundles, nodes))
         return found

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from fastrt.store.messages import TaskOutput
 from fastrt.tasks.marks import MARK, read_mark
 
 if TYPE_CHECKING:
@@ -218,5 +219,4 @@ class Forwarding:
             self._post(uplink, Printed([self._meter.note()], True, "fastrt", 0))
 
     def _post(self, uplink: Link, printed: Printed) -> None:
-        who, lines = printed.who, printed.lines
-        uplink.post(op="output", who=who, lines=lines, error=printed.is_error, update=printed.is_update)
+        uplink.post(TaskOutput(printed.who, printed.lines, printed.is_error, printed.is_update))

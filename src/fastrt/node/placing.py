@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fastrt.config import RESOURCE_PARTS
+from fastrt.node.keys import Key, TaskKey
+from fastrt.store.messages import NodeRow
 from fastrt.tasks.resources import CPU, INSIDE, PACK, SPREAD, Demand, given_by, group_of, in_words
 
-Task = tuple[int, int]  # a record's index, and the task's id; of an actor: -1 - its index, and its generation
 _PATIENCE = 256
 _ORDER_S = 3.0  # in which the uplink lends what it was told to
 _GRACE_S = 1.0  # before anybody is told that a task cannot run: its node may just be joining
@@ -32,31 +33,15 @@ GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
 ORDERED = 5  # told to the uplink
 
 
-@dataclass
-class View:
-    """A node as it was last heard of.
-
-    Attributes:
-        node: its id.
-        name: for people.
-        total, free: parts of its resources by name.
-    """
-
-    node: str
-    name: str
-    total: Mapping[str, int]
-    free: Mapping[str, int]
-
-
 class Order(NamedTuple):
     """What is to be done with a task.
 
     Attributes:
-        task: which.
-        what: "admit" here, "lend" to `node`, "refuse" (it can never run), or "warn" (it cannot run as things are).
+        key: which.
+        what: "admit" here, "forward" to `node`, "refuse" (it can never run), or "warn" (it cannot run as things are).
     """
 
-    task: Task
+    key: Key
     what: str
     demand: Demand
     node: str = ""
@@ -64,7 +49,7 @@ class Order(NamedTuple):
 
 @dataclass
 class _Entry:
-    task: Task
+    key: Key
     demand: Demand
     place: int = WAITING
     node: str = ""
@@ -76,7 +61,7 @@ class _Entry:
     @property
     def workers(self) -> int:
         """How many workers of the pool it occupies: an actor has a process of its own."""
-        return int(self.task[0] >= 0)
+        return int(isinstance(self.key, TaskKey))
 
 
 @dataclass
@@ -97,7 +82,7 @@ class _Elsewhere:
         self.ended: deque[float] = deque()
         self.told: Mapping[str, int] | None = None
 
-    def see(self, view: View) -> None:
+    def see(self, view: NodeRow) -> None:
         """What is in use there and not by us is by others, and stays so until the next report."""
         if view.free == self.told:
             return  # it is another node that has news
@@ -105,7 +90,7 @@ class _Elsewhere:
         for name, total in view.total.items():
             self.others[name] = max(0, total - view.free.get(name, 0) - self.mine.get(name, 0))
 
-    def free(self, view: View, name: str) -> int:
+    def free(self, view: NodeRow, name: str) -> int:
         return view.total.get(name, 0) - self.others.get(name, 0) - self.mine.get(name, 0)
 
     def ahead(self, now: float) -> int:
@@ -143,10 +128,10 @@ class Placing:
         self.relief = 0
         self.can_grow = can_grow
         self.has_uplink = False
-        self.views: dict[str, View] = {}
+        self.views: dict[str, NodeRow] = {}
         self._elsewhere: dict[str, _Elsewhere] = {}
-        self._entries: dict[Task, _Entry] = {}
-        self._placed: dict[Task, _Entry] = {}  # those that do not wait
+        self._entries: dict[Key, _Entry] = {}
+        self._placed: dict[Key, _Entry] = {}  # those that do not wait
         self._lines: dict[tuple[Demand, int], _Line] = {}
         self._turn = 0
         self._gone_groups: set[str] = set()
@@ -155,43 +140,43 @@ class Placing:
         self.stirred_groups: dict[str, None] = {}
         self.changes = self.growth = 0
         self.waiting_actors: dict[int, int] = {}
-        self.unopened: dict[Task, Demand] = {}
+        self.unopened: dict[Key, Demand] = {}
         self.held: dict[int, dict[str, int]] = {}
         self._spread_to: Counter[str] = Counter()  # tasks and actors that are spread, by where they are
 
     # ---- facts ----
 
-    def wait(self, task: Task, demand: Demand, now: float, named: Sequence[int] = (), priority: int = 0) -> None:
+    def wait(self, key: Key, demand: Demand, now: float, named: Sequence[int] = (), priority: int = 0) -> None:
         """A task waits to be admitted: a new one, or one that is back; `named` are objects that its arguments name."""
-        entry = self._entries.get(task)
+        entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[task] = _Entry(task, demand, since=now, priority=priority)
+            entry = self._entries[key] = _Entry(key, demand, since=now, priority=priority)
         elif entry.place != WAITING:
             self._leave(entry, WAITING)
-        if task[0] < 0:
-            self.waiting_actors[-1 - task[0]] = task[1]
+        if not isinstance(key, TaskKey):
+            self.waiting_actors[key.index] = key.gen
         entry.since = now
         entry.named = named or entry.named
         if not entry.listed and not demand.bundle:  # bundles are placed together, by `groups`
             entry.listed = True
             self._lines.setdefault((demand, entry.priority), _Line()).tasks.append(entry)
 
-    def put(self, task: Task, node: str, now: float) -> Order:
+    def put(self, key: Key, node: str, now: float) -> Order:
         """Place one that waits there, whatever is free: somebody has looked."""
-        return self._send(self._entries[task], node, now)
+        return self._send(self._entries[key], node, now)
 
-    def leave(self, task: Task) -> None:
+    def leave(self, key: Key) -> None:
         """Let one wait again that has given up what it had here."""
-        self._leave(self._entries[task], WAITING)
+        self._leave(self._entries[key], WAITING)
 
-    def forget(self, task: Task) -> None:
+    def forget(self, key: Key) -> None:
         """One that waits will never be placed."""
-        self._entries.pop(task, None)
-        self._wait_no_more(task)
+        self._entries.pop(key, None)
+        self._wait_no_more(key)
 
-    def node_of(self, task: Task) -> str:
+    def node_of(self, key: Key) -> str:
         """The node that one was placed on; empty: none."""
-        entry = self._entries.get(task)
+        entry = self._entries.get(key)
         return "" if entry is None or entry.place in (WAITING, GONE) else entry.node
 
     def rooms(self, whole: bool = False) -> dict[str, dict[str, int]]:
@@ -208,34 +193,34 @@ class Placing:
                 found[view.node] = {n: parts if whole else there.free(view, n) for n, parts in _plain(view.total)}
         return found
 
-    def found(self, task: Task, demand: Demand) -> None:
+    def found(self, key: Key, demand: Demand) -> None:
         """A task was admitted here already, by one who has died."""
-        if task not in self._entries:
-            self._entries[task] = entry = _Entry(task, demand)
+        if key not in self._entries:
+            self._entries[key] = entry = _Entry(key, demand)
             self._enter(entry, HERE)
-            self.open(task)
+            self.open(key)
 
-    def open(self, task: Task) -> None:
+    def open(self, key: Key) -> None:
         """Let tasks use a bundle that is placed here: the tasks that ran on its CPUs before have ended."""
-        demand = self.unopened.pop(task, None)
+        demand = self.unopened.pop(key, None)
         if demand is not None:
             self._give(demand, 1)
             self._stir(demand)
 
-    def moved(self, task: Task, place: int, now: float) -> None:
+    def moved(self, key: Key, place: int, now: float) -> None:
         """Where a task is that was placed: GONE, WAITING, HERE, BLOCKED (here, asleep in a get) or ELSEWHERE."""
-        entry = self._entries.get(task)
+        entry = self._entries.get(key)
         if entry is None or place == entry.place:
             return
         if place == GONE:
             if entry.place == ELSEWHERE:
                 self._elsewhere[entry.node].ended.append(now)
             self._leave(entry, GONE)
-            del self._entries[task]
-            self._wait_no_more(task)
+            del self._entries[key]
+            self._wait_no_more(key)
         elif entry.place == ORDERED and place == WAITING:
             if now - entry.since > _ORDER_S:
-                self.wait(task, entry.demand, now)
+                self.wait(key, entry.demand, now)
         elif place == WAITING:
             return  # it comes by `wait`
         elif place == ELSEWHERE:
@@ -247,7 +232,7 @@ class Placing:
             self._leave(entry, WAITING)
             self._enter(entry, place)
 
-    def see(self, views: Iterable[View]) -> None:
+    def see(self, views: Iterable[NodeRow]) -> None:
         """The other nodes, as they are now."""
         self.views = {view.node: view for view in views}
         self.changes += 1
@@ -259,7 +244,7 @@ class Placing:
             self._elsewhere.setdefault(view.node, _Elsewhere()).see(view)
         for entry in [entry for entry in self._placed.values() if entry.place == ORDERED]:
             if entry.node not in self.views:
-                self.wait(entry.task, entry.demand, entry.since)
+                self.wait(entry.key, entry.demand, entry.since)
         used = {entry.node for entry in self._placed.values()}  # also by what takes nothing there
         for node in [node for node in self._elsewhere if node not in self.views and node not in used]:
             del self._elsewhere[node]
@@ -274,21 +259,21 @@ class Placing:
         if not there:
             del self.held[objref]
 
-    def placed(self) -> list[Task]:
+    def placed(self) -> list[Key]:
         """Tasks of which `moved` should be told."""
         return list(self._placed)
 
-    def waiting(self) -> list[Task]:
+    def waiting(self) -> list[Key]:
         """Tasks that wait here; some may have ended otherwise."""
-        return [task for task, entry in self._entries.items() if entry.place == WAITING]
+        return [key for key, entry in self._entries.items() if entry.place == WAITING]
 
     def here(self) -> int:
         """How many tasks are admitted here."""
         return sum(entry.place in (HERE, BLOCKED) and entry.workers for entry in self._placed.values())
 
-    def place_of(self, task: Task) -> int:
+    def place_of(self, key: Key) -> int:
         """Where a task or an actor is, as far as this is known."""
-        entry = self._entries.get(task)
+        entry = self._entries.get(key)
         return GONE if entry is None else entry.place
 
     def take_gone_groups(self) -> set[str]:
@@ -313,7 +298,7 @@ class Placing:
                 continue
             while line.tasks:
                 entry = line.tasks[0]
-                if entry.place != WAITING or entry.task not in self._entries:
+                if entry.place != WAITING or entry.key not in self._entries:
                     line.tasks.popleft().listed = False
                     continue
                 node = self._place(demand, short, now, self._near(entry))
@@ -378,7 +363,7 @@ class Placing:
         soon = [view.node for view in self.views.values() if self._room(view, demand, now)]
         return max(soon, key=lambda node: near[node], default=None)
 
-    def _others(self, demand: Demand) -> list[View]:
+    def _others(self, demand: Demand) -> list[NodeRow]:
         """The other nodes that have room for a task now."""
         return [view for view in self.views.values() if self._has(view, demand)]
 
@@ -402,7 +387,7 @@ class Placing:
         total = view.total.get(CPU, 0)
         return (total - self._elsewhere[node].free(view, CPU)) / max(1, total)
 
-    def _has(self, view: View, demand: Demand) -> bool:
+    def _has(self, view: NodeRow, demand: Demand) -> bool:
         """Whether another node has room for a task now."""
         there = self._elsewhere[view.node]
         return (
@@ -411,7 +396,7 @@ class Placing:
             and all(there.free(view, name) >= parts for name, parts in demand.amounts)
         )
 
-    def _room(self, view: View, demand: Demand, now: float) -> bool:
+    def _room(self, view: NodeRow, demand: Demand, now: float) -> bool:
         """Whether another node should get a task now: it has room, or will soon."""
         if self._has(view, demand):
             return True
@@ -444,40 +429,40 @@ class Placing:
         soon = group and any(now - entry.since < _GRACE_S for entry in waiting)  # perhaps it is not known here yet
         if group in self.gone_groups or (not self.can_grow and not soon):
             for entry in waiting:
-                self.forget(entry.task)
+                self.forget(entry.key)
             del self._lines[demand, priority]
-            return [Order(entry.task, "refuse", demand) for entry in waiting]
+            return [Order(entry.key, "refuse", demand) for entry in waiting]
         if not self.can_grow or line.warned or not waiting or now - waiting[0].since < _GRACE_S:
             return []
         line.warned = True
-        return [Order(waiting[0].task, "warn", demand)]
+        return [Order(waiting[0].key, "warn", demand)]
 
     # ---- keeping count ----
 
     def _send(self, entry: _Entry, node: str, now: float) -> Order:
         if node == self.node:
             self._enter(entry, HERE)
-            return Order(entry.task, "admit", entry.demand)
+            return Order(entry.key, "admit", entry.demand)
         self.changes += 1
         entry.place, entry.node, entry.since = ORDERED, node, now
-        self._placed[entry.task] = entry
-        self._wait_no_more(entry.task)
+        self._placed[entry.key] = entry
+        self._wait_no_more(entry.key)
         self._stir(entry.demand)
         self._spread_to[node] += entry.demand.strategy == SPREAD
         mine = self._elsewhere[node].mine
         for name, parts in entry.demand.amounts:
             mine[name] = mine.get(name, 0) + parts
-        return Order(entry.task, "lend", entry.demand, node)
+        return Order(entry.key, "forward", entry.demand, node)
 
     def _enter(self, entry: _Entry, place: int) -> None:
         self.changes += 1
         entry.place, entry.node = place, self.node
-        self._placed[entry.task] = entry
+        self._placed[entry.key] = entry
         self._spread_to[self.node] += entry.demand.strategy == SPREAD
         self._count(entry, 1)
-        self._wait_no_more(entry.task)
+        self._wait_no_more(entry.key)
         if entry.demand.bundle:
-            self.unopened[entry.task] = entry.demand
+            self.unopened[entry.key] = entry.demand
             self._stir(entry.demand)
 
     def _leave(self, entry: _Entry, place: int) -> None:
@@ -490,20 +475,20 @@ class Placing:
             for name, parts in entry.demand.amounts:
                 mine[name] -= parts
         else:
-            if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.task, None) is None:
+            if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.key, None) is None:
                 self._give(entry.demand, -1)
             self._count(entry, -1)
         entry.place = place
-        self._placed.pop(entry.task, None)
+        self._placed.pop(entry.key, None)
         self._stir(entry.demand)
 
     def _stir(self, demand: Demand) -> None:
         if demand.bundle:
             self.stirred_groups[demand.bundle.split("/")[0]] = None
 
-    def _wait_no_more(self, task: Task) -> None:
-        if self.waiting_actors.get(-1 - task[0]) == task[1]:
-            del self.waiting_actors[-1 - task[0]]
+    def _wait_no_more(self, key: Key) -> None:
+        if not isinstance(key, TaskKey) and self.waiting_actors.get(key.index) == key.gen:
+            del self.waiting_actors[key.index]
 
     def _give(self, demand: Demand, sign: int) -> None:
         """Add a bundle's reserved amounts to this node's totals (sign=1) or remove them (-1)."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-from typing import Any
 
 from fastrt._core.memory.segment import start_time
-from fastrt.foreign_text import read_object
+from fastrt.store.messages import (
+    Configure,
+    Fork,
+    Forked,
+    ForkFailed,
+    ListProcesses,
+    Message,
+    Process,
+    ProcessEnded,
+    ProcessesListed,
+    Ready,
+    read_message,
+    write_message,
+)
 
 _MESSAGE_BYTES_MAX = 1 << 16
 
@@ -38,14 +49,14 @@ class Pool:
         self._zygote = 0  # its pid, once it has said so
         self.counting = False  # after a take-over: until the zygote has named its workers
 
-    def configure(self, session: dict[str, Any]) -> None:
-        """Tell the zygote which session its workers join."""
-        self.control.send(json.dumps(session).encode())
+    def configure(self, session: Configure) -> None:
+        """Send the zygote the session that its workers join."""
+        self.control.send(write_message(session))
 
     def count(self) -> None:
-        """Ask the zygote which workers there are: the daemon that ordered them has died."""
+        """Ask the zygote for its processes: the daemon that ordered them has died."""
         self.counting = True
-        self.control.send(b"list")
+        self.control.send(write_message(ListProcesses()))
 
     def missing(self, tasks_wait: bool) -> int:
         """How many workers should be started now.
@@ -75,43 +86,46 @@ class Pool:
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
         try:
-            # The zygote keeps the read ends too: while a dead daemon is replaced, nobody's output breaks.
-            order = b"fork" if actor is None else b"fork %d" % actor
-            socket.send_fds(self.control, [order], [out_write, err_write, out_read, err_read])
+            # The zygote keeps the read ends too: while a dead daemon is replaced, no output is lost.
+            socket.send_fds(self.control, [write_message(Fork(actor))], [out_write, err_write, out_read, err_read])
         finally:
             os.close(out_write)
             os.close(err_write)
         self.starting += actor is None
         return out_read, err_read
 
-    def receive(self) -> dict[str, Any] | None:
-        """Return the zygote's next report, with descriptors as "fds"; None when the zygote is gone."""
+    def receive(self) -> tuple[Message, list[int]] | None:
+        """Return the zygote's next report with its descriptors; None when the zygote is gone.
+
+        Raises:
+            MessageError: it is malformed.
+        """
         try:
             data, fds, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES_MAX, 2)
-        except ConnectionResetError:  # killed before it had read what was sent to it
+        except ConnectionResetError:  # killed before it had read its orders
             return None
         if not data:
             return None
-        message: dict[str, Any] = {**read_object(data, "a report of the zygote", own=True), "fds": fds}
-        if "refused" in message:
-            self.starting -= message["actor"] is None
-        elif message.get("actor") is not None:
-            self.actors[message.get("started") or message["worker"]] = message["actor"]
-        elif "started" in message:
-            self.starting = max(0, self.starting - 1)
-            self.pids.add(message["started"])
-        elif "ready" in message:
-            self._zygote = message["ready"]
-        elif "worker" in message:
-            self.pids.add(message["worker"])
-        elif "listed" in message:
-            self.counting = False
-            self._zygote = message["zygote"]
-        elif "ended" in message:
-            self.pids.discard(message["ended"])
-            self.blocked.discard(message["ended"])
-            self.actors.pop(message["ended"], None)
-        return message
+        report = read_message(data)
+        match report:
+            case Ready(pid):
+                self._zygote = pid
+            case ProcessesListed(pid):
+                self._zygote, self.counting = pid, False
+            case Forked(pid, None):
+                self.starting = max(0, self.starting - 1)
+                self.pids.add(pid)
+            case Process(pid, None):
+                self.pids.add(pid)
+            case Forked(pid, actor) | Process(pid, actor):
+                self.actors[pid] = actor
+            case ForkFailed(_, None):
+                self.starting -= 1
+            case ProcessEnded(pid, _):
+                self.pids.discard(pid)
+                self.blocked.discard(pid)
+                self.actors.pop(pid, None)
+        return report, list(fds)
 
     def kill(self) -> None:
         """End every worker with all that its tasks have started, and the zygote.

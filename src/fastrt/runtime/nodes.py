@@ -9,6 +9,7 @@ from fastrt.config import RESOURCE_PARTS
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import join
+from fastrt.store.messages import ListNodes, NodeList, NodeRow
 from fastrt.tasks.resources import INSIDE
 
 
@@ -33,8 +34,8 @@ def nodes_at(socket_path: str, patient: bool = False) -> list[dict[str, Any]]:
     Raises:
         AttachError: the daemon does not answer.
     """
-    answer = join.inquire(socket_path, "nodes", patient=patient)
-    return [_about(row, k == 0) for k, row in enumerate([answer["here"], *answer["others"]])]
+    answer = join.inquire(socket_path, ListNodes(), NodeList, patient=patient)
+    return [_about(row, k == 0) for k, row in enumerate([answer.here, *answer.others])]
 
 
 def cluster_resources() -> dict[str, float]:
@@ -59,7 +60,7 @@ def available_resources() -> dict[str, float]:
     return {name: amount for name, amount in _sum("Available").items() if amount}
 
 
-def _about(row: list[Any], is_here: bool) -> dict[str, Any]:
+def _about(row: NodeRow, is_here: bool) -> dict[str, Any]:
     node, name, total, free = row
     # Not what placement groups have: that is part of what the node has.
     amounts = [

@@ -19,7 +19,7 @@ from fastrt._core.memory.segment import Segment
 from fastrt.config import Config
 from fastrt.errors import AttachError, FastrtError
 from fastrt.runtime.processes import Processes
-from fastrt.store import join, unread, warnings
+from fastrt.store import join, messages, unread, warnings
 from fastrt.store.client import Store
 from fastrt.store.join import Link
 from fastrt.tasks import call_sites
@@ -83,8 +83,8 @@ class Runtime:
         store.socket_path = self.socket_path
         return store, link
 
-    def _tell(self, **message: Any) -> bool:
-        return self._link.send(**message)
+    def _tell(self, message: messages.Message) -> bool:
+        return self._link.send(message)
 
     def _rejoin(self) -> Store:
         """In a forked child: join the session as a client of its own."""
@@ -110,12 +110,12 @@ class Runtime:
                 message = self._link.receive()
             except EOFError:
                 return
-            if message is not None and message.get("op") == "unread":
+            if isinstance(message, messages.Unread):
                 unread.print_one(message)
-            elif message is not None and message.get("op") == "log":
-                stream = sys.stderr if message["error"] else sys.stdout
+            elif isinstance(message, messages.Log):
+                stream = sys.stderr if message.is_error else sys.stdout
                 try:
-                    self._show(stream, message["text"], message.get("update") is True)
+                    self._show(stream, message.text, message.is_update)
                 except Exception:  # the program closed its output, or put something strange there; its workers go on
                     continue
 
@@ -171,7 +171,7 @@ class Embedded(Runtime):
     def end_for_all(self) -> None:
         """Leave, and end the session also for other drivers that use it."""
         self._leaving = True
-        self._link.send(op="end")
+        self._link.send(messages.End())
         self.close()
 
     def _replace_daemon(self, segment: Segment) -> bool:
@@ -183,7 +183,7 @@ class Embedded(Runtime):
                 self._link.close()
                 self._link = join.rejoin(self.socket_path, logs=self._logs if self._config.log_to_driver else "")
                 if self._leaving:
-                    self._link.send(op="bye")  # `close` said it to the dead one
+                    self._link.send(messages.Bye())  # `close` said it to the dead one
                 return True
             except FastrtError as exc:  # perhaps because it was killed again
                 why = str(exc)
@@ -204,7 +204,7 @@ class Embedded(Runtime):
         store.close()
         if os.getpid() != self._pid:
             return
-        self._link.send(op="bye")
+        self._link.send(messages.Bye())
         self._listener.join(_SHUTDOWN_S + self._config.cleanup_timeout_s)
         self._processes.end()
         self._link.close()
@@ -254,8 +254,8 @@ class Attached(Runtime):
 
     def _has_other_nodes(self) -> bool:
         try:
-            return bool(join.inquire(self.socket_path, "nodes")["others"])
-        except (FastrtError, KeyError):
+            return bool(join.inquire(self.socket_path, messages.ListNodes(), messages.NodeList).others)
+        except FastrtError:
             return False  # the daemon is gone
 
 

@@ -21,6 +21,7 @@ from fastrt._core.tasks.runner import Runner
 from fastrt.errors import FastrtError, ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
 from fastrt.store import unread
 from fastrt.store.client import Store
+from fastrt.store.messages import Blocked, Unblocked
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import arguments
@@ -44,7 +45,7 @@ class Worker:
 
     Args:
         store: this process's attachment.
-        say: sends a message to the daemon: "blocked", "unblocked".
+        say: sends `Blocked` and `Unblocked` to the daemon.
         told_to_stop: asks the daemon's connection whether there is an order to leave; called when idle.
         may_wait: whether the daemon can still start other workers while this one waits inside a task.
         ending: ends this process.
@@ -55,7 +56,7 @@ class Worker:
     def __init__(
         self,
         store: Store,
-        say: Callable[[str], object],
+        say: Callable[[Blocked | Unblocked], object],
         told_to_stop: Callable[[], bool],
         may_wait: Callable[[], bool],
         ending: Ending,
@@ -105,7 +106,7 @@ class Worker:
                 self.clock.flush()
                 return
             if self._runner.leaving:
-                self._say("blocked")  # another may begin
+                self._say(Blocked())  # another may begin
                 self.clock.wait()
                 return
             if self._told_to_stop():
@@ -290,7 +291,7 @@ class Worker:
             elif not blocked:
                 self._sleepers.discard(thread)  # also when the task that it slept for has ended meanwhile
             if before != bool(self._sleepers):
-                self._say("blocked" if blocked else "unblocked")
+                self._say(Blocked() if blocked else Unblocked())
         if thread == self._thread and self._runner.stack:
             core.set_blocked(self._client, self._runner.stack[-1], blocked)
 
