@@ -117,7 +117,7 @@ class HostileDaemon:
                 sock.settimeout(5)
                 if heard := sock.recv(4096):
                     os.write(writer, heard)
-                    sock.sendall(b'{"op": "joined", "segment": "/fastrt-hostile", "index": 1, "gen": 1}\n')
+                    sock.sendall(b'{"op": "joined", "segment": "/fastrt-hostile", "slot": 1, "gen": 1}\n')
 
     def end(self) -> bytes:
         os.kill(self._pid, signal.SIGKILL)

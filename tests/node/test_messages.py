@@ -65,8 +65,8 @@ def test_daemon_survives_bytes_that_are_no_message(rt, raw):
 
 def test_restore_of_an_entry_that_does_not_exist_is_ignored(rt):
     with connected(rt.socket_path) as (sock, link):
-        sock.sendall(b'{"op": "restore", "index": 4294967295, "objref": 18446744073709551615}\n')
-        sock.sendall(b'{"op": "search_ended", "ticket": 4294967295, "names": ["x"], "objref": 1, "index": 1}\n')
+        sock.sendall(b'{"op": "restore", "entry": 4294967295, "objref": 18446744073709551615}\n')
+        sock.sendall(b'{"op": "search_ended", "ticket": 4294967295, "names": ["x"], "objref": 1, "entry": 1}\n')
         sock.sendall(b'{"op": "holds", "node": "x", "objects": [[1, 0]]}\n')
         link.send(ListNodes())
         assert isinstance(link.receive(5), NodeList)

@@ -38,7 +38,7 @@ class Here:
 
     def decide(self):
         return [
-            (order.key.index, order.what, order.node.removeprefix("id-")) for order in self.placing.decide(self.now)
+            (order.key.record, order.what, order.node.removeprefix("id-")) for order in self.placing.decide(self.now)
         ]
 
     def moved(self, number, place):
@@ -83,7 +83,7 @@ def test_higher_priorities_are_placed_first_whatever_they_demand():
         placing.wait(TaskKey(number, number), what, float(number), priority=priority)
     order = []
     while orders := placing.decide(10.0):
-        order += [one.key.index for one in orders]
+        order += [one.key.record for one in orders]
         for one in orders:
             placing.moved(one.key, GONE, 10.0)
     assert order == [1, 2, 0, 3]

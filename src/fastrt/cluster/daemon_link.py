@@ -115,9 +115,9 @@ class Orders:
                 self._daemon.send(Holds(node, [HeldObject(*item) for item in there.items()]))
         elif isinstance(message, Forward):
             for task in message.tasks:
-                self._pending.setdefault(task.node, []).append(TaskKey(task.index, task.id))
+                self._pending.setdefault(task.node, []).append(TaskKey(task.record, task.id))
             for actor in message.actors:
-                self._pending.setdefault(actor.node, []).append(ActorKey(actor.index, actor.id))
+                self._pending.setdefault(actor.node, []).append(ActorKey(actor.record, actor.id))
         elif isinstance(message, Resources):
             self.total, self.free, self._admitted = message
             self.ready.set()

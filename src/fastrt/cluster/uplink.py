@@ -322,9 +322,9 @@ class Uplink:
             elif peer.exchange is not None and peer.exchange.node:
                 for key in self._orders.take(node):
                     if isinstance(key, ActorKey):
-                        peer.exchange.away.host(key.index)
+                        peer.exchange.away.host(key.record)
                     else:
-                        self._lend(peer, key.index)
+                        self._lend(peer, key.record)
             elif peer.report is not None:
                 self._call_soon(peer)
 

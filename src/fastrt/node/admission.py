@@ -144,14 +144,14 @@ class Admission:
         if all(room.get(name, 0) >= parts for name, parts in demand.amounts):
             self.placing.put(key, self.placing.node, time.monotonic())
         else:
-            actors.end_for_good(self._client, key.index, actors.KILLED, "there was no room for it")
+            actors.end_for_good(self._client, key.record, actors.KILLED, "there was no room for it")
 
     def remove_group(self, name: str) -> None:
         """Give back the resources that a placement group has reserved."""
         known = self.groups.keys_of(name)
         for key in self._bundles_of(name) if known is None else known:
             if self._place_of_actor(key) != GONE:
-                kill_in(self._store, key.index, "its placement group was removed")
+                kill_in(self._store, key.record, "its placement group was removed")
         self._start_actors()
 
     def _bundles_of(self, name: str) -> list[BundleKey]:
@@ -221,7 +221,7 @@ class Admission:
         """Answer the process that has asked for an actor."""
         link = self._finding.pop(message.ticket, None)
         if link is not None:
-            link.send(ActorFound(message.names, message.objref, message.index))
+            link.send(ActorFound(message.names, message.objref, message.entry))
 
     def on_holds(self, link: Link, message: Holds) -> None:
         """Take from the uplink which large objects of this node another node has copies of."""
@@ -293,7 +293,7 @@ class Admission:
                 self._cannot(order)
             elif not isinstance(key, TaskKey):
                 self._start_actors()
-            elif not admission.admit(self._client, key.index, key.id):
+            elif not admission.admit(self._client, key.record, key.id):
                 self.placing.moved(key, GONE, now)
                 done = False
         return done
@@ -302,10 +302,10 @@ class Admission:
         """Have a bundle give up its resources: it waits again."""
         if self.placing.place_of(key) == HERE:
             self.placing.leave(key)
-            actors.drop(self._client, key.index)
+            actors.drop(self._client, key.record)
             self._start_actors()
-        elif actors.info(self._client, key.index)["state"] == actors.AWAY:
-            actors.order(self._client, key.index, actors.ORDER_KILL)
+        elif actors.info(self._client, key.record)["state"] == actors.AWAY:
+            actors.order(self._client, key.record, actors.ORDER_KILL)
 
     def _answer_waiting(self) -> None:
         """Fulfil the tasks that wait for placement groups of which the outcome is known."""
@@ -314,7 +314,7 @@ class Admission:
             ready, why = self.groups.is_ready(name), self.groups.why_gone(name)
             if ready:
                 del self._promised[task]
-                if admission.claim(self._client, *task.pair) and not core.finish_scalar(self._client, task.index, True):
+                if admission.claim(self._client, *task.pair) and not core.finish_scalar(self._client, task.record, True):
                     raise AssertionError("a task that waits for a placement group has one result")
             elif ready is None and (why is not None or now - since > _KNOWN_S):
                 del self._promised[task]
@@ -434,14 +434,14 @@ class Admission:
         is_task = isinstance(key, TaskKey)
         what = "task" if is_task else "actor"
         records = core if is_task else actors
-        function = records.info(self._client, key.index)["function"]
+        function = records.info(self._client, key.record)["function"]
         name = function_name(self._client, function[0] if is_task else function)
         if order.what == "warn":
             self._say(f"fastrt: {what} {name!r} demands {shortage}; it waits until a node joins that has\n")
         elif isinstance(key, TaskKey):
             self._refuse(key, InfeasibleTaskError(f"task {name!r} demands {shortage}"))
         else:
-            actors.end_for_good(self._client, key.index, actors.FAILED, f"it demands {shortage}")
+            actors.end_for_good(self._client, key.record, actors.FAILED, f"it demands {shortage}")
             self._start_actors()
 
     def _shortage(self, demand: Demand) -> str:
@@ -459,20 +459,21 @@ class Admission:
         if order.what == "warn":
             self._say(f"fastrt: placement group {name} has {shortage}; it waits until nodes join that have it\n")
         else:
-            actors.end_for_good(self._client, order.key.index, actors.FAILED, shortage[:400])
+            actors.end_for_good(self._client, order.key.record, actors.FAILED, shortage[:400])
             self._start_actors()
 
     def _refuse(self, task: TaskKey, error: FastrtError) -> None:
-        if admission.refuse(self._client, task.index, task.id):
-            self._store.put_error(task.index, error)
-            core.finish(self._client, task.index)
+        if admission.refuse(self._client, task.record, task.id):
+            self._store.put_error(task.record, error)
+            core.finish(self._client, task.record)
 
     def _report_to_uplink(self, forward: list[Order]) -> None:
         link = self._uplink
         if link is None:
             return
         for k in range(0, len(forward), _TASKS_A_MESSAGE):
-            tasks, others = [], []
+            tasks: list[ForwardedRecord] = []
+            others: list[ForwardedRecord] = []
             for order in forward[k : k + _TASKS_A_MESSAGE]:
                 record = ForwardedRecord(*order.key.pair, order.node)
                 (tasks if isinstance(order.key, TaskKey) else others).append(record)

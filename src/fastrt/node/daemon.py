@@ -176,9 +176,9 @@ class Daemon:
             End: self._on_end,
             Blocked: self._on_blocked,
             Unblocked: self._on_unblocked,
-            MayWait: lambda link, message: link.send(WaitAnswer(self._pool.may_grow())) and None,
+            MayWait: self._on_may_wait,
             Spill: lambda link, message: self._spiller.make_room(message.nbytes),
-            Restore: lambda link, message: self._spiller.restore(message.index, message.objref),
+            Restore: lambda link, message: self._spiller.restore(message.entry, message.objref),
             Unread: lambda link, message: self._output.post(message),
             ActorsChanged: lambda link, message: self._tend_actors(),
             ListNodes: self._on_list_nodes,
@@ -363,6 +363,9 @@ class Daemon:
     def _on_unblocked(self, link: Link, message: Unblocked) -> None:
         self._pool.blocked.discard(link.peer()[0])
         self._admission.refresh()
+
+    def _on_may_wait(self, link: Link, message: MayWait) -> None:
+        link.send(WaitAnswer(self._pool.may_grow()))
 
     def _on_list_nodes(self, link: Link, message: ListNodes) -> None:
         link.send(self._admission.describe())

@@ -1,7 +1,7 @@
-"""Places the bundles of placement groups: all of a group or none, and again those whose node is lost.
+"""Places the bundles of placement groups: all bundles of a group or none, and again those whose node is lost.
 
-Part of what `admission` decides by. It keeps nothing that is not in the bundles' records: a daemon that takes over is
-told of each bundle once more.
+`admission` uses it together with `placing`. All its state can be rebuilt from the bundles' records: a daemon that takes
+over adds each bundle again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from fastrt.node.placing import GONE, WAITING, Order, Placing
 from fastrt.store.messages import GroupRow
 from fastrt.tasks.resources import Amounts, Demand, bundle_name, in_words
 
-_AGAIN_S = 0.2  # after a node had no room for what it seemed to have room for
+_RETRY_S = 0.2  # after a node had no room for a bundle, although its report said so
 _GONE_MAX = 1000
 
 
 class _Shape(NamedTuple):
-    """All by which a group's bundles are placed: what those take that wait, and where the others are."""
+    """All that decides where bundles go: the amounts of the waiting bundles, the strategy, and the others' nodes."""
 
     bundles: tuple[Amounts, ...]
     strategy: str
@@ -31,37 +31,37 @@ class _Shape(NamedTuple):
 class _Group:
     count: int
     strategy: str
-    keys: dict[int, BundleKey] = field(default_factory=dict)  # records, by the bundle's index
+    keys: dict[int, BundleKey] = field(default_factory=dict)  # by the bundle's index
     demands: dict[int, Demand] = field(default_factory=dict)
     ready: bool = False
     complete: bool = False  # all bundles had a place at some time
     created: bool = False  # it was ready at some time
-    again_at: float = 0.0
+    retry_at: float = 0.0
     warned: bool = False
 
 
 class Groups:
-    """The placement groups that were made on this node.
+    """The placement groups that were created on this node.
 
-    A look costs what has changed: groups of which a bundle has moved are looked at, and when something has become free,
-    those that wait; of these, one of each shape.
+    The cost of `decide` depends on what has changed: it examines groups with a bundle that has moved and, when
+    resources have become free, waiting groups, of which it tries one for each shape.
 
     Args:
-        placing: knows what is free.
+        placing: knows the free resources.
     """
 
     def __init__(self, placing: Placing) -> None:
         self._placing = placing
         self._groups: dict[str, _Group] = {}
-        self._gone: dict[str, str] = placing.gone_groups  # by name: why it never can be; empty: it was removed
-        self._waiting: dict[str, None] = {}  # groups with a bundle that has no place, the oldest first
+        self._gone: dict[str, str] = placing.gone_groups  # by name: why it can never be reserved; empty: it was removed
+        self._waiting: dict[str, None] = {}  # groups with an unplaced bundle, the oldest first
         self._rooms: dict[str, dict[str, int]] = {}
-        self._grown = -1  # growth of what is free, as those that wait know it
-        self._seen = -1  # changes of it, as these rooms and shapes know it
-        self._no_room: dict[_Shape, bool] = {}  # shapes without room now, and whether there could ever be
+        self._grown = -1  # `placing.growth` when the waiting groups were last examined
+        self._seen = -1  # `placing.changes` when rooms and shapes were computed
+        self._no_room: dict[_Shape, bool] = {}  # shapes without room now, and whether they could ever fit
 
     def add(self, key: BundleKey, demand: Demand, placed: bool = False) -> None:
-        """There is a bundle, which waits, or (`placed`) of which another daemon had decided."""
+        """Add a bundle that waits, or (`placed`) that an earlier daemon has placed."""
         name, index, count, strategy = demand.bundle.split("/")
         group = self._groups.setdefault(name, _Group(int(count), strategy))
         group.keys[int(index)], group.demands[int(index)] = key, demand
@@ -71,7 +71,7 @@ class Groups:
         self._look_whether_ready(name, group)
 
     def decide(self, now: float) -> list[Order]:
-        """Place what can be placed: orders "admit", "forward", "refuse", "warn", and "release": give up what it has."""
+        """Place bundles: orders "admit", "forward", "refuse", "warn", and "release": give up the bundle's resources."""
         orders: list[Order] = []
         stirred, self._placing.stirred_groups = self._placing.stirred_groups, {}
         names = [name for name in stirred if name not in self._waiting and name in self._groups]
@@ -87,7 +87,7 @@ class Groups:
         return orders
 
     def _look(self, name: str, group: _Group, now: float) -> list[Order]:
-        """Do what there is to do for one group."""
+        """Forget bundles that have ended, and place the waiting ones."""
         for index, key in list(group.keys.items()):
             if self._placing.place_of(key) == GONE:
                 del group.keys[index], group.demands[index]
@@ -95,7 +95,7 @@ class Groups:
             self._forget(name, "")
             return []
         if len(group.keys) < group.count and not group.complete:
-            return []  # its maker has not come further yet
+            return []  # its creator has not written all records yet
         return self._place(name, group, now)
 
     def _place(self, name: str, group: _Group, now: float) -> list[Order]:
@@ -106,8 +106,8 @@ class Groups:
             self._waiting.pop(name, None)
             return []
         self._waiting[name] = None
-        if now < group.again_at:
-            placing.stirred_groups[name] = None  # it is looked at again, whether or not anything changes
+        if now < group.retry_at:
+            placing.stirred_groups[name] = None  # the next call examines it again, whether or not anything changes
             return []
         placed = [placing.node_of(key) for index, key in group.keys.items() if index not in waiting]
         chosen, feasible = self._choose(_Shape(
@@ -115,8 +115,8 @@ class Groups:
         ))  # fmt: skip
         if chosen is not None:
             return [placing.put(group.keys[k], node, now) for k, node in zip(waiting, chosen, strict=True)]
-        if placed and not group.complete:  # a node had no room after all: all or none
-            group.again_at = now + _AGAIN_S
+        if placed and not group.complete:  # a node had no room after all: place all bundles or none
+            group.retry_at = now + _RETRY_S
             placing.stirred_groups[name] = None
             return [Order(key, "release", group.demands[k]) for k, key in group.keys.items() if k not in waiting]
         if placed or feasible or group.warned:
@@ -129,7 +129,7 @@ class Groups:
         return refused
 
     def _choose(self, shape: _Shape) -> tuple[list[str] | None, bool]:
-        """A node for each bundle of a shape, or None; and whether the nodes could hold it at all."""
+        """A node for each bundle of a shape, or None; and whether the nodes could ever hold it."""
         if self._seen != self._placing.changes:
             self._seen, self._rooms = self._placing.changes, self._placing.rooms()
             self._no_room.clear()
@@ -143,7 +143,7 @@ class Groups:
         return None, feasible
 
     def _forget(self, name: str, why: str) -> None:
-        """There is no such group any more. What is left of its records is not looked at again: others may have them."""
+        """Forget a group, and its records: they may be used again for others."""
         for key in self._groups.pop(name).keys.values():
             self._placing.forget(key)
         self._waiting.pop(name, None)
@@ -158,7 +158,7 @@ class Groups:
         (self._placing.pending_groups.discard if group.ready else self._placing.pending_groups.add)(name)
 
     def _is_ready(self, name: str, group: _Group) -> bool:
-        """Whether tasks can use all bundles where they were placed, as far as this node has been told."""
+        """Whether tasks can use all bundles where they were placed, by the last reports of their nodes."""
         if len(group.keys) < group.count:
             return False
         for index, key in group.keys.items():
@@ -170,21 +170,21 @@ class Groups:
         return True
 
     def is_ready(self, name: str) -> bool | None:
-        """Whether everything is reserved for a group; None when there is no such group (any more)."""
+        """Whether a group is fully reserved; None when the group is unknown or removed."""
         group = self._groups.get(name)
         return None if group is None else group.ready
 
     def why_gone(self, name: str) -> str | None:
-        """Why a group that was made here never can be; empty: it was removed; None: it is not known to be gone."""
+        """Why a group created here can never be reserved; empty: it was removed; None: it is not known to be gone."""
         return self._gone.get(name)
 
     def keys_of(self, name: str) -> list[BundleKey] | None:
-        """The records of a group's bundles; None when this node does not know all of them."""
+        """The keys of a group's bundles; None when this node does not know all of them."""
         group = self._groups.get(name)
         return None if group is None or len(group.keys) < group.count else list(group.keys.values())
 
     def shortage(self, name: str) -> str:
-        """What the bundles of a group want that never can be had, and what there is."""
+        """Say what the bundles of a group need, and what the nodes have."""
         group = self._groups[name]
         wanted = "; ".join(in_words(dict(one.amounts)) for _, one in sorted(group.demands.items()))
         rooms = [in_words(room) for room in self._placing.rooms(whole=True).values()]

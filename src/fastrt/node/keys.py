@@ -1,7 +1,7 @@
 """Keys of the records that the daemon places on nodes: tasks with demands, actors, and bundles of placement groups.
 
-A record's place in its table is used again; the id or generation tells its users apart. Named tuples compare by value,
-so each kind of key has a tag: a task and an actor with equal numbers are different keys.
+Records are reused; the id or generation says which task or actor is meant. Named tuples compare by value, so each
+kind of key has a tag: a task and an actor with equal numbers have different keys.
 """
 
 from __future__ import annotations
@@ -10,42 +10,42 @@ from typing import Literal, NamedTuple
 
 
 class TaskKey(NamedTuple):
-    """The record of a task: its index and the task's id."""
+    """A task: the index of its record, and its id."""
 
-    index: int
+    record: int
     id: int
     tag: Literal["task"] = "task"
 
     @property
     def pair(self) -> tuple[int, int]:
         """Index and id, as the core takes them."""
-        return self.index, self.id
+        return self.record, self.id
 
 
 class ActorKey(NamedTuple):
-    """The record of an actor: its index and generation."""
+    """An actor: the index of its record, and its generation."""
 
-    index: int
+    record: int
     gen: int
     tag: Literal["actor"] = "actor"
 
     @property
     def pair(self) -> tuple[int, int]:
         """Index and generation, as the core takes them."""
-        return self.index, self.gen
+        return self.record, self.gen
 
 
 class BundleKey(NamedTuple):
-    """The record of a placement group's bundle, which lies in the table of actors: its index and generation."""
+    """A bundle of a placement group: the index of its record in the table of actors, and its generation."""
 
-    index: int
+    record: int
     gen: int
     tag: Literal["bundle"] = "bundle"
 
     @property
     def pair(self) -> tuple[int, int]:
         """Index and generation, as the core takes them."""
-        return self.index, self.gen
+        return self.record, self.gen
 
 
 Key = TaskKey | ActorKey | BundleKey

@@ -112,13 +112,13 @@ class Pool:
                 self._zygote = pid
             case ProcessesListed(pid):
                 self._zygote, self.counting = pid, False
-            case Forked(pid, None):
+            case Forked(pid, int(actor)) | Process(pid, int(actor)):
+                self.actors[pid] = actor
+            case Forked(pid):
                 self.starting = max(0, self.starting - 1)
                 self.pids.add(pid)
-            case Process(pid, None):
+            case Process(pid):
                 self.pids.add(pid)
-            case Forked(pid, actor) | Process(pid, actor):
-                self.actors[pid] = actor
             case ForkFailed(_, None):
                 self.starting -= 1
             case ProcessEnded(pid, _):

@@ -161,12 +161,12 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: str = "
     former = _former.get(path)
     if former is None or former.pid != os.getpid():
         link, answer = _ask(path, timeout_s, messages.Join(kind, name, logs), messages.Joined)
-        return Client(Segment.attach(answer.segment), answer.index, answer.gen), link
+        return Client(Segment.attach(answer.segment), answer.slot, answer.gen), link
     link, answer = _ask(path, timeout_s, messages.JoinAgain(kind, name, logs), messages.Joined)
     del _former[path]
     before = former.client()
     segment = Segment.attach(answer.segment) if before is None else before.segment
-    return Client(segment, answer.index, answer.gen, before), link
+    return Client(segment, answer.slot, answer.gen, before), link
 
 
 def leave(path: str, client: Client, timeout_s: float = 10.0) -> None:

@@ -60,7 +60,7 @@ class Joined(NamedTuple):
     """The name of the session's segment, and a client slot with its generation."""
 
     segment: str
-    index: U32
+    slot: U32
     gen: U64
 
 
@@ -103,9 +103,9 @@ class Spill(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """Read a spilled value back, given the index and the number of its object."""
+    """Read a spilled value back, given the index of its entry and the number of its object."""
 
-    index: U32
+    entry: U32
     objref: U64
 
 
@@ -154,11 +154,17 @@ class FindActor(NamedTuple):
 
 
 class ActorFound(NamedTuple):
-    """The names that other nodes know, and the object that stands for the actor here; number 0: there is none."""
+    """The names that other nodes know, and the object that represents the actor here.
+
+    Attributes:
+        names: of actors.
+        objref: the object's number; 0: no node has the actor.
+        entry: the index of its entry.
+    """
 
     names: list[str]
     objref: U64
-    index: U32
+    entry: U32
 
 
 class ListGroups(NamedTuple):
@@ -267,7 +273,7 @@ class SearchEnded(NamedTuple):
     ticket: U32
     names: list[str]
     objref: U64
-    index: U32
+    entry: U32
 
 
 class ActorEnded(NamedTuple):
@@ -275,9 +281,9 @@ class ActorEnded(NamedTuple):
 
 
 class ForwardedRecord(NamedTuple):
-    """The record of a task (with its id) or of an actor (with its generation), and the node that gets it."""
+    """The index of a task's or actor's record, the task's id or actor's generation, and the node that gets it."""
 
-    index: U32
+    record: U32
     id: U64
     node: str
 
@@ -397,13 +403,13 @@ Message = Union[  # noqa: UP007 (one call: a chain of | makes a new union at eac
 M = TypeVar("M", bound=Message)
 
 
-def operation(kind: type[Message]) -> str:
+def operation(kind: type) -> str:
     """The name of a message on the wire: "find_actor" of `FindActor`."""
     return re.sub(r"(?<=.)([A-Z])", r"_\1", kind.__name__).lower()
 
 
-_OPERATIONS: dict[type[Message], str] = {kind: operation(kind) for kind in get_args(Message)}
-MESSAGES: dict[str, type[Message]] = {name: kind for kind, name in _OPERATIONS.items()}
+_OPERATIONS: dict[Any, str] = {kind: operation(kind) for kind in get_args(Message)}
+MESSAGES: dict[str, Any] = {name: kind for kind, name in _OPERATIONS.items()}
 
 
 def write_message(message: Message) -> bytes:
@@ -439,7 +445,8 @@ def read_message(data: Text) -> Message:
             values.append(read(found[field]))
         except _MismatchError as error:
             raise MessageError(f"message {name!r}: field {field!r} must be {error}") from None
-    return kind(*values)
+    message: Message = kind(*values)
+    return message
 
 
 def expect(message: Message | None, kind: type[M]) -> M:
@@ -468,7 +475,7 @@ class _MismatchError(Exception):
 
 
 @cache
-def _fields(kind: type[Message]) -> Mapping[str, _Read]:
+def _fields(kind: Any) -> Mapping[str, _Read]:
     """Functions that check and convert the fields of a record, by name, in order; made when the first one comes."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: _reader(hints[name]) for name in kind._fields}

@@ -502,7 +502,7 @@ def find_elsewhere(store: Store, name: str) -> ObjectRef | None:
         if not answer.objref:
             return None
         with contextlib.suppress(StaleReferenceError):  # the uplink died, or kept it for too short a time
-            ref: ObjectRef = handles.acquire(store.client, answer.objref, answer.index)
+            ref: ObjectRef = handles.acquire(store.client, answer.objref, answer.entry)
             return ref
     return None
 
