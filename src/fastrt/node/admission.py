@@ -1,7 +1,7 @@
-"""Admits tasks with demands: brings together what the arena says of them and what `placing` decides.
+"""Admits tasks with demands: reads their records in the arena, and carries out what `placing` decides.
 
-Part of the daemon, on its thread. One further thread sleeps in the arena until there is news, and says so on an
-eventfd. Its memory is a cache: a daemon that takes a dead one's place finds all of it in the tasks' records.
+It runs on the daemon's thread. A second thread sleeps in the arena until a record changes, and writes to an eventfd
+then. All state here is a cache: a daemon that replaces a dead one rebuilds it from the tasks' records.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fastrt.tasks.resources import CPU, Demand, group_of, parts_of
 _NAP_S = 1.0
 _SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled
 _TASKS_A_MESSAGE = 1000
-_KNOWN_S = 2.0  # in which a group that was made is known, also to a daemon that has just taken over
+_KNOWN_S = 2.0  # in which a new group becomes known, also to a daemon that has just taken over
 
 
 _PLACES = {  # of an actor, by its state
@@ -59,12 +59,12 @@ class Admission:
 
     Args:
         store: the daemon's own attachment.
-        cpus, resources: what this node has.
-        cluster: whether an uplink is there, or will be.
-        runs_here: whether the client of that number runs what it has claimed: a worker does, an uplink lends it.
-        is_blocked: whether a worker, by its client's number, sleeps in a get.
-        start_actors: has the actors looked at again, soon.
-        say: tells the drivers something.
+        cpus, resources: the resources of this node.
+        cluster: whether the node has an uplink, or will have one.
+        runs_here: whether a client, given its slot, runs the tasks that it claims; an uplink forwards them instead.
+        is_blocked: whether a worker, given its slot, sleeps in a get.
+        start_actors: has the daemon examine the actors again soon.
+        say: prints a line at the drivers.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Admission:
         self._client = store.client
         self._runs_here, self._is_blocked, self._say = runs_here, is_blocked, say
         self._start_actors = start_actors
-        self._finding: dict[int, Link] = {}  # who asks for an actor of the cluster
+        self._finding: dict[int, Link] = {}  # connections that wait for `SearchEnded`, by ticket
         total = dict(parts_of({CPU: cpus, **resources}))
         self.placing = Placing(self._client.segment.session, total, cluster)
         self.groups = Groups(self.placing)
-        self._known: dict[int, Demand] = {}  # by the number of the object that says it
+        self._known: dict[int, Demand] = {}  # by the number of the object that holds it
         self._promised: dict[TaskKey, tuple[str, float]] = {}  # tasks that wait for a group, and since when
-        self._running: dict[Key, dict[int, int]] = {}  # by bundle: the tasks that ran when it was placed
-        self._ended: set[int] = set()  # actors, since the last look
+        self._running: dict[Key, dict[int, int]] = {}  # by bundle: the tasks that were running when it was placed
+        self._ended: set[int] = set()  # actors that ended since the last `refresh`
         self._uplink: Link | None = None
         self._reported: Any = None
         self._swept_at = 0.0
@@ -99,7 +99,7 @@ class Admission:
         self._thread.start()
 
     def take_over(self) -> None:
-        """Learn what a dead daemon had admitted."""
+        """Rebuild the state from the records: an earlier daemon has admitted these tasks and actors."""
         for index, id_ in admission.take_over(self._client):
             task = TaskKey(index, id_)
             demand = self._demand(task)
@@ -115,12 +115,12 @@ class Admission:
                     self.groups.add(key, demand, placed=True)
 
     def may_start(self, actor: int, info: Mapping[str, Any], again: bool = False) -> bool:
-        """Whether an actor that wants a process may have it here now; if not, it may have it later, or elsewhere.
+        """Whether an actor may get a process here now; if not, it may get it later, or on another node.
 
         Args:
             actor: its index.
-            info: what its record says.
-            again: whether it had one, which has just ended: what was ordered for it has been carried out.
+            info: its record, as `actors.info` returns it.
+            again: whether its process has just ended: an order to forward it has been carried out.
         """
         if info["demand"] is None and self.placing.total.get(CPU):
             return True
@@ -164,7 +164,7 @@ class Admission:
         return found
 
     def end_actors_of(self, name: str) -> None:
-        """End the actors here that have something of a placement group, a bundle of which is gone."""
+        """End the actors here that use a placement group after one of its bundles is gone."""
         for actor, _ in actors.demanding(self._client):
             info = actors.info(self._client, actor)
             if not info["ended"] and info["state"] != actors.DEAD and group_of(self._demand_of_actor(info)) == name:
@@ -172,7 +172,7 @@ class Admission:
         self._start_actors()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread that waits for changes."""
         self._closed = True
         with contextlib.suppress(FastrtError):  # the session is broken: it has ended
             admission.tell(self._client)
@@ -180,7 +180,7 @@ class Admission:
         os.close(self.news)
 
     def on_news(self, fd: int) -> None:
-        """The eventfd is readable."""
+        """Handle changes of records: the eventfd is readable."""
         os.eventfd_read(fd)
         self.refresh()
 
@@ -200,7 +200,7 @@ class Admission:
         return self._uplink
 
     def on_hang_up(self, link: Link) -> None:
-        """A connection has ended: perhaps the uplink's."""
+        """Forget a connection that has ended; it may be the uplink's."""
         self._finding = {ticket: one for ticket, one in self._finding.items() if one is not link}
         if link is self._uplink:
             self._uplink, self.placing.has_uplink, self._reported = None, False, None
@@ -229,7 +229,7 @@ class Admission:
             self.placing.holds(message.node, objref, nbytes)
 
     def further_workers(self) -> int:
-        """How many workers should be there beyond the CPUs; below 0: how many fewer."""
+        """How many more workers than CPUs the node needs; below 0: how many fewer."""
         return -(-self.placing.relief // RESOURCE_PARTS)
 
     def describe(self) -> NodeList:
@@ -239,12 +239,12 @@ class Admission:
         return NodeList(NodeRow(placing.node, placing.name, placing.total, free), list(placing.views.values()))
 
     def _state(self) -> tuple[dict[str, int], int]:
-        """What is free but for tasks without demands, and how many tasks are admitted."""
+        """Free amounts without regard to tasks without demands, and the number of admitted tasks."""
         used = self.placing.used
         return {name: parts - used.get(name, 0) for name, parts in self.placing.total.items()}, self.placing.here()
 
     def refresh(self) -> None:
-        """Bring everything up to date with the tasks' records, and place what can be placed."""
+        """Read the records of all tasks and actors, and place those that can be placed."""
         now = time.monotonic()
         placing = self.placing
         placed = placing.placed()
@@ -279,7 +279,7 @@ class Admission:
         self._report_to_uplink(forward)
 
     def _carry_out(self, orders: list[Order], forward: list[Order], now: float) -> bool:
-        """False when a task that was given room has been cancelled meanwhile: others may have it."""
+        """Carry out orders; False when a task was cancelled meanwhile, so that others may have its room."""
         done = True
         for order in orders:
             key = order.key
@@ -308,13 +308,14 @@ class Admission:
             actors.order(self._client, key.record, actors.ORDER_KILL)
 
     def _answer_waiting(self) -> None:
-        """Fulfil the tasks that wait for placement groups of which the outcome is known."""
+        """Finish the tasks that wait for placement groups whose outcome is known."""
         now = time.monotonic()
         for task, (name, since) in list(self._promised.items()):
             ready, why = self.groups.is_ready(name), self.groups.why_gone(name)
             if ready:
                 del self._promised[task]
-                if admission.claim(self._client, *task.pair) and not core.finish_scalar(self._client, task.record, True):
+                claimed = admission.claim(self._client, *task.pair)
+                if claimed and not core.finish_scalar(self._client, task.record, True):
                     raise AssertionError("a task that waits for a placement group has one result")
             elif ready is None and (why is not None or now - since > _KNOWN_S):
                 del self._promised[task]
@@ -340,15 +341,15 @@ class Admission:
         return found
 
     def on_actor_ended(self, actor: int) -> None:
-        """An actor or a bundle has ended: the next `refresh` forgets it if it waited."""
+        """Note that an actor or a bundle has ended: the next `refresh` forgets it if it waited."""
         self._ended.add(actor)
-        if self._uplink is not None:  # its node may be another
+        if self._uplink is not None:  # its process may run on another node
             self._uplink.post(ActorEnded())
 
     def _open_bundles(self) -> bool:
-        """Let tasks use bundles whose CPUs are free of the tasks that ran when they were placed; whether there is one.
+        """Open bundles whose CPUs are free of the tasks that ran when they were placed; whether any was opened.
 
-        Tasks without demands are not counted among what is in use: nothing but these can be on a bundle's CPUs.
+        The resources in use do not include tasks without demands: only these can occupy a bundle's CPUs.
         """
         placing = self.placing
         if not placing.unopened:
@@ -370,7 +371,7 @@ class Admission:
         return opened
 
     def _running_without_demand(self) -> dict[int, int]:
-        """Workers that run a task without a demand, and how many each had ended before it."""
+        """Workers that run a task without a demand, and the number of tasks that each had ended before it."""
         tasks = [key for key in self.placing.placed() if isinstance(key, TaskKey)]
         admitted = {client for state, client in self._task_states(tasks) if state == admission.RUNNING}
         rows = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
@@ -396,7 +397,7 @@ class Admission:
         return _PLACES[actors.states(self._client, [key.pair])[0]]
 
     def _demand_of_actor(self, info: Mapping[str, Any]) -> Demand:
-        """What an actor takes: nothing but a node where somebody works, unless it says so."""
+        """The demand of an actor; by default it needs only a node that has workers."""
         if info["demand"] is None:
             return Demand(())
         objref, index = info["demand"]
@@ -404,13 +405,13 @@ class Admission:
         if found is None:
             try:
                 found = Demand.from_bytes(self._store.load(handles.acquire(self._client, objref, index)))
-            except StaleReferenceError:  # it went with the last handle: the actor ends
+            except StaleReferenceError:  # freed with the last handle: the actor ends
                 return Demand(())
             self._known[objref] = found
         return found
 
     def _demand(self, task: TaskKey) -> Demand | None:
-        """What a task demands; None when it has ended meanwhile."""
+        """The demand of a task; None when the task has ended meanwhile."""
         ref = admission.demand_of(self._client, *task.pair)
         if ref is None:
             return None
@@ -419,7 +420,7 @@ class Admission:
             try:
                 found = Demand.from_bytes(self._store.load(ref))
             except (FastrtError, ValueError) as exc:
-                self._refuse(task, FastrtError(f"what the task demands cannot be read: {exc}"))
+                self._refuse(task, FastrtError(f"the task's demand cannot be read: {exc}"))
                 return None
             if len(self._known) > 10_000:
                 self._known.clear()
@@ -484,31 +485,31 @@ class Admission:
             link.post(Resources(self.placing.total, *state))
 
     def _listen(self) -> None:
-        """Sleep until there is news."""
+        """Wake the daemon whenever a record has changed."""
         seen = 0
         while not self._closed:
             try:
                 now = admission.wait_news(self._client, seen, _NAP_S)
             except FastrtError:
-                return  # the session is broken: the daemon ends by what it meets itself
+                return  # the session is broken: the daemon's own thread meets the same error
             if now != seen:
                 seen = now
                 os.eventfd_write(self.news, 1)
 
 
 def _key_of(actor: int, gen: int, info: Mapping[str, Any]) -> ActorKey | BundleKey:
-    """The key of a record in the table of actors, given its `actors.info`: only bundles are without a process."""
+    """The key of a record in the table of actors, given its `actors.info`: a bundle has no process."""
     return BundleKey(actor, gen) if info["bare"] else ActorKey(actor, gen)
 
 
 def free_of(client: Client, total: Mapping[str, int], free: Mapping[str, int], admitted: int) -> dict[str, int]:
-    """What is free on a node, less the CPUs that tasks without demands take.
+    """Free amounts of a node, less the CPUs that tasks without demands take.
 
     Args:
         client: an attachment to its session.
-        total: what it has.
-        free: what of it tasks with demands leave.
-        admitted: how many of these there are.
+        total: all amounts of the node.
+        free: amounts that are not used by tasks with demands.
+        admitted: the number of admitted tasks with demands.
     """
     rows = [row for row in table(client.segment) if row["kind"] == KIND_WORKER]
     busy = sum(row["task"] is not None and not row["blocked"] for row in rows)

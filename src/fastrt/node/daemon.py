@@ -80,23 +80,23 @@ from fastrt.store.messages import (
     operation,
 )
 
-_TICK_S = 0.5  # how often the daemon looks whether the arena should grow and workers should leave
-_QUIET_TICK_S = 1.0  # the same, after so many looks at which nothing had happened
-_QUIET_LOOKS = 4
+_TICK_S = 0.5  # how often the daemon checks whether the arena should grow and workers should leave
+_QUIET_TICK_S = 1.0  # the same, after so many ticks without an event
+_QUIET_TICKS = 4
 _OPENING_S = 0.05  # while a placement group waits for tasks that run where it is reserved
-_HURRY_S = 0.005  # while a death waits for the zygote's word
-_AHEAD_BYTES = 64 << 20  # free memory that is kept ready, so that no put has to wait for the kernel
+_HURRY_S = 0.005  # while a death waits for the zygote's report
+_AHEAD_BYTES = 64 << 20  # free memory kept ready, so that no put waits for the kernel
 _STATUS_PATIENCE_S = 0.2  # between a pidfd and the zygote's report of the same death
 _SURPLUS_PATIENCE_S = 2.0
-_SWEEP_S = 1.0  # how often functions that nothing uses any more are dropped
+_SWEEP_S = 1.0  # how often unused functions are dropped
 _LAST_WORDS_S = 1.0
 _STILLBORN_MAX = 5
-_WORKERS_END_S = 1.5  # for tasks that run at the end of the session: a worker ends itself after 1 s
-_LATE_S = 0.5  # an actor's process ends itself when its time is over; the daemon waits a little longer
+_WORKERS_END_S = 1.5  # for tasks that run at the end of the session: a worker exits after 1 s
+_LATE_S = 0.5  # an actor's process exits when its time is over; the daemon waits a little longer
 
 
 class ZygoteEndedError(Exception):
-    """The zygote was killed, and its workers with it; the session can go on with another one."""
+    """The zygote was killed, and its workers with it; the session can continue with another one."""
 
 
 class Daemon:
@@ -121,7 +121,7 @@ class Daemon:
         self._dir = config.runtime_dir / self._segment.session
         private_folder(self._dir, "the session's folder")
         self.socket_path = str(self._dir / "node.sock")
-        index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon", 4)  # its predecessor may have a slot yet
+        index, gen = admit(self._segment, os.getpid(), KIND_DAEMON, "daemon", 4)  # an old daemon may still have one
         self._client = Client(self._segment, index, gen)
         self._spiller = Spiller(self._client, config.spill_dir / self._segment.session, self._dir)
         self._janitor = Janitor(Store(self._client, 0.0))
@@ -142,13 +142,13 @@ class Daemon:
         )  # fmt: skip
         self._actors_wanted = self._refresh_wanted = False
         self._refreshed_at = self._swept_at = 0.0
-        self._quiet_looks = self._used = 0
+        self._quiet_ticks = self._used = 0
         self._statuses: dict[int, int] = {}
-        self._unreported: set[int] = set()  # workers that were buried before the zygote said how they ended
+        self._unreported: set[int] = set()  # workers recovered before the zygote reported how they ended
         self._starter_left = False
         self._ended = self._ending = False
         self._surplus_since = 0.0
-        Path(self.socket_path).unlink(missing_ok=True)  # a dead daemon's
+        Path(self.socket_path).unlink(missing_ok=True)  # left by a dead daemon
         self._listener = listen(self.socket_path)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(pool.control, selectors.EVENT_READ, self._on_zygote)
@@ -232,15 +232,15 @@ class Daemon:
         self._end_processes()
 
     def _serve(self, patience_s: float) -> None:
-        """Handle what has come, or comes in a while."""
+        """Handle the events of the next moment, and recover from deaths."""
         for key, _ in self._selector.select(patience_s):
-            self._quiet_looks = 0
-            if self._selector.get_map().get(key.fd) is key:  # not closed by one that came before it
+            self._quiet_ticks = 0
+            if self._selector.get_map().get(key.fd) is key:  # an earlier event may have closed it
                 key.data(key.fileobj)
         self._bury_dead()
 
     def _end_processes(self) -> None:
-        """Order workers and actors to end, and wait for a limited time: the cleanup code of users runs there."""
+        """Order workers and actors to end, and wait for a limited time: they run cleanup code of users."""
         self._ending = True
         started, ordered = time.monotonic(), set[int]()
         with contextlib.suppress(ZygoteEndedError, KeyboardInterrupt):
@@ -263,7 +263,7 @@ class Daemon:
             self._client.wake(member.index)
 
     def leave(self) -> None:
-        """End the workers, and pass on what they have printed. The session stays, for another daemon."""
+        """End the workers, and forward their last output. The session stays, for another daemon."""
         self._pool.kill()
         unread.forward(self._output.post)
         self._output.drain()
@@ -273,12 +273,12 @@ class Daemon:
                 member.link.close()
 
     def close(self) -> None:
-        """End the workers and remove everything the session had."""
+        """End the workers and remove the session."""
         self.leave()
         self._admission.close()
         arena.discard(self._client, [m.index for m in self._members if m.kind not in FORKED and not m.gone_at])
         self._spiller.close()
-        if self._ended:  # drivers may still be there
+        if self._ended:  # drivers may still use the session
             self._segment.poison("its node was stopped; start one, and call fastrt.init() again", closed=True)
         self._segment.unlink()
         shutil.rmtree(self._dir, ignore_errors=True)
@@ -288,7 +288,7 @@ class Daemon:
         return self._ended or (had_driver and not self._members.has_drivers())
 
     def _on_starter(self, starter: socket.socket) -> None:
-        self._selector.unregister(starter)  # it only ever closes
+        self._selector.unregister(starter)  # readable only when the starter has closed it
         self._starter_left = True
 
     def _patience_s(self) -> float:
@@ -299,7 +299,7 @@ class Daemon:
     def _tick_s(self) -> float:
         if self._admission.placing.unopened:
             return _OPENING_S
-        return _TICK_S if self._quiet_looks < _QUIET_LOOKS else _QUIET_TICK_S
+        return _TICK_S if self._quiet_ticks < _QUIET_TICKS else _QUIET_TICK_S
 
     # ---- joining and leaving ----
 
@@ -454,8 +454,8 @@ class Daemon:
 
     def _staff(self) -> None:
         if self._config.num_workers:
-            most = max(self._config.num_workers, self._config.clients_dense // 2)  # the rest is for others who join
-            # One is there however much actors have: what asks for nothing must not wait for these to end.
+            most = max(self._config.num_workers, self._config.clients_dense // 2)  # the rest is for other processes
+            # At least one, however many CPUs actors have: tasks without demands must not wait until they end.
             self._pool.size = max(1, min(self._config.num_workers + self._admission.further_workers(), most))
             want_workers(self._client, self._pool.size)
         if self._stillborn >= _STILLBORN_MAX:
@@ -469,7 +469,7 @@ class Daemon:
         self._output.add(*self._pool.fork(actor))
 
     def _tend_actors(self) -> None:
-        if self._ending or self._pool.counting:  # a dead daemon may have ordered their processes
+        if self._ending or self._pool.counting:  # an earlier daemon may have ordered their processes
             return
         self._actors_wanted = True
         while self._actors_wanted or self._refresh_wanted:
@@ -489,7 +489,7 @@ class Daemon:
     # ---- now and then ----
 
     def _tend(self) -> None:
-        """Keep memory ready ahead of need, and let workers go that were only needed while others waited."""
+        """Keep memory ready ahead of need, and stop workers that were needed only while others slept."""
         unread.forward(self._output.post)
         self._output.tend()
         now = time.monotonic()
@@ -505,7 +505,7 @@ class Daemon:
         spill.tick(self._client)
         self._oom_kills.look(time.monotonic())
         used, committed, most = arena.room(self._client)
-        self._quiet_looks = self._quiet_looks + 1 if used == self._used else 0
+        self._quiet_ticks = self._quiet_ticks + 1 if used == self._used else 0
         self._used = used
         if committed < most and committed - used < _AHEAD_BYTES:
             arena.grow(self._client)
@@ -521,7 +521,7 @@ class Daemon:
 
 
 def create_segment(config: Config) -> Segment:
-    """Make the arena of a new session."""
+    """Create the arena of a new session."""
     return Segment.create(
         config.object_store_memory,
         clients_max=config.clients_max,
@@ -533,7 +533,7 @@ def create_segment(config: Config) -> Segment:
 
 
 def sweep_sessions(runtime_dir: Path, spill_dir: Path) -> None:
-    """Remove segments, folders and spilled values of crashed sessions; make the runtime folder, for this user only.
+    """Remove segments, folders and spilled values of crashed sessions; create the runtime folder for this user only.
 
     Raises:
         UnsafeFolderError: the runtime folder belongs to another user, or others may enter or replace it.
@@ -542,7 +542,7 @@ def sweep_sessions(runtime_dir: Path, spill_dir: Path) -> None:
     sweep()
     for folder in [*runtime_dir.iterdir(), *(spill_dir.iterdir() if spill_dir.is_dir() else ())]:
         gone = re.fullmatch("[0-9a-f]{32}", folder.name) and not (SHM_DIR / f"fastrt-{folder.name}").exists()
-        # A session that ends removes its segment first: as long as its daemon answers, the rest is its own to do.
+        # A session that ends removes its segment first: while its daemon answers, the daemon removes the rest.
         if gone and not answers(str(runtime_dir / folder.name / "node.sock")) and _is_private(folder):
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""The pool of workers: how many there should be, and the zygote that makes them."""
+"""The pool of workers: how many the node needs, and the zygote that forks them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MESSAGE_BYTES_MAX = 1 << 16
 
 
 class Pool:
-    """Keeps `size` workers able to run: one more for each that sleeps inside a task, up to `spare` more.
+    """Counts workers: `size` should be able to run, so each that sleeps inside a task needs one more, up to `spare`.
 
     Args:
         control: this end of the zygote's SEQPACKET socket.
         size: workers that should be able to run tasks.
-        spare: how many more there may be because others wait; beyond it, waiting workers help themselves.
-        most: how many there can be at all.
-        zygote_is_new: whether no daemon has told it yet which session its workers join.
+        spare: how many more workers may run because others sleep; beyond it, sleeping workers run tasks themselves.
+        most: the greatest number of workers.
+        zygote_is_new: whether the zygote still needs `Configure`: no daemon has used it.
     """
 
     def __init__(self, control: socket.socket, size: int, spare: int, most: int, zygote_is_new: bool = True) -> None:
@@ -44,9 +44,9 @@ class Pool:
         self.spare = spare
         self.pids: set[int] = set()
         self.blocked: set[int] = set()
-        self.actors: dict[int, int] = {}  # by pid: whose process it is; they are no workers of the pool
+        self.actors: dict[int, int] = {}  # processes of actors, by pid: the actor's index; they do not count as workers
         self.starting = 0
-        self._zygote = 0  # its pid, once it has said so
+        self._zygote = 0  # its pid, once it has reported it
         self.counting = False  # after a take-over: until the zygote has named its workers
 
     def configure(self, session: Configure) -> None:
@@ -62,8 +62,8 @@ class Pool:
         """How many workers should be started now.
 
         Args:
-            tasks_wait: whether tasks are queued. When every worker sleeps they may be what the sleepers need, so
-                one more is started then, whatever `spare` says.
+            tasks_wait: whether tasks are queued. When every worker sleeps, the sleepers may need these tasks, so one
+                more worker is started then, even beyond `spare`.
         """
         if self.counting or not self.size:
             return 0
@@ -78,11 +78,11 @@ class Pool:
         return len(self.pids) + self.starting < min(self.size + self.spare, self.most)
 
     def surplus(self) -> int:
-        """How many workers are there beyond what is needed now."""
+        """How many more workers there are than are needed now."""
         return len(self.pids) - len(self.blocked) - self.size
 
     def fork(self, actor: int | None = None) -> tuple[int, int]:
-        """Order one worker, or the process of an actor; the read ends of its stdout and stderr."""
+        """Order a worker, or the process of an actor; returns the read ends of its stdout and stderr."""
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
         try:
@@ -128,9 +128,9 @@ class Pool:
         return report, list(fds)
 
     def kill(self) -> None:
-        """End every worker with all that its tasks have started, and the zygote.
+        """End every worker with the processes that its tasks have started, and the zygote.
 
-        A zygote that has not said its pid yet ends when it finds its socket closed.
+        A zygote that has not reported its pid yet ends when it finds its socket closed.
         """
         for pid in [*self.pids, *self.actors, *filter(None, [self._zygote])]:
             kill_group(pid)
@@ -139,7 +139,7 @@ class Pool:
 
 
 def kill_group(pid: int) -> None:
-    """End a process, and what it has started that is still in its group."""
+    """End a process and its process group."""
     for send in (os.killpg, os.kill):
         try:
             send(pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ def kill_group(pid: int) -> None:
 
 
 def pidfd_of(pid: int, started: int) -> int:
-    """A descriptor of the process that had this pid at that start time; -1 when it has ended."""
+    """A pidfd of the process that had this pid at that start time; -1 when it has ended."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What the cluster has, as the daemon of this machine's node knows it."""
+"""The nodes and resources of the cluster, by the daemon of this machine's node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def nodes() -> list[dict[str, Any]]:
 
     Returns:
         A dict for each: NodeID (for `scheduling=`), NodeName, Alive (True: a node that is lost is not listed),
-        Resources and Available (amounts by name), IsHere. What is available elsewhere was so a moment ago.
+        Resources and Available (amounts by name), IsHere. Amounts available on other nodes are a moment old.
     Raises:
         AttachError: the daemon does not answer.
     Source:
@@ -29,7 +29,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def nodes_at(socket_path: str, patient: bool = False) -> list[dict[str, Any]]:
-    """`nodes`, as the daemon at that socket knows them; `patient` as for `attach.inquire`.
+    """`nodes` by the daemon at that socket; `patient` as for `join.inquire`.
 
     Raises:
         AttachError: the daemon does not answer.
@@ -39,7 +39,7 @@ def nodes_at(socket_path: str, patient: bool = False) -> list[dict[str, Any]]:
 
 
 def cluster_resources() -> dict[str, float]:
-    """What all nodes have together, in amounts by name.
+    """The resources of all nodes together, in amounts by name.
 
     Raises:
         AttachError: the daemon does not answer.
@@ -50,7 +50,7 @@ def cluster_resources() -> dict[str, float]:
 
 
 def available_resources() -> dict[str, float]:
-    """What of `cluster_resources` is not in use; of which there is none is left out.
+    """The part of `cluster_resources` that is not in use, without names whose amount is 0.
 
     Raises:
         AttachError: the daemon does not answer.
@@ -62,7 +62,7 @@ def available_resources() -> dict[str, float]:
 
 def _about(row: NodeRow, is_here: bool) -> dict[str, Any]:
     node, name, total, free = row
-    # Not what placement groups have: that is part of what the node has.
+    # Without the amounts of placement groups, which are part of the node's.
     amounts = [
         {key: parts / RESOURCE_PARTS for key, parts in parts_of.items() if INSIDE not in key}
         for parts_of in (total, free)
