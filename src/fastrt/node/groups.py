@@ -43,8 +43,8 @@ class _Group:
 class Groups:
     """The placement groups that were created on this node.
 
-    The cost of `decide` depends on what has changed: it examines groups with a bundle that has moved and, when
-    resources have become free, waiting groups, of which it tries one for each shape.
+    The cost of `decide` depends on the changes since the last call: it examines groups with a bundle that has moved;
+    when resources have become free, it examines waiting groups, and tries one for each shape.
 
     Args:
         placing: knows the free resources.

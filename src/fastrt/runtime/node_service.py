@@ -227,7 +227,7 @@ class Node:
             found = [Path(node.token_file) for node in heads if node.head == options.head]
             if not found:
                 raise FastrtError(
-                    f"the token of the cluster at {options.head} is not known on this machine. Copy its file from the head's "
+                    f"the token of the cluster at {options.head} is not known here. Copy its file from the head's "
                     "machine (`fastrt token` there shows it), and give it by --token-file, FASTRT_TOKEN_FILE or "
                     "FASTRT_TOKEN"
                 )

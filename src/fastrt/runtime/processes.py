@@ -119,7 +119,7 @@ class Processes:
             "adopt": adopt,
             "cluster": self._cluster,
             "session": {
-                "sys_path": [p for p in sys.path if isinstance(p, str)],  # Python ignores other values, and JSON has none
+                "sys_path": [p for p in sys.path if isinstance(p, str)],  # Python ignores other values
                 "preload": [name for name in _PRELOAD if name in sys.modules],
             },
         }
