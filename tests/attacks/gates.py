@@ -17,7 +17,7 @@ from scene import MAIN, Scene
 
 from fastrt.net.grpc.auth import read_token
 from fastrt.runtime.nodes import nodes_at
-from fastrt.store import join
+from fastrt.store import join, messages
 
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 BRACKETS = b"[" * 4000
@@ -439,7 +439,7 @@ class Daemon(Door):
     def enter(self, address: str, secret: str | None, timeout_s: float = 2.0) -> Any:
         """Ask the daemon at this path for the nodes."""
         try:
-            return join.inquire(address, "nodes", timeout_s)
+            return join.inquire(address, messages.ListNodes(), messages.NodeList, timeout_s)
         except Exception as error:
             raise speak.RefusedError(str(error)) from None
 

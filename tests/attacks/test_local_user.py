@@ -42,6 +42,7 @@ from fastrt.ps.journal import FolderMedium
 from fastrt.runtime.nodefile import nodes_here
 from fastrt.store import client as store_client
 from fastrt.store import join
+from fastrt.store.messages import ListNodes, NodeList
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user, which takes root")
 
@@ -116,7 +117,7 @@ class HostileDaemon:
                 sock.settimeout(5)
                 if heard := sock.recv(4096):
                     os.write(writer, heard)
-                    sock.sendall(b'{"segment": "/fastrt-hostile", "index": 1, "gen": 1, "others": [], "nodes": []}\n')
+                    sock.sendall(b'{"op": "joined", "segment": "/fastrt-hostile", "slot": 1, "gen": 1}\n')
 
     def end(self) -> bytes:
         os.kill(self._pid, signal.SIGKILL)
@@ -353,7 +354,7 @@ def test_a_socket_of_another_user_is_asked_nothing(shared: Path) -> None:
         for ask in (
             lambda path: join.join(path, "driver", "x"),
             lambda path: join.rejoin(path),
-            lambda path: join.inquire(path, "nodes"),
+            lambda path: join.inquire(path, ListNodes(), NodeList),
         ):
             with pytest.raises(AttachError, match=f"a process of uid {ATTACKER} listens at"):
                 ask(str(shared / "node.sock"))

@@ -114,7 +114,7 @@ def test_engine_that_is_not_here_says_what_to_install(program):
     [
         ({"engine": "spark"}, "engine is 'spark'"),
         ({"engine": "ray", "local_mode": True}, "leave out engine='ray'"),
-        ({"local_mode": True, "address": "auto"}, "there is none in local mode"),
+        ({"local_mode": True, "address": "auto"}, "local mode has no address"),
         ({"local_mode": True, "resources": {"a": -1}}, "resources"),
         ({"local_mode": True, "num_workers": -1}, "num_workers"),
     ],

@@ -11,6 +11,7 @@ PACKAGES = [
     "fastrt.net.grpc",
     "fastrt.cluster.membership",
     "fastrt.store.join",
+    "fastrt.store.messages",
     "fastrt.transfer.wire",
 ]
 KEY, OTHER_KEY = bytes(32), bytes([1]) * 32
@@ -154,14 +155,18 @@ def bearer(data: bytes) -> None:
             assert refused_token([("authorization", value)], TOKEN) is not None
 
 
-def daemon_join(data: bytes) -> None:
-    """What a process says to the daemon that it wants to join."""
+def daemon_messages(data: bytes) -> None:
+    """Messages between a daemon and a process of its session: each that is read can be written and read again."""
     from fastrt.store.join import Link
+    from fastrt.store.messages import MESSAGES, read_message, write_message
 
     link = Link(said(data))
     with contextlib.suppress(EOFError):
         while (message := link.receive(0)) is not None:
-            assert isinstance(message, dict)
+            assert type(message) in MESSAGES.values()
+            again = read_message(write_message(message))
+            assert type(again) is type(message)
+            assert repr(again) == repr(message)
     link.close()
 
 
@@ -200,7 +205,7 @@ TARGETS = {
     "proof_client": proof_client,
     "token": token,
     "bearer": bearer,
-    "daemon_join": daemon_join,
+    "daemon_messages": daemon_messages,
     "report": report,
 }
 _NODE = b"\x0a\x20" + b"0" * 32 + b"\x12\x0b127.0.0.1:1"
@@ -219,6 +224,14 @@ SEEDS = {
     "proof_client": [b"fastrtP1" + bytes(96)],
     "token": [b"fastrt1-" + b"0" * 32 + b"-" + b"0" * 64],
     "bearer": [b"Bearer 0", b"Bearer \xb2", b"Bearer " + TOKEN.encode()],
-    "daemon_join": [b'{"op": "join", "kind": "driver"}\n', b"[" * 2000 + b"\n"],
+    "daemon_messages": [
+        b'{"op": "join", "kind": "driver", "name": "a", "logs": "all"}\n',
+        b'{"op": "forward", "tasks": [[1, 2, "a"]], "actors": [[3, 4, "b"]]}\n{"op": "fork", "actor": null}\n',
+        b'{"op": "cluster_nodes", "nodes": [["a", "b", {"CPU": 1}, {"CPU": -1}]], "is_new_daemon": true}\n',
+        b'{"op": "group_list", "groups": [["g", "PACK", "PENDING", {"0": {"CPU": 1}}, {"0": "a"}]]}\n',
+        b'{"op": "configure", "sys_path": ["a"], "preload": [], "socket": "s", "spin_s": 1e999, "advice": true, '
+        b'"patience_s": 1, "call_sites": false, "library_threads": 0, "cleanup_timeout_s": 5.0}\n',
+        b"[" * 2000 + b"\n",
+    ],
     "report": [_NODE, _NODE + b"\x1a\x01a", b"\x0a\x01a\x12\x01b"],
 }

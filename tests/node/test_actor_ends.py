@@ -57,7 +57,7 @@ def test_end_on_another_node_is_known_to_a_daemon_that_looks_before_it_reads_any
 
 
 @pytest.mark.parametrize(
-    ("away", "words"), [(False, "its process 77 exited"), (True, "the process that passed its calls on, 77 exited")]
+    ("away", "words"), [(False, "its process 77 exited"), (True, "the process that forwarded its calls, 77 exited")]
 )
 def test_end_of_a_process_is_known_to_the_daemon_that_takes_the_place_of_the_one_that_saw_it(away, words):
     with arena() as store:

@@ -13,6 +13,7 @@ import fastrt
 from fastrt._core.repair import fsck
 from fastrt.store import client as store_client
 from fastrt.store import join
+from fastrt.store.messages import Bye
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def look_there(nodes):
     client, link = join.join(nodes[1].note.socket_path, "tool", "test")
     yield lambda: (fsck.usage(client), fsck.fsck(client, True))
     client.close()
-    link.send(op="bye")
+    link.send(Bye())
     link.close()
     client = None  # the last test still holds the function, which must not hold the store
 

@@ -7,7 +7,9 @@ import pytest
 from fastrt.config import RESOURCE_PARTS as ONE
 from fastrt.node.bundles import assign
 from fastrt.node.groups import Groups
-from fastrt.node.placing import ELSEWHERE, GONE, Placing, View
+from fastrt.node.keys import BundleKey
+from fastrt.node.placing import ELSEWHERE, GONE, Placing
+from fastrt.store.messages import NodeRow
 from fastrt.tasks.resources import Demand, given_by
 
 
@@ -27,22 +29,22 @@ class Node:
         self.made[name] = []
         for index, cpu in enumerate(cpus):
             self.count += 1
-            task = (-1 - self.count, self.count)
+            key = BundleKey(self.count, self.count)
             demand = Demand((("CPU", cpu * ONE),), bundle=f"{name}/{index}/{len(cpus)}/{strategy}")
-            self.placing.wait(task, demand, 0.0)
-            self.groups.add(task, demand)
-            self.made[name].append((task, demand))
+            self.placing.wait(key, demand, 0.0)
+            self.groups.add(key, demand)
+            self.made[name].append((key, demand))
         return name
 
     def remove(self, name):
-        for task, _ in self.made.pop(name):
-            self.placing.moved(task, GONE, 0.0)
+        for key, _ in self.made.pop(name):
+            self.placing.moved(key, GONE, 0.0)
 
     def decide(self):
         orders = self.groups.decide(0.0)
-        for task in list(self.placing.unopened):
-            self.placing.open(task)
-        return [(order.task[1], order.what) for order in orders + self.groups.decide(0.0)]
+        for key in list(self.placing.unopened):
+            self.placing.open(key)
+        return [(order.key.gen, order.what) for order in orders + self.groups.decide(0.0)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -69,11 +71,14 @@ def test_group_is_placed_as_soon_as_it_fits_whatever_happened_before(seed):
 
 
 def test_group_is_ready_when_its_bundles_are_open_here_and_elsewhere():
-    other = View("id-other", "other", {"CPU": ONE}, {"CPU": ONE})
+    other = NodeRow("id-other", "other", {"CPU": ONE}, {"CPU": ONE})
     node = Node(other, can_grow=True)
     name = node.make(4, 1)
     orders = node.groups.decide(0.0)
-    assert [(order.task[1], order.what, order.node) for order in orders] == [(1, "admit", ""), (2, "lend", "id-other")]
+    assert [(order.key.gen, order.what, order.node) for order in orders] == [
+        (1, "admit", ""),
+        (2, "forward", "id-other"),
+    ]
     here, there = node.made[name]
     node.placing.moved(there[0], ELSEWHERE, 0.0)
     node.groups.decide(0.0)
@@ -81,13 +86,13 @@ def test_group_is_ready_when_its_bundles_are_open_here_and_elsewhere():
     node.groups.decide(0.0)
     assert node.groups.is_ready(name) is False, "the other node has not said that it has it"
     given = dict(given_by(there[1]))
-    node.placing.see([View("id-other", "other", {"CPU": ONE, **given}, {"CPU": 0, **given})])
+    node.placing.see([NodeRow("id-other", "other", {"CPU": ONE, **given}, {"CPU": 0, **given})])
     node.groups.decide(0.0)
     assert node.groups.is_ready(name) is True
     node.placing.see([])
     node.groups.decide(0.0)
     assert node.groups.is_ready(name) is False
-    assert node.groups.rows()[0]["state"] == "RESCHEDULING"
+    assert node.groups.rows()[0].state == "RESCHEDULING"
 
 
 def test_groups_that_wait_are_looked_at_only_when_something_is_free_that_was_not():

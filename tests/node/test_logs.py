@@ -1,6 +1,5 @@
 """Lines of workers' output: prefixed, whole, of bounded size."""
 
-import json
 import os
 import socket
 import time
@@ -9,9 +8,8 @@ import pytest
 
 from fastrt.node.logs import FORWARD_BYTES_A_SECOND, UNFINISHED_S, Forwarding, LogPipe, Meter, Printed
 from fastrt.store.join import Link
+from fastrt.store.messages import BYTES_MAX, Log, write_message
 from fastrt.tasks.marks import mark
-
-MESSAGE_BYTES_MAX = 1 << 20
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ def test_bytes_that_are_no_text_are_marked(pipe):
 def test_no_message_is_too_long_for_the_connection(pipe, data):
     pipe[0]._take(mark(1, "\u6f22" * 100))
     feed(pipe, data)
-    assert max(len(json.dumps({"op": "log", "text": one.text(), "error": True})) for one in pipe[2]) < MESSAGE_BYTES_MAX
+    assert max(len(write_message(Log(one.text(), True, False))) for one in pipe[2]) < BYTES_MAX
 
 
 def test_drain_passes_on_what_is_left_and_closes(pipe):
@@ -136,7 +134,7 @@ def test_forwarding_sends_a_flood_up_to_the_limit_and_then_the_count():
     forwarding._meter._looked_at -= 2.0  # as if two seconds had passed
     forwarding.tend(ours)
     last = theirs.receive(1.0)
-    assert last["who"] == "fastrt"
-    assert last["lines"][0].startswith(f"{(100 - sent) * 100} lines were left out")
+    assert last.source == "fastrt"
+    assert last.lines[0].startswith(f"{(100 - sent) * 100} lines were left out")
     for link in (ours, theirs):
         link.close()

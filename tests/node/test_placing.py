@@ -5,7 +5,9 @@ import random
 import pytest
 
 from fastrt.config import RESOURCE_PARTS as ONE
-from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, WAITING, Placing, View
+from fastrt.node.keys import ActorKey, TaskKey
+from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, WAITING, Placing
+from fastrt.store.messages import NodeRow
 from fastrt.tasks.resources import Demand, demand_of, within
 
 
@@ -16,7 +18,7 @@ def demand(cpu=1.0, strategy="", node="", soft=False, **amounts):
 
 def view(name, cpu=2, free=None, **amounts):
     total = {"CPU": cpu * ONE, **{key: value * ONE for key, value in amounts.items()}}
-    return View(f"id-{name}", name, total, dict(total) if free is None else free)
+    return NodeRow(f"id-{name}", name, total, dict(total) if free is None else free)
 
 
 class Here:
@@ -32,13 +34,15 @@ class Here:
     def submit(self, wanted, count=1):
         for _ in range(count):
             self.count += 1
-            self.placing.wait((self.count, self.count), wanted, self.now)
+            self.placing.wait(TaskKey(self.count, self.count), wanted, self.now)
 
     def decide(self):
-        return [(order.task[0], order.what, order.node.removeprefix("id-")) for order in self.placing.decide(self.now)]
+        return [
+            (order.key.record, order.what, order.node.removeprefix("id-")) for order in self.placing.decide(self.now)
+        ]
 
     def moved(self, number, place):
-        self.placing.moved((number, number), place, self.now)
+        self.placing.moved(TaskKey(number, number), place, self.now)
 
 
 def test_what_fits_runs_here_in_the_order_of_submission():
@@ -76,12 +80,12 @@ def test_higher_priorities_are_placed_first_whatever_they_demand():
     placing = Here().placing
     wanted = (demand(1, gpu=1), 0), (demand(0.5, gpu=1), 2), (demand(1, gpu=1), 2), (demand(1, gpu=1), -1)
     for number, (what, priority) in enumerate(wanted):
-        placing.wait((number, number), what, float(number), priority=priority)
+        placing.wait(TaskKey(number, number), what, float(number), priority=priority)
     order = []
     while orders := placing.decide(10.0):
-        order += [one.task[0] for one in orders]
+        order += [one.key.record for one in orders]
         for one in orders:
-            placing.moved(one.task, GONE, 10.0)
+            placing.moved(one.key, GONE, 10.0)
     assert order == [1, 2, 0, 3]
     assert not any(placing.used.values())
 
@@ -102,8 +106,8 @@ def test_sleeper_lends_its_cpus_and_nothing_else():
 def test_sleeper_in_a_placement_group_lends_its_share_of_the_bundles_cpus():
     here = Here(cpu=4)
     here.submit(Demand((("CPU", 2 * ONE), ("gpu", ONE)), bundle="g/0/1/PACK"))
-    here.placing.put((1, 1), "me", 0.0)  # a bundle is placed together with the others of its group
-    here.placing.open((1, 1))
+    here.placing.put(TaskKey(1, 1), "me", 0.0)  # a bundle is placed together with the others of its group
+    here.placing.open(TaskKey(1, 1))
     inside = Demand(within((("CPU", 2 * ONE), ("gpu", ONE)), "g", 0))
     for wanted in (inside, inside, Demand(within((("CPU", ONE),), "g", -1))):
         here.submit(wanted)
@@ -132,19 +136,19 @@ def test_workers_follow_what_the_tasks_take():
 def test_task_is_lent_where_its_resources_are_and_counts_there():
     here = Here(view("a"), view("b", fpga=1))
     here.submit(demand(fpga=1), 2)
-    assert here.decide() == [(1, "lend", "b")]
+    assert here.decide() == [(1, "forward", "b")]
     here.moved(1, ELSEWHERE)
     assert here.decide() == []
     here.now = 1.0
     here.moved(1, GONE)
-    assert here.decide() == [(2, "lend", "b")]
+    assert here.decide() == [(2, "forward", "b")]
 
 
 def test_here_first_then_where_most_is_free():
     here = Here(view("a", 2), view("b", 4))
     here.submit(demand(), 6)
     assert [(what, node) for _, what, node in here.decide()] == [
-        ("admit", ""), ("admit", ""), ("lend", "b"), ("lend", "b"), ("lend", "a"), ("lend", "b")
+        ("admit", ""), ("admit", ""), ("forward", "b"), ("forward", "b"), ("forward", "a"), ("forward", "b")
     ]  # fmt: skip
 
 
@@ -154,16 +158,16 @@ def test_most_of_the_arguments_bytes_decide_among_those_with_room():
         here.placing.holds(f"id-{node}", objref, nbytes)
     for named in ([1, 3, 9], [1, 2, 9], [1, 2, 3], [4], []):  # a, b, a, and two that do not care
         here.count += 1
-        here.placing.wait((here.count, here.count), demand(0, fpga=1), 0.0, named)
-    assert here.decide() == [(k, "lend", node) for k, node in enumerate("ababb", 1)]
+        here.placing.wait(TaskKey(here.count, here.count), demand(0, fpga=1), 0.0, named)
+    assert here.decide() == [(k, "forward", node) for k, node in enumerate("ababb", 1)]
     here.placing.holds("id-a", 1, 0)
-    here.placing.wait((6, 6), demand(fpga=1), 0.0, [1])
-    here.placing.wait((7, 7), demand(), 0.0, [9])
-    assert here.decide() == [(6, "lend", "b"), (7, "admit", "")], "the bytes are here as well"
-    here.placing.wait((8, 8), demand(0, "spread"), 0.0, [3])
-    here.placing.wait((9, 9), demand(2, "pack"), 0.0, [9])
-    here.placing.wait((10, 10), demand(2, "pack"), 0.0, [3])
-    assert here.decide()[0] == (8, "lend", "a"), "of those that are used least"
+    here.placing.wait(TaskKey(6, 6), demand(fpga=1), 0.0, [1])
+    here.placing.wait(TaskKey(7, 7), demand(), 0.0, [9])
+    assert here.decide() == [(6, "forward", "b"), (7, "admit", "")], "the bytes are here as well"
+    here.placing.wait(TaskKey(8, 8), demand(0, "spread"), 0.0, [3])
+    here.placing.wait(TaskKey(9, 9), demand(2, "pack"), 0.0, [9])
+    here.placing.wait(TaskKey(10, 10), demand(2, "pack"), 0.0, [3])
+    assert here.decide()[0] == (8, "forward", "a"), "of those that are used least"
     for objref, node in ((2, "b"), (3, "a"), (9, "c")):
         here.placing.holds(f"id-{node}", objref, 0)
     assert here.placing.held == {}
@@ -186,7 +190,7 @@ def test_affinity_is_by_name_or_id_hard_or_soft():
     here = Here(view("a"))
     for wanted in ("a", "id-a", "home", "me"):
         here.submit(demand(node=wanted))
-    assert sorted(here.decide()) == [(1, "lend", "a"), (2, "lend", "a"), (3, "admit", ""), (4, "admit", "")]
+    assert sorted(here.decide()) == [(1, "forward", "a"), (2, "forward", "a"), (3, "admit", ""), (4, "admit", "")]
     here.submit(demand(0.1, node="gone"))
     assert here.decide() == []
     here.now = 2.0
@@ -195,7 +199,7 @@ def test_affinity_is_by_name_or_id_hard_or_soft():
     here.submit(demand(0, node="gone", soft=True))
     assert here.decide() == [(6, "admit", "")]
     here.placing.see([view("a"), view("gone")])
-    assert here.decide() == [(5, "lend", "gone")]
+    assert here.decide() == [(5, "forward", "gone")]
 
 
 def test_what_nobody_has_is_refused_or_told_once():
@@ -209,7 +213,7 @@ def test_what_nobody_has_is_refused_or_told_once():
     assert many.decide() == []
     assert many.placing.shortage(demand(gpu=2)) == ("CPU 1, gpu 2, which no node has (home: CPU 2, gpu 1; a: CPU 2)")
     many.placing.see([view("a"), view("b", gpu=2)])
-    assert many.decide() == [(1, "lend", "b")]
+    assert many.decide() == [(1, "forward", "b")]
 
 
 def test_nothing_is_placed_on_a_node_without_workers():
@@ -221,20 +225,20 @@ def test_nothing_is_placed_on_a_node_without_workers():
 def test_order_that_is_not_carried_out_is_given_again():
     here = Here(view("a"), cpu=0)
     here.submit(demand(2))
-    assert here.decide() == [(1, "lend", "a")]
+    assert here.decide() == [(1, "forward", "a")]
     here.moved(1, WAITING)
     assert here.decide() == []
     here.now = 10.0
     here.moved(1, WAITING)
-    assert here.decide() == [(1, "lend", "a")]
+    assert here.decide() == [(1, "forward", "a")]
 
 
 def test_order_for_a_node_that_is_lost_goes_to_another_at_once():
     here = Here(view("a"), cpu=0)
     here.submit(demand())
-    assert here.decide() == [(1, "lend", "a")]
+    assert here.decide() == [(1, "forward", "a")]
     here.placing.see([view("b")])
-    assert here.decide() == [(1, "lend", "b")]
+    assert here.decide() == [(1, "forward", "b")]
 
 
 def test_node_that_works_quickly_is_kept_supplied():
@@ -274,7 +278,7 @@ def test_tasks_come_back_from_where_they_were():
     assert here.placing.used["CPU"] == ONE
     here.placing.see([])
     for number in (1, 3, 4):
-        here.placing.wait((number, number), demand(), here.now)
+        here.placing.wait(TaskKey(number, number), demand(), here.now)
     assert here.decide() == [(1, "admit", "")]
     assert here.placing.used["CPU"] == 2 * ONE
 
@@ -289,12 +293,12 @@ def test_count_is_the_sum_whatever_happens(seed):
         if rng.random() < 0.4:
             here.submit(demand(rng.choice([0, 0.5, 1, 2]), rng.choice(["", "spread", "pack"]), gpu=rng.choice([0, 1])))
         placed = here.placing.placed()
-        for task in rng.sample(placed, min(3, len(placed))):
-            here.placing.moved(task, rng.choice([GONE, HERE, BLOCKED, WAITING]), here.now)
+        for key in rng.sample(placed, min(3, len(placed))):
+            here.placing.moved(key, rng.choice([GONE, HERE, BLOCKED, WAITING]), here.now)
         for order in here.placing.decide(here.now):
-            wanted[order.task] = order.demand
-            if order.what == "lend":
-                here.placing.moved(order.task, ELSEWHERE, here.now)
+            wanted[order.key] = order.demand
+            if order.what == "forward":
+                here.placing.moved(order.key, ELSEWHERE, here.now)
         entries = here.placing._placed
         for name in ("CPU", "gpu"):
             used = sum(
@@ -317,10 +321,10 @@ def test_demand_travels_as_text():
 def test_node_that_is_gone_is_remembered_as_long_as_something_without_amounts_is_there():
     placing = Placing("here", {"CPU": 10_000}, True)
     placing.has_uplink = True
-    placing.see([View("there", "two", {"CPU": 10_000}, {"CPU": 10_000})])
-    actor, demand = (-1, 7), Demand((), "", "two", True)
+    placing.see([NodeRow("there", "two", {"CPU": 10_000}, {"CPU": 10_000})])
+    actor, demand = ActorKey(0, 7), Demand((), "", "two", True)
     placing.wait(actor, demand, 0.0)
-    assert [order.what for order in placing.decide(0.0)] == ["lend"]
+    assert [order.what for order in placing.decide(0.0)] == ["forward"]
     placing.moved(actor, ELSEWHERE, 0.1)
     placing.see([])
     placing.wait(actor, demand, 0.2)

@@ -1,7 +1,9 @@
 """A node daemon that is killed under a live driver: another takes its place, and nothing is lost."""
 
+import io
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,15 +120,17 @@ def test_daemon_can_be_killed_again_and_again(kill_daemon):
     assert fsck.fsck(store_client.require().client) == []
 
 
-def test_output_arrives_after_a_restart(kill_daemon, capfd, wait_until):
+def test_output_arrives_after_a_restart(kill_daemon, monkeypatch, wait_until):
+    output = io.StringIO()  # not capfd: text that comes while it is read is lost
+    monkeypatch.setattr(sys, "stdout", output)
+
     @fastrt.remote
     def say(word: str) -> None:
         print(word)  # noqa: T201  (this is what is tested)
 
     def arrives(word: str) -> None:
-        seen = []
         fastrt.get(say.remote(word), timeout=20)
-        wait_until(lambda: seen.append(capfd.readouterr().out) or word in "".join(seen), word)
+        wait_until(lambda: word in output.getvalue(), word)
 
     arrives("before")
     kill_daemon(wait=False)

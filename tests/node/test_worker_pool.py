@@ -1,11 +1,11 @@
 """How many workers there should be, and what the zygote says of them."""
 
-import json
 import socket
 
 import pytest
 
 from fastrt.node.worker_pool import Pool
+from fastrt.store.messages import Forked, ProcessEnded, write_message
 
 
 @pytest.fixture
@@ -51,17 +51,17 @@ def test_surplus_is_what_nobody_needs_now(pool):
     assert pool.surplus() == 2
 
 
-def report(pool, **message):
-    pool.zygote_end.send(json.dumps(message).encode())
+def report(pool, message):
+    pool.zygote_end.send(write_message(message))
     return pool.receive()
 
 
 def test_reports_of_the_zygote_are_followed(pool):
     pool.starting = 1
-    assert report(pool, started=5001)["started"] == 5001
+    assert report(pool, Forked(5001, None)) == (Forked(5001, None), [])
     assert (pool.pids, pool.starting) == ({5001}, 0)
     pool.blocked.add(5001)
-    assert report(pool, ended=5001, status=9)["status"] == 9
+    assert report(pool, ProcessEnded(5001, 9)) == (ProcessEnded(5001, 9), [])
     assert (pool.pids, pool.blocked) == (set(), set())
 
 

@@ -290,7 +290,7 @@ def test_task_that_does_not_listen_to_its_timeout_ends_with_its_worker(tmp_path,
         assert get(ref) == "done"
         assert len(times(tmp_path / "a")) > 1
     else:
-        with pytest.raises(TaskTimeoutError, match="did not end when it was told"):
+        with pytest.raises(TaskTimeoutError, match="did not end when it was interrupted"):
             get(ref)
         assert len(times(tmp_path / "a")) == 1
 

@@ -10,6 +10,7 @@ from fastrt._core.memory.clients import Client
 from fastrt._core.objects import handles
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.store.join import Lasting
+from fastrt.store.messages import SearchEnded
 from fastrt.store.ref import ObjectRef
 
 _CONNECT_S = 2.0  # for streams to nodes that nobody has called yet
@@ -53,7 +54,7 @@ class Finder:
         if found is not None:
             self._kept.append((time.monotonic(), found))
             where = found.objref, handles.describe(self._client, found)["index"]
-        self._daemon.send(op="found_actor", ticket=ticket, names=names, objref=where[0], index=where[1])
+        self._daemon.send(SearchEnded(ticket, names, *where))
 
     def kept(self) -> set[int]:
         """Numbers of the stand-ins that were found, and that the process which asked may not hold yet."""

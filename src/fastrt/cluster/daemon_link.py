@@ -13,9 +13,9 @@ from typing import Any
 from fastrt._core.memory.clients import Client
 from fastrt._core.tasks import actors, admission
 from fastrt.node.admission import free_of
+from fastrt.node.keys import ActorKey, TaskKey
 from fastrt.store.join import Lasting
-
-Task = tuple[int, int]
+from fastrt.store.messages import ClusterNodes, Forward, HeldObject, Holds, Message, NodeRow, Resources
 
 
 class Orders:
@@ -25,7 +25,7 @@ class Orders:
         client: the uplink's attachment.
         daemon: the connection; what is sent on it elsewhere is no concern of this one.
         news: called on the loop's thread when there are orders, or when what is free here has changed.
-        others: called there with what else the daemon says, by its operation.
+        others: called there with the other messages of the daemon, by their types.
 
     Attributes:
         ready: set once the daemon has said what this node has.
@@ -37,43 +37,42 @@ class Orders:
         client: Client,
         daemon: Lasting,
         news: Callable[[], None],
-        others: Mapping[str, Callable[[dict[str, Any]], None]],
+        others: Mapping[type[Message], Callable[[Any], None]],
     ) -> None:
         self._client = client
         self._daemon = daemon
         self._news = news
         self._others = others
         self._loop = asyncio.get_running_loop()
-        self._rows: list[Any] = []
-        self._pending: dict[str, list[Task]] = {}
+        self._rows: list[NodeRow] = []
+        self._pending: dict[str, list[TaskKey | ActorKey]] = {}
         self._admitted = 0
         self._held: dict[str, dict[int, int]] = {}  # by node: bytes of large objects that it has, too
         self.ready = asyncio.Event()
         self.total: dict[str, int] = {}
         self.free: dict[str, int] = {}
-        daemon.send(op="cluster", nodes=[])
+        daemon.send(ClusterNodes([], False))
         threading.Thread(target=self._listen, name="fastrt-orders", daemon=True).start()
 
     def tell(self, reports: Iterable[Any]) -> None:
         """Tell the daemon who is in the cluster, if that has changed."""
-        rows = [[report.node, report.name, dict(report.total), dict(report.free)] for report in reports]
-        rows.sort(key=lambda row: str(row[0]))
+        rows = [NodeRow(report.node, report.name, dict(report.total), dict(report.free)) for report in reports]
+        rows.sort(key=lambda row: row.node)
         if rows != self._rows:
             self._rows = rows
-            self._daemon.send(op="cluster", nodes=rows)
+            self._daemon.send(ClusterNodes(rows, False))
 
     def wanted(self) -> list[str]:
         """Nodes that should be lent something."""
         return list(self._pending)
 
-    def take(self, node: str) -> list[int]:
-        """Claim what one node should be lent: those tasks, and as -1 - index actors, that are still to be had."""
-        return [task for task, id_ in self._pending.pop(node, []) if self._claim(task, id_)]
+    def take(self, node: str) -> list[TaskKey | ActorKey]:
+        """Claim the tasks and actors that one node should get, and return those that are still waiting."""
+        return [key for key in self._pending.pop(node, []) if self._claim(key)]
 
-    def _claim(self, task: int, id_: int) -> bool:
-        if task < 0:
-            return actors.carry(self._client, -1 - task, id_)
-        return admission.claim(self._client, task, id_)
+    def _claim(self, key: TaskKey | ActorKey) -> bool:
+        take = admission.claim if isinstance(key, TaskKey) else actors.carry
+        return bool(take(self._client, *key.pair))
 
     def hold(self, node: str, objref: int, nbytes: int) -> None:
         """Tell the daemon that a node has the value of a large object, too; with 0 bytes: not any more."""
@@ -82,13 +81,13 @@ class Orders:
             there[objref] = nbytes
         elif there.pop(objref, None) is None:
             return
-        self._daemon.send(op="holds", node=node, objects=[[objref, nbytes]])
+        self._daemon.send(Holds(node, [HeldObject(objref, nbytes)]))
 
     def lost(self, node: str) -> None:
         """The stream to a node has ended, which lets go of what it was sent."""
         there = self._held.pop(node, {})
         if there:
-            self._daemon.send(op="holds", node=node, objects=[[objref, 0] for objref in there])
+            self._daemon.send(Holds(node, [HeldObject(objref, 0) for objref in there]))
 
     def drop(self, node: str) -> None:
         """A node is not there any more: the daemon finds another."""
@@ -109,18 +108,20 @@ class Orders:
             except RuntimeError:
                 return  # the loop has ended
 
-    def _on_message(self, message: dict[str, Any] | None) -> None:
+    def _on_message(self, message: Message | None) -> None:
         if message is None:  # a new daemon, which knows nothing
-            self._daemon.send(op="cluster", nodes=self._rows, again=True)
+            self._daemon.send(ClusterNodes(self._rows, True))
             for node, there in self._held.items():
-                self._daemon.send(op="holds", node=node, objects=[list(item) for item in there.items()])
-        elif message.get("op") == "lend":
-            for task, id_, node in message["tasks"]:
-                self._pending.setdefault(node, []).append((task, id_))
-        elif message.get("op") == "resources":
-            self.total, self.free, self._admitted = message["total"], message["free"], message["admitted"]
+                self._daemon.send(Holds(node, [HeldObject(*item) for item in there.items()]))
+        elif isinstance(message, Forward):
+            for task in message.tasks:
+                self._pending.setdefault(task.node, []).append(TaskKey(task.record, task.id))
+            for actor in message.actors:
+                self._pending.setdefault(actor.node, []).append(ActorKey(actor.record, actor.id))
+        elif isinstance(message, Resources):
+            self.total, self.free, self._admitted = message
             self.ready.set()
-        elif message.get("op") in self._others:
-            self._others[str(message["op"])](message)
+        elif type(message) in self._others:
+            self._others[type(message)](message)
             return
         self._news()

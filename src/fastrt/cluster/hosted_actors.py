@@ -17,6 +17,7 @@ from fastrt.cluster.references import PeerError
 from fastrt.errors import ActorDiedError, FastrtError, ObjectStoreFullError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
+from fastrt.store.messages import ActorsChanged
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks.actor_handle import ActorPlan, dead_actor, kill_in
@@ -159,4 +160,4 @@ class Guests:
 
     def _tell(self) -> None:
         if self._store.tell is not None:
-            self._store.tell(op="actor")
+            self._store.tell(ActorsChanged())

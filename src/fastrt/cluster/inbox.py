@@ -21,6 +21,7 @@ from fastrt.cluster.references import PeerError
 from fastrt.errors import ObjectStoreFullError
 from fastrt.store import room
 from fastrt.store.client import NO_ROOM
+from fastrt.store.messages import Spill
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
 
@@ -191,7 +192,7 @@ class Arrivals:
                 elif waiting.look():
                     return
                 asked = spill.rounds(self._client)
-                store.tell(op="spill", bytes=wanted)
+                store.tell(Spill(wanted))
             await asyncio.sleep(waiting.pause_s)
 
     # ---- offers ----
@@ -267,7 +268,7 @@ class Arrivals:
                     self._give_up(number, room.explain(error, room.story(store, one.size), why, True))
         if self._asked is None and store.tell is not None:
             self._asked = spill.rounds(self._client)
-            store.tell(op="spill", bytes=one.size)
+            store.tell(Spill(one.size))
         self._timer = self._exchange.readiness.loop.call_later(self._wait.pause_s, self.tend)
 
     def _give_up(self, number: int, error: ObjectStoreFullError) -> None:

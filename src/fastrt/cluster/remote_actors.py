@@ -23,6 +23,7 @@ from fastrt.cluster.mailboxes import Mailboxes
 from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
+from fastrt.store.messages import ActorsChanged
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks.actor_handle import ActorPlan
@@ -154,7 +155,7 @@ class Away:
         """Leave it to the daemon what becomes of an actor."""
         actors.drop(self._client, actor, how)  # in the record: the daemon may look before it reads any message
         if self._store.tell is not None:
-            self._store.tell(op="actor")
+            self._store.tell(ActorsChanged())
 
     def _look_for_end(self, line: Line) -> None:
         """Nobody can call an actor of ours any more, and all its calls have ended: the other node may end it, too."""

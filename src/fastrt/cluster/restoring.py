@@ -13,6 +13,7 @@ from fastrt._core.objects import spill
 from fastrt.errors import FastrtError, ObjectStoreFullError
 from fastrt.store import room
 from fastrt.store.client import Store
+from fastrt.store.messages import Restore
 from fastrt.store.ref import ObjectRef
 
 Then = Callable[[ObjectRef, FastrtError | None], None]
@@ -77,5 +78,5 @@ class Restoring:
                     return room.explain(full, room.story(self._store, nbytes), why, True)
         self._rounds = rounds
         if self._store.tell is not None:
-            self._store.tell(op="restore", index=ref.index, objref=ref.objref)
+            self._store.tell(Restore(ref.index, ref.objref))
         return None

@@ -43,7 +43,8 @@ from fastrt.net.address import reachable
 from fastrt.net.grpc import streams
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.net.grpc.streams import Access
-from fastrt.store import join, unread
+from fastrt.node.keys import ActorKey
+from fastrt.store import join, messages, unread
 from fastrt.store.client import Store
 
 _SET = message_set("node")
@@ -102,11 +103,11 @@ class Uplink:
         self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
         self._flows = Watch(self._client, asyncio.get_running_loop())
         self._budget = ArgumentBudget(self._client)
-        others: dict[str, Callable[[dict[str, Any]], None]] = {
-            "find_actor": self._on_find,
-            "actor_ended": lambda message: self._news.set(),
-            "output": self._on_output,
-            "reads_output": self._on_readers,
+        others: dict[type[messages.Message], Callable[[Any], None]] = {
+            messages.SearchActor: self._on_find,
+            messages.ActorEnded: lambda message: self._news.set(),
+            messages.TaskOutput: self._on_output,
+            messages.ReadsOutput: self._on_readers,
         }
         self._orders = Orders(self._client, daemon, self._on_orders, others)
         self._load_watch = LoadWatch(self._client, asyncio.get_running_loop(), self._news.set)
@@ -319,25 +320,25 @@ class Uplink:
             if peer is None:
                 self._orders.drop(node)
             elif peer.exchange is not None and peer.exchange.node:
-                for task in self._orders.take(node):
-                    if task < 0:
-                        peer.exchange.away.host(-1 - task)
+                for key in self._orders.take(node):
+                    if isinstance(key, ActorKey):
+                        peer.exchange.away.host(key.record)
                     else:
-                        self._lend(peer, task)
+                        self._lend(peer, key.record)
             elif peer.report is not None:
                 self._call_soon(peer)
 
     # ---- output of tasks ----
 
-    def _on_readers(self, message: dict[str, Any]) -> None:
-        self._report.reads_output = bool(message["on"])
+    def _on_readers(self, message: messages.ReadsOutput) -> None:
+        self._report.reads_output = message.on
         self._to_tell.set()
 
-    def _on_output(self, message: dict[str, Any]) -> None:
+    def _on_output(self, message: messages.TaskOutput) -> None:
         """Pass on what a task of another node has printed: to the node that sent it, and to those with drivers."""
-        prefix = f"({message['who']}, node={self._settings['name']}) "
-        text = "".join(f"{prefix}{line}\n" for line in message["lines"])
-        output = _Output(text=text, error=message["error"], update=message["update"])
+        prefix = f"({message.source}, node={self._settings['name']}) "
+        text = "".join(f"{prefix}{line}\n" for line in message.lines)
+        output = _Output(text=text, error=message.is_error, update=message.is_update)
         for peer in self._peers.values():
             if (peer.report is not None and peer.report.reads_output) or (peer.exchange and peer.exchange.has_run):
                 peer.output.append(output)
@@ -353,13 +354,13 @@ class Uplink:
 
     def _pass_output_to_drivers(self, message: Any) -> None:
         text = message.text.encode()[:_OUTPUT_TEXT_MAX].decode("utf-8", "ignore")
-        self._daemon.send(op="output", text=text, error=message.error, update=message.update)
+        self._daemon.send(messages.RemoteOutput(text, message.error, message.update))
 
-    def _on_find(self, message: dict[str, Any]) -> None:
+    def _on_find(self, message: messages.SearchActor) -> None:
         for peer in self._peers.values():
             if peer.report is not None:
                 self._call_soon(peer)
-        asyncio.get_running_loop().create_task(self._finder.find(int(message["ticket"]), str(message["name"])))
+        asyncio.get_running_loop().create_task(self._finder.find(message.ticket, message.name))
 
     def _connected(self) -> tuple[list[Exchange], bool]:
         """The streams to other nodes, one for each, and whether that is all nodes that are there."""

@@ -21,14 +21,14 @@ _SPARE_WORKERS = 16
 
 
 def main() -> None:
-    """Run the daemon; tell the starter where it listens, or what went wrong."""
+    """Run the daemon; report to the starter where it listens, or why it cannot start."""
     settings = read_object(sys.argv[1], "the settings of the daemon", own=True, bytes_max=SETTINGS_BYTES_MAX)
     starter = socket.socket(fileno=settings["bootstrap_fd"])
     zygote = socket.socket(fileno=settings["zygote_fd"])
-    raise_descriptors()  # it has some for each process that it watches
+    raise_descriptors()  # it needs some for each process that it watches
     try:
         config = Config.load(**settings["config"])
-        most = config.clients_dense - 2  # beside this process and a driver
+        most = config.clients_dense - 2  # the daemon and a driver need slots, too
         pool = Pool(zygote, config.num_workers, _SPARE_WORKERS, most, settings["zygote_is_new"])
         daemon = Daemon(config, pool, settings["session"], settings["adopt"], settings["cluster"])
     except Exception as exc:  # the starter reports it to the user
@@ -38,7 +38,7 @@ def main() -> None:
         starter.send(json.dumps({"socket": daemon.socket_path}).encode())
         daemon.run(starter)
     except ZygoteEndedError:
-        sys.stderr.write("fastrt: the process that forks the workers was killed; others take its place and theirs\n")
+        sys.stderr.write("fastrt: the process that forks the workers was killed; it and its workers restart\n")
         daemon.leave()
         os.kill(os.getpid(), signal.SIGKILL)  # the starter replaces a daemon that was killed, and a dead zygote too
     finally:

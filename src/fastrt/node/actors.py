@@ -1,6 +1,7 @@
-"""The daemon's part in actors: processes for those that want one, restarts, and the end of those that stay dead.
+"""The daemon's part in actors: it starts their processes, restarts them, and ends actors that stay dead.
 
-All it decides by lies in the arena, so a daemon that takes over goes on where the dead one was. It is on no call's way.
+All decisions depend on records in the arena, so a daemon that takes over continues where the dead one was. Calls of
+actors do not pass through it.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from fastrt.errors import ActorDiedError, StaleReferenceError
 from fastrt.store.client import Store
 from fastrt.tasks.actor_handle import class_name
 
-_STARTING_MAX = 64  # processes on their way at once: more would only wait for each other
-_DESCRIPTORS_EACH = 4  # of this process, for a process that it watches: a pidfd, a connection and two pipes
+_STARTING_MAX = 64  # processes that start at once: more would only wait for each other
+_DESCRIPTORS_EACH = 4  # of the daemon, for each process: a pidfd, a connection and two pipes
 _DESCRIPTORS_KEPT = 128
-_STARTS_MAX = 3  # in a row, of processes that end before they have begun
-_QUICK_MAX = 3  # processes in a row that end soon, after each of which the next one starts at once
+_STARTS_MAX = 3  # processes in a row that end before they have joined
+_QUICK_MAX = 3  # processes in a row that end soon and are restarted without a pause
 _SOON_S = 10.0
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 30.0
 
 
 @dataclass
 class Restarts:
-    """The last restarts of an actor: after processes that end soon and have done nothing, the pauses grow.
+    """The last restarts of an actor: the pauses grow after processes that end soon without having ended a call.
 
     Attributes:
         began: when its last process was started, by the clock.
         quick: processes in a row that ended soon.
-        due: when the next one may start; 0: none is to start.
+        due: when the next one may start; 0: none waits to start.
     """
 
     began: float
@@ -44,22 +45,23 @@ class Restarts:
     due: float = 0.0
 
     def fall(self, now: float) -> None:
-        """Its process has ended: choose when the next one may start."""
+        """Choose when the next process may start, after one has ended."""
         self.quick = self.quick + 1 if now - self.began < _SOON_S else 1
         pause = _PAUSE_S * 2.0 ** min(self.quick - _QUICK_MAX - 1, 30) if self.quick > _QUICK_MAX else 0.0
         self.due = now + min(pause, _PAUSE_MAX_S)
 
 
 class Actors:
-    """Looks after the actors of a node.
+    """The actors of a node.
 
     Args:
         store: the daemon's attachment.
         fork: orders a process for the actor with that index.
-        may_start: whether what an actor demands is there for it, here and now; told whether it starts again.
+        may_start: whether the resources of an actor are reserved for it here; the last argument says whether it is a
+            restart.
         ended: called with the index of each actor that has ended.
-        waiting: generations by index of the actors that may not start yet; `may_start` has said so of each.
-        say: tells the drivers.
+        waiting: generations by index of the actors that may not start yet, as `may_start` has decided.
+        say: prints a line at the drivers.
     """
 
     def __init__(
@@ -73,11 +75,11 @@ class Actors:
     ) -> None:
         self._store = store
         self._client = store.client
-        self._fork, self._may_start, self._tell_end, self._waiting = fork, may_start, ended, waiting
+        self._fork, self._may_start, self._report_end, self._waiting = fork, may_start, ended, waiting
         self._say = say
         self._processes: dict[int, int] = {}  # by actor: the pid of the process ordered for it; 0 until it is known
         self._actor_of: dict[int, int] = {}  # by pid
-        self._coming: set[int] = set()  # actors whose process has not joined yet
+        self._starting: set[int] = set()  # actors whose process has not joined yet
         self._full = False  # no other process can be started for now
         self._has_said = False
         self._failed: dict[int, int] = {}
@@ -88,65 +90,65 @@ class Actors:
         return pid in self._actor_of
 
     def started(self, actor: int, pid: int, has_joined: bool) -> None:
-        """The zygote has forked a process for an actor."""
+        """Note the process that the zygote has forked for an actor."""
         self._processes[actor] = pid
         self._actor_of[pid] = actor
         if has_joined:
-            self._coming.discard(actor)
+            self._starting.discard(actor)
 
     def refused(self, actor: int, why: str) -> None:
-        """The zygote could not fork a process for an actor."""
+        """Count a process that the zygote could not fork."""
         self._processes.pop(actor, None)
-        self._coming.discard(actor)
+        self._starting.discard(actor)
         self._failed[actor] = self._failed.get(actor, 0) + 1
         self._how[actor] = why
 
     def joined(self, pid: int) -> None:
-        """A process has a slot now; it may be one of ours."""
-        self._coming.discard(self._actor_of.get(pid, -1))
+        """Note that a process has joined; it may be an actor's."""
+        self._starting.discard(self._actor_of.get(pid, -1))
 
     def ended(self, pid: int, how: str) -> None:
-        """A process has ended; it may be one of ours."""
+        """Note that a process has ended; it may be an actor's."""
         actor = self._actor_of.pop(pid, None)
         if actor is None or self._processes.get(actor) != pid:
             return
         del self._processes[actor]
-        self._coming.discard(actor)
+        self._starting.discard(actor)
         if actors.info(self._client, actor)["state"] == actors.WANTED:
             self._failed[actor] = self._failed.get(actor, 0) + 1
             self._how[actor] = how
 
     def fell(self, client: int, pid: int, how: str) -> None:
-        """A client is about to be buried; if it is an actor's process, remember how it ended."""
+        """Record in its actors how a client has ended, before its slot is recovered."""
         for actor in actors.of_client(self._client, client):
-            away = actors.info(self._client, actor)["state"] == actors.AWAY
-            whose = "the process that passed its calls on," if away else "its process"
-            actors.tell_how(self._client, actor, f"{whose} {pid} {how}")
-            self._failed.pop(actor, None)  # it had begun
+            is_remote = actors.info(self._client, actor)["state"] == actors.AWAY
+            process = "the process that forwarded its calls," if is_remote else "its process"
+            actors.tell_how(self._client, actor, f"{process} {pid} {how}")
+            self._failed.pop(actor, None)  # its process had started
             rows = clients.table(self._client.segment)
-            if not away and any(row["client"] == client and row["tasks_done"] for row in rows):
-                self._restarts.pop(actor, None)  # a process that has ended calls is no part of a crash loop
+            if not is_remote and any(row["client"] == client and row["tasks_done"] for row in rows):
+                self._restarts.pop(actor, None)  # a process that has ended calls is not part of a crash loop
 
     def patience_s(self) -> float:
-        """How long it is until an actor's next process may start; infinite when none waits for that."""
+        """Seconds until the next process of an actor may start; infinite when none waits for that."""
         due = [one.due for one in self._restarts.values() if one.due]
         return max(0.0, min(due) - time.monotonic()) if due else float("inf")
 
     def tend(self) -> None:
-        """Do what there is to do."""
+        """Start, restart and end the actors whose records ask for it."""
         self._full = False
         for actor, state in actors.attention(self._client, self._waiting):
             if (self._full or actor in self._processes) and actors.lacks_process(self._client, actor):
-                continue  # thousands may wait here: no look at each record
+                continue  # thousands may wait here: do not read each record
             info = actors.info(self._client, actor)
             if state == actors.WANTED:
                 self._start(actor, info)
-            elif state == actors.LIVE:  # a bare one that shall end
+            elif state == actors.LIVE:  # a bundle that has the order to end
                 actors.drop(self._client, actor)
                 self._decide(actor, info)
             elif state == actors.DOWN:
                 self._decide(actor, info)
-            else:  # a daemon that is dead declared it dead, and came no further
+            else:  # an earlier daemon declared it dead, and died before it ended its calls
                 self._end(actor, "")
 
     def _start(self, actor: int, info: dict[str, Any], again: bool = False) -> None:
@@ -161,17 +163,17 @@ class Actors:
             self._restarts.setdefault(actor, Restarts(0.0)).began = time.monotonic()
             self._fork(actor)
             self._processes[actor] = 0
-            self._coming.add(actor)
+            self._starting.add(actor)
 
     def _has_slot(self) -> bool:
-        """Whether another process can be started: an actor that finds no place waits until others have ended."""
+        """Whether another process can be started; if not, the actor waits until others have ended."""
         used, tools, most = clients.occupancy(self._client.segment)
-        there = used + len(self._coming)
+        there = used + len(self._starting)
         openable = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH
-        self._full = len(self._coming) >= _STARTING_MAX or there >= min(
+        self._full = len(self._starting) >= _STARTING_MAX or there >= min(
             most - max(actors.SLOTS_KEPT - tools, 0), openable
         )
-        if self._full and len(self._coming) < _STARTING_MAX and not self._has_said:
+        if self._full and len(self._starting) < _STARTING_MAX and not self._has_said:
             self._has_said = True
             limit = f"{most} client slots are taken (clients_max)"
             if openable < most:
@@ -180,7 +182,7 @@ class Actors:
         return not self._full
 
     def _decide(self, actor: int, info: dict[str, Any]) -> None:
-        """Start an actor whose process has died again, or declare it dead."""
+        """Restart an actor whose process has died, or declare it dead."""
         how = info["how"] or "its process ended"
         most = info["max_restarts"]
         if not info["ended"] and (most < 0 or info["restarts"] < most):
@@ -194,7 +196,7 @@ class Actors:
         self._end(actor, how)
 
     def _pauses(self, actor: int) -> bool:
-        """Whether an actor whose process has ended is to wait before the next one starts."""
+        """Whether an actor whose process has ended must wait before the next one starts."""
         restarts = self._restarts.setdefault(actor, Restarts(0.0))
         now = time.monotonic()
         if not restarts.due:
@@ -209,7 +211,7 @@ class Actors:
         info = actors.info(self._client, actor)
         reason = info["reason"] or reason
         if actors.has_calls(self._client, actor):
-            with contextlib.suppress(StaleReferenceError):  # its calls say why
+            with contextlib.suppress(StaleReferenceError):  # its calls report the error
                 unread.mark(self._client, [handles.acquire(self._client, *info["object"])])
         words = f"actor {class_name(self._store, actor)} is dead: {reason}"
         self._failed.pop(actor, None)
@@ -217,8 +219,8 @@ class Actors:
         self._restarts.pop(actor, None)
         for task in actors.end(self._client, actor, reason):
             error = ActorDiedError(words)
-            error.attempts = core.info(self._client, task)["attempts"]  # one that ran, and was to run again
+            error.attempts = core.info(self._client, task)["attempts"]  # of a call that was to be retried
             error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
             self._store.put_error(task, error)
             core.finish(self._client, task)
-        self._tell_end(actor)
+        self._report_end(actor)

@@ -1,7 +1,7 @@
-"""Admits tasks with demands: brings together what the arena says of them and what `placing` decides.
+"""Admits tasks with demands: reads their records in the arena, and carries out what `placing` decides.
 
-Part of the daemon, on its thread. One further thread sleeps in the arena until there is news, and says so on an
-eventfd. Its memory is a cache: a daemon that takes a dead one's place finds all of it in the tasks' records.
+It runs on the daemon's thread. A second thread sleeps in the arena until a record changes, and writes to an eventfd
+then. All state here is a cache: a daemon that replaces a dead one rebuilds it from the tasks' records.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastrt._core.memory.clients import KIND_WORKER, Client, table
@@ -21,16 +21,31 @@ from fastrt._core.tasks import tasks as core
 from fastrt.config import RESOURCE_PARTS
 from fastrt.errors import FastrtError, InfeasibleTaskError, NotFoundError, StaleReferenceError
 from fastrt.node.groups import Groups
-from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing, Task, View
+from fastrt.node.keys import ActorKey, BundleKey, Key, TaskKey
+from fastrt.node.placing import BLOCKED, ELSEWHERE, GONE, HERE, ORDERED, WAITING, Order, Placing
 from fastrt.store.client import Store
 from fastrt.store.join import Link
+from fastrt.store.messages import (
+    ActorEnded,
+    ActorFound,
+    ClusterNodes,
+    FindActor,
+    Forward,
+    ForwardedRecord,
+    Holds,
+    NodeList,
+    NodeRow,
+    Resources,
+    SearchActor,
+    SearchEnded,
+)
 from fastrt.tasks.actor_handle import kill_in
 from fastrt.tasks.resources import CPU, Demand, group_of, parts_of
 
 _NAP_S = 1.0
 _SWEEP_S = 2.0  # between two looks for waiting tasks that were cancelled
 _TASKS_A_MESSAGE = 1000
-_KNOWN_S = 2.0  # in which a group that was made is known, also to a daemon that has just taken over
+_KNOWN_S = 2.0  # in which a new group becomes known, also to a daemon that has just taken over
 
 
 _PLACES = {  # of an actor, by its state
@@ -44,12 +59,12 @@ class Admission:
 
     Args:
         store: the daemon's own attachment.
-        cpus, resources: what this node has.
-        cluster: whether an uplink is there, or will be.
-        runs_here: whether the client of that number runs what it has claimed: a worker does, an uplink lends it.
-        is_blocked: whether a worker, by its client's number, sleeps in a get.
-        start_actors: has the actors looked at again, soon.
-        say: tells the drivers something.
+        cpus, resources: the resources of this node.
+        cluster: whether the node has an uplink, or will have one.
+        runs_here: whether a client, given its slot, runs the tasks that it claims; an uplink forwards them instead.
+        is_blocked: whether a worker, given its slot, sleeps in a get.
+        start_actors: has the daemon examine the actors again soon.
+        say: prints a line at the drivers.
     """
 
     def __init__(
@@ -67,16 +82,16 @@ class Admission:
         self._client = store.client
         self._runs_here, self._is_blocked, self._say = runs_here, is_blocked, say
         self._start_actors = start_actors
-        self._finding: dict[int, Link] = {}  # who asks for an actor of the cluster
+        self._finding: dict[int, Link] = {}  # connections that wait for `SearchEnded`, by ticket
         total = dict(parts_of({CPU: cpus, **resources}))
         self.placing = Placing(self._client.segment.session, total, cluster)
         self.groups = Groups(self.placing)
-        self._known: dict[int, Demand] = {}  # by the number of the object that says it
-        self._promised: dict[Task, tuple[str, float]] = {}  # tasks that wait for a group, and since when
-        self._running: dict[Task, dict[int, int]] = {}  # by bundle: the tasks that ran when it was placed
-        self._ended: set[int] = set()  # actors, since the last look
+        self._known: dict[int, Demand] = {}  # by the number of the object that holds it
+        self._promised: dict[TaskKey, tuple[str, float]] = {}  # tasks that wait for a group, and since when
+        self._running: dict[Key, dict[int, int]] = {}  # by bundle: the tasks that were running when it was placed
+        self._ended: set[int] = set()  # actors that ended since the last `refresh`
         self._uplink: Link | None = None
-        self._told: Any = None
+        self._reported: Any = None
         self._swept_at = 0.0
         self._closed = False
         self.news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -84,8 +99,9 @@ class Admission:
         self._thread.start()
 
     def take_over(self) -> None:
-        """Learn what a dead daemon had admitted."""
-        for task in admission.take_over(self._client):
+        """Rebuild the state from the records: an earlier daemon has admitted these tasks and actors."""
+        for index, id_ in admission.take_over(self._client):
+            task = TaskKey(index, id_)
             demand = self._demand(task)
             if demand is not None:
                 self.placing.found(task, demand)
@@ -93,61 +109,62 @@ class Admission:
             info = actors.info(self._client, actor)
             if info["state"] in (actors.STARTING, actors.LIVE, actors.DOWN, actors.AWAY):
                 demand = self._demand_of_actor(info)
-                self.placing.found((-1 - actor, gen), demand)
-                if demand.bundle and not demand.node:
-                    self.groups.add((-1 - actor, gen), demand, placed=True)
+                key = _key_of(actor, gen, info)
+                self.placing.found(key, demand)
+                if isinstance(key, BundleKey) and not demand.node:
+                    self.groups.add(key, demand, placed=True)
 
     def may_start(self, actor: int, info: Mapping[str, Any], again: bool = False) -> bool:
-        """Whether an actor that wants a process may have it here now; if not, it may have it later, or elsewhere.
+        """Whether an actor may get a process here now; if not, it may get it later, or on another node.
 
         Args:
             actor: its index.
-            info: what its record says.
-            again: whether it had one, which has just ended: what was ordered for it has been carried out.
+            info: its record, as `actors.info` returns it.
+            again: whether its process has just ended: an order to forward it has been carried out.
         """
         if info["demand"] is None and self.placing.total.get(CPU):
             return True
-        task = (-1 - actor, info["gen"])
-        place = self.placing.place_of(task)
+        demand = self._demand_of_actor(info)
+        key = _key_of(actor, info["gen"], info)
+        place = self.placing.place_of(key)
         if place == HERE:
             return True
         if place != WAITING and (place != ORDERED or again):
-            demand = self._demand_of_actor(info)
-            self.placing.wait(task, demand, time.monotonic())
-            if demand.bundle and demand.node:
-                self._hold_or_refuse(task, demand)
-            elif demand.bundle:
-                self.groups.add(task, demand)
+            self.placing.wait(key, demand, time.monotonic())
+            if isinstance(key, BundleKey) and demand.node:
+                self._hold_or_refuse(key, demand)
+            elif isinstance(key, BundleKey):
+                self.groups.add(key, demand)
             self.refresh()
-        return self.placing.place_of(task) == HERE
+        return self.placing.place_of(key) == HERE
 
-    def _hold_or_refuse(self, task: Task, demand: Demand) -> None:
-        """A bundle of another node's group has its place here now, or that node finds another."""
+    def _hold_or_refuse(self, key: BundleKey, demand: Demand) -> None:
+        """Reserve a bundle of another node's group here, or end it, so that the node finds another place."""
         room = self.placing.rooms().get(self.placing.node, {})
         if all(room.get(name, 0) >= parts for name, parts in demand.amounts):
-            self.placing.put(task, self.placing.node, time.monotonic())
+            self.placing.put(key, self.placing.node, time.monotonic())
         else:
-            actors.end_for_good(self._client, -1 - task[0], actors.KILLED, "there was no room for it")
+            actors.end_for_good(self._client, key.record, actors.KILLED, "there was no room for it")
 
     def remove_group(self, name: str) -> None:
-        """Give back what is reserved for a placement group."""
-        known = self.groups.tasks_of(name)
-        for task in self._bundles_of(name) if known is None else known:
-            if self._place_of_actor(task) != GONE:
-                kill_in(self._store, -1 - task[0], "its placement group was removed")
+        """Give back the resources that a placement group has reserved."""
+        known = self.groups.keys_of(name)
+        for key in self._bundles_of(name) if known is None else known:
+            if self._place_of_actor(key) != GONE:
+                kill_in(self._store, key.record, "its placement group was removed")
         self._start_actors()
 
-    def _bundles_of(self, name: str) -> list[Task]:
+    def _bundles_of(self, name: str) -> list[BundleKey]:
         """The bundles of a placement group by their records: a new daemon does not know every group yet."""
         found = []
         for actor, gen in actors.demanding(self._client):
             info = actors.info(self._client, actor)
             if info["bare"] and info["gen"] == gen and self._demand_of_actor(info).bundle.split("/")[0] == name:
-                found.append((-1 - actor, gen))
+                found.append(BundleKey(actor, gen))
         return found
 
     def end_actors_of(self, name: str) -> None:
-        """End the actors here that have something of a placement group, a bundle of which is gone."""
+        """End the actors here that use a placement group after one of its bundles is gone."""
         for actor, _ in actors.demanding(self._client):
             info = actors.info(self._client, actor)
             if not info["ended"] and info["state"] != actors.DEAD and group_of(self._demand_of_actor(info)) == name:
@@ -155,7 +172,7 @@ class Admission:
         self._start_actors()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread that waits for changes."""
         self._closed = True
         with contextlib.suppress(FastrtError):  # the session is broken: it has ended
             admission.tell(self._client)
@@ -163,21 +180,18 @@ class Admission:
         os.close(self.news)
 
     def on_news(self, fd: int) -> None:
-        """The eventfd is readable."""
+        """Handle changes of records: the eventfd is readable."""
         os.eventfd_read(fd)
         self.refresh()
 
-    def on_cluster(self, link: Link, message: Mapping[str, Any]) -> None:
-        """The uplink tells who is in the cluster."""
-        views = [
-            View(str(node), str(name), counted(total), counted(free)) for node, name, total, free in message["nodes"]
-        ]
+    def on_cluster(self, link: Link, message: ClusterNodes) -> None:
+        """Take the nodes of the cluster from the uplink."""
         self._uplink, self.placing.has_uplink = link, True
-        mine = [view for view in views if view.node == self.placing.node]
+        mine = [row for row in message.nodes if row.node == self.placing.node]
         if mine:
             self.placing.name = mine[0].name
-        self._told = None if message.get("again") else self._told
-        self.placing.see([view for view in views if view.node != self.placing.node])
+        self._reported = None if message.is_new_daemon else self._reported
+        self.placing.see([row for row in message.nodes if row.node != self.placing.node])
         self.refresh()
 
     @property
@@ -186,119 +200,122 @@ class Admission:
         return self._uplink
 
     def on_hang_up(self, link: Link) -> None:
-        """A connection has ended: perhaps the uplink's."""
+        """Forget a connection that has ended; it may be the uplink's."""
         self._finding = {ticket: one for ticket, one in self._finding.items() if one is not link}
         if link is self._uplink:
-            self._uplink, self.placing.has_uplink, self._told = None, False, None
+            self._uplink, self.placing.has_uplink, self._reported = None, False, None
             self.placing.held.clear()
             for ticket in list(self._finding):
-                self.on_found({"ticket": ticket, "names": [], "objref": 0, "index": 0})
+                self.on_search_ended(link, SearchEnded(ticket, [], 0, 0))
 
-    def on_find(self, link: Link, name: str) -> None:
-        """Somebody asks which node has the actor of that name."""
+    def on_find(self, link: Link, message: FindActor) -> None:
+        """Have the uplink search other nodes for an actor; answered by `on_search_ended`."""
         if self._uplink is None:
-            link.send(names=[], objref=0)
+            link.send(ActorFound([], 0, 0))
             return
         ticket = link.fileno()
         self._finding[ticket] = link
-        self._uplink.post(op="find_actor", ticket=ticket, name=name)
+        self._uplink.post(SearchActor(ticket, message.name))
 
-    def on_found(self, message: Mapping[str, Any]) -> None:
-        """The uplink answers."""
-        link = self._finding.pop(message["ticket"], None)
+    def on_search_ended(self, uplink: Link, message: SearchEnded) -> None:
+        """Answer the process that has asked for an actor."""
+        link = self._finding.pop(message.ticket, None)
         if link is not None:
-            link.send(names=message["names"], objref=message["objref"], index=message["index"])
+            link.send(ActorFound(message.names, message.objref, message.entry))
 
-    def on_holds(self, message: Mapping[str, Any]) -> None:
-        """The uplink tells which large objects of this node's another one has, too."""
-        for objref, nbytes in message["objects"]:
-            self.placing.holds(str(message["node"]), int(objref), int(nbytes))
+    def on_holds(self, link: Link, message: Holds) -> None:
+        """Take from the uplink which large objects of this node another node has copies of."""
+        for objref, nbytes in message.objects:
+            self.placing.holds(message.node, objref, nbytes)
 
     def further_workers(self) -> int:
-        """How many workers should be there beyond the CPUs; below 0: how many fewer."""
+        """How many more workers than CPUs the node needs; below 0: how many fewer."""
         return -(-self.placing.relief // RESOURCE_PARTS)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> NodeList:
         """This node and the others, for people."""
         placing = self.placing
-        mine = [placing.node, placing.name, placing.total, free_of(self._client, placing.total, *self._state())]
-        return {"here": mine, "others": [[v.node, v.name, v.total, v.free] for v in placing.views.values()]}
+        free = free_of(self._client, placing.total, *self._state())
+        return NodeList(NodeRow(placing.node, placing.name, placing.total, free), list(placing.views.values()))
 
     def _state(self) -> tuple[dict[str, int], int]:
-        """What is free but for tasks without demands, and how many tasks are admitted."""
+        """Free amounts without regard to tasks without demands, and the number of admitted tasks."""
         used = self.placing.used
         return {name: parts - used.get(name, 0) for name, parts in self.placing.total.items()}, self.placing.here()
 
     def refresh(self) -> None:
-        """Bring everything up to date with the tasks' records, and place what can be placed."""
+        """Read the records of all tasks and actors, and place those that can be placed."""
         now = time.monotonic()
         placing = self.placing
         placed = placing.placed()
-        tasks = [task for task in placed if task[0] >= 0]
-        for task, (state, client) in zip(tasks, admission.states(self._client, tasks), strict=True):
+        tasks = [key for key in placed if isinstance(key, TaskKey)]
+        for task, (state, client) in zip(tasks, self._task_states(tasks), strict=True):
             placing.moved(task, self._place_of(state, client), now)
-        here = [task for task in placed if task[0] < 0]
-        for task, state in zip(here, actors.states(self._client, [(-1 - a, gen) for a, gen in here]), strict=True):
-            placing.moved(task, _PLACES[state], now)
+        others = [key for key in placed if not isinstance(key, TaskKey)]
+        states = actors.states(self._client, [key.pair for key in others])
+        for key, state in zip(others, states, strict=True):
+            placing.moved(key, _PLACES[state], now)
         if self._ended:
             ended, self._ended = self._ended, set()
-            waiting = placing.waiting_actors
-            self._drop_gone([(-1 - actor, waiting[actor]) for actor in ended if actor in waiting], now)
-        for task in admission.take_held(self._client):
+            waiting = [(actor, placing.waiting_actors[actor]) for actor in ended if actor in placing.waiting_actors]
+            self._drop_gone([kind(*pair) for pair in waiting for kind in (ActorKey, BundleKey)], now)
+        for index, id_ in admission.take_held(self._client):
+            task = TaskKey(index, id_)
             demand = self._demand(task)
             if demand is not None and demand.bundle:
                 self._promised.setdefault(task, (demand.bundle, now))
             elif demand is not None:
-                named = admission.named(self._client, *task) if placing.held else ()
-                placing.wait(task, demand, now, named, core.info(self._client, task[0])["priority"])
+                named = admission.named(self._client, index, id_) if placing.held else ()
+                placing.wait(task, demand, now, named, core.info(self._client, index)["priority"])
         if now - self._swept_at > _SWEEP_S:
             self._swept_at = now
             self._sweep(now)
-        lend: list[tuple[int, int, str]] = []
-        while not self._carry_out(self.groups.decide(now) + placing.decide(now), lend, now) or self._open_bundles():
+        forward: list[Order] = []
+        while not self._carry_out(self.groups.decide(now) + placing.decide(now), forward, now) or self._open_bundles():
             continue
         for name in placing.take_gone_groups():
             self.end_actors_of(name)
         self._answer_waiting()
-        self._tell_uplink(lend)
+        self._report_to_uplink(forward)
 
-    def _carry_out(self, orders: list[Order], lend: list[tuple[int, int, str]], now: float) -> bool:
-        """False when a task that was given room has been cancelled meanwhile: others may have it."""
+    def _carry_out(self, orders: list[Order], forward: list[Order], now: float) -> bool:
+        """Carry out orders; False when a task was cancelled meanwhile, so that others may have its room."""
         done = True
         for order in orders:
-            if order.what == "lend":
-                lend.append((*order.task, order.node))
-            elif order.task[0] < 0 and self._place_of_actor(order.task) == GONE:
-                self.placing.moved(order.task, GONE, now)  # its record may be another's by now
+            key = order.key
+            if order.what == "forward":
+                forward.append(order)
+            elif not isinstance(key, TaskKey) and self._place_of_actor(key) == GONE:
+                self.placing.moved(key, GONE, now)  # its record may belong to another by now
             elif order.what == "release":
-                self._release(order.task)
+                self._release(key)
             elif order.what != "admit":
                 self._cannot(order)
-            elif order.task[0] < 0:
+            elif not isinstance(key, TaskKey):
                 self._start_actors()
-            elif not admission.admit(self._client, *order.task):
-                self.placing.moved(order.task, GONE, now)
+            elif not admission.admit(self._client, key.record, key.id):
+                self.placing.moved(key, GONE, now)
                 done = False
         return done
 
-    def _release(self, task: Task) -> None:
-        """Have a bundle give up what it has: it waits again."""
-        actor = -1 - task[0]
-        if self.placing.place_of(task) == HERE:
-            self.placing.leave(task)
-            actors.drop(self._client, actor)
+    def _release(self, key: Key) -> None:
+        """Have a bundle give up its resources: it waits again."""
+        if self.placing.place_of(key) == HERE:
+            self.placing.leave(key)
+            actors.drop(self._client, key.record)
             self._start_actors()
-        elif actors.info(self._client, actor)["state"] == actors.AWAY:
-            actors.order(self._client, actor, actors.ORDER_KILL)
+        elif actors.info(self._client, key.record)["state"] == actors.AWAY:
+            actors.order(self._client, key.record, actors.ORDER_KILL)
 
     def _answer_waiting(self) -> None:
-        """Fulfil the tasks that wait for placement groups of which the outcome is known."""
+        """Finish the tasks that wait for placement groups whose outcome is known."""
         now = time.monotonic()
         for task, (name, since) in list(self._promised.items()):
             ready, why = self.groups.is_ready(name), self.groups.why_gone(name)
             if ready:
                 del self._promised[task]
-                if admission.claim(self._client, *task) and not core.finish_scalar(self._client, task[0], True):
+                claimed = admission.claim(self._client, *task.pair)
+                if claimed and not core.finish_scalar(self._client, task.record, True):
                     raise AssertionError("a task that waits for a placement group has one result")
             elif ready is None and (why is not None or now - since > _KNOWN_S):
                 del self._promised[task]
@@ -308,26 +325,31 @@ class Admission:
 
     def _sweep(self, now: float) -> None:
         waiting = self.placing.waiting()
-        self._drop_gone([task for task in waiting if task[0] < 0], now)
-        waiting = [task for task in waiting if task[0] >= 0]
-        for task, (state, _) in zip(waiting, admission.states(self._client, waiting), strict=True):
+        self._drop_gone([key for key in waiting if not isinstance(key, TaskKey)], now)
+        tasks = [key for key in waiting if isinstance(key, TaskKey)]
+        for task, (state, _) in zip(tasks, self._task_states(tasks), strict=True):
             if state == admission.GONE:
                 self.placing.moved(task, GONE, now)
         promised = list(self._promised)
-        for task, (state, _) in zip(promised, admission.states(self._client, promised), strict=True):
+        for task, (state, _) in zip(promised, self._task_states(promised), strict=True):
             if state == admission.GONE:
                 del self._promised[task]
 
+    def _task_states(self, tasks: list[TaskKey]) -> list[tuple[int, int]]:
+        """The state of each task, and the client that has claimed it."""
+        found: list[tuple[int, int]] = admission.states(self._client, [task.pair for task in tasks])
+        return found
+
     def on_actor_ended(self, actor: int) -> None:
-        """An actor or a bundle has ended: the next `refresh` forgets it if it waited."""
+        """Note that an actor or a bundle has ended: the next `refresh` forgets it if it waited."""
         self._ended.add(actor)
-        if self._uplink is not None:  # its node may be another
-            self._uplink.post(op="actor_ended")
+        if self._uplink is not None:  # its process may run on another node
+            self._uplink.post(ActorEnded())
 
     def _open_bundles(self) -> bool:
-        """Let tasks use bundles whose CPUs are free of the tasks that ran when they were placed; whether there is one.
+        """Open bundles whose CPUs are free of the tasks that ran when they were placed; whether any was opened.
 
-        Tasks without demands are not counted among what is in use: nothing but these can be on a bundle's CPUs.
+        The resources in use do not include tasks without demands: only these can occupy a bundle's CPUs.
         """
         placing = self.placing
         if not placing.unopened:
@@ -349,18 +371,18 @@ class Admission:
         return opened
 
     def _running_without_demand(self) -> dict[int, int]:
-        """Workers that run a task without a demand, and how many each had ended before it."""
-        tasks = [task for task in self.placing.placed() if task[0] >= 0]
-        admitted = {client for state, client in admission.states(self._client, tasks) if state == admission.RUNNING}
+        """Workers that run a task without a demand, and the number of tasks that each had ended before it."""
+        tasks = [key for key in self.placing.placed() if isinstance(key, TaskKey)]
+        admitted = {client for state, client in self._task_states(tasks) if state == admission.RUNNING}
         rows = [row for row in table(self._client.segment) if row["kind"] == KIND_WORKER]
         busy = [row for row in rows if row["task"] is not None and not row["blocked"]]
         return {row["client"]: row["tasks_done"] for row in busy if row["client"] not in admitted}
 
-    def _drop_gone(self, waiting: list[Task], now: float) -> None:
-        """Forget those of some waiting actors that have ended."""
-        for task in waiting:
-            if self._place_of_actor(task) == GONE:
-                self.placing.moved(task, GONE, now)
+    def _drop_gone(self, waiting: Sequence[ActorKey | BundleKey], now: float) -> None:
+        """Forget those of some waiting actors and bundles that have ended."""
+        for key in waiting:
+            if self._place_of_actor(key) == GONE:
+                self.placing.moved(key, GONE, now)
 
     def _place_of(self, state: int, client: int) -> int:
         if state == admission.GONE:
@@ -371,11 +393,11 @@ class Admission:
             return ELSEWHERE
         return BLOCKED if state != admission.QUEUED and self._is_blocked(client) else HERE
 
-    def _place_of_actor(self, task: Task) -> int:
-        return _PLACES[actors.states(self._client, [(-1 - task[0], task[1])])[0]]
+    def _place_of_actor(self, key: ActorKey | BundleKey) -> int:
+        return _PLACES[actors.states(self._client, [key.pair])[0]]
 
     def _demand_of_actor(self, info: Mapping[str, Any]) -> Demand:
-        """What an actor takes: nothing but a node where somebody works, unless it says so."""
+        """The demand of an actor; by default it needs only a node that has workers."""
         if info["demand"] is None:
             return Demand(())
         objref, index = info["demand"]
@@ -383,14 +405,14 @@ class Admission:
         if found is None:
             try:
                 found = Demand.from_bytes(self._store.load(handles.acquire(self._client, objref, index)))
-            except StaleReferenceError:  # it went with the last handle: the actor ends
+            except StaleReferenceError:  # freed with the last handle: the actor ends
                 return Demand(())
             self._known[objref] = found
         return found
 
-    def _demand(self, task: Task) -> Demand | None:
-        """What a task demands; None when it has ended meanwhile."""
-        ref = admission.demand_of(self._client, *task)
+    def _demand(self, task: TaskKey) -> Demand | None:
+        """The demand of a task; None when the task has ended meanwhile."""
+        ref = admission.demand_of(self._client, *task.pair)
         if ref is None:
             return None
         found = self._known.get(ref.objref)
@@ -398,7 +420,7 @@ class Admission:
             try:
                 found = Demand.from_bytes(self._store.load(ref))
             except (FastrtError, ValueError) as exc:
-                self._refuse(task, FastrtError(f"what the task demands cannot be read: {exc}"))
+                self._refuse(task, FastrtError(f"the task's demand cannot be read: {exc}"))
                 return None
             if len(self._known) > 10_000:
                 self._known.clear()
@@ -409,17 +431,19 @@ class Admission:
         if order.demand.bundle:
             self._cannot_reserve(order)
             return
-        index, shortage = order.task[0], self._shortage(order.demand)
-        what = "task" if index >= 0 else "actor"
-        about = core.info(self._client, index)["function"][0] if index >= 0 else self._class_of(index)
-        name = function_name(self._client, about)
-        if order.what != "warn" and index < 0:
-            actors.end_for_good(self._client, -1 - index, actors.FAILED, f"it demands {shortage}")
-            self._start_actors()
-        elif order.what == "warn":
+        key, shortage = order.key, self._shortage(order.demand)
+        is_task = isinstance(key, TaskKey)
+        what = "task" if is_task else "actor"
+        records = core if is_task else actors
+        function = records.info(self._client, key.record)["function"]
+        name = function_name(self._client, function[0] if is_task else function)
+        if order.what == "warn":
             self._say(f"fastrt: {what} {name!r} demands {shortage}; it waits until a node joins that has\n")
+        elif isinstance(key, TaskKey):
+            self._refuse(key, InfeasibleTaskError(f"task {name!r} demands {shortage}"))
         else:
-            self._refuse(order.task, InfeasibleTaskError(f"task {name!r} demands {shortage}"))
+            actors.end_for_good(self._client, key.record, actors.FAILED, f"it demands {shortage}")
+            self._start_actors()
 
     def _shortage(self, demand: Demand) -> str:
         group = group_of(demand)
@@ -436,58 +460,56 @@ class Admission:
         if order.what == "warn":
             self._say(f"fastrt: placement group {name} has {shortage}; it waits until nodes join that have it\n")
         else:
-            actors.end_for_good(self._client, -1 - order.task[0], actors.FAILED, shortage[:400])
+            actors.end_for_good(self._client, order.key.record, actors.FAILED, shortage[:400])
             self._start_actors()
 
-    def _class_of(self, index: int) -> int:
-        return int(actors.info(self._client, -1 - index)["function"])
+    def _refuse(self, task: TaskKey, error: FastrtError) -> None:
+        if admission.refuse(self._client, task.record, task.id):
+            self._store.put_error(task.record, error)
+            core.finish(self._client, task.record)
 
-    def _refuse(self, task: Task, error: FastrtError) -> None:
-        if admission.refuse(self._client, *task):
-            self._store.put_error(task[0], error)
-            core.finish(self._client, task[0])
-
-    def _tell_uplink(self, lend: list[tuple[int, int, str]]) -> None:
+    def _report_to_uplink(self, forward: list[Order]) -> None:
         link = self._uplink
         if link is None:
             return
-        for k in range(0, len(lend), _TASKS_A_MESSAGE):
-            link.post(op="lend", tasks=lend[k : k + _TASKS_A_MESSAGE])
+        for k in range(0, len(forward), _TASKS_A_MESSAGE):
+            tasks: list[ForwardedRecord] = []
+            others: list[ForwardedRecord] = []
+            for order in forward[k : k + _TASKS_A_MESSAGE]:
+                record = ForwardedRecord(*order.key.pair, order.node)
+                (tasks if isinstance(order.key, TaskKey) else others).append(record)
+            link.post(Forward(tasks, others))
         state = self._state()
-        if (state, self.placing.total) != self._told:
-            self._told = state, dict(self.placing.total)
-            link.post(op="resources", total=self.placing.total, free=state[0], admitted=state[1])
+        if (state, self.placing.total) != self._reported:
+            self._reported = state, dict(self.placing.total)
+            link.post(Resources(self.placing.total, *state))
 
     def _listen(self) -> None:
-        """Sleep until there is news."""
+        """Wake the daemon whenever a record has changed."""
         seen = 0
         while not self._closed:
             try:
                 now = admission.wait_news(self._client, seen, _NAP_S)
             except FastrtError:
-                return  # the session is broken: the daemon ends by what it meets itself
+                return  # the session is broken: the daemon's own thread meets the same error
             if now != seen:
                 seen = now
                 os.eventfd_write(self.news, 1)
 
 
-def counted(parts: Mapping[str, Any]) -> dict[str, int]:
-    """Parts by name, as another process has sent them.
-
-    Raises:
-        ValueError, TypeError, AttributeError: they are none.
-    """
-    return {str(name): int(amount) for name, amount in parts.items()}
+def _key_of(actor: int, gen: int, info: Mapping[str, Any]) -> ActorKey | BundleKey:
+    """The key of a record in the table of actors, given its `actors.info`: a bundle has no process."""
+    return BundleKey(actor, gen) if info["bare"] else ActorKey(actor, gen)
 
 
 def free_of(client: Client, total: Mapping[str, int], free: Mapping[str, int], admitted: int) -> dict[str, int]:
-    """What is free on a node, less the CPUs that tasks without demands take.
+    """Free amounts of a node, less the CPUs that tasks without demands take.
 
     Args:
         client: an attachment to its session.
-        total: what it has.
-        free: what of it tasks with demands leave.
-        admitted: how many of these there are.
+        total: all amounts of the node.
+        free: amounts that are not used by tasks with demands.
+        admitted: the number of admitted tasks with demands.
     """
     rows = [row for row in table(client.segment) if row["kind"] == KIND_WORKER]
     busy = sum(row["task"] is not None and not row["blocked"] for row in rows)

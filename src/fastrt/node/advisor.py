@@ -1,4 +1,4 @@
-"""What makes a session slow and only the daemon can see: told to the drivers, once for each cause."""
+"""Advice about causes of slowness that only the daemon can see; drivers print it once for each cause."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _EVERY_S = 0.5
 
 
 class Advisor:
-    """Looks at the arena and the pool now and then.
+    """Examines the arena and the pool twice a second.
 
     Args:
         client: the daemon's attachment.
         pool: the workers.
-        say: tells the drivers.
+        say: prints a line at the drivers.
     """
 
     def __init__(self, client: Client, pool: Pool, say: Callable[[str], None]) -> None:
@@ -35,7 +35,7 @@ class Advisor:
         self._given: set[str] = set()
 
     def look(self, now: float | None = None) -> None:
-        """To be called now and then; looks twice a second at most.
+        """Examine the arena and the pool, unless the last time was less than half a second ago.
 
         Args:
             now: monotonic time, in seconds.

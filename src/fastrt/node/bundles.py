@@ -1,4 +1,4 @@
-"""Which node each bundle of a placement group goes to. Pure: what is free goes in, a choice comes out."""
+"""Chooses a node for each bundle of a placement group: a pure function of the free resources."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def assign(
     """Choose a node for each bundle.
 
     Args:
-        bundles: what each takes.
-        rooms: what is free on each node.
+        bundles: the amounts that each takes.
+        rooms: the free amounts on each node.
         strategy: PACK: on as few nodes as will do; SPREAD: on as many; STRICT_PACK: on one; STRICT_SPREAD: on as many
             as there are bundles.
-        taken: where other bundles of the group are already.
+        taken: the nodes of the group's other bundles.
     Returns:
         A node for each bundle; None when there is no room for all.
     Source:
@@ -48,7 +48,7 @@ def assign(
 
 
 def _ease(bundle: Amounts) -> tuple[bool, int]:
-    """What is hard to place comes first: what wants more than CPUs, and then what is large."""
+    """Sort key: bundles that are hard to place come first: those that need more than CPUs, then large ones."""
     return all(name == CPU for name, _ in bundle), -sum(parts for _, parts in bundle)
 
 

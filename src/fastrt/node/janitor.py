@@ -1,4 +1,4 @@
-"""After a client's death: have the core give back what it held, and end the tasks that cannot go on."""
+"""Recovery after a client's death: the core releases what it held, and its unfinished tasks end or run again."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Janitor:
         self._store = store
 
     def bury(self, client: int, pid: int, how: str) -> None:
-        """Recover the client slot of a process that has ended. `wake_all` is still to be called.
+        """Recover the client slot of a process that has ended. The caller calls `wake_all` afterwards.
 
         Args:
             client: its slot.
             pid: its process id.
-            how: it ended, for `WorkerCrashedError`; see `explain`.
+            how: how it ended, for `WorkerCrashedError`; see `explain`.
         """
         found = recover(self._store.client, client, False)
-        unread.discard()  # errors that the dead process held: no process is left that they are for
+        unread.discard()  # errors that only the dead process held
         self._end_all(found, pid, how)
 
     def end_job(self, client: int, pid: int) -> None:
-        """End the tasks of a driver that leaves the session, and whose process goes on.
+        """End the tasks of a driver that leaves the session while its process goes on.
 
         Args:
             client: its slot.
@@ -55,12 +55,12 @@ class Janitor:
         for task in found["ending"]:
             self._end(task, pid, how)
         for other in set(found["running"]):
-            # A dead driver's task: nobody wants its result, so its worker is not worth waiting for. One that only
-            # lent it to another node is told to ask for its end there.
+            # The result of a dead driver's task is not needed, so its worker is not waited for. An uplink that has
+            # forwarded it asks the other node to cancel it.
             interrupt(self._store, other, True)
 
     def wake_all(self) -> None:
-        """Make all clients look again at what they wait for; after the last of some burials."""
+        """Wake all clients that wait, so that they check their condition again; after a round of recoveries."""
         wake_all(self._store.client)
 
     def _end(self, task: int, pid: int, how: str) -> None:
@@ -71,13 +71,13 @@ class Janitor:
         if info["flags"] & cancel.LATE and not core.cancelled(store.client, task):
             what = "task" if info["actor"] is None else "a call of actor"
             error = TaskTimeoutError(
-                f"{what} {name!r} ran for longer than its timeout, and did not end when it was told"
+                f"{what} {name!r} ran for longer than its timeout, and did not end when it was interrupted"
             )
         elif info["actor"] is not None and not core.cancelled(store.client, task):
             error = ActorDiedError(f"actor {name} died while it ran this call: its process {pid} {how}")
             error.attempts = info["attempts"]
             error.on_purpose = actors.info(store.client, info["actor"])["ended"] == actors.KILLED
-        elif not info["function"][0]:  # a stand-in, of which another process was to make an object of another node
+        elif not info["function"][0]:  # a stand-in for an object of another node, which a dead process was fetching
             error = ObjectLostError(f"an object of another node is lost: process {pid}, which fetched it, ended")
         elif core.cancelled(store.client, task) or info["attempts"] == 0:
             error = TaskCancelledError(f"task {name!r} was cancelled")
@@ -96,7 +96,7 @@ def explain(status: int | None, memory: str = "") -> str:
 
     Args:
         status: its wait status where known: it names the signal.
-        memory: what the kernel's counters say of lack of memory; only SIGKILL can have come from that.
+        memory: the report of `KillCounters`; only SIGKILL can come from a lack of memory.
     """
     if status is None:
         return "ended"

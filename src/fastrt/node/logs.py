@@ -1,7 +1,7 @@
-"""Output of workers on its way to the drivers: lines with a prefix, unfinished lines after a moment, floods cut.
+"""Reads output of workers from pipes: adds prefixes, passes on unfinished lines after a moment, limits floods.
 
-A worker marks in its output which job and which task the bytes after the mark come from (`tasks.marks`), and only where
-that changes. What has no mark belongs to the one before it: output of native code and of processes that a task starts.
+A worker writes a mark (`tasks.marks`) into its output where the job or the task changes. Bytes without a mark of their
+own belong to the last mark: output of native code, and of processes that a task starts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from fastrt.store.messages import TaskOutput
 from fastrt.tasks.marks import MARK, read_mark
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Printed(NamedTuple):
         lines: without their ends.
         is_error: whether they come from stderr.
         who: the task or actor, and the process.
-        job: of the task; 0: not known.
+        job: of the task; 0: unknown.
         is_update: whether it is the state of a progress bar, which the next line may overwrite.
     """
 
@@ -79,7 +80,7 @@ class LogPipe:
         return self.fd
 
     def read(self) -> bool:
-        """Pass on what is there; False at the end of the stream."""
+        """Pass on the bytes in the pipe; False at the end of the stream."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -93,7 +94,7 @@ class LogPipe:
         return True
 
     def drain(self) -> None:
-        """Pass on everything up to the end of the stream, or until nothing more is there."""
+        """Pass on everything up to the end of the stream, or until the pipe is empty; close it."""
         while True:
             before = self._rest
             if not self.read() or self._rest == before:
@@ -102,7 +103,7 @@ class LogPipe:
         os.close(self.fd)
 
     def pass_on_unfinished(self, now: float) -> None:
-        """Pass on the line that waits for its end, if it has waited long enough: a question, or a progress bar."""
+        """Pass on an unfinished line that has waited long enough: a question, or a progress bar."""
         if not self._rest or MARK[:2] in self._rest or now - max(self._since, self._passed_at) < UNFINISHED_S:
             return
         newest, is_bar = _visible(self._rest), b"\r" in self._rest
@@ -114,13 +115,13 @@ class LogPipe:
             self._rest = b""
 
     def _take(self, data: bytes) -> None:
-        """Pass on whole lines, each under the mark before it; the rest waits."""
+        """Pass on whole lines, each with the mark before it, and keep the rest."""
         before, found, after = data.partition(MARK)
         while found:
             self._pass_on_lines(before)
             about, ended, data = after.partition(b"\n")
             if not ended:
-                self._rest += found + after  # of a mark; a worker writes one at once, but a read may end in it
+                self._rest += found + after  # part of a mark: a read may end inside of one
                 return
             self._pass_on_rest()
             self._job, self._name = read_mark(about)
@@ -136,7 +137,7 @@ class LogPipe:
                 del lines[0]  # the end of a line that was passed on before
             self._shown = b""
             self._send(lines)
-        if b"\r" in self._rest:  # of a progress bar the newest update is enough
+        if b"\r" in self._rest:  # only the newest update of a progress bar is kept
             self._rest = self._rest[max(0, self._rest.rstrip(b"\r").rfind(b"\r")) :]
         if len(self._rest) > _LINE_BYTES_MAX:
             self._pass_on_rest()
@@ -159,7 +160,7 @@ def _visible(line: bytes) -> bytes:
 
 
 class Meter:
-    """Cuts a flood: lets so many bytes through in a second, and counts the lines of the rest.
+    """Limits a flood: passes so many bytes a second, and counts the lines of the rest.
 
     Args:
         rate: bytes a second; four seconds' worth may come at once.
@@ -174,7 +175,7 @@ class Meter:
         self.cut = 0  # lines since the last `take_cut`
 
     def passes(self, lines: list[str]) -> bool:
-        """Whether these lines may go; they are counted if not."""
+        """Whether these lines may pass; lines that may not are counted."""
         now = self._clock()
         self._room = min(self._most, self._room + (now - self._looked_at) * self._rate)
         self._looked_at = now
@@ -187,7 +188,7 @@ class Meter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a second's worth may go again after a cut."""
+        """Whether a second's worth of output may pass again after a cut."""
         return self._room + (self._clock() - self._looked_at) * self._rate >= self._rate
 
     def note(self) -> str:
@@ -197,7 +198,7 @@ class Meter:
 
 
 class Forwarding:
-    """Sends output of tasks that other nodes have sent here to the uplink, which passes it on to nodes with drivers."""
+    """Sends output of tasks of other nodes to the uplink, which forwards it to nodes with drivers."""
 
     def __init__(self) -> None:
         self._meter = Meter()
@@ -213,10 +214,9 @@ class Forwarding:
             self._post(uplink, printed)
 
     def tend(self, uplink: Link | None) -> None:
-        """Say how many lines were left out, once others can go again."""
+        """Report how many lines were left out, once lines may pass again."""
         if uplink is not None and self._meter.cut and self._meter.is_ready and uplink.backlog <= _BACKLOG_BYTES:
             self._post(uplink, Printed([self._meter.note()], True, "fastrt", 0))
 
     def _post(self, uplink: Link, printed: Printed) -> None:
-        who, lines = printed.who, printed.lines
-        uplink.post(op="output", who=who, lines=lines, error=printed.is_error, update=printed.is_update)
+        uplink.post(TaskOutput(printed.who, printed.lines, printed.is_error, printed.is_update))

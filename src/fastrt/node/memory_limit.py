@@ -1,9 +1,9 @@
-"""Whether the kernel has just killed for lack of memory: SIGKILL alone does not say who sent it.
+"""Detects kills by the kernel for lack of memory: SIGKILL alone does not name its sender.
 
 The kernel counts such kills before it sends the signal: for each memory control group (version 2 `memory.events`,
 version 1 `memory.oom_control`) and for the whole machine (`oom_kill` in /proc/vmstat; all readable without
-privilege). Counters name no process, so a rise about the time of a worker's death is all that can be told, and the
-words say no more than that.
+privilege). Counters name no process. The message therefore says only that a counter rose at about the time of the
+worker's death.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_LIMIT = 1 << 60  # version 1 writes "none" as a number near 2^63
 
 
 class KillCounters:
-    """The counters of kills for lack of memory, and what they were a few seconds ago.
+    """The counters of kills for lack of memory, with their values of the last seconds.
 
     Args:
         now: monotonic time, in seconds.
@@ -33,7 +33,7 @@ class KillCounters:
         self.look(now)
 
     def look(self, now: float) -> None:
-        """Remember the counters as they are, if the last look is half a second ago: to be called now and then."""
+        """Read the counters, unless that was done less than half a second ago; every tick of the daemon calls this."""
         if self._looks and now - self._looks[-1][0] < _LOOK_S:
             return
         self._looks.append((now, {path: _oom_kills(path) for path in self._files}))
@@ -41,7 +41,7 @@ class KillCounters:
             self._looks.popleft()
 
     def story(self) -> str:
-        """Say what the counters say about the last few seconds; empty when the kernel has killed nobody."""
+        """Say in words which counter rose in the last seconds; empty when the kernel has killed no process."""
         before = self._looks[0][1]
         for path in self._files:
             if _oom_kills(path) > before[path]:
@@ -55,7 +55,7 @@ class KillCounters:
 
 
 def _group_files(process: Path) -> Iterator[Path]:
-    """The files with the counters of a process's control groups: its own first, then the ones above it."""
+    """The counter files of a process's control groups: its own first, then the groups above it."""
     try:
         groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
         mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
@@ -72,7 +72,7 @@ def _group_files(process: Path) -> Iterator[Path]:
                 name = "memory.oom_control"
             else:
                 continue
-            # In a container what is mounted may begin below the hierarchy's root.
+            # In a container the mount may begin below the hierarchy's root.
             inside = own[len(root.rstrip("/")) :] if (own + "/").startswith(root.rstrip("/") + "/") else ""
             folder = top / inside.lstrip("/")
             for group in [folder, *folder.parents]:
@@ -83,7 +83,7 @@ def _group_files(process: Path) -> Iterator[Path]:
 
 
 def _oom_kills(path: Path) -> int:
-    """The counter `oom_kill` of one file; 0 where there is none, as for a group that is gone."""
+    """The counter `oom_kill` of one file; 0 where there is none, as for a group that was removed."""
     try:
         with path.open("rb") as file:
             for line in file:

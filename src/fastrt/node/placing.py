@@ -1,13 +1,13 @@
-"""Where tasks with demands run: what this node has and who uses it, what other nodes are said to have, and who waits.
+"""The placement policy for tasks with demands, actors and bundles: pure state and decisions, without processes.
 
-Pure: facts come in by calls, with the time where it matters, and `decide` gives orders. Nothing here is the truth.
-What a task uses follows from where its record says that it is, so whoever starts anew tells the facts again; and an
-order that is lost is given again, because the task is still said to wait.
+Callers report facts, with the time where it matters, and `decide` returns orders. This module is a cache: the tasks'
+records say where each task is, and that determines its resources. A new daemon reports the facts again. An order that
+was lost is given again, because the caller still reports its task as waiting.
 
-Order: the highest priority first, then the oldest task of each kind of demand; one whose resources are taken does not
-keep others from theirs, unless it has been passed over `_PATIENCE` times. Here if there is room, else on the node that
-has most bytes of its arguments, and of those with as many on the one with most room. A node that works off quickly what
-it gets is given a little more than it has room for, so that it need not wait for the next task.
+Order of placement: the highest priority first, then the oldest task of each demand. A task whose resources are taken
+does not block other demands, unless it has been passed over `_PATIENCE` times. A task runs here if there is room, else
+on the node that has most bytes of its arguments, and of those with equally many on the one with most room. A node that
+finishes tasks quickly gets a few more than it has room for, so that it need not wait for the next order.
 """
 
 from __future__ import annotations
@@ -18,45 +18,30 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fastrt.config import RESOURCE_PARTS
+from fastrt.node.keys import Key, TaskKey
+from fastrt.store.messages import NodeRow
 from fastrt.tasks.resources import CPU, INSIDE, PACK, SPREAD, Demand, given_by, group_of, in_words
 
-Task = tuple[int, int]  # a record's index, and the task's id; of an actor: -1 - its index, and its generation
 _PATIENCE = 256
-_ORDER_S = 3.0  # in which the uplink lends what it was told to
-_GRACE_S = 1.0  # before anybody is told that a task cannot run: its node may just be joining
-_RECENT_S = 0.5  # tasks that have ended within this time show how quickly a node works;
-_AHEAD = 25  # one of so many is what it works off while the next order is on its way
-_CPU_INSIDE = CPU + INSIDE  # how the names of a placement group's CPUs begin
-# Where a task is, as `moved` is told.
+_ORDER_S = 3.0  # in which the uplink forwards a task; then the order counts as lost
+_GRACE_S = 1.0  # before a task is reported or refused as infeasible: its node may just be joining
+_RECENT_S = 0.5  # the number of tasks that ended within this time shows how quickly a node works,
+_AHEAD = 25  # and it gets one task beyond its room for each 25 of them, to run while the next order arrives
+_CPU_INSIDE = CPU + INSIDE  # prefix of the names of placement groups' CPUs
+# Where a task is, for `moved`.
 GONE, WAITING, HERE, BLOCKED, ELSEWHERE = range(5)
-ORDERED = 5  # told to the uplink
-
-
-@dataclass
-class View:
-    """A node as it was last heard of.
-
-    Attributes:
-        node: its id.
-        name: for people.
-        total, free: parts of its resources by name.
-    """
-
-    node: str
-    name: str
-    total: Mapping[str, int]
-    free: Mapping[str, int]
+ORDERED = 5  # the uplink has the order to forward it
 
 
 class Order(NamedTuple):
-    """What is to be done with a task.
+    """One decision about a task, an actor or a bundle.
 
     Attributes:
-        task: which.
-        what: "admit" here, "lend" to `node`, "refuse" (it can never run), or "warn" (it cannot run as things are).
+        key: the task, actor or bundle.
+        what: "admit" here, "forward" to `node`, "refuse" (it can never run), or "warn" (it cannot run as things are).
     """
 
-    task: Task
+    key: Key
     what: str
     demand: Demand
     node: str = ""
@@ -64,48 +49,48 @@ class Order(NamedTuple):
 
 @dataclass
 class _Entry:
-    task: Task
+    key: Key
     demand: Demand
     place: int = WAITING
     node: str = ""
     since: float = 0.0
     listed: bool = False
-    named: Sequence[int] = ()  # large objects, and others, that its arguments name
+    named: Sequence[int] = ()  # the objects that its arguments name
     priority: int = 0
 
     @property
     def workers(self) -> int:
-        """How many workers of the pool it occupies: an actor has a process of its own."""
-        return int(self.task[0] >= 0)
+        """How many workers of the pool it occupies: none if it is an actor, which has its own process."""
+        return int(isinstance(self.key, TaskKey))
 
 
 @dataclass
 class _Line:
-    """Tasks of one demand and priority that wait."""
+    """Waiting tasks of one demand and priority."""
 
     tasks: deque[_Entry] = field(default_factory=deque)
     passed: int = 0
     warned: bool = False
 
 
-class _Elsewhere:
-    """Another node, and what this one has there."""
+class _OtherNode:
+    """Another node: the resources in use there, by tasks of this node and by others."""
 
     def __init__(self) -> None:
         self.mine: dict[str, int] = {}
         self.others: dict[str, int] = {}
         self.ended: deque[float] = deque()
-        self.told: Mapping[str, int] | None = None
+        self.reported: Mapping[str, int] | None = None
 
-    def see(self, view: View) -> None:
-        """What is in use there and not by us is by others, and stays so until the next report."""
-        if view.free == self.told:
-            return  # it is another node that has news
-        self.told = view.free
+    def see(self, view: NodeRow) -> None:
+        """Count resources in use there that are not used by this node as used by others, until the next report."""
+        if view.free == self.reported:
+            return  # the report of another node has changed
+        self.reported = view.free
         for name, total in view.total.items():
             self.others[name] = max(0, total - view.free.get(name, 0) - self.mine.get(name, 0))
 
-    def free(self, view: View, name: str) -> int:
+    def free(self, view: NodeRow, name: str) -> int:
         return view.total.get(name, 0) - self.others.get(name, 0) - self.mine.get(name, 0)
 
     def ahead(self, now: float) -> int:
@@ -115,24 +100,24 @@ class _Elsewhere:
 
 
 class Placing:
-    """This node's part.
+    """The placement decisions of one node.
 
     Args:
         node: its id.
         total: parts of its resources by name.
-        can_grow: whether other nodes may join, so that what cannot run now may run later.
+        can_grow: whether other nodes may join, so that an infeasible task may run later.
 
     Attributes:
-        pending_groups: placement groups made here whose tasks wait until all that is reserved for them is there.
-        gone_groups: those made here whose tasks never can run, with the reason.
+        pending_groups: placement groups created here that are not fully reserved yet: their tasks wait.
+        gone_groups: groups created here whose tasks can never run, with the reason.
         node, name, total: as given; `name` is set once it is known.
         used: parts in use here.
-        stirred_groups: placement groups of which a bundle has changed its place, in order; `groups` takes them out.
-        changes, growth: counts of how often what is free has changed, and how often there may have become more of it.
-        waiting_actors: generations by index of the actors and bundles that wait.
+        stirred_groups: placement groups with a bundle that has moved, in order; `groups` takes them out.
+        changes, growth: how often free resources have changed, and how often they may have grown.
+        waiting_actors: generations of the waiting actors and bundles, by the index of their record.
         unopened: bundles placed here that tasks cannot use yet, with what they reserve; see `open`.
-        held: bytes of large objects, by number and by the other node that has them, too.
-        relief: by how many parts of a CPU the tasks here take less than one each: they need further workers.
+        held: sizes of large objects that other nodes have copies of, by object number and node.
+        relief: parts of a CPU by which the tasks here take less than one CPU each: the node needs more workers.
     """
 
     def __init__(self, node: str, total: Mapping[str, int], can_grow: bool) -> None:
@@ -143,10 +128,10 @@ class Placing:
         self.relief = 0
         self.can_grow = can_grow
         self.has_uplink = False
-        self.views: dict[str, View] = {}
-        self._elsewhere: dict[str, _Elsewhere] = {}
-        self._entries: dict[Task, _Entry] = {}
-        self._placed: dict[Task, _Entry] = {}  # those that do not wait
+        self.views: dict[str, NodeRow] = {}
+        self._other_nodes: dict[str, _OtherNode] = {}
+        self._entries: dict[Key, _Entry] = {}
+        self._placed: dict[Key, _Entry] = {}  # all that do not wait
         self._lines: dict[tuple[Demand, int], _Line] = {}
         self._turn = 0
         self._gone_groups: set[str] = set()
@@ -155,100 +140,100 @@ class Placing:
         self.stirred_groups: dict[str, None] = {}
         self.changes = self.growth = 0
         self.waiting_actors: dict[int, int] = {}
-        self.unopened: dict[Task, Demand] = {}
+        self.unopened: dict[Key, Demand] = {}
         self.held: dict[int, dict[str, int]] = {}
-        self._spread_to: Counter[str] = Counter()  # tasks and actors that are spread, by where they are
+        self._spread_to: Counter[str] = Counter()  # tasks and actors with the strategy "spread", by node
 
     # ---- facts ----
 
-    def wait(self, task: Task, demand: Demand, now: float, named: Sequence[int] = (), priority: int = 0) -> None:
-        """A task waits to be admitted: a new one, or one that is back; `named` are objects that its arguments name."""
-        entry = self._entries.get(task)
+    def wait(self, key: Key, demand: Demand, now: float, named: Sequence[int] = (), priority: int = 0) -> None:
+        """Take a task that waits to be admitted, new or returned; `named` are the objects that its arguments name."""
+        entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[task] = _Entry(task, demand, since=now, priority=priority)
+            entry = self._entries[key] = _Entry(key, demand, since=now, priority=priority)
         elif entry.place != WAITING:
             self._leave(entry, WAITING)
-        if task[0] < 0:
-            self.waiting_actors[-1 - task[0]] = task[1]
+        if not isinstance(key, TaskKey):
+            self.waiting_actors[key.record] = key.gen
         entry.since = now
         entry.named = named or entry.named
         if not entry.listed and not demand.bundle:  # bundles are placed together, by `groups`
             entry.listed = True
             self._lines.setdefault((demand, entry.priority), _Line()).tasks.append(entry)
 
-    def put(self, task: Task, node: str, now: float) -> Order:
-        """Place one that waits there, whatever is free: somebody has looked."""
-        return self._send(self._entries[task], node, now)
+    def put(self, key: Key, node: str, now: float) -> Order:
+        """Place a waiting task on a node without a check of its resources: the caller has checked them."""
+        return self._send(self._entries[key], node, now)
 
-    def leave(self, task: Task) -> None:
-        """Let one wait again that has given up what it had here."""
-        self._leave(self._entries[task], WAITING)
+    def leave(self, key: Key) -> None:
+        """Let a task wait again that has given up its resources here."""
+        self._leave(self._entries[key], WAITING)
 
-    def forget(self, task: Task) -> None:
-        """One that waits will never be placed."""
-        self._entries.pop(task, None)
-        self._wait_no_more(task)
+    def forget(self, key: Key) -> None:
+        """Drop a waiting task that will never be placed."""
+        self._entries.pop(key, None)
+        self._stop_waiting(key)
 
-    def node_of(self, task: Task) -> str:
-        """The node that one was placed on; empty: none."""
-        entry = self._entries.get(task)
+    def node_of(self, key: Key) -> str:
+        """The node that a task was placed on; empty: none."""
+        entry = self._entries.get(key)
         return "" if entry is None or entry.place in (WAITING, GONE) else entry.node
 
     def rooms(self, whole: bool = False) -> dict[str, dict[str, int]]:
-        """Free amounts on each node that has workers, this one first; with `whole` all that the node has.
+        """Free amounts on each node that has workers, this one first; with `whole` the node's total amounts.
 
-        The amounts that placement groups have are left out: nothing is reserved from those.
+        Amounts reserved by placement groups are left out: bundles are not reserved from them.
         """
         found = {}
         if self.total.get(CPU):
             found[self.node] = {n: parts if whole else self._free(n) for n, parts in _plain(self.total)}
         for view in self.views.values() if self.has_uplink else ():
-            there = self._elsewhere[view.node]
+            there = self._other_nodes[view.node]
             if view.total.get(CPU):
                 found[view.node] = {n: parts if whole else there.free(view, n) for n, parts in _plain(view.total)}
         return found
 
-    def found(self, task: Task, demand: Demand) -> None:
-        """A task was admitted here already, by one who has died."""
-        if task not in self._entries:
-            self._entries[task] = entry = _Entry(task, demand)
+    def found(self, key: Key, demand: Demand) -> None:
+        """Take a task that an earlier daemon has admitted here."""
+        if key not in self._entries:
+            self._entries[key] = entry = _Entry(key, demand)
             self._enter(entry, HERE)
-            self.open(task)
+            self.open(key)
 
-    def open(self, task: Task) -> None:
-        """Let tasks use a bundle that is placed here: the tasks that ran on its CPUs before have ended."""
-        demand = self.unopened.pop(task, None)
+    def open(self, key: Key) -> None:
+        """Let tasks use a bundle that is placed here: tasks that ran on its CPUs before have ended."""
+        demand = self.unopened.pop(key, None)
         if demand is not None:
             self._give(demand, 1)
             self._stir(demand)
 
-    def moved(self, task: Task, place: int, now: float) -> None:
-        """Where a task is that was placed: GONE, WAITING, HERE, BLOCKED (here, asleep in a get) or ELSEWHERE."""
-        entry = self._entries.get(task)
+    def moved(self, key: Key, place: int, now: float) -> None:
+        """Update where a task is: GONE, WAITING, HERE, BLOCKED (here, asleep in a get) or ELSEWHERE."""
+        entry = self._entries.get(key)
         if entry is None or place == entry.place:
             return
         if place == GONE:
             if entry.place == ELSEWHERE:
-                self._elsewhere[entry.node].ended.append(now)
+                self._other_nodes[entry.node].ended.append(now)
             self._leave(entry, GONE)
-            del self._entries[task]
-            self._wait_no_more(task)
+            del self._entries[key]
+            self._stop_waiting(key)
         elif entry.place == ORDERED and place == WAITING:
             if now - entry.since > _ORDER_S:
-                self.wait(task, entry.demand, now)
+                self.wait(key, entry.demand, now)
         elif place == WAITING:
-            return  # it comes by `wait`
+            return  # `wait` reports it
         elif place == ELSEWHERE:
             if entry.place == ORDERED:
                 entry.place = ELSEWHERE
             else:
-                self._leave(entry, WAITING)  # the uplink took it from the queue; it gives it back
+                self._leave(entry, WAITING)  # the uplink took it from the queue, and will return it
         else:
             self._leave(entry, WAITING)
             self._enter(entry, place)
 
-    def see(self, views: Iterable[View]) -> None:
-        """The other nodes, as they are now."""
+    def see(self, views: Iterable[NodeRow]) -> None:
+        """Replace the reports of the other nodes."""
         self.views = {view.node: view for view in views}
         self.changes += 1
         self.growth += 1
@@ -256,16 +241,16 @@ class Placing:
             if entry.place in (ORDERED, ELSEWHERE):
                 self._stir(entry.demand)
         for view in self.views.values():
-            self._elsewhere.setdefault(view.node, _Elsewhere()).see(view)
+            self._other_nodes.setdefault(view.node, _OtherNode()).see(view)
         for entry in [entry for entry in self._placed.values() if entry.place == ORDERED]:
             if entry.node not in self.views:
-                self.wait(entry.task, entry.demand, entry.since)
-        used = {entry.node for entry in self._placed.values()}  # also by what takes nothing there
-        for node in [node for node in self._elsewhere if node not in self.views and node not in used]:
-            del self._elsewhere[node]
+                self.wait(entry.key, entry.demand, entry.since)
+        used = {entry.node for entry in self._placed.values()}  # also by tasks that take no resources there
+        for node in [node for node in self._other_nodes if node not in self.views and node not in used]:
+            del self._other_nodes[node]
 
     def holds(self, node: str, objref: int, nbytes: int) -> None:
-        """Another node has the value of an object of this node's, too; with 0 bytes: not any more."""
+        """Record that another node has a copy of an object of this node; with 0 bytes: no longer."""
         there = self.held.setdefault(objref, {})
         if nbytes:
             there[node] = nbytes
@@ -274,34 +259,34 @@ class Placing:
         if not there:
             del self.held[objref]
 
-    def placed(self) -> list[Task]:
-        """Tasks of which `moved` should be told."""
+    def placed(self) -> list[Key]:
+        """The tasks whose moves the caller should report by `moved`."""
         return list(self._placed)
 
-    def waiting(self) -> list[Task]:
-        """Tasks that wait here; some may have ended otherwise."""
-        return [task for task, entry in self._entries.items() if entry.place == WAITING]
+    def waiting(self) -> list[Key]:
+        """Tasks that wait here; some may have ended meanwhile."""
+        return [key for key, entry in self._entries.items() if entry.place == WAITING]
 
     def here(self) -> int:
         """How many tasks are admitted here."""
         return sum(entry.place in (HERE, BLOCKED) and entry.workers for entry in self._placed.values())
 
-    def place_of(self, task: Task) -> int:
-        """Where a task or an actor is, as far as this is known."""
-        entry = self._entries.get(task)
+    def place_of(self, key: Key) -> int:
+        """Where a task, actor or bundle is by the last report."""
+        entry = self._entries.get(key)
         return GONE if entry is None else entry.place
 
     def take_gone_groups(self) -> set[str]:
-        """Placement groups that have given something up here since this was last asked."""
+        """Placement groups that have given up resources here since the last call."""
         gone, self._gone_groups = self._gone_groups, set()
         return gone
 
     # ---- decisions ----
 
     def decide(self, now: float) -> list[Order]:
-        """Place what can be placed."""
+        """Place all tasks that can be placed now."""
         orders: list[Order] = []
-        short: set[str] = set()  # resources that are kept for those who were passed over too often
+        short: set[str] = set()  # resources kept for demands that were passed over too often
         passed: list[tuple[_Line, int]] = []
         for (demand, priority), line in sorted(self._lines.items(), key=_rank):
             count = len(orders)
@@ -313,7 +298,7 @@ class Placing:
                 continue
             while line.tasks:
                 entry = line.tasks[0]
-                if entry.place != WAITING or entry.task not in self._entries:
+                if entry.place != WAITING or entry.key not in self._entries:
                     line.tasks.popleft().listed = False
                     continue
                 node = self._place(demand, short, now, self._near(entry))
@@ -335,7 +320,7 @@ class Placing:
         return orders
 
     def shortage(self, demand: Demand) -> str:
-        """What there is, beside a demand that nobody can meet."""
+        """Say what a demand asks for that no node has, and what the nodes have."""
         there = [(self.name or "this node", self.total), *((view.name, view.total) for view in self.views.values())]
         nodes = "; ".join(f"{name}: {in_words(total)}" for name, total in there)
         wanted = in_words(dict(demand.amounts)) + (f" on node {demand.node!r}" if demand.node else "")
@@ -345,19 +330,19 @@ class Placing:
         return self.total.get(name, 0) - self.used.get(name, 0)
 
     def _near(self, entry: _Entry) -> Counter[str]:
-        """How many bytes of a task's arguments other nodes have."""
+        """Bytes of a task's arguments by the node that has them."""
         found: Counter[str] = Counter()
         for objref in entry.named if self.held else ():
             found.update(self.held.get(objref, {}))
         if found:
-            found[self.node] = max(found.values())  # all are here
+            found[self.node] = max(found.values())  # this node has all of them
         return found
 
     def _place(self, demand: Demand, short: set[str], now: float, near: Counter[str]) -> str | None:
-        """The node that a task should run on now; `near` are bytes of its arguments there."""
+        """The node that a task should run on now; `near` are the bytes of its arguments by node."""
         fits = all(self._free(name) >= parts and name not in short for name, parts in demand.amounts)
         if not self.total.get(CPU):
-            fits = False  # nobody works here
+            fits = False  # this node has no workers
         if demand.node:
             node = self._named(demand.node)
             if node == self.node and self._could(self.total, demand):
@@ -370,7 +355,7 @@ class Placing:
             return self._spread(demand, fits, near)
         if fits:
             return self.node
-        able = {view.node: self._elsewhere[view.node].free(view, CPU) for view in self._others(demand)}
+        able = {view.node: self._other_nodes[view.node].free(view, CPU) for view in self._others(demand)}
         if able and demand.strategy == PACK:
             return min(able, key=lambda node: (able[node], -near[node]))
         if able:
@@ -378,12 +363,12 @@ class Placing:
         soon = [view.node for view in self.views.values() if self._room(view, demand, now)]
         return max(soon, key=lambda node: near[node], default=None)
 
-    def _others(self, demand: Demand) -> list[View]:
-        """The other nodes that have room for a task now."""
+    def _others(self, demand: Demand) -> list[NodeRow]:
+        """Other nodes that have room for a task now."""
         return [view for view in self.views.values() if self._has(view, demand)]
 
     def _spread(self, demand: Demand, fits: bool, near: Counter[str]) -> str | None:
-        """The node that is used least among those with room; of equal ones the nearest, or each in its turn."""
+        """The least used node with room; of equally used ones the one with most bytes of the arguments, or in turn."""
         able = [view.node for view in self._others(demand)] + [self.node] * fits
         if not able:
             return None
@@ -400,35 +385,35 @@ class Placing:
             return self.used.get(CPU, 0) / max(1, self.total.get(CPU, 0))
         view = self.views[node]
         total = view.total.get(CPU, 0)
-        return (total - self._elsewhere[node].free(view, CPU)) / max(1, total)
+        return (total - self._other_nodes[node].free(view, CPU)) / max(1, total)
 
-    def _has(self, view: View, demand: Demand) -> bool:
+    def _has(self, view: NodeRow, demand: Demand) -> bool:
         """Whether another node has room for a task now."""
-        there = self._elsewhere[view.node]
+        there = self._other_nodes[view.node]
         return (
             self.has_uplink
             and bool(view.total.get(CPU))
             and all(there.free(view, name) >= parts for name, parts in demand.amounts)
         )
 
-    def _room(self, view: View, demand: Demand, now: float) -> bool:
-        """Whether another node should get a task now: it has room, or will soon."""
+    def _room(self, view: NodeRow, demand: Demand, now: float) -> bool:
+        """Whether another node should get a task now: it has room, or will have soon."""
         if self._has(view, demand):
             return True
         if not self.has_uplink or not view.total.get(CPU) or not self._could(view.total, demand):
             return False
-        there = self._elsewhere[view.node]
+        there = self._other_nodes[view.node]
         ahead = there.ahead(now)
         return ahead > 0 and all(there.free(view, name) >= parts * (1 - ahead) for name, parts in demand.amounts)
 
     def _named(self, node: str) -> str | None:
-        """The id of a node that somebody calls by its id or name."""
+        """The id of a node, given its id or name."""
         if node in (self.node, self.name):
             return self.node
         return next((view.node for view in self.views.values() if node in (view.node, view.name)), None)
 
     def _feasible(self, demand: Demand) -> bool:
-        """Whether any node that is there could ever run it."""
+        """Whether any node that has joined could ever run a task with this demand."""
         totals = {self.node: self.total, **{view.node: view.total for view in self.views.values()}}
         if demand.node and not demand.soft:
             totals = {node: total for node, total in totals.items() if node == self._named(demand.node)}
@@ -441,43 +426,43 @@ class Placing:
     def _hopeless(self, demand: Demand, priority: int, line: _Line, now: float) -> list[Order]:
         waiting = [entry for entry in line.tasks if entry.place == WAITING]
         group = group_of(demand)
-        soon = group and any(now - entry.since < _GRACE_S for entry in waiting)  # perhaps it is not known here yet
+        soon = group and any(now - entry.since < _GRACE_S for entry in waiting)  # the group may not be known here yet
         if group in self.gone_groups or (not self.can_grow and not soon):
             for entry in waiting:
-                self.forget(entry.task)
+                self.forget(entry.key)
             del self._lines[demand, priority]
-            return [Order(entry.task, "refuse", demand) for entry in waiting]
+            return [Order(entry.key, "refuse", demand) for entry in waiting]
         if not self.can_grow or line.warned or not waiting or now - waiting[0].since < _GRACE_S:
             return []
         line.warned = True
-        return [Order(waiting[0].task, "warn", demand)]
+        return [Order(waiting[0].key, "warn", demand)]
 
     # ---- keeping count ----
 
     def _send(self, entry: _Entry, node: str, now: float) -> Order:
         if node == self.node:
             self._enter(entry, HERE)
-            return Order(entry.task, "admit", entry.demand)
+            return Order(entry.key, "admit", entry.demand)
         self.changes += 1
         entry.place, entry.node, entry.since = ORDERED, node, now
-        self._placed[entry.task] = entry
-        self._wait_no_more(entry.task)
+        self._placed[entry.key] = entry
+        self._stop_waiting(entry.key)
         self._stir(entry.demand)
         self._spread_to[node] += entry.demand.strategy == SPREAD
-        mine = self._elsewhere[node].mine
+        mine = self._other_nodes[node].mine
         for name, parts in entry.demand.amounts:
             mine[name] = mine.get(name, 0) + parts
-        return Order(entry.task, "lend", entry.demand, node)
+        return Order(entry.key, "forward", entry.demand, node)
 
     def _enter(self, entry: _Entry, place: int) -> None:
         self.changes += 1
         entry.place, entry.node = place, self.node
-        self._placed[entry.task] = entry
+        self._placed[entry.key] = entry
         self._spread_to[self.node] += entry.demand.strategy == SPREAD
         self._count(entry, 1)
-        self._wait_no_more(entry.task)
+        self._stop_waiting(entry.key)
         if entry.demand.bundle:
-            self.unopened[entry.task] = entry.demand
+            self.unopened[entry.key] = entry.demand
             self._stir(entry.demand)
 
     def _leave(self, entry: _Entry, place: int) -> None:
@@ -486,24 +471,24 @@ class Placing:
             self.growth += 1
             self._spread_to[entry.node] -= entry.demand.strategy == SPREAD
         if entry.place in (ORDERED, ELSEWHERE):
-            mine = self._elsewhere[entry.node].mine
+            mine = self._other_nodes[entry.node].mine
             for name, parts in entry.demand.amounts:
                 mine[name] -= parts
         else:
-            if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.task, None) is None:
+            if entry.place in (HERE, BLOCKED) and self.unopened.pop(entry.key, None) is None:
                 self._give(entry.demand, -1)
             self._count(entry, -1)
         entry.place = place
-        self._placed.pop(entry.task, None)
+        self._placed.pop(entry.key, None)
         self._stir(entry.demand)
 
     def _stir(self, demand: Demand) -> None:
         if demand.bundle:
             self.stirred_groups[demand.bundle.split("/")[0]] = None
 
-    def _wait_no_more(self, task: Task) -> None:
-        if self.waiting_actors.get(-1 - task[0]) == task[1]:
-            del self.waiting_actors[-1 - task[0]]
+    def _stop_waiting(self, key: Key) -> None:
+        if not isinstance(key, TaskKey) and self.waiting_actors.get(key.record) == key.gen:
+            del self.waiting_actors[key.record]
 
     def _give(self, demand: Demand, sign: int) -> None:
         """Add a bundle's reserved amounts to this node's totals (sign=1) or remove them (-1)."""
@@ -515,9 +500,9 @@ class Placing:
                 del self.total[name]
 
     def _count(self, entry: _Entry, sign: int) -> None:
-        """Add a task's amounts to what is in use here (sign=1), or take them off (-1).
+        """Add a task's amounts to those in use here (sign=1), or subtract them (-1).
 
-        A task that sleeps in a get lends its CPUs to others meanwhile: the node's, or those of its placement group.
+        The CPUs of a task that sleeps in a get are free for other tasks meanwhile: those of the node, or of its group.
         """
         if entry.place not in (HERE, BLOCKED):
             return
@@ -532,7 +517,7 @@ class Placing:
 
 
 def _plain(total: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Amounts that are not a placement group's."""
+    """Amounts that are not inside a placement group."""
     return (item for item in total.items() if INSIDE not in item[0])
 
 

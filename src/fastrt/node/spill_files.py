@@ -1,9 +1,9 @@
-"""Files of spilled values. The daemon writes and reads them; only processes of the session can make one that it reads.
+"""Files of spilled values. The daemon writes and reads them, and reads only files that this session has written.
 
 A file is a header (magic, objref, length, nonce), the bytes and a tag. The tag is a GMAC over header and bytes: AES-256
-in Galois/counter mode, with nothing to encrypt. With the instructions that CPUs have for it, that is faster than a
-CRC-32. The key lies in the session's folder in a file of mode 0600, where a daemon that takes a dead one's place finds
-it. A file that was damaged, replaced, taken from another session or written for another value has a wrong tag.
+in Galois/counter mode, with nothing to encrypt. With the CPU's instructions for it, that is faster than a CRC-32. The
+key lies in the session's folder in a file of mode 0600, where a daemon that replaces a dead one finds it. A file that
+was damaged, replaced, taken from another session or written for another value has a wrong tag.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SpillFiles:
         """
         name = self.path(objref).name
         self._check_folder()
-        self.remove(objref)  # one that a dead daemon has begun
+        self.remove(objref)  # a file that a dead daemon has begun
         fd = open_private(self._folder, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             header = _HEADER.pack(_MAGIC, objref, len(data), os.urandom(_NONCE_BYTES))
@@ -122,7 +122,7 @@ class SpillFiles:
                 shutil.rmtree(self._folder)
 
     def _check_folder(self) -> None:
-        """Once: what `private_folder` accepts, no other user can change later."""
+        """Check the folder once: another user cannot change a folder that `private_folder` has accepted."""
         if not self._is_checked:
             private_folder(self._folder, SPILL_FOLDER)
             self._is_checked = True

@@ -1,8 +1,8 @@
-"""Memory pressure: values that have not been used for long go to files, and come back when they are read.
+"""Spilling: values that have not been used for long go to files, and are restored when they are read.
 
-Works in a thread of its own, so that no disk ever holds up the daemon, and only on request: a client that finds the
-store full asks for room, one that reads a spilled value asks for it. A file is removed when its value is back in
-memory or no longer referenced; `spill_files` says how it is protected.
+A thread does the work, so that no disk holds up the daemon, and only on request: a client that finds the store full
+asks for room, a client that reads a spilled value asks for the value. A file is removed when its value is back in
+memory or no longer referenced; `spill_files` protects its contents.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Spiller:
         self._thread.start()
 
     def make_room(self, nbytes: int) -> None:
-        """Free at least `nbytes` of memory, if that can be done; the end of the round is told to all clients."""
+        """Free at least `nbytes` of memory if possible; the end of the round wakes all clients that wait for it."""
         self._orders.put(("room", nbytes, 0))
 
     def restore(self, index: int, objref: int) -> None:
-        """Bring the bytes of a spilled value back; whoever waits for them is woken."""
+        """Read a spilled value back, and wake the processes that wait for it."""
         self._orders.put(("restore", index, objref))
 
     def close(self) -> None:
-        """End the thread after the order it works on, and remove all files."""
+        """End the thread after its current order, and remove all files."""
         self._orders.put(None)
         self._thread.join()
         self._files.remove_all()
@@ -62,7 +62,7 @@ class Spiller:
                     self._spill(first)
                 else:
                     self._restore(first, second)
-            except FastrtError as exc:  # the arena is closed or poisoned: its clients learn that by themselves
+            except FastrtError as exc:  # the arena is closed or poisoned, which its clients notice themselves
                 sys.stderr.write(f"fastrt: spilling stopped: {exc}\n")
                 return
 

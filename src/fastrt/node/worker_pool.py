@@ -1,28 +1,39 @@
-"""The pool of workers: how many there should be, and the zygote that makes them."""
+"""The pool of workers: how many the node needs, and the zygote that forks them."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-from typing import Any
 
 from fastrt._core.memory.segment import start_time
-from fastrt.foreign_text import read_object
+from fastrt.store.messages import (
+    Configure,
+    Fork,
+    Forked,
+    ForkFailed,
+    ListProcesses,
+    Message,
+    Process,
+    ProcessEnded,
+    ProcessesListed,
+    Ready,
+    read_message,
+    write_message,
+)
 
 _MESSAGE_BYTES_MAX = 1 << 16
 
 
 class Pool:
-    """Keeps `size` workers able to run: one more for each that sleeps inside a task, up to `spare` more.
+    """Counts workers: `size` should be able to run, so each that sleeps inside a task needs one more, up to `spare`.
 
     Args:
         control: this end of the zygote's SEQPACKET socket.
         size: workers that should be able to run tasks.
-        spare: how many more there may be because others wait; beyond it, waiting workers help themselves.
-        most: how many there can be at all.
-        zygote_is_new: whether no daemon has told it yet which session its workers join.
+        spare: how many more workers may run because others sleep; beyond it, sleeping workers run tasks themselves.
+        most: the greatest number of workers.
+        zygote_is_new: whether the zygote still needs `Configure`: no daemon has used it.
     """
 
     def __init__(self, control: socket.socket, size: int, spare: int, most: int, zygote_is_new: bool = True) -> None:
@@ -33,26 +44,26 @@ class Pool:
         self.spare = spare
         self.pids: set[int] = set()
         self.blocked: set[int] = set()
-        self.actors: dict[int, int] = {}  # by pid: whose process it is; they are no workers of the pool
+        self.actors: dict[int, int] = {}  # processes of actors, by pid: the actor's index; they do not count as workers
         self.starting = 0
-        self._zygote = 0  # its pid, once it has said so
+        self._zygote = 0  # its pid, once it has reported it
         self.counting = False  # after a take-over: until the zygote has named its workers
 
-    def configure(self, session: dict[str, Any]) -> None:
-        """Tell the zygote which session its workers join."""
-        self.control.send(json.dumps(session).encode())
+    def configure(self, session: Configure) -> None:
+        """Send the zygote the session that its workers join."""
+        self.control.send(write_message(session))
 
     def count(self) -> None:
-        """Ask the zygote which workers there are: the daemon that ordered them has died."""
+        """Ask the zygote for its processes: the daemon that ordered them has died."""
         self.counting = True
-        self.control.send(b"list")
+        self.control.send(write_message(ListProcesses()))
 
     def missing(self, tasks_wait: bool) -> int:
         """How many workers should be started now.
 
         Args:
-            tasks_wait: whether tasks are queued. When every worker sleeps they may be what the sleepers need, so
-                one more is started then, whatever `spare` says.
+            tasks_wait: whether tasks are queued. When every worker sleeps, the sleepers may need these tasks, so one
+                more worker is started then, even beyond `spare`.
         """
         if self.counting or not self.size:
             return 0
@@ -67,56 +78,59 @@ class Pool:
         return len(self.pids) + self.starting < min(self.size + self.spare, self.most)
 
     def surplus(self) -> int:
-        """How many workers are there beyond what is needed now."""
+        """How many more workers there are than are needed now."""
         return len(self.pids) - len(self.blocked) - self.size
 
     def fork(self, actor: int | None = None) -> tuple[int, int]:
-        """Order one worker, or the process of an actor; the read ends of its stdout and stderr."""
+        """Order a worker, or the process of an actor; returns the read ends of its stdout and stderr."""
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
         try:
-            # The zygote keeps the read ends too: while a dead daemon is replaced, nobody's output breaks.
-            order = b"fork" if actor is None else b"fork %d" % actor
-            socket.send_fds(self.control, [order], [out_write, err_write, out_read, err_read])
+            # The zygote keeps the read ends too: while a dead daemon is replaced, no output is lost.
+            socket.send_fds(self.control, [write_message(Fork(actor))], [out_write, err_write, out_read, err_read])
         finally:
             os.close(out_write)
             os.close(err_write)
         self.starting += actor is None
         return out_read, err_read
 
-    def receive(self) -> dict[str, Any] | None:
-        """Return the zygote's next report, with descriptors as "fds"; None when the zygote is gone."""
+    def receive(self) -> tuple[Message, list[int]] | None:
+        """Return the zygote's next report with its descriptors; None when the zygote is gone.
+
+        Raises:
+            MessageError: it is malformed.
+        """
         try:
             data, fds, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES_MAX, 2)
-        except ConnectionResetError:  # killed before it had read what was sent to it
+        except ConnectionResetError:  # killed before it had read its orders
             return None
         if not data:
             return None
-        message: dict[str, Any] = {**read_object(data, "a report of the zygote", own=True), "fds": fds}
-        if "refused" in message:
-            self.starting -= message["actor"] is None
-        elif message.get("actor") is not None:
-            self.actors[message.get("started") or message["worker"]] = message["actor"]
-        elif "started" in message:
-            self.starting = max(0, self.starting - 1)
-            self.pids.add(message["started"])
-        elif "ready" in message:
-            self._zygote = message["ready"]
-        elif "worker" in message:
-            self.pids.add(message["worker"])
-        elif "listed" in message:
-            self.counting = False
-            self._zygote = message["zygote"]
-        elif "ended" in message:
-            self.pids.discard(message["ended"])
-            self.blocked.discard(message["ended"])
-            self.actors.pop(message["ended"], None)
-        return message
+        report = read_message(data)
+        match report:
+            case Ready(pid):
+                self._zygote = pid
+            case ProcessesListed(pid):
+                self._zygote, self.counting = pid, False
+            case Forked(pid, int(actor)) | Process(pid, int(actor)):
+                self.actors[pid] = actor
+            case Forked(pid):
+                self.starting = max(0, self.starting - 1)
+                self.pids.add(pid)
+            case Process(pid):
+                self.pids.add(pid)
+            case ForkFailed(_, None):
+                self.starting -= 1
+            case ProcessEnded(pid, _):
+                self.pids.discard(pid)
+                self.blocked.discard(pid)
+                self.actors.pop(pid, None)
+        return report, list(fds)
 
     def kill(self) -> None:
-        """End every worker with all that its tasks have started, and the zygote.
+        """End every worker with the processes that its tasks have started, and the zygote.
 
-        A zygote that has not said its pid yet ends when it finds its socket closed.
+        A zygote that has not reported its pid yet ends when it finds its socket closed.
         """
         for pid in [*self.pids, *self.actors, *filter(None, [self._zygote])]:
             kill_group(pid)
@@ -125,7 +139,7 @@ class Pool:
 
 
 def kill_group(pid: int) -> None:
-    """End a process, and what it has started that is still in its group."""
+    """End a process and its process group."""
     for send in (os.killpg, os.kill):
         try:
             send(pid, signal.SIGKILL)
@@ -134,7 +148,7 @@ def kill_group(pid: int) -> None:
 
 
 def pidfd_of(pid: int, started: int) -> int:
-    """A descriptor of the process that had this pid at that start time; -1 when it has ended."""
+    """A pidfd of the process that had this pid at that start time; -1 when it has ended."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,1 +1,1 @@
-"""Starting and ending sessions: the only place that wires processes together."""
+"""Starts and ends sessions: the only package that wires processes together."""

@@ -1,4 +1,4 @@
-"""init and shutdown: the one runtime that this process uses."""
+"""`init` and `shutdown`, and the one runtime that this process uses."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fastrt.store.client import Store
 from fastrt.tasks import namespaces
 from fastrt.tasks.runtime_env import Environment, environment_of, set_current
 
-_STORE_BYTES_ANY = 64 << 20  # so that a machine with no room for another store can still use the one it has
-# What programs give to `ray.init` that has no meaning here and changes no result.
+_STORE_BYTES_ANY = 64 << 20  # small, so that a machine without room for a second store can still join its node's
+# Options of `ray.init` that have no meaning here and change no result.
 _RAY_ONLY = ("include_dashboard", "dashboard_host", "dashboard_port", "configure_logging", "logging_level")
 
 _runtime: Runtime | None = None
@@ -50,16 +50,15 @@ def init(
         object_store_memory: size of the store in bytes, or text such as "512MiB"; default: the smallest of 30 %
             of available memory, half of the cgroup's limit, and 80 % of free /dev/shm.
         address: `host:port` of a cluster's head, or "auto": use the node of it that `fastrt start` runs on this
-            machine rather than start one. What describes a new node may not be given then.
+            machine, instead of starting one. Options that describe a new node are not allowed then.
         num_cpus: another name for num_workers.
-        num_gpus, resources: what else tasks may ask for, and how much of it there is: {"license": 2}.
+        num_gpus, resources: further resources that tasks may request, with their amounts: {"license": 2}.
         ignore_reinit_error: return the running runtime instead of raising.
-        engine: what runs the program: "fastrt", "local" (as local_mode=True), or "ray": the Ray cluster at `address`.
+        engine: the engine that runs tasks: "fastrt", "local" (as local_mode=True), or "ray": the cluster at `address`.
         local_mode: run everything in this process, in order and at once, for a debugger.
-        runtime_env: the environment of every task and actor that is given none, or not all of it: see
-            `docs/environments.md`. Not of this process.
-        namespace: where names of actors are made and looked for by this program, its tasks and actors; default: the
-            session's own, which all programs share that say none.
+        runtime_env: the default environment of tasks and actors, not of this process: see `docs/environments.md`.
+        namespace: the namespace of actor names for this program, its tasks and actors; default: the session's own,
+            which all programs without a namespace share.
         **settings: any field of `fastrt.config.Config`; each also has a variable FASTRT_<NAME>.
     Returns:
         The `Runtime`; a `with` statement shuts it down at its end.
@@ -73,9 +72,9 @@ def init(
             if ignore_reinit_error and _runtime is not None:
                 return _runtime
             if _runtime is None:
-                raise FastrtError("this process runs tasks of a session: use that, without init")
+                raise FastrtError("this process runs tasks of a session: use that session, without init")
             raise FastrtError("fastrt is initialised already; call fastrt.shutdown() first, or ignore_reinit_error")
-        shutdown()  # of one whose daemon died
+        shutdown()  # of a session whose daemon died
         if num_workers is not None and num_cpus is not None and num_workers != num_cpus:
             raise FastrtError(f"num_workers={num_workers} and num_cpus={num_cpus} are two names for one setting")
         num_workers = num_cpus if num_workers is None else num_workers
@@ -103,8 +102,8 @@ def init(
 def shutdown() -> None:
     """End the session: queued tasks are dropped, running ones killed, the store removed.
 
-    The node of a cluster goes on; only this program's tasks, actors and references end. Views of values that are still
-    in use stay readable. `init` may follow at once. Does nothing when no session runs, or inside a task.
+    A node of a cluster keeps running; only this program's tasks, actors and references end. Views of values that are
+    still in use stay readable. `init` may follow at once. Does nothing when no session runs, or inside a task.
     """
     global _runtime
     with _lock:
@@ -116,7 +115,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether a session runs that this process uses; always true inside a task."""
+    """Whether this process uses a running session; always true inside a task."""
     if store_client.current() is None:
         return engines.current() is not None
     return not (_runtime is not None and _runtime._died)
@@ -143,7 +142,7 @@ def _attach(address: str, about: dict[str, Any], settings: dict[str, Any]) -> Ru
 
 
 def _start_default() -> Store:
-    store = init(ignore_reinit_error=True)._store  # another thread may have been quicker, also to end it again
+    store = init(ignore_reinit_error=True)._store  # another thread may have started it first, or have ended it again
     if store is None:
         raise NotInitializedError("the runtime was shut down while this call started it; call fastrt.init()")
     return store

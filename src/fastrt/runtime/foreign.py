@@ -1,4 +1,4 @@
-"""Sessions of engines other than fastrt's own, as `init` returns them."""
+"""Sessions of engines other than fastrt's own, which `init` returns."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Foreign(Runtime):
     """A session of another engine. It has no store: `object_store_memory` is 0, `socket_path` empty.
 
     Args:
-        engine: that one.
-        num_workers: CPUs that it counts.
-        session: what names it.
+        engine: the engine.
+        num_workers: its CPUs.
+        session: its name.
         end: ends it.
     """
 
@@ -46,15 +46,15 @@ class Foreign(Runtime):
 
 
 def start_foreign(which: str, address: str | None, about: dict[str, Any], settings: dict[str, Any]) -> Foreign:
-    """Begin a session of an engine.
+    """Start a session of an engine.
 
     Args:
-        which: engine, as `kind_of` gives it.
+        which: the engine, as `kind_of` returns it.
         address: of a cluster.
-        about: num_workers, num_gpus, resources and object_store_memory, None where they were not given.
-        settings: others.
+        about: num_workers, num_gpus, resources and object_store_memory; None where they were not given.
+        settings: all others.
     Raises:
-        ConfigError: a setting is wrong, or the engine is not here.
+        ConfigError: a setting is wrong, or the engine is not installed.
     """
     given = {name: value for name, value in about.items() if value is not None}
     session = _start_ray(address, given, settings) if which == RAY else _start_local(address, given, settings)
@@ -63,12 +63,12 @@ def start_foreign(which: str, address: str | None, about: dict[str, Any], settin
 
 
 def _start_local(address: str | None, given: dict[str, Any], settings: dict[str, Any]) -> Foreign:
-    """In this process alone. What describes a store or processes is checked, and has no effect."""
+    """Start a session in this process alone. Settings of a store or of processes are checked, and have no effect."""
     from fastrt.engines.local import LocalEngine, refuse_environment
 
     refuse_environment(settings)
     if address is not None:
-        raise ConfigError(f"address={address!r}: there is none in local mode, where everything is in this process")
+        raise ConfigError(f"address={address!r}: local mode has no address, because everything runs in this process")
     resources = read_resources("resources", given.pop("resources", {}))
     if "num_gpus" in given:
         resources["GPU"] = given.pop("num_gpus")
@@ -79,13 +79,13 @@ def _start_local(address: str | None, given: dict[str, Any], settings: dict[str,
 
 
 def _start_ray(address: str | None, given: dict[str, Any], settings: dict[str, Any]) -> Foreign:
-    """On a Ray cluster that is there, or with an address of None on one that is started here."""
+    """Start a session on a running Ray cluster, or, with an address of None, on a new one."""
     try:
         ray_engine = importlib.import_module("fastrt.engines.ray")
     except ImportError as exc:
         raise ConfigError(f"engine='ray' needs Ray in this environment: pip install 'fastrt[ray]' ({exc})") from exc
     if address is not None and given:
-        raise ConfigError(f"{', '.join(given)}: what the cluster at {address} has is its own affair; leave them out")
+        raise ConfigError(f"{', '.join(given)}: the cluster at {address} has its own settings; leave these out")
     if "num_workers" in given:
         given["num_cpus"] = given.pop("num_workers")
     engine = ray_engine.connect(address, {**given, **settings})
@@ -93,10 +93,10 @@ def _start_ray(address: str | None, given: dict[str, Any], settings: dict[str, A
 
 
 def kind_of(engine: str | None, local_mode: bool) -> str | None:
-    """Which engine `init` was asked for; None: fastrt's own.
+    """The engine that the arguments of `init` select; None: fastrt's own.
 
     Raises:
-        ConfigError: there is none of that name, or two are asked for.
+        ConfigError: no engine has that name, or the arguments select two.
     """
     if engine not in (None, "fastrt", LOCAL, RAY):
         raise ConfigError(f"engine is {engine!r}; there are 'fastrt' (the default), 'local' and 'ray'")

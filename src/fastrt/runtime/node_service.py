@@ -1,7 +1,7 @@
-"""A node as a service, what `fastrt start` runs: a session, the uplink, on one node the head, and their keeper.
+"""A node as a service, for `fastrt start`: its session, its uplink and, on one node, the head.
 
-All of them are children of this process. It starts again what is killed, and ends everything when it is told to, or
-killed itself.
+This process is the parent of all of them. It restarts children that are killed, and ends all when it gets the order to,
+or is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fastrt.runtime.nodefile import NodeFile, nodes_here
 from fastrt.runtime.processes import spawn_service
 from fastrt.runtime.session import start
 
-_AGAIN_S = 0.2  # before a process that was killed is started again
+_RESTART_S = 0.2  # before a process that was killed is restarted
 _DEATHS_MAX, _DEATHS_WITHIN_S = 20, 60.0
 _END_S = 5.0
 _TOKEN = "token"  # in the session's folder
@@ -41,7 +41,7 @@ _MODULES = {"head": "fastrt.cluster.head", "uplink": "fastrt.cluster.uplink", "s
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """How a node takes part in a cluster.
+    """The settings of a node of a cluster.
 
     Attributes:
         config: the session's settings.
@@ -50,18 +50,18 @@ class NodeOptions:
         host: where this node serves other nodes.
         name: for people; default: the machine's name.
         token: the cluster's token itself; it goes into a file of the session.
-        token_file: a file with it. Without both: a new one on the head, else the one that a head of this user's on
-            this machine has left.
+        token_file: a file with it. Without both: a new token on the head, else the token of this user's head on this
+            machine.
         tls: PEM files for the scheduler, the coordinator and the object store, where programs use certificates of
             their own; links between nodes never use them.
-        insecure: let large values go between nodes in the clear; all else is encrypted anyway.
-        scheduler: `host:port` of a scheduler for programs in any language: on the head where to serve it, elsewhere
-            the head's; None: none. The node serves its object store and what it exports there.
+        insecure: send large values between nodes without encryption; everything else is always encrypted.
+        scheduler: `host:port` of a scheduler for programs in any language: on the head, where to serve it; on other
+            nodes, the head's; None: none. The node registers its object store and its exported functions there.
         export: modules whose remote functions can be called through the scheduler.
         coordinator: `host:port` of a coordinator for JAX, on the head; None: none.
-        job: what the coordinator is told of its job, as `CoordinatorOptions` calls it.
-        state_dir: where both keep their state over restarts; None keeps nothing.
-        accept_loss: both go on with what can be saved of a damaged `state_dir`.
+        job: the coordinator's settings of the job, fields of `CoordinatorOptions`.
+        state_dir: where scheduler and coordinator keep their state over restarts; None: they keep none.
+        accept_loss: whether both may continue with the readable part of a damaged `state_dir`.
     """
 
     config: Config
@@ -82,14 +82,14 @@ class NodeOptions:
 
 
 class Node:
-    """A running node. Use it in a `with` statement, or call `close`.
+    """A running node, for a `with` statement or an explicit `close`.
 
     Attributes:
         head: address of the cluster's head.
-        addresses: where its processes serve: "uplink", on the head "head" and perhaps "scheduler" and "coordinator",
-            with a scheduler "store".
-        session: its session.
-        token_file: with the cluster's token.
+        addresses: where its processes serve: "uplink"; on the head "head" and, if wanted, "scheduler" and
+            "coordinator"; with a scheduler "store".
+        session: the name of its session.
+        token_file: the file with the cluster's token.
 
     Raises:
         FastrtError: it cannot start; the message says why.
@@ -103,7 +103,7 @@ class Node:
         self._stop = os.pipe2(os.O_CLOEXEC)
         self._runtime = start(options.config, cluster=True)
         self.session = self._runtime.session
-        # Where each process serves: at first where it is told to, then where it was.
+        # Where each process serves: first the configured address, then the one it had before.
         self.addresses = {"uplink": join_address(options.host, 0)}
         self.head = options.head or ""
         if options.head is None:
@@ -141,7 +141,7 @@ class Node:
                     self._replace(names[child])
 
     def stop(self) -> None:
-        """Have `run` return; safe in a signal's handler."""
+        """Make `run` return; safe in a signal handler."""
         self._stopping = True
         os.write(self._stop[1], b"!")
 
@@ -157,13 +157,13 @@ class Node:
             os.close(fd)
 
     def _replace(self, name: str) -> None:
-        """Start a process again that has ended."""
+        """Restart a process that has ended."""
         supervise.reap(self._children[name])
         sys.stderr.write(f"fastrt: the {name} of this node ended; another one is started\n")
         while not self._stopping:
             if not self._restarts.allows_another():
                 raise FastrtError(f"the {name} of this node ended again and again; its error output says why")
-            select.select([self._stop[0]], [], [], _AGAIN_S)
+            select.select([self._stop[0]], [], [], _RESTART_S)
             try:
                 self._start(name)
                 return
@@ -181,7 +181,7 @@ class Node:
         }
         if name == "uplink":
             settings |= {"socket": self._runtime.socket_path, "head": self.head, "name": self._name}
-            # A node that starts waits for the head; one uplink after another must not keep us from replacing the head.
+            # The first uplink waits for the head. A restarted one does not, or it would block a restart of the head.
             settings |= {"lineage_bytes": options.config.lineage_bytes}
             settings |= {"patience_s": options.config.store_patience_s}
             settings |= {"workers": options.config.num_workers, "join_first": name not in self._children}
@@ -192,7 +192,7 @@ class Node:
         elif name != "head":
             kept = None if options.state_dir is None else str(options.state_dir / name)
             settings |= {"kind": name, "job": options.job, "state_dir": kept}
-            settings |= {"accept_loss": options.accept_loss and name not in self._children}  # of the first start only
+            settings |= {"accept_loss": options.accept_loss and name not in self._children}  # at the first start only
         module = _MODULES.get(name, "fastrt.runtime.side_services")
         env = _TLS_1_3 if name in ("head", "uplink") else {}
         child, self.addresses[name] = spawn_service(module, settings, options.config.start_timeout_s, **env)
@@ -203,9 +203,9 @@ class Node:
         return self._options.name or socket.gethostname()
 
     def _token(self) -> Path:
-        """The file with the cluster's token, made here if this is the head and none was given."""
+        """The file with the cluster's token; created if this is the head and no token was given."""
         options = self._options
-        folder = Path(self._runtime.socket_path).parent  # it goes with the session, or is swept by the next one
+        folder = Path(self._runtime.socket_path).parent  # removed with the session, or swept by the next one
         if options.token:
             Identity.from_token(options.token)
             return _keep_token(folder, options.token.strip())
@@ -239,6 +239,6 @@ class Node:
 
 
 def _keep_token(folder: Path, token: str) -> Path:
-    """Write a token into the session's folder; the path of its file."""
+    """Write a token into the session's folder; returns the path of its file."""
     replace_private(folder, _TOKEN, f"{token}\n".encode())
     return folder / _TOKEN

@@ -1,4 +1,4 @@
-"""The note that a cluster's node leaves in its session's folder, by which drivers and `fastrt stop` find it."""
+"""The file in a session's folder by which drivers and `fastrt stop` find a node of a cluster."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _NAME = "cluster.json"
 
 @dataclasses.dataclass(frozen=True)
 class NodeFile:
-    """What the note says.
+    """The contents of a node's file.
 
     Attributes:
         head: the address of the cluster's head.
-        name: the node's, for people.
+        name: the node's name, for people.
         is_head: whether the head runs here.
         address: where other nodes reach this one.
         socket_path: where processes of this machine join.
         num_workers: of this node.
         token_file: the cluster's token, for this user's processes.
-        pid, start_time: of the process that `fastrt start` is.
+        pid, start_time: of the process of `fastrt start`.
     """
 
     head: str
@@ -44,23 +44,23 @@ class NodeFile:
 
     @property
     def session(self) -> str:
-        """The name of its session."""
+        """The name of the node's session."""
         return Path(self.socket_path).parent.name
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process that wrote it still runs."""
+        """Whether the process that wrote the file still runs."""
         try:
             return start_time(self.pid) == self.start_time
         except OSError:
             return False
 
     def write(self) -> None:
-        """Put it into the session's folder, whole or not at all."""
+        """Write the file into the session's folder, whole or not at all."""
         replace_private(Path(self.socket_path).parent, _NAME, json.dumps(dataclasses.asdict(self)).encode())
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process that wrote it; to no other one that has its number by now."""
+        """Send SIGTERM to the process that wrote the file, and to no other that has its pid by now."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -75,10 +75,10 @@ class NodeFile:
 
 
 def nodes_here(runtime_dir: Path) -> list[NodeFile]:
-    """List this user's nodes on this machine that run.
+    """List this user's running nodes on this machine.
 
     Raises:
-        UnsafeFolderError: another user could have written what is in the folder.
+        UnsafeFolderError: another user could have written the files in the folder.
     """
     found: list[NodeFile] = []
     if not has_private_folder(runtime_dir, RUNTIME_FOLDER):
@@ -86,7 +86,7 @@ def nodes_here(runtime_dir: Path) -> list[NodeFile]:
     for path in sorted(runtime_dir.glob(f"*/{_NAME}")):
         try:
             node = NodeFile(**read_object(read_private(path.parent, path.name), str(path), own=True))
-        except (OSError, ValueError, TypeError, FastrtError):  # it is being removed, or another version's
+        except (OSError, ValueError, TypeError, FastrtError):  # it is being removed, or was written by another version
             continue
         if node.is_alive:
             found.append(node)
@@ -94,10 +94,10 @@ def nodes_here(runtime_dir: Path) -> list[NodeFile]:
 
 
 def find_node(runtime_dir: Path, address: str) -> NodeFile:
-    """The node on this machine of the cluster whose head is at `address`; "auto": the only cluster there is.
+    """The node on this machine of the cluster whose head is at `address`; "auto": of the only cluster.
 
     Raises:
-        AttachError: there is none, or more than one cluster for "auto".
+        AttachError: no node fits, or "auto" and several clusters run here.
     """
     nodes = nodes_here(runtime_dir)
     fitting = [node for node in nodes if address in ("auto", node.head)]

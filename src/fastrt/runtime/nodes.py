@@ -1,4 +1,4 @@
-"""What the cluster has, as the daemon of this machine's node knows it."""
+"""The nodes and resources of the cluster, by the daemon of this machine's node."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastrt.config import RESOURCE_PARTS
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import join
+from fastrt.store.messages import ListNodes, NodeList, NodeRow
 from fastrt.tasks.resources import INSIDE
 
 
@@ -17,7 +18,7 @@ def nodes() -> list[dict[str, Any]]:
 
     Returns:
         A dict for each: NodeID (for `scheduling=`), NodeName, Alive (True: a node that is lost is not listed),
-        Resources and Available (amounts by name), IsHere. What is available elsewhere was so a moment ago.
+        Resources and Available (amounts by name), IsHere. Amounts available on other nodes are a moment old.
     Raises:
         AttachError: the daemon does not answer.
     Source:
@@ -28,17 +29,17 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def nodes_at(socket_path: str, patient: bool = False) -> list[dict[str, Any]]:
-    """`nodes`, as the daemon at that socket knows them; `patient` as for `attach.inquire`.
+    """`nodes` by the daemon at that socket; `patient` as for `join.inquire`.
 
     Raises:
         AttachError: the daemon does not answer.
     """
-    answer = join.inquire(socket_path, "nodes", patient=patient)
-    return [_about(row, k == 0) for k, row in enumerate([answer["here"], *answer["others"]])]
+    answer = join.inquire(socket_path, ListNodes(), NodeList, patient=patient)
+    return [_about(row, k == 0) for k, row in enumerate([answer.here, *answer.others])]
 
 
 def cluster_resources() -> dict[str, float]:
-    """What all nodes have together, in amounts by name.
+    """The resources of all nodes together, in amounts by name.
 
     Raises:
         AttachError: the daemon does not answer.
@@ -49,7 +50,7 @@ def cluster_resources() -> dict[str, float]:
 
 
 def available_resources() -> dict[str, float]:
-    """What of `cluster_resources` is not in use; of which there is none is left out.
+    """The part of `cluster_resources` that is not in use, without names whose amount is 0.
 
     Raises:
         AttachError: the daemon does not answer.
@@ -59,9 +60,9 @@ def available_resources() -> dict[str, float]:
     return {name: amount for name, amount in _sum("Available").items() if amount}
 
 
-def _about(row: list[Any], is_here: bool) -> dict[str, Any]:
+def _about(row: NodeRow, is_here: bool) -> dict[str, Any]:
     node, name, total, free = row
-    # Not what placement groups have: that is part of what the node has.
+    # Without the amounts of placement groups, which are part of the node's.
     amounts = [
         {key: parts / RESOURCE_PARTS for key, parts in parts_of.items() if INSIDE not in key}
         for parts_of in (total, free)

@@ -1,8 +1,8 @@
 """The two processes of an embedded session: the node daemon and the zygote, started side by side.
 
 The starter keeps the daemon's end of the zygote's socket open and hands it to each daemon: while one is dead the
-zygote and its workers go on, and what the zygote reports meanwhile waits in the socket. A zygote that dies takes its
-workers along, and the daemon that sees it ends too: both are started anew, and the tasks run again.
+zygote and its workers continue, and the zygote's reports wait in the socket. A zygote that dies takes its workers
+along, and the daemon ends when it notices: both are started again, and the tasks are retried.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fastrt.errors import FastrtError, NodeDiedError
 from fastrt.foreign_text import read_object
 from fastrt.net.supervise import reap, spawn
 
-if TYPE_CHECKING:  # imported where it is used: the processes that are started here import this module, and start none
+if TYPE_CHECKING:  # imported where it is used: the processes started here import this module, but start none
     import subprocess
 
-# Modules that workers get ready-made in the zygote when the driver uses them: importing NumPy takes 80 ms.
+# Modules that the zygote imports for all workers when the driver uses them: importing NumPy takes 80 ms.
 _PRELOAD = ("numpy",)
 _END_S = 10.0
 
@@ -32,7 +32,7 @@ _SILENT = b'{"error": "it ended without a word; see its error output"}'
 
 
 class Processes:
-    """Starts the zygote at once, and a daemon when told to.
+    """The zygote and the daemon of a session; the constructor starts the zygote.
 
     Args:
         config: the session's settings.
@@ -45,18 +45,18 @@ class Processes:
         self.socket_path = ""
         self.daemon: subprocess.Popen[bytes] | None = None
         self._config = config
-        self._bootstrap: socket.socket | None = None  # tells the daemon by its end that the starter is gone
+        self._bootstrap: socket.socket | None = None  # its end shows the daemon that the starter is gone
         self._start_zygote()
 
     def _start_zygote(self) -> None:
         self._control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fd = zygote_end.fileno()
         self.zygote = spawn("fastrt.worker.zygote", "main(int(sys.argv[1]))", str(fd), name="zygote", pass_fds=[fd])
-        self._zygote_is_new = True  # until a daemon has told it which session it serves
+        self._zygote_is_new = True  # until a daemon has sent it `Configure`
         zygote_end.close()
 
     def await_end(self) -> bool:
-        """Wait for the daemon's end; whether another can take its place: a signal ended it, or the zygote."""
+        """Wait for the daemon's end; whether another can replace it: a signal has killed it, or the zygote."""
         assert self.daemon is not None
         status = self.daemon.wait()
         return status < 0 or (self.zygote.poll() or 0) < 0
@@ -94,7 +94,7 @@ class Processes:
         self._zygote_is_new = False
 
     def end(self, patience_s: float = _END_S) -> None:
-        """Wait for the processes, which have been told to end; kill those that do not."""
+        """Wait for the processes, which have the order to end; kill those that do not end in time."""
         self.forget()
         for process in filter(None, (self.daemon, self.zygote)):
             reap(process, patience_s)
@@ -115,14 +115,14 @@ class Processes:
             "adopt": adopt,
             "cluster": self._cluster,
             "session": {
-                "sys_path": [p for p in sys.path if isinstance(p, str)],  # others Python ignores, and JSON refuses
+                "sys_path": [p for p in sys.path if isinstance(p, str)],  # Python ignores other values
                 "preload": [name for name in _PRELOAD if name in sys.modules],
             },
         }
 
 
 def _occupy_standard_descriptors() -> None:
-    """Let no socket take the number of a standard stream that the program has closed: output is written to it."""
+    """Keep sockets from getting the number of a closed standard stream: output would go to them."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -133,7 +133,7 @@ def _occupy_standard_descriptors() -> None:
 def spawn_service(
     module: str, settings: dict[str, Any], patience_s: float, **env: str
 ) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a process that serves, and wait until it does.
+    """Start a service process, and wait until it serves.
 
     It runs `main(SETTINGS)` of the module, writes a line of JSON with its address to standard output, and ends when its
     standard input does.
@@ -150,7 +150,7 @@ def spawn_service(
     """
     import subprocess
 
-    # Of each handshake that fails gRPC writes two lines to the error output: a stranger could fill a disk with them.
+    # gRPC writes two lines to stderr for each failed handshake: a stranger could fill a disk with them.
     quiet = {"GRPC_VERBOSITY": "NONE", **os.environ, **env}
     pipe = subprocess.PIPE
     name, words = module.rpartition(".")[2], json.dumps(settings)

@@ -1,9 +1,9 @@
-"""This node at early Ray's scheduler: its store, and functions that its workers run, for callers in any language.
+"""Registers this node at an early-Ray scheduler: its store, and exported functions, for callers in any language.
 
-`service` starts `main(SETTINGS)` on each node that is told of a scheduler. Towards the node it is a driver: a call from
-the scheduler becomes a task of `fastrt.remote`, which runs here or is lent to another node like any other. Towards the
-scheduler it is one store, and as many workers as the node has. When it dies, its calls run again elsewhere, and
-another one takes its place; when the scheduler was away and has forgotten it, it registers anew.
+`node_service` starts `main(SETTINGS)` on each node that has the address of a scheduler. To the node it is a driver: a
+call from the scheduler becomes a task of `fastrt.remote`, which runs here or is forwarded to another node. To the
+scheduler it is one store, and as many workers as the node has. When it dies, its calls run again on other nodes, and
+another bridge replaces it; when the scheduler has forgotten it, it restarts and registers again.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 _INVOKE = "/WorkerService/InvokeCall"
 _REQUEST = message_set("ray").message("InvokeCallRequest")
 _MESSAGE_BYTES_MAX = 8 << 20
-_ARGUMENT_S = 300.0  # how long an argument may be on its way
-_AGAIN_S = 1.0
+_ARGUMENT_S = 300.0  # how long the transfer of an argument may take
+_POLL_S = 1.0  # between two calls that check whether the scheduler answers
 _WORKERS_MAX = 64
 
 
@@ -53,7 +53,7 @@ def exported(modules: list[str]) -> dict[str, RemoteFunction]:
     """The remote functions of these modules, by "module.name".
 
     Raises:
-        FastrtError: a module cannot be imported, or has none.
+        FastrtError: a module cannot be imported, or has no remote functions.
     """
     found: dict[str, RemoteFunction] = {}
     for name in modules:
@@ -69,7 +69,7 @@ def exported(modules: list[str]) -> dict[str, RemoteFunction]:
 
 
 class _Slot:
-    """One worker of the scheduler's: a port of its own, and at most one call at a time."""
+    """One worker, to the scheduler: it has a port, and runs at most one call at a time."""
 
     def __init__(self, bridge: Bridge, host: str, access: Access, scheduler: str) -> None:
         self._bridge = bridge
@@ -82,23 +82,23 @@ class _Slot:
         self._server.start()
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
-        """Take a call; it runs on a thread of the bridge's."""
+        """Take a call, and run it on a thread of the bridge."""
         request = _REQUEST.FromString(body)
         self._server.finish(call)
         self._bridge.submit(self, request.call)
 
     def on_cancel(self, call: int) -> None:
-        """Calls are answered at once."""
+        """Ignore a cancellation: calls are answered at once."""
 
     def on_idle(self) -> float | None:
-        """Nothing waits for a time."""
+        """Return None: no call waits for a time."""
         return None
 
     def on_stop(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no call is open."""
 
     def stop(self) -> None:
-        """Take no more calls."""
+        """Stop taking calls."""
         self._server.stop()
 
     def _authorize(self, method: str, metadata: Metadata) -> str | None:
@@ -106,7 +106,7 @@ class _Slot:
 
 
 class Bridge:
-    """See the module. A context manager; `address` is where its object store serves.
+    """The bridge between a node and a scheduler, a context manager; `address` is where its object store serves.
 
     Args:
         store: this process's attachment to the node, as a driver.
@@ -161,10 +161,10 @@ class Bridge:
         self._stack.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # ---- being known ----
+    # ---- registration ----
 
     def _stay_registered(self) -> None:
-        """Register, then look whether the scheduler still knows us each time that it was away."""
+        """Register, then check after each outage of the scheduler whether it still knows this bridge."""
         known = away = False
         while not self._ended.is_set():
             try:
@@ -173,17 +173,17 @@ class Bridge:
                     known = True
                 elif away:
                     if not self._is_known():
-                        _log.warning("the scheduler has forgotten this node, which registers anew")
+                        _log.warning("the scheduler has forgotten this node; the bridge restarts to register again")
                         os.kill(os.getpid(), signal.SIGTERM)
                         return
                 else:
-                    self._scheduler.call("IncrementRefCount")  # of nothing: only to hear from it
+                    self._scheduler.call("IncrementRefCount")  # of no reference: only to check that it answers
                 away = False
             except SchedulerError as exc:
                 if not away:
                     _log.warning("the scheduler does not answer: %s", exc)
                 away = True
-            self._ended.wait(_AGAIN_S)
+            self._ended.wait(_POLL_S)
 
     def _register(self) -> None:
         self._store_number = self._scheduler.register_store(self.address)
@@ -206,14 +206,14 @@ class Bridge:
         self._pool.submit(self._run, slot, call)
 
     def _run(self, slot: _Slot, call: Any) -> None:
-        """Run a call as a task; whatever it raises is its result."""
-        used = list(call.result)  # what the message counts, and we drop
+        """Run a call as a task; an exception becomes its result."""
+        used = list(call.result)  # references that the message has counted, dropped after the call
         try:
             try:
                 results = self._results(slot, call, used)
             except SchedulerError:
                 raise
-            except Exception as exc:  # whatever the function or its arguments raise
+            except Exception as exc:  # of the function or of its arguments
                 results = [self._store.put_serialized(serialize(exc), error=True) for _ in call.result]
             for objref, ref in zip(call.result, results, strict=True):
                 self._store.wait([ref], 1, None)
@@ -224,9 +224,9 @@ class Bridge:
                 self._scheduler.ready(objref, self._store_number)
             self._scheduler.decrement(used)
             self._scheduler.worker_ready(slot.number)
-        except SchedulerError as exc:  # it will run the call again elsewhere, or has forgotten us
+        except SchedulerError as exc:  # it runs the call again elsewhere, or has forgotten this bridge
             if not self._ended.is_set():
-                _log.warning("a call of %s cannot be reported, so this bridge starts anew: %s", call.name, exc)
+                _log.warning("a call of %s cannot be reported, so this bridge restarts: %s", call.name, exc)
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def _results(self, slot: _Slot, call: Any, used: list[int]) -> list[ObjectRef]:
@@ -254,7 +254,7 @@ class Bridge:
 
 
 def main(argument: str) -> None:
-    """Serve until standard input ends, or SIGTERM comes.
+    """Serve until standard input ends, or SIGTERM arrives.
 
     Args:
         argument: JSON: socket (of the node's daemon), scheduler and listen (addresses), workers, export (modules),

@@ -1,6 +1,6 @@
-"""A process's part in a session: its store, its connection to the daemon, and what the daemon's death comes to.
+"""A driver's part in a session: its store, its connection to the daemon, and recovery after the daemon's death.
 
-`Embedded` is the session that a process starts for itself; `Attached` one that a node of a cluster runs.
+`Embedded` is a session that the process starts for itself; `Attached` is a session of a cluster's node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastrt.config import Config
 from fastrt.errors import AttachError, FastrtError
 from fastrt.net.supervise import RestartLimit
 from fastrt.runtime.processes import Processes
-from fastrt.store import join, unread, warnings
+from fastrt.store import join, messages, unread, warnings
 from fastrt.store.client import Store
 from fastrt.store.join import Link
 from fastrt.tasks import call_sites
@@ -28,19 +28,19 @@ from fastrt.tasks import call_sites
 _SHUTDOWN_S = 10.0
 _DEATHS_MAX, _DEATHS_WITHIN_S = 5, 60.0  # a daemon that dies more often is not started again
 _BACK_TO_START = "\r\x1b[K"  # and erase the line
-_LAST_WORDS_S = 0.1  # in which the last lines from other nodes come: a result may overtake the output of its task
+_LAST_WORDS_S = 0.1  # for the last lines from other nodes: a result may overtake the output of its task
 _COMEBACK_S, _COMEBACK_STEP_S = 10.0, 0.05
 
 
 class Runtime:
-    """A running session, as `init` returns it. Usable in a `with` statement, which shuts it down at its end.
+    """A running session, which `init` returns. A `with` statement shuts it down at its end.
 
     Attributes:
         session: 32 hex digits that name the session.
-        num_workers: worker processes that can run at once.
+        num_workers: worker processes that can run tasks at the same time.
         object_store_memory: the store's size in bytes.
         socket_path: where other processes join.
-        on_exit: what ends it at the end of a `with` statement.
+        on_exit: called at the end of a `with` statement.
     """
 
     on_exit: Callable[[], None]
@@ -84,57 +84,57 @@ class Runtime:
         store.socket_path = self.socket_path
         return store, link
 
-    def _tell(self, **message: Any) -> bool:
-        return self._link.send(**message)
+    def _tell(self, message: messages.Message) -> bool:
+        return self._link.send(message)
 
     def _rejoin(self) -> Store:
-        """In a forked child: join the session as a client of its own."""
+        """In a forked child: join the session as a new client."""
         store, self._link = self._join()
         self._store = store
         return store
 
     def _listen(self, segment: Segment) -> None:
-        """Print what workers print; when the daemon dies, start another in its place."""
+        """Print the output of workers; when the daemon dies, connect to its replacement."""
         while not self._leaving:
             self._print_output()
             if not self._leaving and not self._replace_daemon(segment):
-                # Without a daemon nobody would notice a worker's death: waits must end, not hang.
+                # Without a daemon a worker's death goes unnoticed: waits must end, not hang.
                 self._died = True
                 segment.poison("the node daemon died; call fastrt.init() to start another", closed=True)
                 self._remove(segment)
                 return
 
     def _print_output(self) -> None:
-        """Until the daemon closes the connection."""
+        """Print messages of the daemon until it closes the connection."""
         while True:
             try:
                 message = self._link.receive()
             except EOFError:
                 return
-            if message is not None and message.get("op") == "unread":
+            if isinstance(message, messages.Unread):
                 unread.print_one(message)
-            elif message is not None and message.get("op") == "log":
-                stream = sys.stderr if message["error"] else sys.stdout
+            elif isinstance(message, messages.Log):
+                stream = sys.stderr if message.is_error else sys.stdout
                 try:
-                    self._show(stream, message["text"], message.get("update") is True)
-                except Exception:  # the program closed its output, or put something strange there; its workers go on
+                    self._show(stream, message.text, message.is_update)
+                except Exception:  # the program has closed or replaced its output; its workers continue
                     continue
 
     def _show(self, stream: Any, text: str, is_update: bool) -> None:
         """Write lines. On a terminal a progress bar stays open, and the next line of the same task overwrites it."""
-        whose = text.partition(") ")[0]
+        source = text.partition(") ")[0]
         if self._open:
-            text = (_BACK_TO_START if whose == self._open else "\n") + text
-        self._open = whose if is_update and stream.isatty() else ""
+            text = (_BACK_TO_START if source == self._open else "\n") + text
+        self._open = source if is_update and stream.isatty() else ""
         stream.write(text.removesuffix("\n") if self._open else text)
         stream.flush()
 
     def _replace_daemon(self, segment: Segment) -> bool:
-        """After the daemon's death: connect to the one that takes its place; False when there is none."""
+        """Connect to the daemon that replaces a dead one; False when there is none."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Leave. A forked child leaves only for itself."""
+        """Leave the session. A forked child leaves only for itself."""
         store, self._store = self._store, None  # or this object would keep the segment mapped
         if store is None:
             return
@@ -148,35 +148,35 @@ class Runtime:
             unread.end()
 
     def _leave(self, store: Store) -> None:
-        """Close the store, and leave no thread and no process of this object's."""
+        """Close the store, and end the threads and processes of this object."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """In a forked child: let go of what belongs to the parent."""
+        """In a forked child: close the parent's descriptors."""
 
     def _remove(self, segment: Segment) -> None:
-        """Remove what the session has outside of processes, where the daemon may not have."""
+        """Remove files of the session that the daemon may have left."""
 
 
 class Embedded(Runtime):
-    """A session of this process's own."""
+    """A session that this process has started for itself."""
 
     def __init__(self, config: Config, processes: Processes) -> None:
         self._processes = processes
         super().__init__(config, processes.socket_path, config.num_workers)
 
     def forget(self) -> None:
-        """In a forked child: let go of what belongs to the parent."""
+        """In a forked child: close the parent's descriptors."""
         self._processes.forget()
 
     def end_for_all(self) -> None:
         """Leave, and end the session also for other drivers that use it."""
         self._leaving = True
-        self._link.send(op="end")
+        self._link.send(messages.End())
         self.close()
 
     def _replace_daemon(self, segment: Segment) -> bool:
-        """Start a daemon that takes the session over. Not if it ended by itself, or if it is killed too often."""
+        """Start a daemon that takes the session over, unless the old one exited by itself or is killed too often."""
         why = f"it was killed more than {_DEATHS_MAX} times in {_DEATHS_WITHIN_S:.0f} s, or ended by itself"
         while self._was_killed():
             try:
@@ -184,16 +184,16 @@ class Embedded(Runtime):
                 self._link.close()
                 self._link = join.rejoin(self.socket_path, logs=self._logs if self._config.log_to_driver else "")
                 if self._leaving:
-                    self._link.send(op="bye")  # `close` said it to the dead one
+                    self._link.send(messages.Bye())  # `close` sent it to the dead daemon
                 return True
-            except FastrtError as exc:  # perhaps because it was killed again
+            except FastrtError as exc:  # it may have been killed again
                 why = str(exc)
         if not self._leaving:
             sys.stderr.write(f"fastrt: the node daemon is gone for good: {why}\n")
         return False
 
     def _was_killed(self) -> bool:
-        """Whether a signal has just ended daemon or zygote, and not so often that others would fare no better."""
+        """Whether a signal has just killed the daemon or the zygote, and not too often."""
         return self._processes.await_end() and self._restarts.allows_another()
 
     def _leave(self, store: Store) -> None:
@@ -202,20 +202,20 @@ class Embedded(Runtime):
         store.close()
         if os.getpid() != self._pid:
             return
-        self._link.send(op="bye")
+        self._link.send(messages.Bye())
         self._listener.join(_SHUTDOWN_S + self._config.cleanup_timeout_s)
         self._processes.end()
         self._link.close()
         self._remove(segment)
 
     def _remove(self, segment: Segment) -> None:
-        """Remove what the session has outside of processes; the daemon does, if it can."""
+        """Remove the files of the session that the daemon has left."""
         segment.unlink()
         shutil.rmtree(os.path.dirname(self.socket_path), ignore_errors=True)
 
 
 class Attached(Runtime):
-    """A driver's part in the session of a node: it leaves alone what it has not started."""
+    """A driver in the session of a cluster's node, which goes on without it."""
 
     _logs = "all"
 
@@ -236,14 +236,14 @@ class Attached(Runtime):
         """Leave; the daemon ends this driver's tasks. The session goes on, and this process may join it again."""
         if os.getpid() == self._pid and self._config.log_to_driver and self._has_other_nodes():
             self._listener.join(_LAST_WORDS_S)
-        has_joined = not store.client.forked  # a child that never called fastrt has not
+        has_joined = not store.client.forked  # false in a child that never called fastrt
         store.close(keep_slot=True)
         if has_joined and not self._died:
             try:
                 join.leave(self.socket_path, store.client)
             except AttachError as exc:
                 if os.path.exists(self.socket_path):  # else the node has ended
-                    sys.stderr.write(f"fastrt: tasks of this program go on until its process ends: {exc}\n")
+                    sys.stderr.write(f"fastrt: tasks of this program continue until its process ends: {exc}\n")
         if os.getpid() == self._pid:
             self._link.hang_up()
             self._listener.join(_SHUTDOWN_S)
@@ -252,13 +252,13 @@ class Attached(Runtime):
 
     def _has_other_nodes(self) -> bool:
         try:
-            return bool(join.inquire(self.socket_path, "nodes")["others"])
-        except (FastrtError, KeyError):
+            return bool(join.inquire(self.socket_path, messages.ListNodes(), messages.NodeList).others)
+        except FastrtError:
             return False  # the daemon is gone
 
 
 def start(config: Config, cluster: bool = False) -> Embedded:
-    """Start a session of this process's own.
+    """Start a session for this process.
 
     Args:
         config: its settings.

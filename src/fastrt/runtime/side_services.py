@@ -1,6 +1,6 @@
-"""Services beside the head, each a process of its own: a coordinator for JAX, a scheduler for other languages.
+"""Services beside the head, each in a separate process: a coordinator for JAX, a scheduler for other languages.
 
-`service` starts `main(SETTINGS)`. Their sockets stay open while the head itself is replaced, and the other way round.
+`node_service` starts `main(SETTINGS)`. Their sockets stay open while the head is replaced, and the other way round.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastrt.net.grpc import streams
 
 
 def main(argument: str) -> None:
-    """Serve until standard input ends, or SIGTERM comes.
+    """Serve until standard input ends, or SIGTERM arrives.
 
     Args:
         argument: JSON: kind ("coordinator" or "scheduler"), listen (address), state_dir (path or null), accept_loss,

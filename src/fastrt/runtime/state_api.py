@@ -1,7 +1,7 @@
-"""`list_tasks` and the like: what there is on this node, and on all nodes of its cluster.
+"""`list_tasks`, `list_actors`, `list_objects`, `list_workers`: tables of this node, and of all nodes of its cluster.
 
-This node's tables are read in shared memory. Another node's are read there, by a task that demands nothing but that
-node: so an answer from there needs a worker that comes free in time, and a node without workers is not heard.
+This node's tables are read in shared memory. Another node's are read by a task that demands no resources and runs on
+that node: its answer needs a worker that becomes free in time, and a node without workers does not answer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _ANSWER_S = 5.0
 
 
 def list_tasks(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> list[Row]:
-    """The tasks, and calls of actors, that have not ended.
+    """Tasks and calls of actors that have not ended.
 
     Args:
-        limit: how many rows at most, of all nodes together; 0: all.
+        limit: the greatest number of rows, of all nodes together; 0: all.
         all_nodes: whether to ask the other nodes of the cluster, too.
-        timeout: seconds that they have for an answer.
+        timeout: seconds that the other nodes have to answer.
         **filters: a column's name and what its value must be; text may have the wildcards * and ?.
     Returns:
         A dict for each: task_id, name, state ("waiting", "ready", "claimed", "running", "blocked" or "ending"), pid,
@@ -44,7 +44,7 @@ def list_tasks(*, limit: int = 100, all_nodes: bool = True, timeout: float = _AN
 
 
 def list_actors(*, limit: int = 100, all_nodes: bool = True, timeout: float = _ANSWER_S, **filters: Any) -> list[Row]:
-    """Actors, dead ones too as long as somebody has a handle; arguments as for `list_tasks`.
+    """Actors, including dead ones that still have a handle; arguments as for `list_tasks`.
 
     Returns:
         A dict for each: actor, class, name, namespace, state ("starting", "alive", "restarting" or "dead"), pid,
@@ -81,10 +81,10 @@ def list_workers(*, limit: int = 100, all_nodes: bool = True, timeout: float = _
 
 
 def check_filters(what: str, filters: dict[str, Any]) -> None:
-    """Check that a list has the columns to filter by, also when it has no rows.
+    """Check that a list has the columns of the filters, also when it has no rows.
 
     Raises:
-        ValueError: it has not.
+        ValueError: a filter names no column.
     """
     for name in filters:
         if name not in listing.COLUMNS[what]:
@@ -93,7 +93,7 @@ def check_filters(what: str, filters: dict[str, Any]) -> None:
 
 
 def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters: Any) -> list[Row]:
-    """Rows of "tasks", "actors", "objects" or "workers" that fit the filters.
+    """Rows of "tasks", "actors", "objects" or "workers" that match the filters.
 
     Raises:
         ValueError: a filter names no column.
@@ -110,13 +110,13 @@ def rows_of(what: str, *, limit: int, all_nodes: bool, timeout: float, **filters
         try:
             rows += [{**row, "node": name} for row in store.get(ref, timeout)]
         except FastrtError as exc:
-            sys.stderr.write(f"fastrt: node {name} does not say what there is: {type(exc).__name__}: {exc}\n")
+            sys.stderr.write(f"fastrt: the rows of node {name} are missing: {type(exc).__name__}: {exc}\n")
             cancel(ref)
     return rows[:limit] if limit else rows
 
 
 def select(rows: list[Row], filters: Mapping[str, Any], limit: int) -> list[Row]:
-    """Those rows whose columns are as `filters` say, at most `limit`; 0: all."""
+    """The rows that match the filters, at most `limit`; 0: all."""
     found = [row for row in rows if all(_fits(row[name], wanted) for name, wanted in filters.items())]
     return found[:limit] if limit else found
 
@@ -146,5 +146,5 @@ def _ask(what: str, filters: dict[str, Any], limit: int, node: str) -> ObjectRef
 
 
 def _look(what: str, filters: dict[str, Any], limit: int) -> list[Row]:
-    """In a worker of another node."""
+    """Read the rows in a worker of another node."""
     return select(listing.LISTS[what](store_client.require()), filters, limit)

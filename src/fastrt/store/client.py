@@ -33,6 +33,7 @@ from fastrt.store import engine as engines
 from fastrt.store import mixed, room, warnings
 from fastrt.store import ref as ref_module
 from fastrt.store import serialize as serializer
+from fastrt.store.messages import Message, Restore, Spill
 from fastrt.store.ref import ObjectRef, kind_of
 from fastrt.store.serialize import PICKLE, Serialized, deserialize, owned, serialize
 
@@ -64,7 +65,7 @@ class Store:
         client: Client,
         spin_s: float,
         rejoin: Callable[[], Store] | None = None,
-        tell: Callable[..., object] | None = None,
+        tell: Callable[[Message], object] | None = None,
         patience_s: float = 10.0,
     ) -> None:
         self.client = client
@@ -238,7 +239,7 @@ class Store:
 
     def _spilled(self, wanted: int, seen: int) -> bool:
         """Ask the daemon for room; whether a round of spilling that ended after `seen` freed anything."""
-        if self.tell is None or self.tell(op="spill", bytes=wanted) is False:
+        if self.tell is None or self.tell(Spill(wanted)) is False:
             return False
         if not spill.wait_round(self.client, seen, _SPILL_PATIENCE_S):
             return False
@@ -337,7 +338,7 @@ class Store:
         while True:
             seen = spill.rounds(self.client)
             if self.tell is not None:
-                self.tell(op="restore", index=ref.index, objref=ref.objref)
+                self.tell(Restore(ref.index, ref.objref))
             if spill.wait_restored(self.client, ref, patience_s):
                 return
             patience_s = min(1.0, 2 * patience_s)

@@ -1,15 +1,14 @@
-"""How a process joins a session: a Unix socket to the node daemon, one JSON message a line.
+"""Connections between the processes of a session and the node's daemon: a Unix socket, one message a line.
 
-The daemon takes the peer's pid from the kernel (SO_PEERCRED), opens its pidfd before it gives it a client slot,
-and keeps the connection for the few things that do not go through the arena: log lines to drivers, a worker's
-word that it blocks, orders to leave.
+The daemon takes the peer's pid from the kernel (SO_PEERCRED) and opens its pidfd before it gives it a client slot.
+Messages (`store.messages`) carry only what does not go through the arena: joining, output for drivers, requests to
+spill and restore, which workers sleep, and the orders of the daemon.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import select
 import socket
@@ -17,15 +16,14 @@ import struct
 import threading
 import time
 import weakref
-from typing import Any
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment
 from fastrt.errors import AttachError
 from fastrt.folders import private_files
-from fastrt.foreign_text import ForeignTextError, read_object
+from fastrt.store import messages
+from fastrt.store.messages import BYTES_MAX, M, Message, MessageError, read_message, write_message
 
-_MESSAGE_BYTES_MAX = 1 << 20
 _COMEBACK_S = 10.0  # how long a dead daemon may take to be replaced
 _COMEBACK_STEP_S = 0.02
 
@@ -46,30 +44,30 @@ class Link:
         """The socket's descriptor, for selectors."""
         return self._sock.fileno()
 
-    def send(self, **message: Any) -> bool:
+    def send(self, message: Message) -> bool:
         """Send one message; False when the other end is gone."""
         try:
-            self._sock.sendall(json.dumps(message).encode() + b"\n")
+            self._sock.sendall(write_message(message) + b"\n")
         except OSError:
             return False
         return True
 
-    def post(self, **message: Any) -> bool:
-        """Send without ever waiting for the reader: what it does not take now goes with `flush`.
+    def post(self, message: Message) -> bool:
+        """Send without waiting for the reader: `flush` sends what the socket does not take now.
 
         Returns:
             False when the reader is gone.
         """
-        self._outgoing += json.dumps(message).encode() + b"\n"
+        self._outgoing += write_message(message) + b"\n"
         return self.flush()
 
     @property
     def backlog(self) -> int:
-        """How many bytes `post` has left over: who posts to a slow reader must look at this and pause."""
+        """Bytes that `post` has not sent yet: a caller that posts much checks this and pauses."""
         return len(self._outgoing)
 
     def flush(self, timeout_s: float = 0.0) -> bool:
-        """Send what `post` has left over, as far as the reader takes it in time; False when the reader is gone."""
+        """Send the backlog, as far as the reader takes it in time; False when the reader is gone."""
         until = time.monotonic() + timeout_s
         while self._outgoing:
             try:
@@ -85,24 +83,25 @@ class Link:
             del self._outgoing[:sent]
         return True
 
-    def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+    def receive(self, timeout_s: float | None = None) -> Message | None:
         """Return the next message; None when none comes in time.
 
         Raises:
-            EOFError: the other end is gone, or sends what is no message.
+            EOFError: the other end is gone, or has sent a line without an end.
+            MessageError: the other end has sent a malformed message.
         """
         while True:
             line, found, rest = self._received.partition(b"\n")
             if found:
                 self._received = rest
-                return self._parse(bytes(line))
+                return read_message(bytes(line))
             if not self._ready(select.POLLIN, timeout_s):
                 return None
             try:
                 data = self._sock.recv(65536)
             except OSError as exc:
                 raise EOFError(str(exc)) from None
-            if not data or len(self._received) > _MESSAGE_BYTES_MAX:
+            if not data or len(self._received) > BYTES_MAX:
                 raise EOFError("the connection was closed")
             self._received += data
 
@@ -123,7 +122,7 @@ class Link:
         return pid, uid
 
     def hang_up(self) -> None:
-        """End the connection for both; a thread that waits in `receive` gets EOFError."""
+        """End the connection in both directions; a thread that waits in `receive` gets EOFError."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -131,12 +130,6 @@ class Link:
         """Close this end."""
         with contextlib.suppress(OSError):  # a task may have closed any descriptor
             self._sock.close()
-
-    def _parse(self, line: bytes) -> dict[str, Any]:
-        try:
-            return read_object(line, "the message of the other end", own=True, bytes_max=2 * _MESSAGE_BYTES_MAX)
-        except ForeignTextError as error:
-            raise EOFError(str(error)) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,14 +160,13 @@ def join(path: str, kind: str, name: str, timeout_s: float = 30.0, logs: str = "
     """
     former = _former.get(path)
     if former is None or former.pid != os.getpid():
-        link, answer = _ask(path, timeout_s, op="join", kind=kind, name=name, logs=logs)
-        client = Client(Segment.attach(answer["segment"]), answer["index"], answer["gen"])
-        return client, link
-    link, answer = _ask(path, timeout_s, op="rejoin", kind=kind, name=name, logs=logs)
+        link, answer = _ask(path, timeout_s, messages.Join(kind, name, logs), messages.Joined)
+        return Client(Segment.attach(answer.segment), answer.slot, answer.gen), link
+    link, answer = _ask(path, timeout_s, messages.JoinAgain(kind, name, logs), messages.Joined)
     del _former[path]
     before = former.client()
-    segment = Segment.attach(answer["segment"]) if before is None else before.segment
-    return Client(segment, answer["index"], answer["gen"], before), link
+    segment = Segment.attach(answer.segment) if before is None else before.segment
+    return Client(segment, answer.slot, answer.gen, before), link
 
 
 def leave(path: str, client: Client, timeout_s: float = 10.0) -> None:
@@ -194,7 +186,8 @@ def leave(path: str, client: Client, timeout_s: float = 10.0) -> None:
     until = time.monotonic() + timeout_s
     while True:
         try:
-            _ask(path, max(_COMEBACK_STEP_S, until - time.monotonic()), op="leave")[0].close()
+            patience_s = max(_COMEBACK_STEP_S, until - time.monotonic())
+            _ask(path, patience_s, messages.Leave(), messages.Left)[0].close()
             return
         except AttachError:
             if time.monotonic() >= until or not os.path.exists(os.path.dirname(path)):
@@ -210,39 +203,39 @@ def rejoin(path: str, timeout_s: float = 30.0, logs: str = "") -> Link:
     Returns:
         The connection.
     Raises:
-        AttachError: nobody listens there, or the daemon does not know this process.
+        AttachError: no daemon listens there, or the daemon does not know this process.
     """
-    return _ask(path, timeout_s, op="rejoin", logs=logs)[0]
+    return _ask(path, timeout_s, messages.Reconnect(logs), messages.Reconnected)[0]
 
 
-def inquire(path: str, op: str, timeout_s: float = 10.0, patient: bool = False, **about: Any) -> dict[str, Any]:
-    """Ask a node's daemon something, without joining its session.
+def inquire(path: str, question: Message, answer: type[M], timeout_s: float = 10.0, patient: bool = False) -> M:
+    """Ask a node's daemon a question, without joining its session.
 
     Args:
         path: of the daemon's socket.
-        op: what: "nodes", "find_actor".
+        question: `ListNodes`, `ListGroups`, `RemoveGroup` or `FindActor`.
+        answer: the message that answers it.
         timeout_s: how long to wait for the answer.
-        patient: whether to ask the daemon that takes the place of a dead one. A program of the session does; a tool
-            that looks at any session does not, which may have ended.
-        **about: what belongs to it.
+        patient: whether to ask the daemon that takes the place of a dead one. Programs of the session do; a tool that
+            examines any session does not, because that session may have ended.
     Raises:
-        AttachError: nobody listens there, or it does not answer.
+        AttachError: no daemon listens there, it does not answer, or it refuses.
     """
     until = time.monotonic() + _COMEBACK_S
     while True:
         try:
-            link, answer = _ask(path, timeout_s, op=op, **about)
+            link, found = _ask(path, timeout_s, question, answer)
         except DaemonAwayError:
             if not patient or time.monotonic() > until or not os.path.isdir(os.path.dirname(path)):
                 raise
             select.select([], [], [], _COMEBACK_STEP_S)
         else:
             link.close()
-            return answer
+            return found
 
 
-def _ask(path: str, timeout_s: float, **message: Any) -> tuple[Link, dict[str, Any]]:
-    """Connect and send the first message; the connection and the daemon's answer."""
+def _ask(path: str, timeout_s: float, question: Message, expected: type[M]) -> tuple[Link, M]:
+    """Connect and send the first message; return the connection and the daemon's answer."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.connect(path)
@@ -254,16 +247,19 @@ def _ask(path: str, timeout_s: float, **message: Any) -> tuple[Link, dict[str, A
     if uid != os.geteuid():
         link.close()
         raise AttachError(f"a process of uid {uid} listens at {path}, not one of uid {os.geteuid()}; remove the socket")
-    link.send(**message)
+    link.send(question)
     try:
         answer = link.receive(timeout_s)
+        if answer is not None and not isinstance(answer, messages.Refused):
+            return link, messages.expect(answer, expected)
+    except MessageError as exc:
+        link.close()
+        raise AttachError(f"the daemon at {path} may run another version of fastrt: {exc}") from None
     except EOFError as exc:
         link.close()
         raise DaemonAwayError(f"the node daemon at {path} went away while this process joined: {exc}") from None
-    if answer is None or "error" in answer:
-        link.close()
-        raise AttachError(answer["error"] if answer else f"the daemon at {path} did not answer in {timeout_s} s")
-    return link, answer
+    link.close()
+    raise AttachError(answer.error if answer else f"the daemon at {path} did not answer in {timeout_s} s")
 
 
 class Lasting:
@@ -279,13 +275,13 @@ class Lasting:
         self._link = link
         self._lock = threading.Lock()  # one thread may send while another receives
 
-    def send(self, **message: Any) -> bool:
+    def send(self, message: Message) -> bool:
         """Send one message; False when no daemon comes back."""
         link = self._link
-        return link.send(**message) or (self._again(link) and self._link.send(**message))
+        return link.send(message) or (self._again(link) and self._link.send(message))
 
-    def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """Return the next message; None when none comes in time, or a new daemon has forgotten what was asked.
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """Return the next message; None when none comes in time, or a new daemon has not heard the request.
 
         Raises:
             EOFError: the daemon is gone, and none comes back.
@@ -317,7 +313,7 @@ class Lasting:
 
 
 def answers(path: str) -> bool:
-    """Whether somebody listens at `path`."""
+    """Whether a process listens at `path`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         return sock.connect_ex(path) == 0
 

@@ -19,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import unread, unread_list
@@ -31,6 +30,7 @@ from fastrt.errors import (
     StaleReferenceError,
     TaskCancelledError,
 )
+from fastrt.store.messages import Unread
 from fastrt.store.serialize import deserialize
 
 PRINTED_MAX, WINDOW_S = 10, 5.0
@@ -170,22 +170,22 @@ def discard() -> None:
     unread_list.take()
 
 
-def forward(post: Callable[..., object]) -> None:
+def forward(post: Callable[[Unread], object]) -> None:
     """Pass errors that were freed here unread on to drivers, as messages that `print_one` takes."""
     if not unread_list.waits():
         return
     for objref, kind, data in unread_list.take()[0]:
         if len(data) <= _FORWARDED_BYTES_MAX:
-            post(op="unread", objref=objref, kind=kind, data=base64.b64encode(data).decode())
+            post(Unread(objref, kind, base64.b64encode(data).decode()))
 
 
-def print_one(message: dict[str, Any]) -> None:
+def print_one(message: Unread) -> None:
     """Print an error that the daemon has passed on."""
     try:
-        objref, kind, data = int(message["objref"]), int(message["kind"]), base64.b64decode(message["data"])
-    except (KeyError, TypeError, ValueError):  # of another version
+        data = base64.b64decode(message.data)
+    except ValueError:  # not what `forward` sends
         return
-    _printer.add(objref, kind, data)
+    _printer.add(message.objref, message.kind, data)
     if _printer.left_s():
         _start_thread()
 

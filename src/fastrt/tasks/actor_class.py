@@ -16,7 +16,7 @@ from fastrt._core.tasks import actors
 from fastrt.errors import ActorNotFoundError, ConfigError, NameTakenError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
-from fastrt.store import namespaces
+from fastrt.store import messages, namespaces
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
@@ -164,7 +164,7 @@ class ActorClass:
         if taken:
             raise taken_error(name)
         if store.tell is not None:
-            store.tell(op="actor")
+            store.tell(messages.ActorsChanged())
         return ActorHandle(ref, plan)
 
     def _bind(self) -> tuple[Store, ObjectRef]:

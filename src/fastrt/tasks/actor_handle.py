@@ -21,7 +21,7 @@ from fastrt._core.tasks import tasks as core
 from fastrt.errors import ActorDiedError, ActorNotFoundError, AttachError, ObjectStoreFullError, StaleReferenceError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
-from fastrt.store import join
+from fastrt.store import join, messages
 from fastrt.store.client import Store
 from fastrt.store.generator import ObjectRefGenerator
 from fastrt.store.ref import ObjectRef
@@ -437,7 +437,7 @@ def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, forc
         return
     if info["pid"] is None:
         if store.tell is not None:
-            store.tell(op="actor")
+            store.tell(messages.ActorsChanged())
         return
     _end_process(store, index, info, signal.SIGKILL if force else signal.SIGTERM)
 
@@ -499,21 +499,21 @@ def find_elsewhere(store: Store, name: str) -> ObjectRef | None:
     """The object that stands here for the actor of that name on another node of the cluster; None: there is none."""
     for _ in range(_FIND_TRIES):
         answer = _ask_cluster(store, name)
-        if not answer["objref"]:
+        if not answer.objref:
             return None
         with contextlib.suppress(StaleReferenceError):  # the uplink died, or kept it for too short a time
-            ref: ObjectRef = handles.acquire(store.client, answer["objref"], answer["index"])
+            ref: ObjectRef = handles.acquire(store.client, answer.objref, answer.entry)
             return ref
     return None
 
 
-def _ask_cluster(store: Store, name: str) -> dict[str, Any]:
+def _ask_cluster(store: Store, name: str) -> messages.ActorFound:
     try:
         if store.socket_path:
-            return join.inquire(store.socket_path, "find_actor", patient=True, name=name)
+            return join.inquire(store.socket_path, messages.FindActor(name), messages.ActorFound, patient=True)
     except AttachError:  # its uplink has just died, and does not answer
         pass
-    return {"names": [], "objref": 0}
+    return messages.ActorFound([], 0, 0)
 
 
 def list_named_actors(all_namespaces: bool = False) -> list[Any]:
@@ -528,7 +528,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     if other is not None:
         return other.list_named_actors(all_namespaces)
     store = store_client.require()
-    found = {*actors.names(store.client), *_ask_cluster(store, "")["names"]}
+    found = {*actors.names(store.client), *_ask_cluster(store, "").names}
     return namespaces.listed([whole for whole in found if not whole.startswith(GROUP_NAME)], all_namespaces)
 
 

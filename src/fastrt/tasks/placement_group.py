@@ -19,7 +19,7 @@ from fastrt._core.tasks import actors, admission
 from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
 from fastrt.errors import ConfigError, FastrtError, NameTakenError, NotFoundError
 from fastrt.store import client as store_client
-from fastrt.store import join
+from fastrt.store import join, messages
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
@@ -169,7 +169,7 @@ def placement_group(
         _kept[group.id] = store, refs
         store.users.add(_keeper)
     if store.tell is not None:
-        store.tell(op="actor")
+        store.tell(messages.ActorsChanged())
     return group
 
 
@@ -191,7 +191,7 @@ def remove_placement_group(group: PlacementGroup) -> None:
         with contextlib.suppress(NotFoundError):  # it went with its node
             store.get(_there(store, group, remove_placement_group))
         return
-    join.inquire(store.socket_path, "remove_group", patient=True, group=group.id)
+    join.inquire(store.socket_path, messages.RemoveGroup(group.id), messages.GroupRemoved, patient=True)
     _kept.pop(group.id, None)
 
 
@@ -211,8 +211,8 @@ def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]
         with contextlib.suppress(NotFoundError):
             told: dict[str, Any] = store.get(_there(store, group, placement_group_table))
             return told
-    rows = join.inquire(store.socket_path, "groups", patient=True)["groups"]
-    found = {row["placement_group_id"]: _row(row) for row in rows}
+    rows = join.inquire(store.socket_path, messages.ListGroups(), messages.GroupList, patient=True).groups
+    found = {row.group: _row(row) for row in rows}
     if group is None:
         return found
     removed = {"placement_group_id": group.id, "strategy": group.strategy, "state": "REMOVED", "bundles": {}}
@@ -264,7 +264,7 @@ def _record(store: Store, group: PlacementGroup, amounts: Sequence[Amounts], det
         for actor in made:
             kill_in(store, actor, "there was no room for all of its placement group")
         if store.tell is not None:
-            store.tell(op="actor")
+            store.tell(messages.ActorsChanged())
         refs.clear()  # the traceback keeps this frame
         raise
     return refs
@@ -312,7 +312,7 @@ def _there(store: Store, group: PlacementGroup, function: Callable[[PlacementGro
     from fastrt.tasks.remote import make
 
     until = time.monotonic() + _KNOWN_S
-    while group.session not in [row[0] for row in join.inquire(store.socket_path, "nodes", patient=True)["others"]]:
+    while group.session not in [row.node for row in _nodes(store).others]:
         if time.monotonic() > until:
             raise NotFoundError(f"placement group {group.id} was made on node {group.session}, which is lost")
         threading.Event().wait(_LOOK_S)
@@ -321,12 +321,17 @@ def _there(store: Store, group: PlacementGroup, function: Callable[[PlacementGro
     return there
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
+def _nodes(store: Store) -> messages.NodeList:
+    return join.inquire(store.socket_path, messages.ListNodes(), messages.NodeList, patient=True)
+
+
+def _row(row: messages.GroupRow) -> dict[str, Any]:
     bundles = {
-        int(k): {name: parts / RESOURCE_PARTS for name, parts in amounts} for k, amounts in row["bundles"].items()
+        int(k): {name: parts / RESOURCE_PARTS for name, parts in amounts.items()} for k, amounts in row.bundles.items()
     }
-    nodes = {int(k): node for k, node in row["bundles_to_node_id"].items()}
-    return {**row, "bundles": bundles, "bundles_to_node_id": nodes}
+    nodes = {int(k): node for k, node in row.nodes.items()}
+    about = {"placement_group_id": row.group, "strategy": row.strategy, "state": row.state}
+    return {**about, "bundles": bundles, "bundles_to_node_id": nodes}
 
 
 def _checked(bundles: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:

@@ -21,6 +21,7 @@ from fastrt._core.tasks.runner import Runner
 from fastrt.errors import ObjectStoreFullError, SerializationError, TaskCancelledError, TaskError
 from fastrt.store import unread
 from fastrt.store.client import Store
+from fastrt.store.messages import Blocked, Unblocked
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import arguments
@@ -45,7 +46,7 @@ class Worker:
 
     Args:
         store: this process's attachment.
-        notify: sends a message to the daemon: "blocked", "unblocked".
+        notify: sends `Blocked` and `Unblocked` to the daemon.
         stop_ordered: asks the daemon's connection whether there is an order to leave; called when idle.
         may_wait: whether the daemon can still start other workers while this one waits inside a task.
         ending: ends this process.
@@ -59,7 +60,7 @@ class Worker:
     def __init__(
         self,
         store: Store,
-        notify: Callable[[str], object],
+        notify: Callable[[Blocked | Unblocked], object],
         stop_ordered: Callable[[], bool],
         may_wait: Callable[[], bool],
         ending: Ending,
@@ -103,7 +104,7 @@ class Worker:
             with self.waiting():
                 self._runner.run(_IDLE_S, self._store.spin_s)
             if self._runner.leaving and not self.ending.ordered:
-                self._notify("blocked")  # the daemon may start another worker
+                self._notify(Blocked())  # the daemon may start another worker
                 self._clock.wait()
                 return
             if self.ending.ordered or self._stop_ordered():
@@ -311,7 +312,7 @@ class Worker:
             elif not blocked:
                 self._sleepers.discard(thread)  # also if its task has ended meanwhile
             if before != bool(self._sleepers):
-                self._notify("blocked" if blocked else "unblocked")
+                self._notify(Blocked() if blocked else Unblocked())
         if thread == self._thread and self._runner.stack:
             core.set_blocked(self._client, self._runner.stack[-1], blocked)
 

@@ -1,10 +1,10 @@
 """The zygote: a process with one thread that has imported what workers need and forks them in milliseconds.
 
-The zygote never uses gRPC and never joins the arena. The daemon sends orders over a SEQPACKET socket: first the
-session, then "fork" with the write and read ends of the new worker's stdout and stderr; "fork N" starts the process of
-actor N. The zygote reports each start and each end, with the wait status: it is the workers' parent, and only a parent
-learns the signal that ended a process. A daemon that replaces a dead one sends "list"; the zygote then reports its
-workers with the read ends of their output.
+It never touches gRPC and never joins the arena. Orders come over a SEQPACKET socket (`store.messages`): first
+`Configure`, then `Fork` with the write and read ends of the stdout and stderr of the new worker, or of an actor's
+process. It reports each start and each end, with the wait status: it is the workers' parent, and only a parent learns
+the signal that ended a process. `ListProcesses`, from a daemon that replaced a dead one, makes it name its processes
+with the read ends of their output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import faulthandler
 import gc
 import importlib
 import io
-import json
 import os
 import resource
 import select
@@ -27,7 +26,23 @@ from collections.abc import Callable
 from typing import Any
 
 from fastrt.config import raise_descriptors
-from fastrt.foreign_text import read_object
+from fastrt.store.messages import (
+    Configure,
+    Fork,
+    Forked,
+    ForkFailed,
+    ListProcesses,
+    MayWait,
+    Process,
+    ProcessEnded,
+    ProcessesListed,
+    Ready,
+    Stop,
+    WaitAnswer,
+    expect,
+    read_message,
+    write_message,
+)
 from fastrt.tasks.marks import mark
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -51,7 +66,7 @@ def main(control_fd: int) -> None:
     data = control.recv(_MESSAGE_BYTES_MAX)
     if not data:
         return  # the daemon could not start
-    session = read_object(data, "the settings of the zygote", own=True)
+    session = expect(read_message(data), Configure)._asdict()
     sys.path[:] = session["sys_path"]
     gc.disable()
     from fastrt.worker import native_threads  # here: the packages that it imports are on the driver's sys.path
@@ -73,8 +88,8 @@ def main(control_fd: int) -> None:
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the loop below sees that the daemon is gone
-        control.send(json.dumps({"ready": os.getpid()}).encode())
-    session["descriptors"] = raise_descriptors()  # the workers get the limit from before
+        control.send(write_message(Ready(os.getpid())))
+    session["descriptors"] = raise_descriptors()  # the workers get the limit that it had
     outputs: dict[int, list[int]] = {}  # read ends of each worker's stdout and stderr
     actors: dict[int, int] = {}  # the actor of a worker's process
     while True:
@@ -111,7 +126,7 @@ def _reap(control: socket.socket, outputs: dict[int, list[int]]) -> None:
         pid, status = os.waitpid(ended.si_pid, 0)
         for fd in outputs.pop(pid, []):
             os.close(fd)
-        control.send(json.dumps({"ended": pid, "status": status}).encode())
+        control.send(write_message(ProcessEnded(pid, status)))
 
 
 def _serve(
@@ -125,19 +140,19 @@ def _serve(
     data, fds, _, _ = socket.recv_fds(control, _MESSAGE_BYTES_MAX, 4)
     if not data:
         return False
-    if data == b"list":
+    order = read_message(data)
+    if isinstance(order, ListProcesses):
         for worker, ends in outputs.items():
-            socket.send_fds(control, [json.dumps({"worker": worker, "actor": actors.get(worker)}).encode()], ends)
-        control.send(json.dumps({"listed": len(outputs), "zygote": os.getpid()}).encode())
+            socket.send_fds(control, [write_message(Process(worker, actors.get(worker)))], ends)
+        control.send(write_message(ProcessesListed(os.getpid())))
         return True
-    order = data.split()
-    actor = int(order[1]) if len(order) > 1 else None
+    actor = expect(order, Fork).actor
     try:
         pid = os.fork()
     except OSError as exc:  # the limit on processes is reached
         for fd in fds:
             os.close(fd)
-        control.send(json.dumps({"refused": str(exc), "actor": actor}).encode())
+        control.send(write_message(ForkFailed(str(exc), actor)))
         return True
     if pid == 0:
         code = 1
@@ -156,7 +171,7 @@ def _serve(
     outputs[pid] = fds[2:]
     if actor is not None:
         actors[pid] = actor
-    control.send(json.dumps({"started": pid, "actor": actor}).encode())
+    control.send(write_message(Forked(pid, actor)))
     return True
 
 
@@ -272,24 +287,26 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
             message = daemon.receive(0)
         except (EOFError, OSError):  # a task can have closed any descriptor
             return True
-        return message is not None and message.get("op") == "stop"
+        return isinstance(message, Stop)
 
     def may_wait() -> bool:
-        daemon.send(op="may_wait")
+        daemon.send(MayWait())
         while True:
             try:
                 answer = daemon.receive(5.0)
             except (EOFError, OSError):
                 return True
-            if answer is None or "answer" in answer:  # an order to leave that is read here is sent again
-                return answer is None or bool(answer["answer"])
+            if answer is None:
+                return True
+            if isinstance(answer, WaitAnswer):  # an order to leave that comes now will come again
+                return answer.may_wait
 
     threads = NativeThreads(store, session["threads_follow_cpus"])
     limit_s = session["cleanup_timeout_s"]
     ending = Ending(limit_s if actor is not None else min(WORKER_LIMIT_S, limit_s))
     worker: Worker
     if actor is None:
-        worker = Worker(store, lambda word: daemon.send(op=word), stop_ordered, may_wait, ending, threads, [out, err])
+        worker = Worker(store, daemon.send, stop_ordered, may_wait, ending, threads, [out, err])
     else:
         worker = ActorWorker(store, actor, stop_ordered, ending, threads, [out, err])
     try:

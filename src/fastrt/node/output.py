@@ -1,0 +1,162 @@
+"""Forwards output of workers: to the drivers of this node, and by the uplink to other nodes.
+
+Output is never dropped between a worker and a driver of one node: when a driver reads too slowly, the pipes of the
+workers are not read, and a worker that prints waits. Output from other nodes is dropped then, and counted.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+
+from fastrt.node.logs import Forwarding, LogPipe, Printed
+from fastrt.node.members import Members
+from fastrt.store.join import Link
+from fastrt.store.messages import Log, Message, ReadsOutput, RemoteOutput
+
+_BACKLOG_BYTES = 1 << 20  # of output that a driver has not read yet
+_COMEBACK_S = 2.0  # in which drivers connect to a new daemon; output of workers waits for them
+
+
+class Output:
+    """The pipes of all workers and actors, and the drivers that read them.
+
+    Args:
+        selector: watches the pipes.
+        members: the session's processes; their `logs` says what each reads.
+        log_to_driver: whether output may go to drivers of other nodes.
+        uplink: returns the connection to this node's uplink; None while there is none.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        members: Members,
+        log_to_driver: bool,
+        uplink: Callable[[], Link | None],
+    ) -> None:
+        self._selector = selector
+        self._members = members
+        self._log_to_driver = log_to_driver
+        self._uplink = uplink
+        self._unclaimed: list[LogPipe] = []  # of processes that the zygote has not named yet, in order
+        self._pipes: dict[int, list[LogPipe]] = {}
+        self._muted: list[LogPipe] = []  # not read while a driver is far behind
+        self._forwarding = Forwarding()
+        self._left_out = 0  # lines from other nodes, while a driver was far behind
+        self._reported: tuple[Link, bool] | None = None  # the uplink, and whether it knows of a reader
+        self._comeback_until = 0.0
+
+    def await_readers(self) -> None:
+        """Hold output back for a moment: drivers of an earlier daemon are about to connect."""
+        self._comeback_until = time.monotonic() + _COMEBACK_S
+
+    # ---- pipes ----
+
+    def add(self, out: int, err: int) -> None:
+        """Keep the pipes of a process that the zygote was ordered to fork."""
+        self._unclaimed += [LogPipe(out, False, self._on_output), LogPipe(err, True, self._on_output)]
+
+    def claim(self, pid: int) -> None:
+        """Read the pipes of the oldest process that had no pid yet."""
+        pipes, self._unclaimed = self._unclaimed[:2], self._unclaimed[2:]
+        self._pipes[pid] = pipes
+        for pipe in pipes:
+            pipe.pid = pid
+            self._selector.register(pipe, selectors.EVENT_READ, self._on_readable)
+
+    def adopt(self, pid: int, out: int, err: int) -> None:
+        """Read the pipes of a process that an earlier daemon ordered."""
+        self._unclaimed, rest = [], self._unclaimed
+        self.add(out, err)
+        self.claim(pid)
+        self._unclaimed = rest
+
+    def give_up(self) -> None:
+        """Drop the pipes of the oldest process that had no pid yet: it could not be forked."""
+        for pipe in self._unclaimed[:2]:
+            pipe.drain()
+        self._unclaimed = self._unclaimed[2:]
+
+    def end(self, pid: int) -> None:
+        """Read the rest of the pipes of a process that has ended."""
+        for pipe in self._pipes.pop(pid, []):
+            if pipe in self._muted:
+                self._muted.remove(pipe)
+            elif pipe.fd in self._selector.get_map():
+                self._selector.unregister(pipe)
+            pipe.drain()
+
+    def drain(self) -> None:
+        """Read the rest of all pipes."""
+        for pipes in [*self._pipes.values(), self._unclaimed]:
+            for pipe in pipes:
+                pipe.drain()
+
+    def _on_readable(self, pipe: LogPipe) -> None:
+        if self._drivers_lag():
+            # The worker that prints waits, as it would for any slow reader of its output; nothing is lost.
+            self._selector.unregister(pipe)
+            self._muted.append(pipe)
+        elif not pipe.read():
+            self._selector.unregister(pipe)
+
+    # ---- readers ----
+
+    def log(self, text: str, is_error: bool = True, is_update: bool = False) -> None:
+        """Print lines at the drivers of this node."""
+        self.post(Log(text, is_error, is_update))
+
+    def post(self, message: Message) -> None:
+        """Send a message to the drivers of this node."""
+        for link in self._readers():
+            link.post(message)
+
+    def on_remote_output(self, link: Link, message: RemoteOutput) -> None:
+        """Print output of other nodes at the drivers; drop and count it while one of them is far behind."""
+        if self._drivers_lag():
+            self._left_out += message.text.count("\n")
+        else:
+            for reader in self._readers("all"):
+                reader.post(Log(message.text, message.is_error, message.is_update))
+
+    def tend(self) -> None:
+        """Send backlogs and unfinished lines, report dropped lines, and tell the uplink whether a driver reads."""
+        for member in self._members:
+            if member.link is not None:
+                member.link.flush()
+        if self._muted and not self._drivers_lag():
+            for pipe in self._muted:
+                self._selector.register(pipe, selectors.EVENT_READ, self._on_readable)
+            self._muted.clear()
+        now, uplink = time.monotonic(), self._uplink()
+        for pipes in self._pipes.values():
+            for pipe in pipes:
+                if pipe.has_rest and pipe not in self._muted:
+                    pipe.pass_on_unfinished(now)
+        self._forwarding.tend(uplink)
+        if self._left_out and not self._drivers_lag():
+            self.log(f"fastrt: {self._left_out} lines from other nodes were left out: this program read too slowly\n")
+            self._left_out = 0
+        reads = any(member.logs == "all" for member in self._members)
+        if uplink is not None and self._reported != (uplink, reads):
+            self._reported = uplink, reads
+            uplink.post(ReadsOutput(reads))
+
+    def _on_output(self, printed: Printed) -> None:
+        """Print output of a worker at the drivers here, and forward it if its task may come from another node."""
+        self.log(printed.text(), printed.is_error, printed.is_update)
+        owner = self._members.by_index((printed.job & 0xFFFF) - 1)
+        if self._log_to_driver and (owner is None or owner.kind != "driver"):
+            self._forwarding.forward(printed, self._uplink())
+
+    def _readers(self, *which: str) -> list[Link]:
+        which = which or ("node", "all")
+        return [member.link for member in self._members if member.link is not None and member.logs in which]
+
+    def _drivers_lag(self) -> bool:
+        links = self._readers()
+        if not links and time.monotonic() < self._comeback_until:
+            return True  # the drivers that read before connect in a moment
+        return any(link.backlog > _BACKLOG_BYTES for link in links)

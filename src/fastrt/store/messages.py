@@ -1,0 +1,547 @@
+"""Messages between a node's daemon and the processes of its session: one record for each, and one bounded parser.
+
+A message is one JSON object: `{"op": "find_actor", "name": "x"}` is `FindActor("x")`. The operation is the name of the
+class. On the daemon's Unix socket a message is a line; on the zygote's SEQPACKET socket it is a packet. `read_message`
+checks every field against its annotation, so that a handler gets values of these types only.
+
+The records are named tuples: a dataclass takes four times as long to create, and every process imports these.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fastrt.foreign_text import ForeignTextError, Text, read_object
+
+BYTES_MAX = 1 << 20  # of one message that is sent; longer values are split or left out
+_READ_BYTES_MAX = 2 * BYTES_MAX
+
+U32 = Annotated[int, range(1 << 32)]
+U64 = Annotated[int, range(1 << 64)]
+I64 = Annotated[int, range(-(1 << 63), 1 << 63)]
+Parts: TypeAlias = dict[str, I64]  # of resources, by name; what is free may be below 0
+
+
+class MessageError(EOFError):
+    """A message is malformed, or its receiver takes no such message: the connection ends. The text says why."""
+
+
+# ---- any process and the daemon ----
+
+
+class Join(NamedTuple):
+    """Ask for a client slot of the session. Answered by `Joined`.
+
+    Attributes:
+        kind: "driver", "worker", "actor", "tool" or "child" (of a worker, forked by a task).
+        name: for listings.
+        logs: which output of workers to send: see `join.join`.
+    """
+
+    kind: str
+    name: str
+    logs: str
+
+
+class JoinAgain(NamedTuple):
+    """Ask for the client slot that this process had before it left. Answered by `Joined`."""
+
+    kind: str
+    name: str
+    logs: str
+
+
+class Joined(NamedTuple):
+    """The name of the session's segment, and a client slot with its generation."""
+
+    segment: str
+    slot: U32
+    gen: U64
+
+
+class Reconnect(NamedTuple):
+    """Connect a process that has a client slot to the daemon that replaced a dead one. Answered by `Reconnected`."""
+
+    logs: str
+
+
+class Reconnected(NamedTuple):
+    """The daemon knows the process."""
+
+
+class Leave(NamedTuple):
+    """End this driver's tasks and keep its slot for values that it still reads. Answered by `Left`."""
+
+
+class Left(NamedTuple):
+    """The tasks of the driver have ended."""
+
+
+class Refused(NamedTuple):
+    """The answer to any request that the daemon does not carry out."""
+
+    error: str
+
+
+class Bye(NamedTuple):
+    """This driver ends."""
+
+
+class End(NamedTuple):
+    """End the session for all its drivers."""
+
+
+class Spill(NamedTuple):
+    """Free so many bytes by moving values to disk."""
+
+    nbytes: U64
+
+
+class Restore(NamedTuple):
+    """Read a spilled value back, given the index of its entry and the number of its object."""
+
+    entry: U32
+    objref: U64
+
+
+class ActorsChanged(NamedTuple):
+    """An actor or a bundle was created or ended: look at their records now."""
+
+
+class Unread(NamedTuple):
+    """An error that was freed before anything read it, for drivers to print; from and to the daemon.
+
+    Attributes:
+        objref: the number of its object.
+        kind: how `data` is encoded: the object's kind.
+        data: the error, in base64.
+    """
+
+    objref: U64
+    kind: U32
+    data: str
+
+
+class NodeRow(NamedTuple):
+    """One node: its id, its name for people, and parts of its resources by name."""
+
+    node: str
+    name: str
+    total: Parts
+    free: Parts
+
+
+class ListNodes(NamedTuple):
+    """Ask for the nodes of the cluster. Answered by `NodeList`."""
+
+
+class NodeList(NamedTuple):
+    """The daemon's node, and the others."""
+
+    here: NodeRow
+    others: list[NodeRow]
+
+
+class FindActor(NamedTuple):
+    """Ask for an actor on other nodes; with an empty name, for all their names. Answered by `ActorFound`."""
+
+    name: str
+
+
+class ActorFound(NamedTuple):
+    """The names that other nodes know, and the object that represents the actor here.
+
+    Attributes:
+        names: of actors.
+        objref: the object's number; 0: no node has the actor.
+        entry: the index of its entry.
+    """
+
+    names: list[str]
+    objref: U64
+    entry: U32
+
+
+class ListGroups(NamedTuple):
+    """Ask for the placement groups that were made on this node. Answered by `GroupList`."""
+
+
+class GroupRow(NamedTuple):
+    """One placement group; its bundles, and the nodes of those that have one, are by the bundle's index."""
+
+    group: str
+    strategy: str
+    state: str
+    bundles: dict[str, Parts]
+    nodes: dict[str, str]
+
+
+class GroupList(NamedTuple):
+    """The placement groups that were made on this node."""
+
+    groups: list[GroupRow]
+
+
+class RemoveGroup(NamedTuple):
+    """Give back the resources of a placement group. Answered by `GroupRemoved`."""
+
+    group: str
+
+
+class GroupRemoved(NamedTuple):
+    """The bundles of the group are about to end."""
+
+
+class Log(NamedTuple):
+    """Output of workers, for a driver to print.
+
+    Attributes:
+        text: whole lines.
+        is_error: whether it goes to stderr.
+        is_update: whether it is the state of a progress bar, which the next line may overwrite.
+    """
+
+    text: str
+    is_error: bool
+    is_update: bool
+
+
+# ---- workers and the daemon ----
+
+
+class Blocked(NamedTuple):
+    """This worker sleeps inside a task: another one may start."""
+
+
+class Unblocked(NamedTuple):
+    """This worker runs its task again."""
+
+
+class MayWait(NamedTuple):
+    """Ask whether the daemon can start another worker while this one sleeps. Answered by `WaitAnswer`."""
+
+
+class WaitAnswer(NamedTuple):
+    """Whether a worker may sleep inside its task; if not, it runs other tasks meanwhile."""
+
+    may_wait: bool
+
+
+class Stop(NamedTuple):
+    """End when you are idle."""
+
+
+# ---- the uplink and the daemon ----
+
+
+class ClusterNodes(NamedTuple):
+    """The nodes of the cluster; `is_new_daemon`: it must report its resources again."""
+
+    nodes: list[NodeRow]
+    is_new_daemon: bool
+
+
+class HeldObject(NamedTuple):
+    """A large object that another node holds a copy of; with 0 bytes: no longer."""
+
+    objref: U64
+    nbytes: U64
+
+
+class Holds(NamedTuple):
+    """Objects of this node that another node has copies of."""
+
+    node: str
+    objects: list[HeldObject]
+
+
+class SearchActor(NamedTuple):
+    """Search all nodes for the actor of a name. Answered by `SearchEnded` with the same ticket."""
+
+    ticket: U32
+    name: str
+
+
+class SearchEnded(NamedTuple):
+    """The result of a search; its fields are those of `ActorFound`."""
+
+    ticket: U32
+    names: list[str]
+    objref: U64
+    entry: U32
+
+
+class ActorEnded(NamedTuple):
+    """An actor or a bundle of this node has ended; its process may run on another node."""
+
+
+class ForwardedRecord(NamedTuple):
+    """The index of a task's or actor's record, the task's id or actor's generation, and the node that gets it."""
+
+    record: U32
+    id: U64
+    node: str
+
+
+class Forward(NamedTuple):
+    """Forward these tasks and actors to other nodes."""
+
+    tasks: list[ForwardedRecord]
+    actors: list[ForwardedRecord]
+
+
+class Resources(NamedTuple):
+    """This node's resources, their free parts except for tasks without demands, and how many tasks are admitted."""
+
+    total: Parts
+    free: Parts
+    admitted: U32
+
+
+class ReadsOutput(NamedTuple):
+    """Whether a driver of this node prints the output of other nodes."""
+
+    on: bool
+
+
+class TaskOutput(NamedTuple):
+    """Output of a task that another node may have submitted; `source` names the task and its process."""
+
+    source: str
+    lines: list[str]
+    is_error: bool
+    is_update: bool
+
+
+class RemoteOutput(NamedTuple):
+    """Output that tasks of other nodes have printed; its fields are those of `Log`."""
+
+    text: str
+    is_error: bool
+    is_update: bool
+
+
+# ---- the zygote and the daemon ----
+
+
+class Configure(NamedTuple):
+    """The session that the zygote's workers join, and their settings; `Config` describes those."""
+
+    sys_path: list[str]
+    preload: list[str]
+    socket: str
+    spin_s: float
+    advice: bool
+    patience_s: float
+    call_sites: bool
+    library_threads: U32
+    cleanup_timeout_s: float
+
+
+class Fork(NamedTuple):
+    """Fork a worker, or the process of an actor. Sent with the ends of its output. Answered by `Forked`."""
+
+    actor: U32 | None
+
+
+class ListProcesses(NamedTuple):
+    """Ask for the processes that the zygote has forked: a `Process` for each, and `ProcessesListed`."""
+
+
+class Ready(NamedTuple):
+    """The zygote can fork; its pid."""
+
+    pid: U32
+
+
+class Forked(NamedTuple):
+    """The process has started."""
+
+    pid: U32
+    actor: U32 | None
+
+
+class ForkFailed(NamedTuple):
+    """The process could not be forked, with the kernel's reason."""
+
+    error: str
+    actor: U32 | None
+
+
+class Process(NamedTuple):
+    """A process that an earlier daemon has ordered. Sent with the read ends of its output."""
+
+    pid: U32
+    actor: U32 | None
+
+
+class ProcessesListed(NamedTuple):
+    """All processes have been named; the zygote's pid."""
+
+    pid: U32
+
+
+class ProcessEnded(NamedTuple):
+    """A process of the zygote has ended, with its wait status."""
+
+    pid: U32
+    status: U32
+
+
+Message = Union[  # noqa: UP007 (one call: a chain of | makes a new union at each step)
+    Join, JoinAgain, Joined, Reconnect, Reconnected, Leave, Left, Refused, Bye, End, Spill, Restore, ActorsChanged,
+    Unread, ListNodes, NodeList, FindActor, ActorFound, ListGroups, GroupList, RemoveGroup, GroupRemoved, Log, Blocked,
+    Unblocked, MayWait, WaitAnswer, Stop, ClusterNodes, Holds, SearchActor, SearchEnded, ActorEnded, Forward, Resources,
+    ReadsOutput, TaskOutput, RemoteOutput, Configure, Fork, ListProcesses, Ready, Forked, ForkFailed, Process,
+    ProcessesListed, ProcessEnded,
+]  # fmt: skip
+M = TypeVar("M", bound=Message)
+
+
+def operation(kind: type) -> str:
+    """The name of a message on the wire: "find_actor" of `FindActor`."""
+    return re.sub(r"(?<=.)([A-Z])", r"_\1", kind.__name__).lower()
+
+
+_OPERATIONS: dict[Any, str] = {kind: operation(kind) for kind in get_args(Message)}
+MESSAGES: dict[str, Any] = {name: kind for kind, name in _OPERATIONS.items()}
+
+
+def write_message(message: Message) -> bytes:
+    """Encode a message, without the end of the line."""
+    return json.dumps({"op": _OPERATIONS[type(message)], **message._asdict()}).encode()
+
+
+def read_message(data: Text) -> Message:
+    """Decode and check a message.
+
+    Args:
+        data: one JSON object, without the end of the line.
+    Raises:
+        MessageError: it is too long, no JSON object or no known message, or a field is unknown, missing, of another
+            type or out of range; the text names the message and the field.
+    """
+    try:
+        found = read_object(data, "a message", {"op": str}, bytes_max=_READ_BYTES_MAX, own=True)
+    except ForeignTextError as error:
+        raise MessageError(str(error)) from None
+    name = found.pop("op")
+    kind = MESSAGES.get(name)
+    if kind is None:
+        raise MessageError(f"there is no message {name[:40]!r}")
+    fields = _fields(kind)
+    if found.keys() != fields.keys():
+        unknown, missing = sorted(found.keys() - fields.keys()), sorted(fields.keys() - found.keys())
+        what = f"has an unknown field {unknown[0][:40]!r}" if unknown else f"has no field {missing[0]!r}"
+        raise MessageError(f"message {name!r} {what}")
+    values = []
+    for field, read in fields.items():
+        try:
+            values.append(read(found[field]))
+        except _MismatchError as error:
+            raise MessageError(f"message {name!r}: field {field!r} must be {error}") from None
+    message: Message = kind(*values)
+    return message
+
+
+def expect(message: Message | None, kind: type[M]) -> M:
+    """Return a message as the kind that its receiver expects.
+
+    Raises:
+        MessageError: it is of another kind, or there is none.
+    """
+    if type(message) is kind:
+        return message
+    found = "nothing" if message is None else f"message {_OPERATIONS[type(message)]!r}"
+    raise MessageError(f"{found} came instead of message {_OPERATIONS[kind]!r}")
+
+
+# ---- reading fields ----
+
+_Read: TypeAlias = Callable[[Any], Any]
+
+
+class _MismatchError(Exception):
+    """A value is not of the annotated type; the text says which values are, and what came."""
+
+    def __init__(self, wanted: str, value: object) -> None:
+        shown = str(value)[:40] if isinstance(value, int) else "null" if value is None else f"a {type(value).__name__}"
+        super().__init__(f"{wanted}, and is {shown}")
+
+
+@cache
+def _fields(kind: Any) -> Mapping[str, _Read]:
+    """Functions that check and convert the fields of a record, by name, in order; made when the first one comes."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: _reader(hints[name]) for name in kind._fields}
+
+
+def _reader(hint: Any) -> _Read:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _whole(hint.__metadata__[0])
+    if origin is list:
+        return _list(_reader(inner[0]))
+    if origin is dict:
+        return _dict(_reader(inner[1]))
+    if origin in (Union, UnionType):
+        return _optional(_reader(inner[0]))
+    if hasattr(hint, "_fields"):
+        return _row(hint, list(_fields(hint).values()))
+    return _plain((float, int) if hint is float else (hint,))
+
+
+def _plain(kinds: tuple[type, ...]) -> _Read:
+    def read(value: Any) -> Any:
+        if type(value) not in kinds:  # a bool is no int here
+            raise _MismatchError(kinds[0].__name__, value)
+        return value
+
+    return read
+
+
+def _whole(allowed: range) -> _Read:
+    def read(value: Any) -> int:
+        if type(value) is not int:
+            raise _MismatchError("a whole number", value)
+        if value not in allowed:
+            raise _MismatchError(f"a whole number from {allowed.start} to {allowed.stop - 1}", value)
+        return value
+
+    return read
+
+
+def _list(read_one: _Read) -> _Read:
+    def read(value: Any) -> list[Any]:
+        if type(value) is not list:
+            raise _MismatchError("a list", value)
+        return [read_one(one) for one in value]
+
+    return read
+
+
+def _dict(read_one: _Read) -> _Read:
+    def read(value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise _MismatchError("an object", value)
+        return {key: read_one(one) for key, one in value.items()}
+
+    return read
+
+
+def _row(kind: Callable[..., Any], readers: list[_Read]) -> _Read:
+    def read(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(readers):
+            raise _MismatchError(f"a list of {len(readers)} values", value)
+        return kind(*[read_one(one) for read_one, one in zip(readers, value, strict=True)])
+
+    return read
+
+
+def _optional(read_one: _Read) -> _Read:
+    return lambda value: None if value is None else read_one(value)

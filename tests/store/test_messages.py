@@ -1,0 +1,99 @@
+"""Messages between processes and their daemon: what is written is read, and nothing malformed is."""
+
+import json
+from typing import get_args
+
+import pytest
+
+from fastrt.store.messages import (
+    MESSAGES,
+    Fork,
+    Forward,
+    ForwardedRecord,
+    Message,
+    MessageError,
+    NodeList,
+    NodeRow,
+    expect,
+    operation,
+    read_message,
+    write_message,
+)
+
+A_NODE = ["n", "name", {"CPU": 10_000}, {"CPU": -1}]
+GOOD = {
+    "U32": 7, "U64": 2**64 - 1, "I64": -1, "str": "x\ny", "bool": True, "float": 0.5, "list[str]": ["a", "b"],
+    "U32 | None": 7, "Parts": {"CPU": -1}, "NodeRow": A_NODE, "list[NodeRow]": [A_NODE, A_NODE],
+    "list[HeldObject]": [[5, 6]], "list[ForwardedRecord]": [[1, 2, "n"]],
+    "list[GroupRow]": [["g", "PACK", "CREATED", {"0": {"CPU": 1}}, {"0": "n"}]],
+}  # fmt: skip
+BAD = [[[]], {"x": {}}, None, "5", 2**64, False, 1.5]
+ALL = list(get_args(Message))
+
+
+def fields_of(kind):
+    """A good value, as JSON has it, of each field."""
+    return {name: GOOD[hint.__forward_arg__] for name, hint in kind.__annotations__.items()}
+
+
+@pytest.mark.parametrize("kind", ALL, ids=operation)
+def test_message_is_read_as_it_was_written(kind):
+    raw = {"op": operation(kind), **fields_of(kind)}
+    message = read_message(json.dumps(raw).encode())
+    assert type(message) is kind
+    assert json.loads(write_message(message)) == raw
+    assert read_message(write_message(message)) == message
+
+
+@pytest.mark.parametrize("kind", ALL, ids=operation)
+def test_malformed_message_is_refused_with_its_name_and_field(kind):
+    fields = fields_of(kind)
+    name = operation(kind)
+    bad = [({**fields, "extra": 1}, "unknown field 'extra'")]
+    for field, good in fields.items():
+        bad.append(({key: value for key, value in fields.items() if key != field}, f"no field {field!r}"))
+        hint = kind.__annotations__[field].__forward_arg__
+        for value in BAD:
+            allowed = (value is None and "None" in hint) or (type(value) is int and hint == "float")
+            if not allowed and (type(value) is not type(good) or type(value) in (int, list, dict)):
+                bad.append(({**fields, field: value}, f"field {field!r} must be"))
+    for raw, why in bad:
+        with pytest.raises(MessageError, match=f"^message '{name}'.*{why}"):
+            read_message(json.dumps({"op": name, **raw}))
+
+
+def test_rows_inside_of_a_message_are_records_of_checked_values():
+    row = NodeRow("n", "name", {"CPU": 1}, {})
+    assert read_message(write_message(NodeList(row, [row]))).others[0].total == {"CPU": 1}
+    for rows in ([[1, 2]], [[1, 2, "n", 4]], [[-1, 2, "n"]], [[2**32, 2, "n"]], [[1, True, "n"]], [{}], [None]):
+        with pytest.raises(MessageError, match="'forward': field 'tasks' must be "):
+            read_message(json.dumps({"op": "forward", "tasks": rows, "actors": []}))
+    assert read_message(write_message(Forward([ForwardedRecord(1, 2, "n")], []))).tasks[0].node == "n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "is no JSON"), (b"[]", "is no JSON object"), (b'"text"', "is no JSON object"),
+        (b"\xff", "not valid UTF-8"),
+        (b"{}", "no field 'op'"), (b'{"op": 5}', "'op' must be str"), (b'{"op": "king"}', "there is no message 'king'"),
+        (b'{"a":' * 100, "deeper than 32"), (b'{"op": "' + b"x" * (3 << 20), "bytes; at most"),
+        (b'{"op": "spill", "nbytes": ' + b"9" * 5000 + b"}", "is no JSON"),
+    ],
+)  # fmt: skip
+def test_text_that_is_no_message_is_refused_in_words(raw, why):
+    with pytest.raises(MessageError, match=why):
+        read_message(raw)
+
+
+def test_answer_of_another_kind_is_refused():
+    assert expect(Fork(3), Fork).actor == 3
+    with pytest.raises(MessageError, match="message 'fork' came instead of message 'node_list'"):
+        expect(Fork(3), NodeList)
+    with pytest.raises(MessageError, match="nothing came instead"):
+        expect(None, NodeList)
+
+
+def test_each_message_has_a_name_of_its_own():
+    assert len(MESSAGES) == len(ALL)
+    assert operation(NodeList) == "node_list"
