@@ -29,7 +29,7 @@ Complaints = Iterator[str]
 LAYERS = (
     "cli|joblib|dask|actor > util > runtime > observe > cluster > worker|node|ps|engines|objstore "
     "> tasks|transfer|collective > scheduler|coordination|membership > store|net|durable > config "
-    "> _core|exceptions|folders|foreign_text > errors"
+    "> _core|exceptions|folders|foreign_text|transitions > errors"
 )
 # The same inside of the core, whose sub-packages are these.
 CORE_LAYERS = "repair > tasks > objects|collective|tables|refcounts|transfer > memory"
@@ -38,7 +38,7 @@ RANK, CORE_RANK = (
     for layers in (LAYERS, CORE_LAYERS)
 )
 TOP = {"", "bench", "testing", "__main__"}  # `import fastrt` itself, and what stands above everything
-STATE_MAY_IMPORT = ("fastrt.errors", "fastrt.foreign_text", "fastrt._core.refcounts.")
+STATE_MAY_IMPORT = ("fastrt.errors", "fastrt.foreign_text", "fastrt.transitions", "fastrt._core.refcounts.")
 
 
 @functools.cache
