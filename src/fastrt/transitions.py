@@ -90,15 +90,13 @@ class Transitions(Generic[S]):
 
     def story(self, moves: int) -> str:
         """The last moves of a thing, oldest first: 'NEW -open-> OPEN -end-> ENDED'; empty when there are none."""
-        words: list[str] = []
-        for number in moves.to_bytes(8, "big").lstrip(b"\0"):
-            state, event, target = self._moves[number - 1]
-            words += [f"-{event}-> {_word(target)}"] if words else [f"{_word(state)} -{event}-> {_word(target)}"]
-        return " ".join(words)
+        made = self.history(moves)
+        steps = [f"-{event}-> {_word(self.table[state][event])}" for state, event in made]
+        return " ".join([_word(made[0][0]), *steps]) if made else ""
 
-    def last_move(self, moves: int) -> tuple[S, str] | None:
-        """The state and the event of a thing's newest move, None when it has made none."""
-        return self._moves[(moves & 0xFF) - 1][:2] if moves else None
+    def history(self, moves: int) -> list[tuple[S, str]]:
+        """The last moves of a thing as (state, event), oldest first."""
+        return [self._moves[number - 1][:2] for number in moves.to_bytes(8, "big").lstrip(b"\0")]
 
 
 def _word(state: object) -> str:

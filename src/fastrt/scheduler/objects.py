@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from fastrt._core.refcounts.audit import check_invariants
 from fastrt._core.refcounts.refcount import RefTable
 from fastrt.scheduler.events import DeallocateObject, DeliverObj, Effect, NotifyAlias, RequestFailed
+from fastrt.transitions import EVENT_BITS, KEPT, Transitions
 
 # Stores compared as sources of a delivery, in turn.
 _SOURCES_COMPARED = 8
@@ -31,6 +32,23 @@ _SOURCES_COMPARED = 8
 _PLACES_MAX = 16
 _DELIVERY_TRIES = 4
 NOBODY = -1
+
+OBJECT = Transitions(
+    "object",
+    {
+        "EXPECTED": {
+            "ready": "STORED",
+            "alias": "ALIAS",
+            "lose": "LOST",
+        },  # its producer holds it, so it cannot be freed
+        "STORED": {"ready": "STORED", "lose": "LOST", "free": "FREED"},  # in one store or more
+        "LOST": {"ready": "STORED", "alias": "ALIAS", "free": "FREED"},
+        "ALIAS": {"free": "FREED"},  # another reference's object is meant
+        "FREED": {},
+    },
+)
+_BITS, _KEPT, _STEPS, _TARGETS = EVENT_BITS, KEPT, OBJECT.steps, OBJECT.targets
+_READY, _ALIAS, _LOSE, _FREE = map(OBJECT.events.index, ("ready", "alias", "lose", "free"))
 
 
 class Delivery:
@@ -61,9 +79,11 @@ class Entry:
         nbytes: of its object, 0 when that is not known.
         maker: the worker that is to make it, `NOBODY` when none is.
         site: the store where it is to be made, `NOBODY` when that is not known.
+        state: the number of its state in `OBJECT`.
+        moves: its last moves there.
     """
 
-    __slots__ = ("first", "maker", "nbytes", "ref", "second", "site")
+    __slots__ = ("first", "maker", "moves", "nbytes", "ref", "second", "site", "state")
 
     def __init__(self, ref: int) -> None:
         self.ref = ref
@@ -72,6 +92,17 @@ class Entry:
         self.nbytes = 0
         self.maker = NOBODY
         self.site = NOBODY
+        self.state = 0
+        self.moves = 0
+
+
+def _move(entry: Entry, event: int) -> None:
+    """Move an object to its next state: no method, as a table of methods would cost each entry 8 bytes."""
+    number = _STEPS[entry.state << _BITS | event]
+    if not number:
+        raise OBJECT.illegal(OBJECT.states[entry.state], OBJECT.events[event], entry.moves, entry.ref)
+    entry.state = _TARGETS[number]
+    entry.moves = (entry.moves & _KEPT) << 8 | number
 
 
 class Objects:
@@ -251,6 +282,7 @@ class Objects:
             return
         first = entry.first == NOBODY
         self.put(entry, store)
+        _move(entry, _READY)
         entry.maker = entry.site = NOBODY
         if self.pushes:
             self.pushes.pop(ref, None)
@@ -281,6 +313,9 @@ class Objects:
         settled = known and (self.is_resolved(target) or self.why_lost(target) is not None)
         names = self.refs.members(alias) if settled else []
         self.refs.alias(alias, target)
+        entry = self.entries[alias]
+        if entry is not None:
+            _move(entry, _ALIAS)
         self.unmake(alias)
         self.lost.pop(alias, None)
         if not names:
@@ -308,6 +343,9 @@ class Objects:
         self.unmake(ref)
         if not self.refs.is_pending(ref):
             return
+        entry = self.entries[ref]
+        assert entry is not None
+        _move(entry, _LOSE)
         self.lost[ref] = reason
         self._tell_lost(self.refs.members(ref), reason)
         self.drop(self.refs.abandon(ref))
@@ -317,6 +355,7 @@ class Objects:
         for ref in freed:
             entry = self.entries[ref]
             assert entry is not None
+            _move(entry, _FREE)
             self.entries[ref] = None
             if entry.first != NOBODY:
                 self._effects.append(DeallocateObject(entry.first, ref))
@@ -345,6 +384,7 @@ class Objects:
             if self.has(entry, store):
                 self.take(entry, store)
                 if entry.first == NOBODY:
+                    _move(entry, _LOSE)
                     self.lost[entry.ref] = reason
                     lost.append(entry.ref)
             if entry.site == store:
@@ -452,6 +492,18 @@ class Objects:
             for task in self._tasks.pop(ref, ()):
                 self._failing.append((task, "An argument of its is lost."))
 
+    def restore_state(self, entry: Entry) -> None:
+        """Set the state of an entry that was read from a snapshot, by the tables."""
+        entry.state = OBJECT.states.index(self._state_of(entry))
+
+    def _state_of(self, entry: Entry) -> str:
+        """The state that the tables show."""
+        if entry.first != NOBODY:
+            return "STORED"
+        if entry.ref in self.lost:
+            return "LOST"
+        return "EXPECTED" if self.refs.end(entry.ref) == entry.ref else "ALIAS"
+
     def check_invariants(self) -> None:
         """Raise AssertionError when the tables contradict each other."""
         check_invariants(self.refs)
@@ -461,6 +513,7 @@ class Objects:
         sending: dict[int, int] = {}
         for entry in self.live():
             ref, stores = entry.ref, self.stores(entry)
+            assert OBJECT.states[entry.state] == self._state_of(entry), f"{ref} is not {OBJECT.states[entry.state]}"
             assert not stores or self.refs.canonical(ref) == ref, f"{ref} has stores and is not canonical"
             assert not stores or ref not in self.lost, f"{ref} is lost and at a store"
             assert len(set(stores)) == len(stores), f"{ref} has one store twice"

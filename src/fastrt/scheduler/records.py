@@ -15,10 +15,38 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from fastrt.scheduler.policy import Node, Placement, Shape
+from fastrt.transitions import EVENT_BITS, KEPT, Transitions
 
 NOBODY = -1
 _SLOT = "slot"
 SLOT_ONLY: Shape = ((_SLOT, 1.0),)
+
+WORKER = Transitions(
+    "worker",
+    {
+        "IDLE": {"call": "BUSY", "ready": "IDLE", "lose": "LOST"},
+        "BUSY": {"ready": "IDLE", "refuse": "REFUSING", "lose": "LOST"},
+        "REFUSING": {"ready": "IDLE", "lose": "LOST"},  # it rejected a call, and gets no other before it is ready
+        "LOST": {},
+    },
+)
+CALL = Transitions(
+    "call",
+    {
+        # For an argument, or for the next look at a call whose arguments are all resolved.
+        "WAITING": {"queue": "QUEUED", "send": "SENT", "argument_lost": "WAITING", "fail": "FAILED"},
+        "QUEUED": {"send": "SENT", "argument_lost": "WAITING"},  # in the backlog
+        "SENT": {"take": "TAKEN", "refuse": "WAITING", "lose": "WAITING", "end": "ENDED"},
+        "TAKEN": {"take": "TAKEN", "refuse": "WAITING", "lose": "WAITING", "end": "ENDED"},  # the worker confirmed it
+        "ENDED": {},
+        "FAILED": {},
+    },
+)
+# The tables as compiled code reads them.
+_BITS, _KEPT = EVENT_BITS, KEPT
+_WORKER_STEPS, _WORKER_TARGETS = WORKER.steps, WORKER.targets
+_CALL_STEPS, _CALL_TARGETS = CALL.steps, CALL.targets
+_REFUSING, _LOST = WORKER.states.index("REFUSING"), WORKER.states.index("LOST")
 
 
 class Group:
@@ -49,12 +77,12 @@ class Worker:
         group: whom it is like; None once it is lost.
         below: in its group's stack of idle workers.
         task: its call.
-        refusing: it did not take a call, and is given no other before it is ready.
-        alive: not lost.
+        state: the number of its state in `WORKER`.
+        moves: its last moves there.
     """
 
     __slots__ = (
-        "address", "alive", "below", "functions", "functions_number", "group", "number", "refusing", "store", "task",
+        "address", "below", "functions", "functions_number", "group", "moves", "number", "state", "store", "task",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str, store: int) -> None:
@@ -66,14 +94,28 @@ class Worker:
         self.group: Group | None = None
         self.below = NOBODY
         self.task: Task | None = None
-        self.refusing = False
-        self.alive = True
+        self.state = 0
+        self.moves = 0
+
+    def move(self, event: int) -> None:
+        """Move it to its next state.
+
+        Args:
+            event: the number of an event of `WORKER`.
+        Raises:
+            IllegalMoveError: the state does not accept the event.
+        """
+        number = _WORKER_STEPS[self.state << _BITS | event]
+        if not number:
+            raise WORKER.illegal(WORKER.states[self.state], WORKER.events[event], self.moves, self.number)
+        self.state = _WORKER_TARGETS[number]
+        self.moves = (self.moves & _KEPT) << 8 | number
 
     def in_use(self) -> Shape | None:
         """What of its group it takes now, None when it is idle."""
         if self.task is not None:
             return self.task.function.shape
-        return SLOT_ONLY if self.refusing else None
+        return SLOT_ONLY if self.state == _REFUSING else None
 
 
 class Function:
@@ -100,13 +142,14 @@ class Task:
         retries_left: how often it may be lost.
         waits_for: arguments that were not resolved when it was looked at last.
         worker: that it is with.
-        sent: once a worker was given it.
-        taken: once that worker has said so.
+        sent: whether a worker got its message, which counts its references; a worker that rejects it gives it back.
+        state: the number of its state in `CALL`.
+        moves: its last moves there.
     """
 
     __slots__ = (
-        "args", "body", "count", "first", "function", "nested", "number", "retries_left", "sent", "strategy", "taken",
-        "waits_for", "worker",
+        "args", "body", "count", "first", "function", "moves", "nested", "number", "retries_left", "sent", "state",
+        "strategy", "waits_for", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -133,7 +176,22 @@ class Task:
         self.waits_for: Collection[int] = ()
         self.worker: Worker | None = None
         self.sent = False
-        self.taken = False
+        self.state = 0
+        self.moves = 0
+
+    def move(self, event: int) -> None:
+        """Move it to its next state.
+
+        Args:
+            event: the number of an event of `CALL`.
+        Raises:
+            IllegalMoveError: the state does not accept the event.
+        """
+        number = _CALL_STEPS[self.state << _BITS | event]
+        if not number:
+            raise CALL.illegal(CALL.states[self.state], CALL.events[event], self.moves, self.number)
+        self.state = _CALL_TARGETS[number]
+        self.moves = (self.moves & _KEPT) << 8 | number
 
     def results(self) -> Sequence[int]:
         """References of its results."""
@@ -256,7 +314,8 @@ class Groups:
         idle = {key: self._idle(group) for key, group in self._groups.items()}
         for worker in workers:
             group = worker.group
-            assert (group is not None) == worker.alive, f"worker {worker.number} is lost and placed, or neither"
+            is_placed = worker.state != _LOST
+            assert (group is not None) == is_placed, f"worker {worker.number} is lost and placed, or neither"
             if group is not None:
                 counts[group.key] = counts.get(group.key, 0) + 1
                 waits = worker.number in idle[group.key]

@@ -17,7 +17,7 @@ from fastrt._core.refcounts.audit import load as load_refs
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
 from fastrt.scheduler.objects import NOBODY, Delivery, Entry, Objects
 from fastrt.scheduler.policy import Demand
-from fastrt.scheduler.records import SLOT_ONLY, Task, Worker
+from fastrt.scheduler.records import CALL, SLOT_ONLY, WORKER, Task, Worker
 from fastrt.scheduler.state import SchedulerState, Settings
 
 _TABLES = "tables"
@@ -64,7 +64,8 @@ def load(settings: Settings, saved: Mapping[str, bytes]) -> SchedulerState:
 
 def _dump_worker(worker: Worker) -> list[Any]:
     task = worker.task.number if worker.task is not None else None
-    return [worker.address, worker.store, list(worker.functions), task, worker.refusing, worker.alive]
+    state = WORKER.states[worker.state]
+    return [worker.address, worker.store, list(worker.functions), task, state == "REFUSING", state != "LOST"]
 
 
 def _dump_task(task: Task) -> list[Any]:
@@ -79,7 +80,7 @@ def _dump_task(task: Task) -> list[Any]:
         sorted(task.waits_for),
         None if task.worker is None else task.worker.number,
         task.sent,
-        task.taken,
+        CALL.states[task.state] == "TAKEN",
     ]
 
 
@@ -116,8 +117,8 @@ def _load_worker(
 ) -> None:
     worker = state.add_worker(address, store)
     if not alive:
-        worker.alive = False
         state.groups.remove(worker)
+        worker.state = WORKER.states.index("LOST")
         worker.functions = dict.fromkeys(functions)
         if state.worker_numbers[address] == worker.number:
             del state.worker_numbers[address]
@@ -128,7 +129,7 @@ def _load_worker(
     state.groups.settle()
     if refusing:
         state.groups.occupy(worker, SLOT_ONLY)
-        worker.refusing = True
+        worker.state = WORKER.states.index("REFUSING")
 
 
 def _load_objects(objects: Objects, saved: dict[str, Any]) -> None:
@@ -151,6 +152,8 @@ def _load_objects(objects: Objects, saved: dict[str, Any]) -> None:
         objects.incoming.setdefault(ref, {})[target] = delivery
         objects.sending[source] = objects.sending.get(source, 0) + 1
     objects.requests.update({ref: [(w, s) for w, s in waiting] for ref, waiting in saved["requests"]})
+    for entry in objects.live():
+        objects.restore_state(entry)
     objects.told.update({ref: set(stores) for ref, stores in saved["told"]})
 
 
@@ -178,14 +181,17 @@ def _load_task(
     work = base64.b64decode(body)
     task = Task(number, function, work, tuple(args), tuple(nested), *made, strategy, retries_left)
     state.tasks[number] = task
-    task.waits_for, worker, task.sent, task.taken = progress
+    task.waits_for, worker, task.sent, taken = progress
     if worker is not None:
         task.worker = state.workers[worker]
         state.groups.occupy(task.worker, function.shape)
         task.worker.task = task
+        task.state = CALL.states.index("TAKEN" if taken else "SENT")
+        task.worker.state = WORKER.states.index("BUSY")
         return
     for ref in task.waits_for:
         state.objects.wait_for(ref, number)
     if not task.waits_for:
         places = state.objects.places(state.entries_of(task))
+        task.state = CALL.states.index("QUEUED")
         state.backlog.add(number, Demand(function.shape, places, strategy))

@@ -29,9 +29,15 @@ from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, FunctionView, Info, Refused
 from fastrt.scheduler.objects import NOBODY, Entry, Objects
 from fastrt.scheduler.policy import Backlog, Demand, Placement
-from fastrt.scheduler.records import SLOT_ONLY, Function, Group, Groups, Task, Worker
+from fastrt.scheduler.records import CALL, SLOT_ONLY, WORKER, Function, Group, Groups, Task, Worker
 
 _CODES = {"unknown": Code.NOT_FOUND, "circular": Code.INVALID_ARGUMENT}
+# Numbers of states and events of the two tables.
+_IDLE, _BUSY, _REFUSING, _LOST = map(WORKER.states.index, ("IDLE", "BUSY", "REFUSING", "LOST"))
+_WORKER_CALL, _READY, _WORKER_REFUSE, _WORKER_LOSE = map(WORKER.events.index, ("call", "ready", "refuse", "lose"))
+_QUEUED, _SENT, _TAKEN = map(CALL.states.index, ("QUEUED", "SENT", "TAKEN"))
+_QUEUE, _SEND, _TAKE, _END = map(CALL.events.index, ("queue", "send", "take", "end"))
+_REFUSE, _LOSE, _FAIL, _ARGUMENT_LOST = map(CALL.events.index, ("refuse", "lose", "fail", "argument_lost"))
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class SchedulerState:
     def peers(self) -> tuple[dict[int, str], dict[int, str]]:
         """Stores and workers that are not lost, with their addresses."""
         stores = {number: address for number, address in enumerate(self.stores) if address is not None}
-        return stores, {number: worker.address for number, worker in enumerate(self.workers) if worker.alive}
+        return stores, {number: worker.address for number, worker in enumerate(self.workers) if worker.state != _LOST}
 
     def unfinished(self) -> list[Effect]:
         """Orders whose end is not known: for a new shell to carry out once more."""
@@ -142,7 +148,8 @@ class SchedulerState:
             for target, delivery in coming.items():
                 found.append(ev.DeliverObj(ref, delivery.source, target))
         for number, task in self.tasks.items():
-            if task.worker is not None and not task.taken:
+            if task.state == _SENT:
+                assert task.worker is not None
                 found.append(ev.InvokeCall(task.worker.number, number, task.body, task.results()))
         return found
 
@@ -208,11 +215,12 @@ class SchedulerState:
 
     def _on_worker_ready(self, event: ev.WorkerReady) -> None:
         worker = self._worker(event.worker)
-        if worker.refusing:
-            worker.refusing = False
+        if worker.state == _REFUSING:
             self.groups.vacate(worker, SLOT_ONLY)
+        worker.move(_READY)
         task = worker.task
         if task is not None:
+            task.move(_END)
             self._end(task)
             for ref in range(task.first, task.first + task.count):
                 self.objects.make(ref, NOBODY, worker.store)
@@ -222,16 +230,17 @@ class SchedulerState:
     def _on_worker_lost(self, event: ev.WorkerLost) -> None:
         number = event.worker
         worker = self.workers[number] if number < len(self.workers) else None
-        if worker is None or not worker.alive:
+        if worker is None or worker.state == _LOST:
             return
-        worker.alive = False
         self.groups.remove(worker)
+        worker.move(_WORKER_LOSE)
         if self.worker_numbers.get(worker.address) == number:
             del self.worker_numbers[worker.address]
         for name in worker.functions:
             del self.functions[name].workers[number]
         task, worker.task = worker.task, None
         if task is not None:
+            task.move(_LOSE)
             self._run_again(task, f"Worker {number} at {worker.address}, which ran it, is gone.")
         self.objects.forget_worker(number)
         self._effects.append(ev.ForgetWorker(number))
@@ -245,7 +254,7 @@ class SchedulerState:
         self._lost_stores.add(store)
         del self.store_numbers[address]
         for number, worker in enumerate(self.workers):
-            if worker.alive and worker.store == store:
+            if worker.state != _LOST and worker.store == store:
                 self._on_worker_lost(ev.WorkerLost(number))
         self.objects.remove_store(store)
         self._effects.append(ev.ForgetStore(store))
@@ -305,6 +314,7 @@ class SchedulerState:
         if not self.backlog.blocks(shape):
             node = self.placement.choose(shape, places, task.strategy, None)
         if node is None:
+            task.move(_QUEUE)
             self.backlog.add(task.number, Demand(shape, places, task.strategy))
         else:
             group: Group = node.id  # type: ignore[assignment]
@@ -324,7 +334,7 @@ class SchedulerState:
     def _feed(self, worker: Worker) -> None:
         """A worker may be idle, or able to do more: give it what waits for it."""
         self.groups.settle()
-        while worker.task is None and not worker.refusing and self.backlog:
+        while worker.state == _IDLE and self.backlog:
             assert worker.group is not None
             assert worker.group.node is not None
             found = self.backlog.take(worker.group.node)
@@ -338,13 +348,16 @@ class SchedulerState:
         """Give a call to a worker whose slot is taken for it."""
         objects = self.objects
         if len(entries) != len(task.args):  # one was lost while it waited
+            task.move(_ARGUMENT_LOST)
             self.groups.vacate(worker, task.function.shape)
             self._failing.append((task.number, self._why_lost(task)))
             return
         if task.sent:
             refs = objects.refs
             refs.increment([ref for ref in (*task.args, *task.nested, *task.results()) if refs.is_alive(ref)])
-        task.sent, task.taken, task.worker, worker.task = True, False, worker, task
+        task.move(_SEND)
+        worker.move(_WORKER_CALL)
+        task.sent, task.worker, worker.task = True, worker, task
         for ref in range(task.first, task.first + task.count):
             objects.make(ref, worker.number, worker.store)
         for i in range(len(entries)):
@@ -358,7 +371,7 @@ class SchedulerState:
     def _on_invoke_taken(self, event: ev.InvokeTaken) -> None:
         task = self.tasks.get(event.task)
         if task is not None and task.worker is not None and task.worker.number == event.worker:
-            task.taken = True
+            task.move(_TAKE)
 
     def _on_invoke_refused(self, event: ev.InvokeRefused) -> None:
         worker = self.workers[event.worker] if event.worker < len(self.workers) else None
@@ -366,8 +379,10 @@ class SchedulerState:
         if worker is None or task is None or task.number != event.task:
             return
         self.groups.vacate(worker, task.function.shape)
-        worker.task, worker.refusing = None, True
+        worker.move(_WORKER_REFUSE)
+        worker.task = None
         self.groups.occupy(worker, SLOT_ONLY)
+        task.move(_REFUSE)
         task.sent = False
         self._run_again(task, f"Worker {event.worker} refused it: {event.reason}")
 
@@ -404,9 +419,8 @@ class SchedulerState:
         task = self.tasks.get(number)
         if task is None or task.worker is not None:
             return
-        if number in self.backlog:
-            self.backlog.remove(number)
         unsent = not task.sent
+        task.move(_FAIL)
         self._end(task)
         words = f"The call of {task.function.name!r} that was to make it will not run. {reason}"
         for ref in task.results():
@@ -466,12 +480,12 @@ class SchedulerState:
     def _info(self) -> Info:
         waiting = [(t.body, t.results()) for t in self.tasks.values() if t.worker is None]
         functions = {name: FunctionView(sorted(f.workers), f.result_count) for name, f in self.functions.items()}
-        idle = [n for n, w in enumerate(self.workers) if w.alive and w.task is None and not w.refusing]
+        idle = [n for n, w in enumerate(self.workers) if w.state == _IDLE]
         return Info(waiting, functions, idle, self.objects.refs.targets(), self.objects.refs.counts())
 
     def _worker(self, number: int) -> Worker:
         worker = self.workers[number] if number < len(self.workers) else None
-        if worker is None or not worker.alive:
+        if worker is None or worker.state == _LOST:
             state = "was lost, or replaced by another one at its address" if worker is not None else "is not registered"
             raise Refused(Code.NOT_FOUND, f"Worker {number} {state} (workerid). Register it, and use the new number.")
         return worker
@@ -494,12 +508,15 @@ class SchedulerState:
         self.placement.check_invariants()
         self.groups.check_invariants(self.workers)
         for number, worker in enumerate(self.workers):
-            if worker.alive:
+            assert (worker.task is not None) == (worker.state == _BUSY), f"worker {number} has the wrong state"
+            if worker.state != _LOST:
                 assert self.stores[worker.store] is not None, f"worker {number} is at a lost store"
             if worker.task is not None:
                 assert worker.task.worker is worker, f"worker {number} and its call disagree"
         for number, task in self.tasks.items():
             assert task.number == number, f"call {number} is under another's number"
+            assert (task.worker is not None) == (task.state in (_SENT, _TAKEN)), f"call {number} has the wrong state"
+            assert (number in self.backlog) == (task.state == _QUEUED), f"call {number} has the wrong state"
             if task.worker is not None:
                 assert task.worker.task is task, f"call {number} and its worker disagree"
                 continue
