@@ -142,7 +142,7 @@ def test_illegal_move_tells_the_story_of_the_call():
     play = Play()
     task = play.state.tasks[play.call()]
     play.ready()
-    with pytest.raises(IllegalMoveError, match="call 0: 'take' is not possible .* WAITING -send-> SENT -end-> ENDED"):
+    with pytest.raises(IllegalMoveError, match=r"call 0: 'take' is not possible .* WAITING -send-> SENT -end-> ENDED"):
         task.move(CALL.events.index("take"))
 
 

@@ -45,7 +45,7 @@ cdef class Objects:
     cdef public dict sending
     cdef public dict requests
     cdef public dict _tasks
-    cdef public dict told
+    cdef public dict notified
     cdef list _effects
     cdef object _to_resolve
     cdef object _failing
@@ -107,7 +107,7 @@ cdef class Objects:
 
     @cython.locals(delivery=Delivery)
     cdef _give_up(self, ref, target, reason, bint sent)
-    cdef _tell(self, store, alias, canonical)
+    cdef _notify(self, store, alias, canonical)
 
     @cython.locals(entry=Entry)
     cdef _resolved(self, names)

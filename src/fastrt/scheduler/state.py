@@ -1,20 +1,22 @@
 """The scheduler's decisions: a pure state machine.
 
-`handle(event)` takes one fact and returns the orders that follow from it. There is no socket, clock, thread or log
-inside, so one test can play a thousand nodes in any order. A call of the protocol is answered at once; a refused one
-has changed nothing.
+`handle(event)` takes one fact and returns the effects that follow from it. It has no socket, clock, thread or log, so
+one test can play a thousand nodes in any order. A call of the protocol is answered at once; a rejected call changes
+nothing.
 
-A call that was accepted waits until its arguments are resolved, then for a worker that can run it and is idle, and is
-then that worker's. If the worker is lost it runs again elsewhere, a limited number of times. Its arguments, and the
-references inside them, are held until it has ended; the counts that its message carries (one for each reference in
-it, results included) are the worker's to drop when it unpacks it, so a message that is sent again is counted again.
+An accepted call waits until its arguments are resolved, then for an idle worker that can run it, and is then sent to
+that worker. If the worker is lost the call runs on another one, a limited number of times. Its arguments, and the
+references inside of them, are held until it has ended. Its message counts each reference in it once, results included;
+the worker drops these counts when it unpacks the message, so a message that is sent again is counted again.
+
+Workers, calls and objects move by the tables `WORKER` and `CALL` (records.py) and `OBJECT` (objects.py).
 
 Invariants: those of the objects and of the ranking; a worker has one call at most; every waiting call is in the
-backlog, or waits for an argument that is not resolved; a result that nobody is to make is not pending.
+backlog, or waits for an argument that is not resolved; a result without a producer is not pending.
 
 Compiled with the types in state.pxd when the package is built; ADR 5 says why.
 
-Source: early Ray's scheduler, whose 15 methods these are. Where it ended the process, this one refuses the call.
+Source: the 15 methods of early Ray's scheduler. Where Ray's ended the process, this one rejects the call.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any
 from fastrt.errors import ReferenceCountError
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, FunctionView, Info, Refused
-from fastrt.scheduler.objects import NOBODY, Entry, Objects
+from fastrt.scheduler.objects import ABSENT, Entry, Objects
 from fastrt.scheduler.policy import Backlog, Demand, Placement
 from fastrt.scheduler.records import CALL, SLOT_ONLY, WORKER, Function, Group, Groups, Task, Worker
 
@@ -42,12 +44,12 @@ _REFUSE, _LOSE, _FAIL, _ARGUMENT_LOST = map(CALL.events.index, ("refuse", "lose"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the state machine is told once.
+    """The settings of a state machine.
 
     Attributes:
-        max_retries: how often a call is run again after its worker was lost.
-        tasks_max: calls that wait or run at a time.
-        objects_max: references alive at a time.
+        max_retries: how often a call runs again after its worker was lost.
+        tasks_max: the most calls that wait or run at a time.
+        objects_max: the most references alive at a time.
     """
 
     max_retries: int = 3
@@ -59,7 +61,7 @@ class SchedulerState:
     """The state machine. Not thread-safe: one shell owns it.
 
     Args:
-        settings: see `Settings`.
+        settings: limits; the defaults of `Settings` when None.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -67,7 +69,7 @@ class SchedulerState:
         self._max_retries = self.settings.max_retries
         self._tasks_max, self._objects_max = self.settings.tasks_max, self.settings.objects_max
         self._effects: list[Effect] = []
-        # Tasks to look at again once the event itself is through: never from inside it, so that nothing recurses.
+        # Tasks to check again after the event itself, never from inside of it: nothing recurses.
         self._resolved: deque[int] = deque()
         self._failing: deque[tuple[int, str]] = deque()
         self.objects = Objects(self._effects, self._resolved, self._failing)
@@ -121,7 +123,7 @@ class SchedulerState:
         return effects
 
     def _take(self, event: Event) -> Any:
-        """What an event is answered with. The events of every call's life come first, and need no table."""
+        """Handle an event and return its answer. The most frequent events are tested first, without the table."""
         if isinstance(event, ev.DecrementRefs):
             return self._on_decrement(event)
         if isinstance(event, ev.ObjReady):
@@ -142,7 +144,7 @@ class SchedulerState:
         return stores, {number: worker.address for number, worker in enumerate(self.workers) if worker.state != _LOST}
 
     def unfinished(self) -> list[Effect]:
-        """Orders whose end is not known: for a new shell to carry out once more."""
+        """Effects that were not confirmed, for a new shell to carry out again."""
         found: list[Effect] = []
         for ref, coming in sorted(self.objects.incoming.items()):
             for target, delivery in coming.items():
@@ -179,7 +181,7 @@ class SchedulerState:
         return self.add_worker(event.address, store).number
 
     def add_store(self, address: str | None) -> int:
-        """A store, or None for one that is lost."""
+        """Add a store; its address is None if it is lost already."""
         store = len(self.stores)
         self.stores.append(address)
         if address is None:
@@ -189,7 +191,7 @@ class SchedulerState:
         return store
 
     def add_worker(self, address: str, store: int) -> Worker:
-        """A worker that can run nothing yet."""
+        """Add a worker that has registered no function yet."""
         worker = Worker(len(self.workers), address, store)
         self.workers.append(worker)
         self.worker_numbers[address] = worker.number
@@ -209,7 +211,7 @@ class SchedulerState:
                 self._feed(worker)
 
     def make_function(self, name: str, result_count: int) -> Function:
-        """A function that no worker can run yet."""
+        """Add a function that no worker can run yet."""
         function = self.functions[name] = Function(name, result_count)
         return function
 
@@ -223,7 +225,7 @@ class SchedulerState:
             task.move(_END)
             self._end(task)
             for ref in range(task.first, task.first + task.count):
-                self.objects.make(ref, NOBODY, worker.store)
+                self.objects.make(ref, ABSENT, worker.store)
         if self.backlog:
             self._feed(worker)
 
@@ -272,7 +274,7 @@ class SchedulerState:
         self._check_room(function.result_count, 1)
         args, nested = tuple(event.args), tuple(event.nested)
         waits_for: dict[int, None] | None = None
-        entries: list[Entry] = []  # of what is resolved
+        entries: list[Entry] = []  # of the resolved arguments
         for ref in args:
             entry = objects.resolve(ref)
             if entry is not None:
@@ -285,7 +287,7 @@ class SchedulerState:
                 waits_for = {}
             waits_for[ref] = None
         for ref in nested:
-            refs.end(ref)  # refuses one that is not alive
+            refs.end(ref)  # raises for a reference that is not alive
         for ref in args:
             refs.hold(ref)
         for ref in nested:
@@ -306,7 +308,7 @@ class SchedulerState:
         return task.results()
 
     def _place(self, task: Task, entries: list[Entry]) -> None:
-        """All arguments are there: to a worker that is idle, else into the backlog."""
+        """Send a call whose arguments are resolved to an idle worker, or put it into the backlog."""
         shape = task.function.shape
         places = self.objects.places(entries) if entries else ()
         self.groups.settle()
@@ -323,7 +325,7 @@ class SchedulerState:
             self._invoke(task, worker, entries)
 
     def entries_of(self, task: Task) -> list[Entry]:
-        """The entries of a task's arguments, of those that are resolved."""
+        """The entries of a task's resolved arguments."""
         entries: list[Entry] = []
         for ref in task.args:
             entry = self.objects.resolve(ref)
@@ -332,7 +334,7 @@ class SchedulerState:
         return entries
 
     def _feed(self, worker: Worker) -> None:
-        """A worker may be idle, or able to do more: give it what waits for it."""
+        """Send a waiting call to a worker that may be idle or can run more functions now."""
         self.groups.settle()
         while worker.state == _IDLE and self.backlog:
             assert worker.group is not None
@@ -345,9 +347,9 @@ class SchedulerState:
             self._invoke(task, worker, self.entries_of(task))
 
     def _invoke(self, task: Task, worker: Worker, entries: list[Entry]) -> None:
-        """Give a call to a worker whose slot is taken for it."""
+        """Send a call to a worker whose slot was taken for it."""
         objects = self.objects
-        if len(entries) != len(task.args):  # one was lost while it waited
+        if len(entries) != len(task.args):  # an argument was lost while the call waited
             task.move(_ARGUMENT_LOST)
             self.groups.vacate(worker, task.function.shape)
             self._failing.append((task.number, self._why_lost(task)))
@@ -387,7 +389,7 @@ class SchedulerState:
         self._run_again(task, f"Worker {event.worker} refused it: {event.reason}")
 
     def _run_again(self, task: Task, reason: str) -> None:
-        """A call lost its worker."""
+        """Let a call that lost its worker run again, or fail it when it has no retries left."""
         number = task.number
         task.worker = None
         for ref in task.results():
@@ -415,7 +417,7 @@ class SchedulerState:
             self._place(task, self.entries_of(task))
 
     def _fail(self, number: int, reason: str) -> None:
-        """A call will never run: nobody makes its results."""
+        """Fail a call that will never run; its results have no producer any more."""
         task = self.tasks.get(number)
         if task is None or task.worker is not None:
             return
@@ -425,15 +427,15 @@ class SchedulerState:
         words = f"The call of {task.function.name!r} that was to make it will not run. {reason}"
         for ref in task.results():
             self.objects.abandon(ref, words)
-        if unsent:  # the counts of a message that nobody unpacks
+        if unsent:  # drop the counts of a message that no worker unpacks
             for ref in (*task.args, *task.nested, *task.results()):
                 try:
                     self.objects.drop(self.objects.refs.decrement((ref,)))
                 except ReferenceCountError:
-                    continue  # a caller who did not count what he sent
+                    continue  # the caller did not count the references it sent
 
     def _end(self, task: Task) -> None:
-        """A call is through, or given up."""
+        """Remove a call that has ended or failed, and release its arguments."""
         objects = self.objects
         del self.tasks[task.number]
         worker = task.worker
@@ -466,7 +468,7 @@ class SchedulerState:
         why = self.objects.why_lost(event.ref) if self.objects.refs.is_alive(event.ref) else None
         if why is not None:
             raise Refused(Code.DATA_LOSS, f"Object {event.ref} is lost. {why}")
-        self.objects.refs.end(event.ref)  # refuses one that is not alive
+        self.objects.refs.end(event.ref)  # raises for a reference that is not alive
         self.objects.request(event.ref, event.worker, worker.store)
 
     def _on_ready(self, event: ev.ObjReady) -> None:
@@ -486,7 +488,9 @@ class SchedulerState:
     def _worker(self, number: int) -> Worker:
         worker = self.workers[number] if number < len(self.workers) else None
         if worker is None or worker.state == _LOST:
-            state = "was lost, or replaced by another one at its address" if worker is not None else "is not registered"
+            state = (
+                "was lost, or replaced by another worker at its address" if worker is not None else "is not registered"
+            )
             raise Refused(Code.NOT_FOUND, f"Worker {number} {state} (workerid). Register it, and use the new number.")
         return worker
 
@@ -514,7 +518,7 @@ class SchedulerState:
             if worker.task is not None:
                 assert worker.task.worker is worker, f"worker {number} and its call disagree"
         for number, task in self.tasks.items():
-            assert task.number == number, f"call {number} is under another's number"
+            assert task.number == number, f"call {number} is listed under the wrong number"
             assert (task.worker is not None) == (task.state in (_SENT, _TAKEN)), f"call {number} has the wrong state"
             assert (number in self.backlog) == (task.state == _QUEUED), f"call {number} has the wrong state"
             if task.worker is not None:
@@ -525,6 +529,6 @@ class SchedulerState:
             hopeless = [ref for ref in task.waits_for if self.objects.why_lost(ref) is not None]
             assert number in self.backlog or not hopeless, f"call {number} waits for {hopeless}, which are lost"
             for ref in (*task.args, *task.nested):
-                assert self.objects.refs.is_alive(ref), f"call {number} has lost its argument {ref}"
+                assert self.objects.refs.is_alive(ref), f"argument {ref} of call {number} is deallocated"
         for waits in self.backlog:
             assert waits in self.tasks, f"call {waits} is in the backlog after its end"
