@@ -57,8 +57,8 @@ class SchedulerOptions:
         credentials: for calls to workers and stores that use TLS.
         insecure: serve beyond loopback in plain text.
         accept_loss: continue with the readable part of a damaged `state_dir`; see `Journal`.
-        state_dir: directory where references, counts, aliases, functions, workers, stores and calls are kept over restarts;
-            None keeps nothing.
+        state_dir: directory that keeps references, counts, aliases, functions, workers, stores and calls over
+            restarts; None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
         lost_after_s: a worker or store that cannot be reached for this long is lost.
         call_timeout_s: time for a worker to accept a call.
