@@ -90,7 +90,7 @@ def test_log_of_writes_gives_them_back_in_order_until_they_are_dropped(
         again.drop(5)
     assert again.after(3) == []
     again.append(8, "k", b"v")
-    with pytest.raises(DamagedStateError, match="goes on with 1 writes up to 8"):
+    with pytest.raises(DamagedStateError, match="continues with 1 writes up to 8"):
         again.after(6)
     assert [number for number, _, _ in again.after(7)] == [8]
     again.close()

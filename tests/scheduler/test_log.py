@@ -128,7 +128,7 @@ def test_log_of_another_version_is_refused(tmp_path):
     journal = Journal(tmp_path)
     ((key, value),) = [(key, value) for kind, key, value in journal.records() if kind == "event"]
     journal.write({("event", key): bytes(4) + value[4:]})
-    with pytest.raises(StateDirectoryError, match="leads elsewhere"):
+    with pytest.raises(StateDirectoryError, match="has other effects"):
         EventLog(journal, SETTINGS)
     journal.write({("about", "scheduler"): b'{"format": 9, "next_event": 0, "next_order": 0}'})
     with pytest.raises(StateDirectoryError, match="format 9"):

@@ -308,7 +308,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert objects.refs.alive == 0
         left = (list(objects.live()), objects.further, objects.incoming, objects.lost, objects.pushes, objects.sending)
         assert not any(map(len, left)), left
-        assert not any(map(len, (objects.requests, objects._tasks, objects.told, self.state.backlog)))
+        assert not any(map(len, (objects.requests, objects._tasks, objects.notified, self.state.backlog)))
 
 
 TestScheduler = pytest.mark.timeout(300)(SchedulerMachine.TestCase)  # a failure takes its time to be made small

@@ -195,7 +195,7 @@ def test_slow_network_delivers_all_the_same_however_long_it_takes(pair: Pair) ->
 def test_connection_that_never_brings_a_frame_ends_in_a_typed_error(either: Pair) -> None:
     either.here.put(1, pattern(BIG))
     proxy = either.proxy(then=("cut", 100_000))
-    with pytest.raises(TransferError, match="after 4 attempts that brought nothing"):
+    with pytest.raises(TransferError, match="after 4 attempts that brought no data"):
         either.puller().pull(1, proxy.address).result(PATIENCE_S)
     assert proxy.connections == 4
     assert either.there.used() == (0, 0)

@@ -78,8 +78,8 @@ BREACHES = {
     "one byte short": ([(1, len(DATA), DATA[:-1])], "INVALID_ARGUMENT", "ended after"),
     "too long": ([*cut(DATA), (1, len(DATA), b"x")], "OUT_OF_RANGE", "more than that have come"),
     "too long at once": ([(1, 10, DATA)], "OUT_OF_RANGE", "more than that have come"),
-    "nothing after the end": ([*cut(DATA), (1, len(DATA), b"")], "INVALID_ARGUMENT", "brings nothing"),
-    "an empty chunk": ([cut(DATA)[0], (1, len(DATA), b"")], "INVALID_ARGUMENT", "brings nothing"),
+    "nothing after the end": ([*cut(DATA), (1, len(DATA), b"")], "INVALID_ARGUMENT", "is empty"),
+    "an empty chunk": ([cut(DATA)[0], (1, len(DATA), b"")], "INVALID_ARGUMENT", "is empty"),
     "another object": ([cut(DATA)[0], (2, len(DATA), b"x")], "INVALID_ARGUMENT", "comes in the stream of object 0x1"),
     "another total": ([cut(DATA)[0], (1, 5000, b"x")], "INVALID_ARGUMENT", "comes in the stream of object 0x1"),
     "no bytes in all": ([(1, 0, b"")], "INVALID_ARGUMENT", "an Obj has at least two"),
@@ -87,7 +87,7 @@ BREACHES = {
     "no first bytes": ([(1, 10, b"")], "INVALID_ARGUMENT", "an Obj has at least two"),
     "a total beyond the store": ([(1, 1 << 40, b"x")], "RESOURCE_EXHAUSTED", "larger than the whole store"),
     "a total beyond everything": ([(1, (1 << 64) - 1, b"x")], "RESOURCE_EXHAUSTED", "larger than the whole store"),
-    "no message": (cut(b"\xff" * 300), "INVALID_ARGUMENT", "are no Obj"),
+    "no message": (cut(b"\xff" * 300), "INVALID_ARGUMENT", "are not an Obj"),
     "no field": (cut(b"\x0a\x00\x12\x00"), "INVALID_ARGUMENT", "2 fields set"),
     "a broken pickle": (cut(obj.Obj(pyobj_data={"data": b"\x80\x05K"}).SerializeToString()), "INVALID_ARGUMENT", ""),
     "an unknown reference": (cut(b"\x5a\x02\x08\x63"), "FAILED_PRECONDITION", "0x63, which this store does not know"),
@@ -154,7 +154,7 @@ def test_second_stream_of_an_object_on_its_way_is_refused_and_the_first_goes_on(
     with futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(call.stream, slowly())
         wait_until(lambda: server.table.coming() == 1, "the first chunk")
-        with refused("ALREADY_EXISTS", "on its way here"):
+        with refused("ALREADY_EXISTS", "being received"):
             call.stream(chunks)
         assert not waiting.done()
         go.set_result(None)
@@ -197,7 +197,7 @@ def test_delivery_between_fastrt_stores_takes_the_native_stream(
         call("DeliverObj", objstore_address=other.address, objref=6)
     with refused("NOT_FOUND", "0x63 is not in this store"):
         call("DeliverObj", objstore_address=other.address, objref=99)
-    with refused("UNAVAILABLE", "the other store says"):
+    with refused("UNAVAILABLE", "the other store reports"):
         call("DeliverObj", objstore_address="127.0.0.1:1", objref=5)
 
 

@@ -89,7 +89,7 @@ def test_object_that_is_not_whole_cannot_be_sealed(site: Site) -> None:
 def test_value_that_no_store_can_read_is_refused(site: Site, kind: int, total: int) -> None:
     receipt, _ = site.table.begin(5)
     assert receipt is not None
-    with pytest.raises(TransferError, match="which is no value"):
+    with pytest.raises(TransferError, match="which is not a value"):
         receipt.allocate(total, kind, False)
     receipt.fail(TransferError("gone"))
 

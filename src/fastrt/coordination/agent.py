@@ -1,7 +1,7 @@
 """A member of a coordinated job, for asyncio: the caller's side of the coordination service.
 
-An agent registers its task, sends heartbeats, and polls for errors of the others, in the background. A coordinator
-that stays away is given up, so that nobody waits for it for good.
+In the background an agent sends heartbeats and polls for errors of other tasks. It gives up a coordinator that does
+not answer for `lost_after_s`, so that no call waits forever.
 
 Source: `CoordinationServiceAgent` in XLA.
 """
@@ -28,19 +28,19 @@ _log = logging.getLogger(__name__)
 _Task = message_set("coordination_tensorflow").message("tensorflow.CoordinatedTask")
 _LAST_WORDS_S = 2.0
 _STATES = {2: "disconnected", 3: "connected", 4: "error"}
-# Added to a barrier's own timeout before this side gives up: the service's answer names who is missing.
+# Added to a barrier's timeout before this side gives up: the service's answer names the missing tasks.
 _GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
 class TaskView:
-    """A task as `watch` shows it.
+    """The view of a task that `watch` returns.
 
     Attributes:
         task_id: its number.
         state: "disconnected", "connected" or "error".
-        incarnation: of its process; 0 before it first registered.
-        error: why it is in error, else "".
+        incarnation: the incarnation of its process; 0 before it first registered.
+        error: the message of its error, else "".
     """
 
     task_id: int
@@ -54,8 +54,8 @@ class AsyncAgent(AsyncKeys):
 
     Attributes:
         task_id: this task's number.
-        incarnation: of this process, random.
-        error: the failure that this task was told of; None while there is none.
+        incarnation: this process's incarnation, random.
+        error: the failure that was reported to this task; None while there is none.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AsyncAgent(AsyncKeys):
         on_error: Callable[[CoordinationError], None] | None,
         credentials: grpc.ChannelCredentials | None,
     ) -> None:
-        # First: what cannot be sent is refused while there is no connection to close.
+        # Before the connection is opened: an argument that cannot be sent raises here.
         self._task = message("RegisterTask", _Task, job_name=job, task_id=task_id, recoverable=recoverable)
         super().__init__(Connection(address, "this agent has left the job. Connect again.", credentials))
         self.task_id = task_id
@@ -95,10 +95,10 @@ class AsyncAgent(AsyncKeys):
         await self.close(wait=error is None)
 
     async def register(self, timeout_s: float) -> None:
-        """Join the job: returns when all its tasks have. `connect_async` calls this.
+        """Join the job: returns when all its tasks have joined. `connect_async` calls this.
 
         Raises:
-            CoordinationTimeoutError: not all tasks came in time.
+            CoordinationTimeoutError: not all tasks joined in time.
             CoordinationError: the service does not expect this task, or has another process for it.
         """
         try:
@@ -112,11 +112,11 @@ class AsyncAgent(AsyncKeys):
         """Leave the job.
 
         Args:
-            wait: for all tasks to be done too (the shutdown barrier); else just disconnect. Neither after an error.
+            wait: wait until all tasks close too (the shutdown barrier); else just disconnect. After an error, neither.
             timeout_s: how long to wait at most.
 
         Raises:
-            CoordinationError: others failed, or did not come to the end in time.
+            CoordinationError: other tasks failed, or did not close in time.
         """
         if self._closed:
             return
@@ -134,11 +134,11 @@ class AsyncAgent(AsyncKeys):
             await self._connection.close()
 
     async def barrier(self, barrier_id: str, timeout_s: float = 60.0, tasks: Iterable[int] | None = None) -> None:
-        """Wait until all tasks (or those given) have come here. An id may be used again and again.
+        """Wait until all tasks (or those given) have arrived. An id may be used repeatedly.
 
         Raises:
-            CoordinationTimeoutError: some did not come in time; the message names them.
-            CoordinationError: a task failed, or the tasks disagree on who takes part.
+            CoordinationTimeoutError: some tasks did not arrive in time; the message names them.
+            CoordinationError: a task failed, or the tasks disagree about the participants.
         """
         counter = self._rounds.get(barrier_id, -1) + 1
         self._rounds[barrier_id] = counter
@@ -153,7 +153,7 @@ class AsyncAgent(AsyncKeys):
         )
 
     async def report_error(self, message: str, code: str = "INTERNAL") -> None:
-        """Tell all tasks that this one has failed.
+        """Report to all tasks that this one has failed.
 
         Args:
             message: what happened.
@@ -163,10 +163,10 @@ class AsyncAgent(AsyncKeys):
             CoordinationError: there is no such code, or this task has an error already.
         """
         if code not in Code.__members__ or code == "OK":
-            words = f"{code!r} is no error's code; use the name of a gRPC status code."
+            words = f"{code!r} is not an error code; use the name of a gRPC status code."
             raise CoordinationError(words, "INVALID_ARGUMENT")
         number = int(Code[code])
-        self._reported = True  # before the call: the service tells the reporter too, and that may come first
+        self._reported = True  # before the call: the service reports to the reporter too, perhaps before it answers
         try:
             await self._call(
                 "ReportErrorToService", None, error_code=number, error_message=message, error_origin=self._task
@@ -176,10 +176,10 @@ class AsyncAgent(AsyncKeys):
             raise
 
     async def alive_tasks(self, tasks: Iterable[int] | None = None, timeout_s: float | None = None) -> dict[int, int]:
-        """Which tasks are alive, with their incarnations. All living ones of those asked about must ask.
+        """The incarnations of the tasks that are alive, by task. All of them must make this call.
 
         Raises:
-            CoordinationTimeoutError: a living task did not ask in time.
+            CoordinationTimeoutError: a task that is alive did not make the call in time.
         """
         asked = self._tasks(tasks) or [
             _Task(job_name=self._job, task_id=one.task_id) for one in (await self.watch())[1]
@@ -191,7 +191,7 @@ class AsyncAgent(AsyncKeys):
         """The state of all tasks, and its version.
 
         Args:
-            version: wait until the state is another than this one; None answers at once.
+            version: wait until the version differs from this one; None answers at once.
             timeout_s: how long to wait.
 
         Raises:
@@ -206,14 +206,14 @@ class AsyncAgent(AsyncKeys):
         return answer.version_number, views
 
     def on_error(self, callback: Callable[[CoordinationError], None]) -> None:
-        """Call back, once, when any task has failed; at once if that was so before."""
+        """Register a callback that runs once, when any task fails; at once if one has failed already."""
         if self.error is not None:
             callback(self.error)
         else:
             self._on_error.append(callback)
 
     def fail(self, error: CoordinationError) -> None:
-        """This task was told of a failure."""
+        """Set this task's error, unless it has one, and run the callbacks."""
         if self.error is not None:
             return
         self.error = error
@@ -221,18 +221,18 @@ class AsyncAgent(AsyncKeys):
         for callback in callbacks:
             try:
                 callback(error)
-            except Exception:  # the others must hear of it all the same
+            except Exception:  # the other callbacks must run all the same
                 _log.exception("a callback of on_error failed")
 
     def _tasks(self, tasks: Iterable[int] | None) -> list[Any]:
         return [message("tasks", _Task, job_name=self._job, task_id=number) for number in tasks or ()]
 
     async def _quietly(self, method: str, **fields: Any) -> None:
-        """Make a call on the way out, where an error would hide what came before and change nothing."""
+        """Make a call while leaving; an error is logged, because raising it would hide the original one."""
         try:
             await self._call(method, _LAST_WORDS_S, **fields)
         except CoordinationError as error:
-            _log.warning("leaving, the coordinator could not be told: %s", error)
+            _log.warning("the coordinator could not be notified that this task leaves: %s", error)
 
     async def _beat(self) -> None:
         while True:
@@ -254,7 +254,7 @@ class AsyncAgent(AsyncKeys):
                 await self._call("PollForError", None, source_task=self._task)
             except CoordinationError as error:
                 if error.code == "CANCELLED":
-                    # The service shuts down, perhaps to come back: heartbeats will tell.
+                    # The service shuts down, perhaps to restart: heartbeats decide whether it is lost.
                     await asyncio.sleep(RETRY_S)
                     continue
                 self.fail(error)
@@ -278,18 +278,18 @@ async def connect_async(
     Args:
         address: `host:port` of the coordinator.
         task_id: this task's number, from 0.
-        job: the job's name, as the coordinator was told.
+        job: the job's name, the same as at the coordinator.
         timeout_s: how long to wait for the coordinator and for all other tasks.
-        heartbeat_interval_s: seconds between signs of life; keep it well below the coordinator's timeout.
-        recoverable: this task may die and be started again without the others failing.
-        lost_after_s: how long the coordinator may be away, perhaps to be started again, until this task gives it up:
-            all its calls then end with `CoordinatorLostError`, and that is its error.
+        heartbeat_interval_s: seconds between heartbeats; keep it well below the coordinator's timeout.
+        recoverable: this task may die and restart without the others failing.
+        lost_after_s: how long the coordinator may be unreachable, for instance to restart, before this task gives it
+            up: all its calls then end with `CoordinatorLostError`, and that is its error.
         on_error: called, once, when any task has failed.
         credentials: for a coordinator that uses TLS.
     Returns:
         The agent; use it with `async with`, or `close` it.
     Raises:
-        CoordinationTimeoutError: the coordinator was not found, or not all tasks came, in time.
+        CoordinationTimeoutError: the coordinator did not answer, or not all tasks joined, in time.
         CoordinationError: the coordinator does not expect this task, or has another process for it.
 
     Source: `jax.distributed.initialize` and the agent behind it.

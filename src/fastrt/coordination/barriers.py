@@ -1,20 +1,22 @@
-"""Barriers: who has arrived, who is missing, and what every round came to.
+"""Barriers: the members that have arrived, those that are missing, and the result of each barrier's last round.
 
-A barrier is one id with rounds counted from 0. Its members are fixed by the first call of the first round; its
-deadline by the first call of each round. A round that has ended, well or badly, is remembered, so that a late
-call of the same round gets the same answer.
+A barrier is one id with rounds counted from 0. The first call of the first round fixes its members; the first call of
+each round fixes that round's deadline. The result of the last round is kept, success or failure, so that a late call
+of the same round gets the same answer. `BARRIER` lists the moves.
 
-Whole-cluster barriers share one member set and one index of open barriers: ten thousand of them must not cost ten
-thousand copies of two thousand members.
+Barriers of the whole cluster share one member set and one index of open barriers: ten thousand of them must not cost
+ten thousand copies of two thousand members.
 
-Invariants (`check_invariants`): arrived and waiting callers are members; an open round is in exactly the indexes
-by which its members' errors find it; a round that ended has no waiting caller.
+Invariants (`check_invariants`): arrived and waiting callers are members; an open round is in exactly the indexes that
+the errors of its members look it up in; a round that ended has no waiting caller.
 
-Source: `CoordinationService::BarrierAsync` and what it calls, in XLA; outcomes and words are those of jaxlib 0.10.2.
+Source: `CoordinationService::BarrierAsync` and the functions it calls, in XLA; results and texts are those of jaxlib
+0.10.2.
 """
 
 from __future__ import annotations
 
+import enum
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from fastrt.coordination.keyvalues import Emit
 from fastrt.coordination.members import Members
 from fastrt.coordination.status import Code, Failure, Member, Part, dump_failure, failure, load_failure, to_json
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
+from fastrt.transitions import Transitions
 
 # How many missing members a failure names: long lists would overflow the header that carries the message.
 _MISSING_NAMED_MAX = 2
@@ -36,14 +39,34 @@ class Waiter:
     """A caller blocked at a barrier.
 
     Attributes:
-        call: the caller, None when it waits no more but still counts as arrived.
-        purpose: "barrier", "register", "shutdown" or "devices": what its answer is.
+        call: the call that gets the answer.
+        purpose: "barrier", "register", "shutdown" or "devices": decides the form of the answer.
         incarnation: of the member, for "register".
     """
 
     call: int
     purpose: str = "barrier"
     incarnation: int = 0
+
+
+class BarrierState(enum.Enum):
+    """The state of a barrier's current round: not begun, open to callers, or ended with a result."""
+
+    NEW = "new"
+    OPEN = "open"
+    ENDED = "ended"
+
+
+BARRIER = Transitions(
+    "barrier",
+    {
+        # A round can end before it opens: a member is in error already, or a caller cancelled it in advance.
+        BarrierState.NEW: {"open": BarrierState.OPEN, "end": BarrierState.ENDED},
+        BarrierState.OPEN: {"end": BarrierState.ENDED},
+        # A late caller that disagrees about the round or its members replaces the result.
+        BarrierState.ENDED: {"end": BarrierState.ENDED, "next_round": BarrierState.NEW},
+    },
+)
 
 
 @dataclass
@@ -55,8 +78,8 @@ class Barrier:
     members: frozenset[Member] | None = None
     first: Member | None = None
     deadline: float = 0.0
-    open: bool = False
-    passed: bool = False
+    state: BarrierState = BarrierState.NEW
+    moves: int = 0
     result: Failure | None = None
     arrived: set[Member] = field(default_factory=set)
     waiters: dict[Member, Waiter] = field(default_factory=dict)
@@ -65,6 +88,16 @@ class Barrier:
     def name(self) -> str:
         """Id and round, as messages write them."""
         return f"{self.barrier_id}::{self.counter}"
+
+    @property
+    def open(self) -> bool:
+        """Whether the round waits for callers."""
+        return self.state is BarrierState.OPEN
+
+    @property
+    def ended(self) -> bool:
+        """Whether the round has a result."""
+        return self.state is BarrierState.ENDED
 
 
 Finish = Callable[[Barrier, Member, Waiter], None]
@@ -76,7 +109,7 @@ class Barriers:
     Args:
         members: the cluster.
         emit: takes the effects.
-        finish: answers one waiting caller of a barrier that ended; `barrier.result` says how.
+        finish: answers one waiting caller of a barrier that ended, by `barrier.result`.
         ended: called after all callers of a round have been answered.
     """
 
@@ -96,19 +129,19 @@ class Barriers:
         return len(self._barriers)
 
     def restore(self, barrier_id: str, data: bytes) -> None:
-        """Take the outcome of a past round from the durable store."""
+        """Restore the result of a past round from the durable store."""
         record = read_object(data, "the record of a barrier", own=True, bytes_max=STATE_BYTES_MAX)
         listed = record["members"]
         self._barriers[barrier_id] = Barrier(
             barrier_id,
             record["counter"],
             None if listed is None else frozenset(Member(*item) for item in listed),
-            passed=True,
+            state=BarrierState.ENDED,
             result=load_failure(record["result"]),
         )
 
     def find(self, barrier_id: str) -> Barrier | None:
-        """A barrier that somebody has called, None when nobody has."""
+        """A barrier by its id, None when no caller has named it yet."""
         return self._barriers.get(barrier_id)
 
     def views(self) -> list[Barrier]:
@@ -133,27 +166,27 @@ class Barriers:
         return heap[0][0] if heap else None
 
     def enter(self, event: EnterBarrier, waiter: Waiter, now: float) -> None:
-        """A member reaches a barrier: it waits, or is answered at once."""
+        """Enter a member: its call waits, or is answered at once."""
         barrier = self._barriers.get(event.barrier_id)
         known = barrier is not None
         if barrier is None:
             barrier = Barrier(event.barrier_id)
         member, counter = event.member, event.counter
         if member not in self._members:
-            # Upstream lets a stranger fail a barrier, or even count as arrived. It is told off, and nobody else is.
+            # Upstream lets an unknown task fail a barrier, or even count as arrived. Here only its own call fails.
             words = ("A non-participating task (", member, f") called the barrier: {event.barrier_id}::{counter}")
             problem = failure(Code.INVALID_ARGUMENT, *words, barrier=(event.barrier_id, counter))
             self._finish_one(barrier, member, waiter, problem)
             return
         restarted = (
-            barrier.passed
+            barrier.ended
             and counter == 0
             and barrier.barrier_id not in self.once_only
             and self._members.is_recoverable(member)
         )
         if restarted:
             counter = barrier.counter + 1
-        if (not known and counter == 0) or (barrier.passed and counter == barrier.counter + 1):
+        if (not known and counter == 0) or (barrier.ended and counter == barrier.counter + 1):
             if not known:
                 self._barriers[event.barrier_id] = barrier
             at_once = self._begin(barrier, counter, event, now)
@@ -171,16 +204,16 @@ class Barriers:
         disagreement = self._disagreement(barrier, member, event.members)
         if disagreement is not None:
             self.end(barrier, disagreement)
-        elif barrier.passed:
+        elif barrier.ended:
             self._repeat(barrier, member)
         else:
             self._arrive(barrier, member)
 
     def cancel(self, call: int, barrier_id: str, counter: int, member: Member) -> None:
-        """Fail a round for all that wait, and remember it for those who come later."""
+        """Fail a round for all waiting callers, and keep that result for later callers."""
         barrier = self._barriers.get(barrier_id)
         if barrier is None:
-            # Nobody has come yet: whoever does in this round finds it cancelled.
+            # No caller has arrived yet: callers that arrive later in this round get the cancellation.
             barrier = self._barriers[barrier_id] = Barrier(barrier_id, counter)
         asked = f"{barrier_id}::{counter}"
         if barrier.counter != counter:
@@ -190,7 +223,7 @@ class Barriers:
             )
             problem = failure(Code.FAILED_PRECONDITION, words, barrier=(barrier_id, barrier.counter))
             self._emit(Answer(call, problem))
-        elif barrier.passed:
+        elif barrier.ended:
             code = 0 if barrier.result is None else int(barrier.result.code)
             words = f"Barrier ({asked}) has already been passed with status code: {code}"
             self._emit(Answer(call, failure(Code.FAILED_PRECONDITION, words, barrier=(barrier_id, counter))))
@@ -199,7 +232,7 @@ class Barriers:
             self._emit(Answer(call, None))
 
     def leave(self, member: Member, reason: tuple[Part, ...]) -> None:
-        """A member failed or left: open rounds that need it fail, or go on without a recoverable one for now."""
+        """Note that a member failed or left: open rounds that need it fail, or wait for a recoverable one to return."""
         opened = [*self._open_of_member.get(member, ()), *self._open_for_all]
         recoverable = self._members.is_recoverable(member)
         for barrier_id in opened:
@@ -230,11 +263,11 @@ class Barriers:
             self.end(barrier, self._timeout(barrier))
 
     def end(self, barrier: Barrier, result: Failure | None) -> None:
-        """A round ends: remember how, and answer all who wait."""
+        """End a round: keep its result, and answer all waiting callers."""
         if result is not None and result.barrier is None:
             result = result.of_barrier(barrier.barrier_id, barrier.counter)
         self._close(barrier)
-        barrier.passed = True
+        BARRIER.move(barrier, "end", barrier.name)
         barrier.result = result
         self._emit(Persist("barrier", barrier.barrier_id, _record(barrier)))
         waiters, barrier.waiters = barrier.waiters, {}
@@ -244,7 +277,7 @@ class Barriers:
         self._ended(barrier)
 
     def forget(self, call: int) -> bool:
-        """A waiting caller went away. Its member has arrived all the same."""
+        """Drop a waiting caller that disconnected. Its member still counts as arrived."""
         place = self._barrier_of_call.pop(call, None)
         if place is None:
             return False
@@ -275,10 +308,10 @@ class Barriers:
     def check_invariants(self) -> None:
         """Raise AssertionError when a barrier and the indexes disagree."""
         for barrier in self._barriers.values():
-            everybody = barrier.members if barrier.members is not None else set(self._members.ids())
-            assert barrier.arrived <= everybody, f"{barrier.name}: strangers have arrived"
-            assert barrier.open != barrier.passed, f"{barrier.name}: open and passed disagree"
-            assert not (barrier.passed and barrier.waiters), f"{barrier.name}: passed, but callers wait"
+            expected = barrier.members if barrier.members is not None else set(self._members.ids())
+            assert barrier.arrived <= expected, f"{barrier.name}: unknown members have arrived"
+            assert barrier.open or barrier.ended, f"{barrier.name}: neither open nor ended"
+            assert not (barrier.ended and barrier.waiters), f"{barrier.name}: ended, but callers wait"
             assert (barrier.barrier_id in self._open_for_all) == (barrier.open and barrier.members is None)
             for member in barrier.members or ():
                 listed = barrier.barrier_id in self._open_of_member.get(member, ())
@@ -287,10 +320,11 @@ class Barriers:
                 assert self._barrier_of_call.get(waiter.call) == (barrier.barrier_id, member)
 
     def _begin(self, barrier: Barrier, counter: int, event: EnterBarrier, now: float) -> Failure | None:
-        """Start a round; the failure with which it ended at once, if it did."""
-        first_round = not barrier.passed
-        barrier.counter, barrier.first = counter, event.member
-        barrier.passed, barrier.result = False, None
+        """Start a round; returns the failure if it ended at once."""
+        first_round = not barrier.ended
+        if not first_round:
+            BARRIER.move(barrier, "next_round", barrier.name)
+        barrier.counter, barrier.first, barrier.result = counter, event.member, None
         barrier.arrived = set()
         stranger = next((member for member in event.members if member not in self._members), None)
         if first_round and stranger is not None:
@@ -312,7 +346,7 @@ class Barriers:
         return None
 
     def _disagreement(self, barrier: Barrier, member: Member, named: tuple[Member, ...]) -> Failure | None:
-        """What is wrong with this caller's idea of the members."""
+        """The failure if a caller names other members than the barrier has."""
         count = self.size(barrier)
         if not named:
             if count == len(self._members):
@@ -363,7 +397,7 @@ class Barriers:
         self._finish(barrier, member, waiter)
 
     def _finish_one(self, barrier: Barrier, member: Member, waiter: Waiter, result: Failure) -> None:
-        """Answer one caller with a result that is not (or not yet) the barrier's."""
+        """Answer one caller with a result of its own, while the barrier has another one or none."""
         self._finish(Barrier(barrier.barrier_id, barrier.counter, result=result), member, waiter)
 
     def _timeout(self, barrier: Barrier) -> Failure:
@@ -383,7 +417,7 @@ class Barriers:
         )
 
     def _open(self, barrier: Barrier) -> None:
-        barrier.open = True
+        BARRIER.move(barrier, "open", barrier.name)
         if barrier.members is None:
             self._open_for_all[barrier.barrier_id] = None
         for member in barrier.members or ():
@@ -391,7 +425,6 @@ class Barriers:
         heapq.heappush(self._deadlines, (barrier.deadline, barrier.barrier_id, barrier.counter))
 
     def _close(self, barrier: Barrier) -> None:
-        barrier.open = False
         self._open_for_all.pop(barrier.barrier_id, None)
         for member in barrier.members or ():
             opened = self._open_of_member.get(member)
@@ -406,7 +439,7 @@ class Barriers:
 
 
 def _other_round(barrier: Barrier, counter: int) -> Failure:
-    """The caller is in another round than the service: somebody restarted, or is far ahead."""
+    """The failure for a caller that is in another round than the service: one restarted, or is far ahead."""
     if counter == 0 or barrier.counter == 0:
         reason = (
             "The service or task probably restarted, check the earlier logs to debug further. Usually, a restart on "

@@ -1,7 +1,7 @@
-"""A member of a coordinated job, or a user of its keys, for blocking code; and a listener for errors told to a member.
+"""The blocking clients of a coordinator: a task's agent, a user of its keys, and a listener for reported errors.
 
-The agent proper is `AsyncAgent`. This one runs it on an event loop in a thread of its own, so that heartbeats go on
-while the caller computes, and every call here waits for its coroutine there.
+Each call here runs a coroutine of `AsyncAgent` or `AsyncKeys` on an event loop in a separate thread, and waits for it.
+So heartbeats continue while the caller computes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ReportRequest = message_set("coordination_tensorflow").methods("tensorflow.Coor
 class Keys:
     """The keys of a coordinator. Made by `open_keys`; its methods may be called from any thread.
 
-    Every call takes `timeout_s`; by default it takes as long as it takes, also until a coordinator is there.
-    See `AsyncKeys` for what the methods raise. A forked child cannot use its parent's,
-    nor open its own (`ForkedRuntimeError`).
+    Every call takes `timeout_s`; by default it waits without limit, also until a coordinator can be reached. The
+    methods raise the errors of `AsyncKeys`. A forked child cannot use its parent's keys, nor open its own
+    (`ForkedRuntimeError`).
     """
 
     def __init__(self, loop: LoopThread, keys: AsyncKeys) -> None:
@@ -94,7 +94,7 @@ class Keys:
 
         Raises:
             CoordinatorLostError: the coordinator broke off, and may or may not have added.
-            CoordinationError: the value is no number.
+            CoordinationError: the value is not a number.
         """
         return self._loop.run(self._keys.increment(key, amount, timeout_s))
 
@@ -102,7 +102,7 @@ class Keys:
 class Agent(Keys):
     """One task's connection to its coordinator. Made by `connect`; its methods may be called from any thread.
 
-    See `AsyncAgent` for what the methods raise. A forked child cannot use its parent's agent, nor have its own.
+    The methods raise the errors of `AsyncAgent`. A forked child cannot use its parent's agent, nor have its own.
     """
 
     def __init__(self, loop: LoopThread, agent: AsyncAgent, listener: ErrorListener | None) -> None:
@@ -117,30 +117,30 @@ class Agent(Keys):
 
     @property
     def incarnation(self) -> int:
-        """Of this process, random."""
+        """The incarnation of this process, random."""
         return self._agent.incarnation
 
     @property
     def error(self) -> CoordinationError | None:
-        """The failure that this task was told of; None while there is none."""
+        """The failure that was reported to this task; None while there is none."""
         return self._agent.error
 
     @property
     def listen_address(self) -> str | None:
-        """Where `ReportErrorToTask` is served; None when `listen` was not given."""
+        """The address that serves `ReportErrorToTask`; None when `listen` was not given."""
         return None if self._listener is None else self._listener.address
 
     def barrier(self, barrier_id: str, timeout_s: float = 60.0, tasks: Iterable[int] | None = None) -> None:
-        """Wait until all tasks (or those given) have come here. An id may be used again and again.
+        """Wait until all tasks (or those given) have arrived. An id may be used repeatedly.
 
         Raises:
-            CoordinationTimeoutError: some did not come in time; the message names them.
-            CoordinationError: a task failed, or the tasks disagree on who takes part.
+            CoordinationTimeoutError: some tasks did not arrive in time; the message names them.
+            CoordinationError: a task failed, or the tasks disagree about the participants.
         """
         self._loop.run(self._agent.barrier(barrier_id, timeout_s, tasks))
 
     def report_error(self, message: str, code: str = "INTERNAL") -> None:
-        """Tell all tasks that this one has failed; `code` is a gRPC status code's name.
+        """Report to all tasks that this one has failed; `code` is a gRPC status code's name.
 
         Raises:
             CoordinationError: there is no such code, or this task has an error already.
@@ -148,15 +148,15 @@ class Agent(Keys):
         self._loop.run(self._agent.report_error(message, code))
 
     def alive_tasks(self, tasks: Iterable[int] | None = None, timeout_s: float | None = None) -> dict[int, int]:
-        """Which tasks are alive, with their incarnations. All living ones of those asked about must ask.
+        """The incarnations of the tasks that are alive, by task. All of them must make this call.
 
         Raises:
-            CoordinationTimeoutError: a living task did not ask in time.
+            CoordinationTimeoutError: a task that is alive did not make the call in time.
         """
         return self._loop.run(self._agent.alive_tasks(tasks, timeout_s))
 
     def watch(self, version: int | None = None, timeout_s: float | None = None) -> tuple[int, list[TaskView]]:
-        """The state of all tasks and its version; waits for another than `version`, if one is given.
+        """The state of all tasks and its version; waits until the version differs from `version`, if one is given.
 
         Raises:
             CoordinationTimeoutError: nothing changed in time.
@@ -164,14 +164,14 @@ class Agent(Keys):
         return self._loop.run(self._agent.watch(version, timeout_s))
 
     def on_error(self, callback: Callable[[CoordinationError], None]) -> None:
-        """Call back once, on the agent's own thread (which this agent's other calls need), when any task has failed."""
+        """Register a callback that runs once when any task fails, on the agent's thread: it must not call the agent."""
         self._loop.call(self._agent.on_error, callback)
 
     def close(self, wait: bool = True, timeout_s: float = 300.0) -> None:
         """Leave the job; by default when all its tasks are done too.
 
         Raises:
-            CoordinationError: others failed, or did not come to the end in time.
+            CoordinationError: other tasks failed, or did not close in time.
         """
         if not self._closed and not self._loop.is_inherited:
             try:
@@ -203,19 +203,19 @@ def connect(
     Args:
         address: `host:port` of the coordinator.
         task_id: this task's number, from 0.
-        job: the job's name, as the coordinator was told.
+        job: the job's name, the same as at the coordinator.
         timeout_s: how long to wait for the coordinator and for all other tasks.
-        heartbeat_interval_s: seconds between signs of life; keep it well below the coordinator's timeout.
-        recoverable: this task may die and be started again without the others failing.
-        lost_after_s: how long the coordinator may be away, perhaps to be started again, until this task gives it up:
-            all its calls then end with `CoordinatorLostError`, and that is its error.
-        on_error: called once, on the agent's own thread, when any task has failed.
+        heartbeat_interval_s: seconds between heartbeats; keep it well below the coordinator's timeout.
+        recoverable: this task may die and restart without the others failing.
+        lost_after_s: how long the coordinator may be unreachable, for instance to restart, before this task gives it
+            up: all its calls then end with `CoordinatorLostError`, and that is its error.
+        on_error: called once, on the agent's thread, when any task has failed.
         credentials: for a coordinator that uses TLS.
-        listen: `host:port` on which to take errors that others report to this task (`ReportErrorToTask`).
+        listen: `host:port` to listen on for errors that others report to this task (`ReportErrorToTask`).
     Returns:
         The agent; use it with `with`, or `close` it.
     Raises:
-        CoordinationTimeoutError: the coordinator was not found, or not all tasks came, in time.
+        CoordinationTimeoutError: the coordinator did not answer, or not all tasks joined, in time.
         CoordinationError: the coordinator does not expect this task, or has another process for it.
         ForkedRuntimeError: gRPC was used in the process that this one was forked from.
         OSError: the `listen` address cannot be bound.
@@ -251,10 +251,10 @@ def connect(
 
 
 def open_keys(address: str, *, credentials: grpc.ChannelCredentials | None = None) -> Keys:
-    """Use the keys of a coordinator without being a task of its job: nobody waits for this process, or misses it.
+    """Open the keys of a coordinator without joining its job: the job's barriers and heartbeats ignore this process.
 
     Args:
-        address: `host:port` of the coordinator; it is looked for at the first call.
+        address: `host:port` of the coordinator; the first call connects to it.
         credentials: for a coordinator that uses TLS.
     Returns:
         The keys; use them with `with`, or `close` them.
@@ -272,25 +272,25 @@ class ErrorListener:
 
     Args:
         address: `host:port`, loopback unless the network is trusted: callers show no credentials.
-        told: given each error, on the listener's thread.
+        on_error: receives each error, on the listener's thread.
 
     Raises:
         OSError: the address cannot be bound.
     """
 
-    def __init__(self, address: str, told: Callable[[CoordinationError], None]) -> None:
-        self._told = told
+    def __init__(self, address: str, on_error: Callable[[CoordinationError], None]) -> None:
+        self._on_error = on_error
         self._server = open_server(self, [_REPORT_PATH])
         port = self._server.bind(address)
         self.address = with_port(address, port)
         self._server.start()
 
     def stop(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._server.stop()
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
-        """See `Handler`."""
+        """Set the agent's error from a `ReportErrorToTask`."""
         try:
             request = _ReportRequest.FromString(body)
         except Exception:  # protobuf's DecodeError differs between its runtimes
@@ -299,15 +299,15 @@ class ErrorListener:
         task = request.error_payload.source_task
         code = Code(request.error_code).name if request.error_code in set(Code) else "UNKNOWN"
         words = f"Error reported from /job:{task.job_name}/task:{task.task_id}: {request.error_message}"
-        self._told(CoordinationError(words, code, f"{task.job_name}/{task.task_id}"))
+        self._on_error(CoordinationError(words, code, f"{task.job_name}/{task.task_id}"))
         self._server.finish(call)
 
     def on_cancel(self, call: int) -> None:
-        """See `Handler`."""
+        """Do nothing: a call is answered at once."""
 
     def on_idle(self) -> float | None:
-        """See `Handler`."""
+        """Wait for calls without a deadline."""
         return None
 
     def on_stop(self) -> None:
-        """See `Handler`."""
+        """Do nothing: no call waits."""

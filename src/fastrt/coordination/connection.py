@@ -1,7 +1,7 @@
-"""Calls of the coordination service, for asyncio: how every process of fastrt's own speaks to a coordinator.
+"""Calls of the coordination service for asyncio, used by all clients of fastrt.
 
-A coordinator that is restarted on its records is found again: blocked and failed calls are made again, except those
-whose effect would then be doubled. What an error says is written here, too.
+After a restart of the coordinator, blocked and failed calls are repeated, except those that must not happen twice. The
+texts of the clients' errors are made here, too.
 
 Source: the wire is `tensorflow.CoordinationService`.
 """
@@ -31,7 +31,7 @@ _ErrorPayload = _SET.message("tensorflow.CoordinationServiceError")
 _Payloads = message_set("coordination").message("fastrt.coordination.StatusPayloads")
 _ERROR_URL = "type.googleapis.com/tensorflow.CoordinationServiceError"
 RETRY_S = 0.2
-# Longer timeouts, infinite ones too, are none: neither gRPC's clock nor the wire's milliseconds hold them all.
+# Longer timeouts, infinite ones too, count as none: neither gRPC's clock nor the wire's milliseconds can hold them.
 LONG_S = 1e9
 
 
@@ -40,7 +40,7 @@ class Connection:
 
     Args:
         address: `host:port` of the coordinator.
-        ended: what a call is told after `close`.
+        ended: the error message of a call after `close`.
         credentials: for a coordinator that uses TLS.
     """
 
@@ -61,20 +61,20 @@ class Connection:
         again: list[bool] | None = None,
         **fields: Any,
     ) -> Any:
-        """Make a call, again if the coordinator broke it off.
+        """Make a call; repeat it if the coordinator broke it off.
 
         Args:
-            method: of the service.
-            timeout_s: for all of that; None: as long as it takes.
-            repeatable: whether it may be made again.
-            again: gets an entry each time that happens.
-            **fields: of the request.
+            method: the method of the service.
+            timeout_s: for all attempts together; None: no limit.
+            repeatable: whether the call may be repeated.
+            again: gets an entry for each repetition.
+            **fields: the fields of the request.
         Returns:
             The response.
         Raises:
-            CoordinationTimeoutError: there was none in time; the message says what that means.
-            CoordinatorLostError: it was broken off and cannot be repeated, or the coordinator is given up.
-            CoordinationError: the service refused it.
+            CoordinationTimeoutError: there was no response in time; the message says why.
+            CoordinatorLostError: the call was broken off and is not repeatable, or the coordinator was given up.
+            CoordinationError: the service rejected it.
         """
         request_class, response_class = _METHODS[method]
         stub = self._stubs.get(method)
@@ -116,19 +116,19 @@ class Connection:
             raise CoordinatorLostError(f"{method}: {self._lost}", "UNAVAILABLE")
 
     def _unanswered(self, method: str, timeout_s: float | None, fields: dict[str, Any]) -> str:
-        """What no answer in time means, as far as this side can tell."""
+        """The error message for a missing answer, by the method and the state of the connection."""
         within = f"within {timeout_s or 0.0:g} s"
         if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
-            return f"nobody answered on {self.address} {within}; is the coordinator running?"
+            return f"no coordinator answered on {self.address} {within}; is it running?"
         if method == "RegisterTask":
             look = f"`fastrt coordinator barriers --address {self.address}` names the missing"
-            return f"not all tasks have come to the coordinator on {self.address} {within}; {look}."
+            return f"not all tasks have joined the coordinator on {self.address} {within}; {look}."
         if method == "GetKeyValue":
             return f"key {fields['key']!r} was not set {within}."
         return f"the coordinator on {self.address} had no answer {within}."
 
     def give_up(self, words: str) -> None:
-        """Take the coordinator for lost: calls under way and to come end with these words."""
+        """Give the coordinator up: calls under way and later ones end with this message."""
         self._lost = words
         for call in list(self._calls):
             call.cancel()
@@ -140,13 +140,13 @@ class Connection:
 
 
 def _is_broken_off(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call ended because its coordinator did, and not by an answer to it."""
+    """Whether a call ended because its coordinator ended, and not by an answer."""
     ended = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     return error.code() in ended and _source(error) is None
 
 
 def _source(error: grpc.aio.AioRpcError) -> str | None:
-    """The task that an error names as its source; "" for the caller's own, None when it is no error of the service."""
+    """The task that an error names as its source; "" for the caller itself, None for an error of the connection."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             payload = _Payloads.FromString(value).payloads.get(_ERROR_URL)
@@ -158,10 +158,10 @@ def _source(error: grpc.aio.AioRpcError) -> str | None:
 
 
 def message(method: str, kind: Any, **fields: Any) -> Any:
-    """A message of some fields.
+    """Build a protobuf message.
 
     Raises:
-        CoordinationError: it cannot hold one of them.
+        CoordinationError: a field's value cannot be sent.
     """
     try:
         return kind(**fields)

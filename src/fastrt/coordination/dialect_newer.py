@@ -1,6 +1,6 @@
-"""What the two newer dialects have in common: the same responses, in which a few fields have other names.
+"""The common part of the two newer dialects: the same responses, with other names for a few fields.
 
-Calls about keys name no member, so their part of the table is the same too.
+Calls about keys name no member, so their part of the table is common too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fastrt.coordination.status import Failure, Member
 
 
 class NewerDialect(Dialect):
-    """How `tensorflow.CoordinationService` and `xla.coordination.CoordinationService` write what they answer.
+    """Builds the responses of `tensorflow.CoordinationService` and `xla.coordination.CoordinationService`.
 
     Args:
-        service, write, error: see `Dialect`.
+        service, write, error: arguments of `Dialect`.
         classes: the classes of each method's request and response.
-        incarnation: the field in which responses name the service's incarnation.
+        incarnation: the field of responses with the service's incarnation.
         put: writes a member into an entry of `task_state`.
     """
 
@@ -50,11 +50,11 @@ class NewerDialect(Dialect):
         return answer
 
     def incarnation(self, value: Any, request: Any, state: CoordinationState) -> bytes:
-        """The response of a method that answers which service this is."""
+        """The response of a method that answers with the service's incarnation."""
         return bytes(self.response_with_incarnation(request, state).SerializeToString())
 
     def key_value(self, value: Any, request: Any, state: CoordinationState) -> bytes:
-        """The response of a method that answers the value of the key it was asked for."""
+        """The response of a method that answers with the value of one key."""
         answer = self.response(request)
         answer.kv.key, answer.kv.value = request.key, value
         return bytes(answer.SerializeToString())
@@ -68,17 +68,17 @@ class NewerDialect(Dialect):
         return bytes(answer.SerializeToString())
 
     def counter(self, value: Any, request: Any, state: CoordinationState) -> bytes:
-        """The response of a barrier: which of its rounds has passed."""
+        """The response of a barrier: the number of the round that passed."""
         return bytes(self._classes["Barrier"][1](counter=value).SerializeToString())
 
     def states(self, value: Any, request: Any, state: CoordinationState) -> bytes:
-        """The response of a method that answers what members are."""
+        """The response of a method that answers with the states of members."""
         answer = self.response(request)
         self._describe(value, answer)
         return bytes(answer.SerializeToString())
 
     def watched(self, value: Any, request: Any, state: CoordinationState) -> bytes:
-        """The response of a method that answers what members are, and since which version."""
+        """The response of a method that answers with the states of members and their version."""
         answer = self.response(request)
         answer.version_number, views = value
         self._describe(views, answer)

@@ -1,8 +1,8 @@
 """The oldest dialect: `xla.DistributedRuntimeService`, in the seed's version 1 and in version 3 of jaxlib 0.4.13.
 
-The two differ in the topology messages only, so EnumerateDevices is read with the topology as bytes, and the version
-that the node gave at Connect says what they are. Keys are bytes here and text elsewhere: one that is no UTF-8 is kept
-by surrogate escapes.
+The two versions differ in the topology messages only. So EnumerateDevices is parsed with the topology as bytes, which
+are read by the version that the node gave at Connect. Keys are bytes here and text elsewhere: keys that are not UTF-8
+are kept by surrogate escapes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The seed's dialect and all its growth: `tensorflow.CoordinationService`. Members are a job and a task."""
+"""The seed's dialect with all later additions: `tensorflow.CoordinationService`. A member is a job and a task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SET = message_set("coordination_tensorflow")
 _SERVICE = "tensorflow.CoordinationService"
 _CLASSES = _SET.methods(_SERVICE)
 _Error = _SET.message("tensorflow.CoordinationServiceError")
-# What jaxlib's service answers: errors are reported to tasks by the agent inside each, which may serve this method.
+# The answer of jaxlib's service: errors are reported to tasks by the agent of each, which may serve this method.
 _NO_AGENT = "CoordinationServiceAgent is uninitialized or has already shutdown."
 
 
@@ -53,7 +53,7 @@ def _members(tasks: Any) -> tuple[Member, ...]:
 
 
 def _register(request: Any, call: int, state: CoordinationState) -> Event:
-    # Versions without the field leave it False, which is not the same as saying no to the service's own setting.
+    # Versions without the field leave it False, which must not override the service's setting.
     return ev.Register(call, _member(request.source_task), request.incarnation, request.source_task.recoverable or None)
 
 
@@ -79,7 +79,7 @@ def _all_devices(value: Any, request: Any, state: CoordinationState) -> bytes:
 
 
 def _refuse_mixed_devices(devices: dict[Member, bytes]) -> None:
-    """Refuse device lists that one answer cannot hold.
+    """Reject device lists that one answer cannot hold.
 
     Raises:
         RefusedAnswer: one member lists TensorFlow's devices and another XLA's.

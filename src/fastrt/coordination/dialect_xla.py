@@ -1,6 +1,6 @@
 """The newest dialect: `xla.coordination.CoordinationService`. Members are plain numbers, of the first role.
 
-Every call but RegisterTask names the service's incarnation, and is refused when that is another one.
+Every call but RegisterTask names the service's incarnation, and is rejected if it names another one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the three wire dialects have in common; each one's own table is in a module of its name, and what only the two
-newer ones share in `dialect_newer`.
+"""The common part of the three wire dialects. Each dialect's table is in a module of its name; the common part of the
+two newer ones is in `dialect_newer`.
 
-A dialect is a table of methods: how a request becomes an event, and how the answer's value becomes a response. It
-also says how it writes a member, because the words of a failure name members.
+A dialect is a table of methods: each makes an event of a request, and a response of the answer's value. A dialect also
+has its form of a member's name, because failure messages name members.
 
 | module | service | spoken by |
 |---|---|---|
@@ -30,7 +30,7 @@ _StatusPayloads = _WIRE.message("fastrt.coordination.StatusPayloads")
 _BarrierError = _XLA.message("xla.coordination.BarrierError")
 _MismatchError = _XLA.message("xla.coordination.ServiceMismatchError")
 
-# Messages and payloads travel in HTTP/2 headers, of which clients take 8 KiB; a longer text would reach nobody.
+# Messages and payloads travel in HTTP/2 headers. Clients accept 8 KiB of those; a longer text would be lost.
 _MESSAGE_CHARS_MAX = 3000
 _BARRIER_ID_CHARS_MAX = 500
 _C_ESCAPES = {0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t", 0x22: '\\"', 0x27: "\\'", 0x5C: "\\\\"}
@@ -40,7 +40,7 @@ Build = Callable[[Any, Any, CoordinationState], bytes]
 
 
 class RefusedAnswer(Exception):
-    """Raised by a `Build` whose value has no response; the call fails instead."""
+    """Raised by a `Build` whose value cannot be put into a response; the call fails instead."""
 
     def __init__(self, problem: Failure) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class Method:
     """One method of a dialect.
 
     Attributes:
-        path: as gRPC names it, `/package.Service/Method`.
+        path: its gRPC path, `/package.Service/Method`.
         request: the class of its request.
-        parse: request, call and state to an event, or to the failure to answer at once.
-        build: the answer's value, the request and the state to the response's bytes.
-        mutates: whether the service must answer it just once, also when it is asked again after a crash.
-        dialect: how failures are written.
+        parse: makes an event, or a failure to answer at once, of request, call and state.
+        build: makes the response's bytes of the answer's value, the request and the state.
+        mutates: whether the call must be carried out once only, even if it is submitted again after a crash.
+        dialect: the dialect, which renders failures.
     """
 
     path: str
@@ -69,12 +69,12 @@ class Method:
 
 
 class Dialect:
-    """How one service writes members and errors.
+    """The form of members and errors in one service.
 
     Args:
         service: its full name.
-        write: a member, as messages write it.
-        error: CoordinationServiceError of a failure, as bytes.
+        write: makes the text of a member for messages.
+        error: makes the CoordinationServiceError of a failure, as bytes.
     """
 
     def __init__(self, service: str, write: Callable[[Member], str], error: Callable[[Failure], bytes]) -> None:
@@ -91,7 +91,7 @@ class Dialect:
         return message, bytes(_StatusPayloads(payloads=payloads).SerializeToString())
 
     def message(self, problem: Failure) -> str:
-        """A failure's words, members written this dialect's way."""
+        """A failure's message, with members in this dialect's form."""
         words = shown("".join(self._part(part) for part in problem.parts))
         if len(words) > _MESSAGE_CHARS_MAX:
             return words[:_MESSAGE_CHARS_MAX] + f"... ({len(words) - _MESSAGE_CHARS_MAX} characters more)"
@@ -124,20 +124,20 @@ class Dialect:
         return payloads
 
 
-# How members are written where no caller's dialect is at hand.
+# The form of members outside of any caller's dialect.
 INSIDE = Dialect("", lambda member: f"{member.role}/{member.rank}", lambda problem: b"")
 
 
 def shown(text: str) -> str:
-    """A text that may quote a key of the runtime dialect: what is no UTF-8 in it is written as `\\xff`.
+    """Make a text with a key of the runtime dialect printable: bytes that are not UTF-8 are written as `\\xff`.
 
-    Neither gRPC nor protobuf takes a string with surrogates, and a service must not fail over what it quotes.
+    Neither gRPC nor protobuf accepts a string with surrogates, and a service must not fail over a quoted key.
     """
     return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def parse_request(method: Method, body: bytes, call: int, state: CoordinationState) -> tuple[Any, Event | Failure]:
-    """A request's message, and the event it is or the failure to answer it with."""
+    """Parse a request: returns its message, and its event or the failure to answer with."""
     try:
         request = method.request.FromString(body)
     except Exception:  # protobuf's DecodeError differs between its runtimes
@@ -148,7 +148,7 @@ def parse_request(method: Method, body: bytes, call: int, state: CoordinationSta
 
 
 def nothing(value: Any, request: Any, state: CoordinationState) -> bytes:
-    """The response of a method that answers only that it is done."""
+    """The empty response of a method that only confirms."""
     return b""
 
 

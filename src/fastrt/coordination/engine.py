@@ -1,11 +1,11 @@
-"""Requests in, answers out: dialects, state machine and records put together, without sockets or threads.
+"""The core of the service without sockets or threads: dialects, state machine and records.
 
-A shell submits the calls that have come, then settles: time passes, the records of all of them go to disk in one
-batch, and only then the answers come out. Between two settles nothing leaves, so no caller ever sees what a crash
-could take back.
+A shell submits the pending calls, then settles: deadlines are checked, the records of all calls are written in one
+batch, and only then are the answers returned. Between two settles nothing leaves, so no caller sees an effect that a
+crash could undo.
 
-A front that lost this process in mid-answer submits the same calls again under the same numbers. Answers to calls
-that change something are kept with the records of their batch, so that such a call is not carried out twice.
+A front whose keeper died before it answered submits the same calls again under the same numbers. Answers to calls that
+change state are kept with the records of their batch, so that such a call is not carried out twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fastrt.net.grpc.descriptors import message_set
 
 _log = logging.getLogger(__name__)
 
-# Batches whose answers are kept. A front has all but the last few, whatever it has in flight.
+# Batches whose answers are kept. A front has received all but the last few, however many calls are under way.
 _KEPT_BATCHES = 1024
 _KeptAnswers = message_set("coordination").message("fastrt.coordination.KeptAnswers")
 
@@ -40,9 +40,9 @@ PATHS = (*METHODS, SNAPSHOT_PATH)
 _NO_CALL = 0  # servers count their calls from 1
 _LAST_WRITE = ("state", "last_write")
 _TIMED = (ev.EnterBarrier, ev.NodeConnect, ev.NodeGetKey, ev.NodeBarrier)
-# Events that make the state larger by what a caller sends; refused while the disk is full.
+# Events that add a caller's data to the state; rejected while the disk is full.
 _GROWING = (ev.InsertKey, ev.IncrementKey, ev.NodeSetKey)
-# What a call may add to the log beside its own bytes, twice: the key in a record and the answer that is kept.
+# The most that a call adds to the log beside twice its bytes: the key in a record, and the kept answer.
 _CALL_BYTES = 4096
 _FULL_RETRY_S = 0.2
 # Reads of one key, which a front may answer by itself.
@@ -51,7 +51,7 @@ INSERT_PATHS = frozenset(path for path in METHODS if path.endswith("/InsertKeyVa
 
 
 class Reply(NamedTuple):
-    """What a caller is to be told. `details` are the bytes of `grpc-status-details-bin`."""
+    """The answer to a call. `details` are the bytes of `grpc-status-details-bin`."""
 
     call: int
     code: int
@@ -64,14 +64,14 @@ class Core:
     """One coordination service.
 
     Args:
-        settings: of the state machine. The incarnation is replaced by the journal's, if it has one.
-        journal: where records go; None keeps nothing.
-        front: identifies the front whose call numbers these are; None when there is none that could ask again.
-        owns_log: take in what is in the journal's log of writes; False while a living front has it.
+        settings: the settings of the state machine. The journal's incarnation replaces theirs, if it has one.
+        journal: the store of the records; None keeps nothing.
+        front: identifies the front that numbers the calls; None when no front could submit them again.
+        owns_log: carry out the writes in the journal's log of writes; False while a living front owns that log.
         clock: seconds that never go back.
 
     Attributes:
-        is_full: the disk is full, as far as is known: calls that need room are refused until there is some.
+        is_full: the disk was full at the last write: calls that need room are rejected until there is some.
 
     Raises:
         StateDirectoryError: the journal was written for other jobs or numbers of tasks.
@@ -95,9 +95,9 @@ class Core:
         self._kept: dict[int, Reply] = {}
         self._to_keep: list[Reply] = []
         self._batch = 0
-        self._told_keys: set[str] = set()
+        self._front_keys: set[str] = set()  # keys to report to the front
         self._promised_bytes = 0  # for calls of this batch
-        self._must_keep = False  # records that are nowhere else on disk
+        self._must_keep = False  # the batch has records that are nowhere else on disk
         self._retry_at: float | None = None
         self.is_full = False
         found = list(journal.records()) if journal is not None else []
@@ -115,19 +115,19 @@ class Core:
         return self._journal is not None
 
     def submit(self, call: int, path: str, body: bytes, waited_s: float = 0.0) -> None:
-        """A call has come; its answer, now or later, is among those of a settle.
+        """Submit a call; a settle returns its answer, now or later.
 
         Args:
             call: its number.
             path: its method.
             body: its request.
-            waited_s: how long ago its caller made it. A front that asks again counts from the first time, so that a
-                barrier's deadline is what it was.
+            waited_s: how long ago its caller made it. A front that submits it again counts from the first time, so
+                that a barrier's deadline does not move.
         """
         try:
             self._submit(call, path, body, waited_s)
         except Exception:
-            # A fault of ours in one call must not end the service, and least of all be asked again and again.
+            # A fault in one call must not end the service: the front would submit that call again and again.
             _log.exception("the service failed on %s", path)
             self._pending.pop(call, None)
             message = f"The service failed on {path}; its log says why. The call may have had effect."
@@ -145,7 +145,7 @@ class Core:
         request, event = parse_request(method, body, call, self.state)
         self._pending[call] = (method, request)
         if self._front is not None and path in READ_PATHS and not isinstance(event, Failure):
-            self._told_keys.add(normalized(request.key))
+            self._front_keys.add(normalized(request.key))
         if isinstance(event, Failure):
             self._answer(call, event)
             return
@@ -159,7 +159,7 @@ class Core:
         self._handle(event)
 
     def write(self, number: int, key: str, value: bytes) -> None:
-        """A front has set a key and kept that in its `WriteLog`; it is carried out once, whoever says it how often."""
+        """Carry out a write that a front has answered and kept in its `WriteLog`; repeated numbers are ignored."""
         if number <= self.last_write:
             return
         self.last_write = number
@@ -167,17 +167,17 @@ class Core:
         self._handle(ev.InsertKey(_NO_CALL, key, value, overwrite=True))
         self._must_keep = must_keep  # the front's log has it
         self._records[_LAST_WRITE] = b"%d" % number
-        self._told_keys.discard(key)  # by whom it was set, it is known
+        self._front_keys.discard(key)  # the front set it, so it knows it
 
     def forget(self, call: int) -> None:
-        """A caller went away."""
+        """Drop the call of a caller that disconnected."""
         if self._pending.pop(call, None) is not None:
             self._handle(ev.Forget(call))
 
     def settle(self) -> list[Reply]:
-        """Let time pass, write what changed, and return the answers that may now go out.
+        """Check deadlines, write the records, and return the answers that may go out now.
 
-        On a full disk that has no room even for records which cannot be refused, the answers wait until there is some.
+        If a full disk has no room even for records of calls that cannot be rejected, the answers wait until there is.
 
         Raises:
             StateDirectoryError: the disk is failing; no answer may go out.
@@ -199,7 +199,7 @@ class Core:
         return self._taken_replies()
 
     def _written(self, journal: Journal, now: float) -> bool:
-        """Write the records of the batch; False when the disk is full, to be tried again."""
+        """Write the records of the batch; False when the disk is full and the write must be tried again."""
         if self._retry_at is not None and now < self._retry_at:
             return False
         try:
@@ -220,7 +220,7 @@ class Core:
         return replies
 
     def _has_room(self, nbytes: int) -> bool:
-        """Whether a call of this size may be carried out; its records will fit then."""
+        """Whether a call of this size may be carried out: whether its records will fit."""
         if self._journal is None:
             return True
         self._promised_bytes += nbytes
@@ -229,7 +229,7 @@ class Core:
             self._promised_bytes -= nbytes
         if has_room == self.is_full:
             self.is_full = not has_room
-            state = "has room again" if has_room else "is full: calls that set keys are refused"
+            state = "has room again" if has_room else "is full: calls that set keys are rejected"
             _log.warning("the disk under %s %s", self._journal.directory, state)
         return has_room
 
@@ -241,23 +241,23 @@ class Core:
         )
 
     def take_keys(self) -> list[tuple[str, bytes | None]]:
-        """What a front is to know before it passes on the answers of the last settle: keys set, removed or read."""
-        if not self._told_keys:
+        """Keys that were set, removed or read: the front applies them before it passes on the last settle's answers."""
+        if not self._front_keys:
             return []
-        keys, self._told_keys = self._told_keys, set()
+        keys, self._front_keys = self._front_keys, set()
         return [(key, self.state.keys.find(key)) for key in keys]
 
     def next_deadline(self) -> float | None:
-        """When to settle again at the latest, by the clock."""
+        """The latest time for the next settle, by the clock."""
         deadline = self.state.next_deadline()
         if self._retry_at is None:
             return deadline
         return self._retry_at if deadline is None else min(self._retry_at, deadline)
 
     def stop(self) -> list[Reply]:
-        """Shut down: everybody who waits is told. What that does to barriers is not kept: they may go on later."""
+        """Shut down and answer all waiting calls. The effects on barriers are not kept: a restart continues them."""
         replies = self.settle()
-        if self._must_keep:  # the disk is full: what these calls changed will not be there again
+        if self._must_keep:  # the disk is full: the changes of these calls will be lost
             code, words = int(Code.RESOURCE_EXHAUSTED), self._full_words()
             replies += [Reply(reply.call, code, words, b"", b"") for reply in self._taken_replies()]
         self._handle(ev.Stop())
@@ -276,7 +276,7 @@ class Core:
                     self._records[effect.kind, effect.key] = effect.value
                     self._must_keep = True
                     if self._front is not None and effect.kind == "key":
-                        self._told_keys.add(effect.key)
+                        self._front_keys.add(effect.key)
             else:
                 self._answer(effect.call, effect.value)
 
@@ -315,7 +315,7 @@ class Core:
                         self._kept[a.call] = Reply(a.call, a.code, a.message, a.details, a.body)
 
     def _take_writes(self, journal: Journal) -> None:
-        """Carry out what a front, which is dead now, has set and not passed on."""
+        """Carry out the writes that a front answered and did not pass on before it died."""
         if not WriteLog.exists(journal.directory):
             if self.last_write:
                 words = (
@@ -338,7 +338,7 @@ class Core:
             log.close()
 
     def _incarnation(self, settings: Settings, found: list[tuple[str, str, bytes]]) -> int:
-        """The service's incarnation: the kept one, else a new one, which is kept."""
+        """The service's incarnation: the kept one, or else a new one, which is written to the journal."""
         roles = dict(settings.roles)
         for kind, key, value in found:
             if (kind, key) == ("state", "service"):

@@ -1,4 +1,4 @@
-"""What a member of a coordinated job may be told. All are FastrtErrors; each names the call and the status code."""
+"""The errors of a member of a coordinated job. All are FastrtErrors; each names the call and the status code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from fastrt.errors import FastrtError
 
 
 class CoordinationError(FastrtError):
-    """The coordination service refused a call, or a member of the job failed. `code` and `source` say which.
+    """The coordination service rejected a call, or a member of the job failed; see `code` and `source`.
 
     Attributes:
-        code: the gRPC status code's name, as `INTERNAL`.
-        source: the task whose error this is, as `job/3`; None when it is the caller's own or nobody's.
+        code: the gRPC status code's name, such as `INTERNAL`.
+        source: the task that failed, such as `job/3`; None when it is the caller's error, or not one of a task.
     """
 
     def __init__(self, message: str, code: str = "UNKNOWN", source: str | None = None) -> None:
@@ -20,11 +20,11 @@ class CoordinationError(FastrtError):
 
 
 class CoordinationTimeoutError(CoordinationError, TimeoutError):
-    """A key was not set, or a barrier not reached by all, in time. Its message names the missing tasks."""
+    """A key was not set, or not all tasks arrived at a barrier, in time. The message names the missing tasks."""
 
 
 class CoordinatorLostError(CoordinationError):
-    """The coordinator broke off a call that may or may not have had effect, or has been away for too long."""
+    """The coordinator broke off a call that may have had effect, or could not be reached for too long."""
 
 
 class KeyExistsError(CoordinationError):

@@ -1,7 +1,7 @@
-"""What can happen to the coordination state machine, and what it orders in return.
+"""The events of the coordination state machine, and the effects that it returns.
 
-Events are facts that a shell reports together with the time; effects are what the shell must do. `call` is an
-opaque number by which the shell knows the caller that waits for an answer.
+Events are facts that a shell reports together with the time; effects are orders that the shell carries out. `call` is
+an opaque number by which the shell identifies the caller that waits for an answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fastrt.coordination.status import Code, Failure, Member
 
 @dataclass
 class Register:
-    """A member starts (or starts again): answered with None once all members have registered.
+    """A member starts or restarts: answered with None once all members have registered.
 
     `waited_s`: how long its caller has waited already, at an earlier process of this service.
     """
@@ -28,7 +28,7 @@ class Register:
 
 @dataclass
 class Heartbeat:
-    """A sign of life: answered with None at once."""
+    """A heartbeat: answered with None at once."""
 
     call: int
     member: Member
@@ -37,9 +37,9 @@ class Heartbeat:
 
 @dataclass
 class Shutdown:
-    """A member is done: answered with None when all are (the shutdown barrier). `waited_s` as in `Register`.
+    """A member shuts down: answered with None when all do (the shutdown barrier). `waited_s` as in `Register`.
 
-    `leaves`: the member disconnects also when the barrier times out, and is not in error then.
+    `leaves`: the member disconnects even if the barrier times out, and is not set to error then.
     """
 
     call: int
@@ -50,7 +50,7 @@ class Shutdown:
 
 @dataclass
 class Reset:
-    """A member disconnects by itself, also out of an error."""
+    """A member disconnects on request, also after an error."""
 
     call: int
     member: Member
@@ -58,7 +58,7 @@ class Reset:
 
 @dataclass
 class ReportError:
-    """A member reports its own error, which goes to all that poll."""
+    """A member reports its own error, which is sent to all members that poll."""
 
     call: int
     member: Member
@@ -68,7 +68,7 @@ class ReportError:
 
 @dataclass
 class ExchangeDevices:
-    """A member's devices: answered with everybody's, in order of rank, when all have called."""
+    """A member's devices: answered with those of all members, in order of rank, when all have called."""
 
     call: int
     member: Member
@@ -77,7 +77,7 @@ class ExchangeDevices:
 
 @dataclass
 class QueryMembers:
-    """Answered with `MemberView`s: of the members named, or of one role, or of all."""
+    """Answered with `MemberView`s of the named members, of one role, or of all members."""
 
     call: int
     members: list[Member] | None = None
@@ -86,7 +86,7 @@ class QueryMembers:
 
 @dataclass
 class WatchMembers:
-    """As `QueryMembers`, but waits until the version differs from the one the caller has seen (None: at once)."""
+    """Waits until the version differs from the caller's (None: at once); answered with version and `MemberView`s."""
 
     call: int
     role: str | None
@@ -103,7 +103,7 @@ class PollError:
 
 @dataclass
 class InsertKey:
-    """Set a key; refused when it exists, unless `overwrite`."""
+    """Set a key; rejected if it exists and `overwrite` is False."""
 
     call: int
     key: str
@@ -113,7 +113,7 @@ class InsertKey:
 
 @dataclass
 class GetKey:
-    """Answered with the value, as soon as there is one."""
+    """Answered with the value, once the key is set."""
 
     call: int
     key: str
@@ -146,7 +146,7 @@ class ListKeys:
 
 @dataclass
 class DeleteKey:
-    """Remove a key and all below it."""
+    """Remove a key and all keys below it."""
 
     call: int
     key: str
@@ -154,7 +154,7 @@ class DeleteKey:
 
 @dataclass
 class EnterBarrier:
-    """A member reaches a barrier: answered with the round's number when all have."""
+    """A member enters a barrier: answered with the round's number when all members have."""
 
     call: int
     barrier_id: str
@@ -166,7 +166,7 @@ class EnterBarrier:
 
 @dataclass
 class CancelBarrier:
-    """Fail a barrier for all that wait at it, and for all that come later in this round."""
+    """Fail a barrier for all waiting callers, and for later callers of the same round."""
 
     call: int
     barrier_id: str
@@ -176,7 +176,7 @@ class CancelBarrier:
 
 @dataclass
 class AliveMembers:
-    """Answered, alike to all askers, with (member, incarnation) of the connected ones once all of those have asked."""
+    """Answered, once all connected members of the set have asked, with (member, incarnation) of each of them."""
 
     call: int
     member: Member
@@ -196,7 +196,7 @@ class NodeConnect:
 
 @dataclass
 class NodeEnumerate:
-    """The older runtime service: a node's topology; answered with everybody's in order of node."""
+    """The older runtime service: a node's topology; answered with those of all nodes, in order of node."""
 
     call: int
     session: int
@@ -206,7 +206,7 @@ class NodeEnumerate:
 
 @dataclass
 class NodeHeartbeat:
-    """The older runtime service: a sign of life."""
+    """The older runtime service: a heartbeat."""
 
     call: int
     session: int
@@ -244,7 +244,7 @@ class NodeSetKey:
 
 @dataclass
 class NodeBarrier:
-    """The older runtime service: a barrier of all nodes, each id once."""
+    """The older runtime service: a barrier of all nodes; each id can be used once."""
 
     call: int
     session: int
@@ -255,7 +255,7 @@ class NodeBarrier:
 
 @dataclass
 class Forget:
-    """The caller of `call` went away: it needs no answer."""
+    """The caller of `call` disconnected: it needs no answer."""
 
     call: int
 
@@ -267,7 +267,7 @@ class Tick:
 
 @dataclass
 class Stop:
-    """The service shuts down: everybody who waits is told."""
+    """The service shuts down: all waiting calls are answered."""
 
 
 Event = (
@@ -303,7 +303,7 @@ Event = (
 
 
 class Answer(NamedTuple):
-    """Order: answer `call`; `value` is a Failure, or what the event's docstring says."""
+    """Order: answer `call`; `value` is a Failure, or the value in the event's docstring."""
 
     call: int
     value: Any
@@ -321,7 +321,7 @@ Effect = Answer | Persist
 
 
 class MemberView(NamedTuple):
-    """A member as others may see it."""
+    """The view of a member that callers get."""
 
     member: Member
     state: int

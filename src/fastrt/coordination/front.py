@@ -1,23 +1,23 @@
 """A coordination service whose sockets survive the process that holds its state.
 
-JAX's clients of today end their process as soon as the coordinator's connection closes (measured: jaxlib 0.10.2
-aborts 7 ms after it, by a fatal log line in its error polling). So the sockets live in a front that does next to
-nothing: it takes calls, remembers which are not answered, passes them to the keeper, and passes the answers back.
-When the keeper dies it is started again on the same records, and the front asks it again everything that is not
-answered, in the old order. A client sees a slow answer and nothing else. Killing the front itself closes the sockets.
+JAX's clients end their process as soon as the coordinator's connection closes (measured: jaxlib 0.10.2 aborts 7 ms
+later, by a fatal log line in its error polling). So the sockets belong to a front that does very little: it accepts
+calls, records which are not answered, passes them to the keeper, and passes the answers back. When the keeper dies, the
+front starts another one on the same records and submits all unanswered calls again, in their order. A client sees only
+a slow answer. Killing the front itself closes the sockets.
 
-Reads of keys that the keeper has told of are answered here, and so are calls that set a key while all keys are known
-here, see `replica`. A write is answered when it is in a log of the front's own, and passed on without waiting. A new
-keeper says how far it has carried out the log, and is told the rest. Writes are passed in order, and none is carried
-out here while a call waits to be passed: the keeper would carry out that call first, and its answer might tell of a
-state from before the write.
+The front answers reads of keys that the keeper has reported, and sets keys itself while it knows all keys; see
+`replica`. It answers such a write once the write is in the front's log, and passes it on later. A new keeper reports
+how much of the log it has carried out, and receives the rest. Writes are passed on in order. The front sets no key
+itself while a call waits to be passed on: the keeper would carry out that call first, and its answer might show a state
+from before the write.
 
-Threads: the server's thread takes calls, and exchanges each batch of them for the keeper's answers; the reader thread
-takes the answers that time brings, and notices the keeper's end while the server is idle. (One exchange a batch on
-the server's own thread, because waking the reader for each answer would cost as much as the call.) `_lock` guards the
-links, the replica's changes, the log, `_outgoing` and what is added to `_pending`; it is held during an exchange, and
-while calls are replayed to a new keeper, so that none is passed before an older one. The reader answers without it:
-the keeper may be waiting for the reader to make room while the server's thread, in an exchange, waits for the keeper.
+Threads: the server's thread accepts calls, and exchanges each batch of them for the keeper's answers. The reader thread
+receives the answers that deadlines cause, and notices the keeper's end while the server is idle. (The server's thread
+makes the exchange itself, because waking the reader for each answer would cost as much as the call.) `_lock` guards the
+links, changes of the replica, the log, `_outgoing` and additions to `_pending`. It is held during an exchange and while
+calls are replayed to a new keeper, so that none overtakes an older one. The reader answers without it: the keeper may
+wait for the reader to make room while the server's thread, in an exchange, waits for the keeper.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ from fastrt.net import supervise
 _log = logging.getLogger(__name__)
 
 _INDEX = {path: index for index, path in enumerate(PATHS)}
-# A keeper that dies this many times in a row, getting ready or over the same calls, will not live by another start.
+# After this many deaths in a row, at the start or on the same calls, another start would not help.
 _FAILURES_MAX = 5
 _KEEPER = "fastrt.coordination.keeper"
 _READY_S = 60.0
-# Writes carried out here until the keeper is asked whether it has them, and the log is cut.
+# Writes carried out here before an exchange confirms that the keeper has them, and the log is truncated.
 _LOG_WRITES_MAX = 1000
-# Writes for which nobody waits are passed on together, so that the keeper does not wake and commit for each: one
+# Writes without a waiting reader are passed on together, so that the keeper does not wake and commit for each: one
 # client's sets, on two cores, reach 0.86 to 0.98 of jaxlib's rate when it wakes every 10 ms, 0.99 to 1.05 at 50.
 _PASS_ON_S = 0.05
 _WAITING_READS = frozenset(path for path in PATHS if path.endswith(("/GetKeyValue", "/KeyValueGet")))
@@ -82,25 +82,25 @@ _WORDS_MAX = 500
 
 
 class Front(Listener):
-    """A durable coordination service: a front in this process, and a keeper in a process of its own.
+    """A durable coordination service: a front in this process, and a keeper in another one.
 
     Args:
-        options: see `CoordinatorOptions`; `state_dir` must be given.
+        options: the service's options; `state_dir` must be given.
         on_failure: called, on the reader thread, when the keeper cannot be kept alive.
 
     Attributes:
-        failure: why the newest keeper has ended, "" while none has.
+        failure: how the last keeper ended, "" while none has.
 
     Raises:
-        ConfigError: an option makes no sense.
-        InsecureBindError: the address is open to strangers.
+        ConfigError: an option is invalid.
+        InsecureBindError: the address is reachable by other machines without protection.
     """
 
     def __init__(self, options: CoordinatorOptions, on_failure: Callable[[], None] = lambda: None) -> None:
         super().__init__(options)
         if options.state_dir is None:
             raise ConfigError("A front keeps its state in a directory: give state_dir, or use Coordinator.")
-        self._told = {
+        self._keeper_settings = {
             "settings": asdict(options.settings()),
             "state_dir": str(options.state_dir),
             "power": options.power,
@@ -123,7 +123,7 @@ class Front(Listener):
         self._reader: threading.Thread | None = None
         self._stopping = False
         self._keeper_full = False
-        self._keeper_words: deque[str] = deque(maxlen=1)  # the last line that it wrote to its standard error
+        self._keeper_words: deque[str] = deque(maxlen=1)  # the last line of its standard error
         self._keeper_reader: threading.Thread | None = None
         self._keeper_error: Frame | None = None
         self._accept_loss = options.accept_loss
@@ -146,7 +146,7 @@ class Front(Listener):
 
         Raises:
             DamagedStateError: files of the state directory are damaged; see `CoordinatorOptions.accept_loss`.
-            StateDirectoryError: the keeper cannot use the state directory, or was killed; the words say why.
+            StateDirectoryError: the keeper cannot use the state directory, or was killed; the message says which.
             OSError: the address cannot be bound.
         """
         if not self._spawn():
@@ -156,7 +156,7 @@ class Front(Listener):
             raise StateDirectoryError(
                 f"The process that keeps the state in {self.options.state_dir} did not start: {self.failure}."
             )
-        self._accept_loss = False  # only of damage that was there at the start
+        self._accept_loss = False  # accept only damage found at the start
         try:
             self.listen()
         except OSError:
@@ -167,13 +167,13 @@ class Front(Listener):
         _log.info("coordination service for %d tasks on %s", self.options.num_tasks, self.address)
 
     def stop(self) -> None:
-        """Tell everybody who waits that the service shuts down, and end both processes."""
+        """Answer all waiting calls that the service shuts down, and end both processes."""
         self._standard.set_serving(False)
         self._server.stop()
         self._end_keeper()
 
     def take(self, call: int, method: str, body: bytes) -> None:
-        """See `Listener`."""
+        """Answer a call from the replica, or queue it for the keeper."""
         replica = self._replica
         known = replica.read(call, method, body) if replica is not None else None
         if known is not None:
@@ -192,7 +192,7 @@ class Front(Listener):
             self.answer(done)
 
     def _insert(self, call: int, method: str, body: bytes) -> Reply | None:
-        """Set a key here, if that can be; its answer. `_lock` is held."""
+        """Set a key here, if possible; returns the answer, else None. `_lock` is held."""
         if self._replica is None or self._log is None or self._has_queued_call or self._keeper_full:
             return None
         found = self._replica.insert(call, method, body)
@@ -202,7 +202,7 @@ class Front(Listener):
         try:
             self._log.append(self._last_write + 1, key, value)
         except StateDirectoryError:
-            return None  # the keeper will find the same, and say so
+            return None  # the keeper will have the same error, and report it
         self._last_write += 1
         if self._pass_on_at is None:
             self._pass_on_at = time.monotonic() + _PASS_ON_S
@@ -215,14 +215,14 @@ class Front(Listener):
         self._outgoing.append(Frame(WRITE, number, message=name, body=value).pack())
 
     def on_cancel(self, call: int) -> None:
-        """See `Handler`."""
+        """Drop a cancelled call, here and at the keeper."""
         with self._lock:
             self._pending.pop(call, None)
             self._waiting_reads.discard(call)
             self._outgoing.append(Frame(FORGET, call).pack())
 
     def on_idle(self) -> float | None:
-        """See `Handler`."""
+        """Exchange the batch with the keeper, or pass writes on; returns the next deadline."""
         if not self._outgoing:
             return None
         with self._lock:
@@ -233,7 +233,7 @@ class Front(Listener):
             return self._pass_on_at
 
     def on_stop(self) -> None:
-        """See `Handler`: the keeper answers what is open before it ends."""
+        """Stop the keeper, which answers all waiting calls before it ends."""
         with self._lock:
             self._stopping = True
             self._outgoing.append(Frame(STOP).pack())
@@ -241,7 +241,7 @@ class Front(Listener):
         self._end_keeper()
 
     def _pass_on(self) -> None:
-        """Give the keeper what needs no answer. `_lock` is held."""
+        """Send the keeper the frames that need no answer. `_lock` is held."""
         if self._calls is None:
             return
         data, self._outgoing, self._pass_on_at = b"".join(self._outgoing), [], None
@@ -252,10 +252,10 @@ class Front(Listener):
             self._exchange()
 
     def _exchange(self) -> None:
-        """Pass on what has gathered, and send out the answers that are there at once. `_lock` is held."""
+        """Send the queued frames to the keeper, and pass on the answers of that batch. `_lock` is held."""
         for _ in range(_FAILURES_MAX):
             if self._calls is None:
-                return  # the keeper is gone for good
+                return  # the keeper was given up
             data = b"".join(self._outgoing)
             self._outgoing, self._has_queued_call, self._pass_on_at = [], False, None
             try:
@@ -274,20 +274,20 @@ class Front(Listener):
         self._give_up()
 
     def _cut_log(self) -> None:
-        """The keeper has answered, so it has all writes that were passed on before. `_lock` is held.
+        """Truncate the log of writes after an exchange: the keeper has all earlier writes. `_lock` is held.
 
-        A keeper whose disk is full may have them in memory alone.
+        Not while the keeper's disk is full: it may have them in memory only.
         """
         if self._log is None or self._keeper_full or self._last_write - self._last_cut < _LOG_WRITES_MAX:
             return
         try:
             self._log.drop(self._last_write)
         except StateDirectoryError as error:
-            _log.warning("the log of writes cannot be cut: %s", error)
+            _log.warning("the log of writes cannot be truncated: %s", error)
         self._last_cut = self._last_write
 
     def _take_in(self, frames: Iterable[Frame]) -> None:
-        """Pass on answers; what they say of keys comes first. `_lock` is held."""
+        """Apply a batch of frames in order: keys to the replica, answers to the callers. `_lock` is held."""
         for frame in frames:
             if frame.kind == REPLY:
                 self._answer(frame)
@@ -306,7 +306,7 @@ class Front(Listener):
         self.answer(Reply(frame.call, frame.code, frame.message.decode(), frame.details, frame.body))
 
     def _read(self) -> None:
-        """The reader thread: answers that time brings, and a new keeper for one that died while nobody called."""
+        """Run the reader thread: pass on answers that deadlines cause, and replace a keeper that died while idle."""
         while True:
             later = self._later
             if later is None:
@@ -318,7 +318,7 @@ class Front(Listener):
                 frames = later.read()
             except LinkClosed:
                 with self._lock:
-                    # The server's thread may have noticed first, and replaced it.
+                    # The server's thread may have noticed this first, and replaced the keeper.
                     if not self._stopping and self._later is later:
                         self._replace()
                         self._exchange()
@@ -327,14 +327,14 @@ class Front(Listener):
                 self._answer(frame)
 
     def _replace(self) -> None:
-        """Start a new keeper, to be asked again what is not answered. `_lock` is held."""
+        """Start a new keeper, and queue all unanswered calls for it. `_lock` is held."""
         self._close_links()
         _log.warning("the keeper has ended (%s); starting another", self._wait_for_end())
         self._keeper_full = False
         for attempt in range(_FAILURES_MAX):
             if self._spawn():
-                # A copy, because the reader may answer a call of the old keeper's meanwhile: asked again, it is
-                # answered to nobody. Writes come first: none was made after a call that changes keys was passed.
+                # A copy, because the reader may pass on an old keeper's answer meanwhile: submitted again, that call
+                # has no waiting caller. Writes come first: none was made after a call that changes keys was passed on.
                 pending = self._pending.copy()
                 self._outgoing += [pending[call] for call in sorted(pending)]
                 self._has_queued_call = bool(pending)
@@ -345,7 +345,7 @@ class Front(Listener):
         self._give_up()
 
     def _give_up(self) -> None:
-        """No keeper lives long enough to answer: the service ends. `_lock` is held."""
+        """End the service: no keeper lives long enough to answer. `_lock` is held."""
         self._close_links()
         _log.critical("the keeper cannot be kept alive (%s); giving up", self.failure)
         self._on_failure()
@@ -372,8 +372,8 @@ class Front(Listener):
         self._keeper_reader.start()
         self._calls, self._later = Link(calls), Link(later)
         try:
-            told = {**self._told, "owns_log": self._log is None, "accept_loss": self._accept_loss}
-            self._calls.write(Frame(SETTINGS, body=json.dumps(told).encode()).pack() + END_BYTES)
+            settings = {**self._keeper_settings, "owns_log": self._log is None, "accept_loss": self._accept_loss}
+            self._calls.write(Frame(SETTINGS, body=json.dumps(settings).encode()).pack() + END_BYTES)
             frames = self._calls.read_batch(_READY_S)
             if frames and frames[-1].kind == READY:
                 self._begin(frames)
@@ -387,7 +387,7 @@ class Front(Listener):
         return False
 
     def _begin(self, frames: list[Frame]) -> None:
-        """A keeper is ready, and has told of its keys. `_lock` is held, or nobody calls yet."""
+        """Take up a keeper that is ready and has reported its keys. `_lock` is held, or no call was accepted yet."""
         ready = frames[-1]
         self._replica = Replica(replace(self.options.settings(), incarnation=ready.call))
         self._replica.complete = bool(ready.code)
@@ -411,7 +411,7 @@ class Front(Listener):
         self._replica = None
 
     def _wait_for_end(self) -> str:
-        """Wait until the keeper has ended; says how it did, in words, also in `failure`."""
+        """Wait until the keeper has ended; returns how, and sets `failure` to it."""
         assert self._keeper is not None
         assert self._keeper_reader is not None
         in_time = supervise.reap(self._keeper, _STOP_S)
@@ -440,7 +440,7 @@ class Front(Listener):
 
 
 def _pass_on_lines(source: IO[bytes], newest: deque[str]) -> None:
-    """Copy a process's standard error to this one's, and remember its last line."""
+    """Copy a process's standard error to this one's, and keep its last line."""
     with source:
         for line in source:
             sys.stderr.buffer.write(line) if hasattr(sys.stderr, "buffer") else sys.stderr.write(line.decode())

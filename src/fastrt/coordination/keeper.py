@@ -1,9 +1,9 @@
-"""The process behind a front: it holds the state and its records, and may die at any moment.
+"""The keeper: the process behind a front. It holds the state and its records, and may die at any moment.
 
-Run by `front` as `python -m fastrt.coordination.keeper CALLS LATER`, the file descriptors of its ends of two socket
-pairs. It takes a batch of calls, settles once for all of them, and answers over the first pair what these calls have
-decided, for themselves and for earlier ones that waited. What time decides it answers over the second. It ends when
-the front closes the pairs, or says so.
+`front` runs it as `python -m fastrt.coordination.keeper CALLS LATER`, with the file descriptors of its ends of two
+socket pairs. It reads a batch of calls, settles once for all of them, and sends over the first pair the answers to
+these calls and to earlier ones that they released. Answers that deadlines cause go over the second pair. It ends when
+the front closes the pairs, or sends STOP.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 def serve(calls: Link, later: Link) -> None:
-    """Serve one front until it says stop.
+    """Serve one front until it sends STOP.
 
     Raises:
         LinkClosed: the front is gone.
@@ -62,11 +62,11 @@ def serve(calls: Link, later: Link) -> None:
         return
     core = _core(read_object(first[0].body, "the settings of a keeper", own=True, bytes_max=SETTINGS_BYTES_MAX))
     keys = core.state.keys
-    tell_all = keys.bytes_count + len(keys) * ENTRY_BYTES <= BYTES_MAX // 2
-    told = _packed_keys((key, keys.find(key)) for key in keys.all_keys()) if tell_all else b""
+    send_all = keys.bytes_count + len(keys) * ENTRY_BYTES <= BYTES_MAX // 2
+    known = _packed_keys((key, keys.find(key)) for key in keys.all_keys()) if send_all else b""
     last_write = str(core.last_write).encode()
-    ready = Frame(READY, core.state.settings.incarnation, code=int(tell_all), details=last_write)
-    calls.write(told + ready.pack() + END_BYTES)
+    ready = Frame(READY, core.state.settings.incarnation, code=int(send_all), details=last_write)
+    calls.write(known + ready.pack() + END_BYTES)
     was_full = False
     while True:
         deadline = core.next_deadline()
@@ -88,14 +88,14 @@ def serve(calls: Link, later: Link) -> None:
             was_full = core.is_full
             calls.write(full + _packed_keys(core.take_keys()) + _packed(replies) + END_BYTES)
         elif replies:
-            # Neither time nor the front's own writes change a key that it is to be told of.
+            # Neither deadlines nor the front's own writes change a key that must be reported to it.
             later.write(_packed(replies))
 
 
-def _core(told: dict[str, object]) -> Core:
-    settings = Settings(**told["settings"])  # type: ignore[arg-type]
-    journal = Journal(Path(str(told["state_dir"])), bool(told["power"]), bool(told["accept_loss"]))
-    return Core(settings, journal, front=int(str(told["front"])), owns_log=bool(told["owns_log"]))
+def _core(given: dict[str, object]) -> Core:
+    settings = Settings(**given["settings"])  # type: ignore[arg-type]
+    journal = Journal(Path(str(given["state_dir"])), bool(given["power"]), bool(given["accept_loss"]))
+    return Core(settings, journal, front=int(str(given["front"])), owns_log=bool(given["owns_log"]))
 
 
 def _packed(replies: Iterable[Reply]) -> bytes:
@@ -119,9 +119,9 @@ def _packed_keys(keys: Iterable[tuple[str, bytes | None]]) -> bytes:
 
 
 def _end_with(front: socket.socket, ended: threading.Event) -> None:
-    """End this process when the front is gone, whatever the main thread does: a successor waits for the directory.
+    """End this process when the front is gone, even if the main thread is busy: a successor waits for the directory.
 
-    What is being written ends where it is, as with any death of this process; the log is made for that.
+    A write under way is cut off, as by any death of this process; the log is made for that.
     """
     poll = select.poll()
     poll.register(front, select.POLLRDHUP)

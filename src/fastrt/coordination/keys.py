@@ -1,4 +1,4 @@
-"""A coordinator's keys, for asyncio: what an agent of a task and a process that is no task of the job both use."""
+"""A coordinator's keys, for asyncio: used by agents of tasks and by processes outside of the job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastrt.coordination.errors import KeyExistsError
 class AsyncKeys:
     """The keys of a coordinator. Made by `open_keys_async`; all methods belong to its event loop.
 
-    Every call takes `timeout_s`; by default it takes as long as it takes, also until a coordinator is there.
+    Every call takes `timeout_s`; by default it waits without limit, also until a coordinator can be reached.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -41,7 +41,7 @@ class AsyncKeys:
                 "InsertKeyValue", timeout_s, again=asked, kv={"key": key, "value": data}, allow_overwrite=overwrite
             )
         except KeyExistsError:
-            # When the call was made twice, it may be the first one that set the key.
+            # If the call was repeated, the first attempt may have set the key.
             if not asked or await self.try_get(key, timeout_s) != data:
                 raise
 
@@ -75,12 +75,12 @@ class AsyncKeys:
 
         Raises:
             CoordinatorLostError: the coordinator broke off, and may or may not have added.
-            CoordinationError: the value is no number.
+            CoordinationError: the value is not a number.
         """
         answer = await self._call("IncrementKeyValue", timeout_s, repeatable=False, key=key, increment=amount)
         return int(answer.kv.value)
 
 
 async def open_keys_async(address: str, *, credentials: grpc.ChannelCredentials | None = None) -> AsyncKeys:
-    """Use the keys of a coordinator without being a task of its job, from asyncio; see `open_keys`."""
+    """Open the keys of a coordinator without joining its job, from asyncio; see `open_keys`."""
     return AsyncKeys(Connection(address, "these keys are closed. Open them again.", credentials))

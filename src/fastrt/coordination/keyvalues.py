@@ -1,10 +1,9 @@
 """Key-values: a flat table of values, the directories above them, and the callers that wait for a key.
 
-Keys are paths. A directory's index holds the names of its direct children, so that listing or deleting a
-directory costs in proportion to what is in it, however many other keys there are, and setting a key in a known
-directory costs one hash insert.
+Keys are paths. A directory's index holds the names of its direct children. So the cost of listing or deleting a
+directory depends on its own keys only, and setting a key in a known directory costs one hash insert.
 
-Invariants (`check_invariants`): every key is reachable from the root; no directory is empty; the byte count fits.
+Invariants (`check_invariants`): every key is reachable from the root; no directory is empty; the byte count is right.
 
 Source: XLA's `KeyValueStore` (normalised keys, ordered directory listings, waiting getters).
 """
@@ -17,7 +16,7 @@ from fastrt.coordination.events import Answer, Persist
 from fastrt.coordination.status import Code, Failure, failure
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
-# A number and the spaces around it, at most this long: longer text is no 64-bit integer.
+# The most characters of a number and the spaces around it: longer text is not a 64-bit integer.
 _INTEGER_CHARS_MAX = 64
 # A new key enters each directory above it into the index under its whole path, so a key costs at most its length
 # times its levels: a mebibyte of slashes would cost a terabyte.
@@ -35,7 +34,7 @@ def normalized(key: str) -> str:
 
 
 def refused_key(key: str) -> Failure | None:
-    """Why a normalised key is too long to be set; None when it is not."""
+    """The failure if a normalised key is too long to be set, else None."""
     if len(key) <= _LEVELS_MAX:
         return None
     levels = key.count("/") + 1
@@ -43,7 +42,7 @@ def refused_key(key: str) -> Failure | None:
         return None
     words = (
         f"A key has {len(key)} characters in {levels} levels; at most {_KEY_CHARS_MAX} characters and {_LEVELS_MAX} "
-        "levels can be set. Put what is long into the value."
+        "levels can be set. Put long data into the value."
     )
     return failure(Code.INVALID_ARGUMENT, words, marked=False)
 
@@ -52,9 +51,9 @@ class KeyValues:
     """The key-value part of the coordination state machine.
 
     Args:
-        emit: takes the effects: answers to callers and records to keep.
-        bytes_max: of all keys and values.
-        keys_max: how many there may be.
+        emit: receives the effects: answers to callers and records to keep.
+        bytes_max: the most bytes of all keys and values.
+        keys_max: the most keys.
     """
 
     def __init__(self, emit: Emit, bytes_max: int = 2 << 30, keys_max: int = 10_000_000) -> None:
@@ -73,11 +72,11 @@ class KeyValues:
         return len(self._values)
 
     def restore(self, key: str, value: bytes) -> None:
-        """Take a key from the durable store, without effects."""
+        """Restore a key from the durable store, without effects."""
         self._store(key, value)
 
     def insert(self, call: int, key: str, value: bytes, overwrite: bool) -> None:
-        """Set a key, and answer all who wait for it; ALREADY_EXISTS when it is set and not to be replaced."""
+        """Set a key, and answer all calls that wait for it; ALREADY_EXISTS when it is set and `overwrite` is False."""
         key = normalized(key)
         problem = refused_key(key)
         if problem is None and not overwrite and key in self._values:
@@ -89,7 +88,7 @@ class KeyValues:
         self._emit(Answer(call, problem))
 
     def refused_room(self, key: str, value: bytes) -> Failure | None:
-        """Why there is no room for a normalised key; None when there is. A value that is not longer always fits."""
+        """The failure if there is no room for a normalised key, else None. A value that is not longer always fits."""
         old = self._values.get(key)
         more = len(value) - len(old) if old is not None else len(key) + len(value)
         used = self.bytes_count + self._names_size
@@ -105,7 +104,7 @@ class KeyValues:
         return failure(Code.RESOURCE_EXHAUSTED, words + " Delete keys, or start the service with more.", marked=False)
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a key that is already normalised (or, for the older runtime service, never is), and not refused."""
+        """Set a key that was normalised (the older runtime service's never are) and has room."""
         self._store(key, value)
         self._emit(Persist("key", key, value))
         waiting = self._waiting.pop(key, None)
@@ -116,7 +115,7 @@ class KeyValues:
                 self._emit(Answer(call, value))
 
     def get(self, call: int, key: str) -> bool:
-        """Answer with the value, or remember the caller until there is one; True when answered."""
+        """Answer with the value, or let the caller wait until the key is set; True when answered."""
         value = self._values.get(key)
         if value is not None:
             self._emit(Answer(call, value))
@@ -126,7 +125,7 @@ class KeyValues:
         return False
 
     def try_get(self, call: int, key: str) -> None:
-        """Answer with the value or NOT_FOUND, which names the key as the caller wrote it."""
+        """Answer with the value, or with NOT_FOUND, which names the key as the caller wrote it."""
         value = self._values.get(normalized(key))
         if value is None:
             self._emit(Answer(call, failure(Code.NOT_FOUND, f"Config key {key} not found.")))
@@ -134,7 +133,7 @@ class KeyValues:
             self._emit(Answer(call, value))
 
     def increment(self, call: int, key: str, amount: int) -> None:
-        """Add to a decimal value and answer the new text; text that is no integer is FAILED_PRECONDITION."""
+        """Add to a decimal value and answer the new text; other text is FAILED_PRECONDITION."""
         key = normalized(key)
         problem = refused_key(key)
         if problem is not None:
@@ -182,7 +181,7 @@ class KeyValues:
         self._emit(Answer(call, None))
 
     def clear(self) -> None:
-        """Remove all keys; the callers that wait go on waiting."""
+        """Remove all keys; waiting callers keep waiting."""
         for key in self._values:
             self._emit(Persist("key", key, None))
         self._values.clear()
@@ -190,7 +189,7 @@ class KeyValues:
         self.bytes_count = self._names_size = 0
 
     def forget(self, call: int) -> bool:
-        """Drop a waiting caller; True when it was waiting here."""
+        """Drop a waiting caller; True when it waited for a key."""
         key = self._key_of_call.pop(call, None)
         if key is None:
             return False
@@ -268,7 +267,7 @@ class KeyValues:
             key = directory
 
     def _children_dropped(self, key: str) -> None:
-        """Take a deleted path, with the index of all below it, out of the index."""
+        """Remove a deleted path and everything below it from the index."""
         pending = [key]
         while pending:
             path = pending.pop()

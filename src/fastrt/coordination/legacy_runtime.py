@@ -1,9 +1,8 @@
 """The older runtime service's session: nodes connect together, exchange devices, and shut down together.
 
-It differs from the newer service in kind: one session, alive from the moment the last node connects until all have
-shut down or one falls silent, and every waiting call has a timeout of its own.
-
-    INITIALIZING -> RUNNING (all nodes have connected) -> CLOSED (all shut down, a timeout, or a silent node)
+It differs from the newer service in two ways. There is one session, from the moment the last node connects until all
+nodes have shut down or one stops sending heartbeats. And each waiting call has its own timeout. `SESSION` lists the
+moves.
 
 Source: `DistributedRuntimeServiceImpl` in XLA, as jaxlib 0.4.13 ships it; protocol version 1 is the seed's.
 """
@@ -21,11 +20,20 @@ from fastrt.coordination.keyvalues import Emit, KeyValues, refused_key
 from fastrt.coordination.members import Members
 from fastrt.coordination.status import Code, Failure, dump_failure, failure, load_failure, to_json
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
+from fastrt.transitions import Transitions
 
 if TYPE_CHECKING:
     from fastrt.coordination.state import Settings
 
 INITIALIZING, RUNNING, CLOSED = "initializing", "running", "closed"
+SESSION = Transitions(
+    "session",
+    {
+        INITIALIZING: {"connected": RUNNING, "close": CLOSED},  # closed before it ran: the service stops
+        RUNNING: {"close": CLOSED},  # all nodes shut down, a shutdown timed out, a node is silent, or a stop
+        CLOSED: {"new_run": INITIALIZING},
+    },
+)
 VERSIONS = (1, 3)
 
 
@@ -54,8 +62,8 @@ class Nodes:
     """The older service's part of the coordination state machine.
 
     Args:
-        members: how many nodes there are is how many members the first role has.
-        keys: the key-values, shared with the newer dialects; keys are taken as they are.
+        members: the first role has as many members as there are nodes.
+        keys: the key-values, shared with the newer dialects; keys are not normalised here.
         settings: timeouts, and the incarnation from which the session's id is made.
         emit: takes the effects.
     """
@@ -66,7 +74,8 @@ class Nodes:
         self._emit = emit
         count = next(iter(settings.roles.values()))
         self.nodes = [Node() for _ in range(count)]
-        self.phase = INITIALIZING
+        self.state = INITIALIZING
+        self.moves = 0
         self.problem: Failure | None = None
         self.session = settings.incarnation
         self._meetings: dict[str, _Meeting] = {}
@@ -75,7 +84,7 @@ class Nodes:
         self._check_at: float | None = None
 
     def handlers(self) -> Mapping[type, Callable[[Any, float], None]]:
-        """The events this part takes."""
+        """The handlers of this part, by event."""
         return {
             ev.NodeConnect: self._on_connect,
             ev.NodeEnumerate: self._on_enumerate,
@@ -87,7 +96,7 @@ class Nodes:
         }
 
     def next_deadline(self) -> float | None:
-        """When the next call times out, or the next node may have fallen silent."""
+        """When the next call times out, or the next node may have missed its heartbeats."""
         heap = self._deadlines
         while heap and heap[0][1] not in self._place:
             heapq.heappop(heap)
@@ -100,11 +109,11 @@ class Nodes:
         return len(self._place)
 
     def key_arrived(self, call: int) -> None:
-        """A key was set that a caller of `NodeGetKey` may have waited for."""
+        """Note that the key was set that a caller of `NodeGetKey` waited for."""
         self._place.pop(call, None)
 
     def forget(self, call: int) -> bool:
-        """A caller went away. What it stood for stays."""
+        """Drop a caller that disconnected. Its node stays connected, and counts as arrived."""
         place = self._place.pop(call, None)
         if place is None:
             return False
@@ -116,7 +125,7 @@ class Nodes:
         return True
 
     def expire(self, now: float) -> None:
-        """Answer the calls whose time is up, and close the session when a node is silent."""
+        """Answer the calls that have timed out, and close the session when a node is silent."""
         if self._check_at is not None and now >= self._check_at:
             self._check_heartbeats(now)
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -125,21 +134,21 @@ class Nodes:
                 self._timed_out(call)
 
     def stop(self) -> None:
-        """Answer everybody, because the service shuts down."""
+        """Answer all waiting calls, because the service shuts down."""
         self._close(failure(Code.FAILED_PRECONDITION, "Service shutting down.", marked=False))
         for call in list(self._place):
             self.forget(call)
             self._emit(Answer(call, self.problem))
 
     def restore(self, key: str, data: bytes, now: float) -> None:
-        """Take a record from the durable store."""
+        """Restore a record from the durable store."""
         kind, _, name = key.partition("/")
         if kind == "session":
             saved = read_object(data, "the record of a session", own=True, bytes_max=STATE_BYTES_MAX)
-            self.phase, self.problem = saved["phase"], load_failure(saved["problem"])
+            self.state, self.problem = saved["phase"], load_failure(saved["problem"])
             for node, (client, version) in zip(self.nodes, saved["nodes"], strict=False):
                 node.client, node.version, node.last_heard = client, version, now
-            self._check_at = now + self._settings.heartbeat_timeout_s if self.phase == RUNNING else None
+            self._check_at = now + self._settings.heartbeat_timeout_s if self.state == RUNNING else None
         elif kind == "topology" and int(name) < len(self.nodes):
             self.nodes[int(name)].topology = data
         elif kind == "meeting":
@@ -151,9 +160,9 @@ class Nodes:
             words = f"Invalid protocol version {event.version}; this service speaks versions 1 and 3."
             self._refuse(event.call, Code.INVALID_ARGUMENT, words)
             return
-        if self.phase == CLOSED and self._settings.clear_after_shutdown:
-            self._begin_anew()
-        if self.phase != INITIALIZING:
+        if self.state == CLOSED and self._settings.clear_after_shutdown:
+            self._reset()
+        if self.state != INITIALIZING:
             self._refuse(event.call, Code.ABORTED, "Connect() called when system is not initializing.")
             return
         if self._is_bad_node(event.call, event.node):
@@ -224,8 +233,8 @@ class Nodes:
             self._meet(event.call, name, event.node, event.timeout_s, now)
 
     def _begin(self, now: float) -> None:
-        """The last node has connected."""
-        self.phase = RUNNING
+        """Start the session: the last node has connected."""
+        SESSION.move(self, "connected", self.session)
         self._check_at = now + self._settings.heartbeat_timeout_s
         self._keep()
         for node in self.nodes:
@@ -234,8 +243,8 @@ class Nodes:
                 self.forget(call)
                 self._emit(Answer(call, self.session))
 
-    def _begin_anew(self) -> None:
-        """A run has ended: the next one finds a fresh service."""
+    def _reset(self) -> None:
+        """Reset the service after a run, so that the next run finds it empty."""
         for name, meeting in self._meetings.items():
             for call in list(meeting.calls):
                 self.forget(call)
@@ -246,11 +255,12 @@ class Nodes:
         self._meetings.clear()
         self._keys.clear()
         self.nodes = [Node() for _ in self.nodes]
-        self.phase, self.problem = INITIALIZING, None
+        SESSION.move(self, "new_run", self.session)
+        self.problem = None
         self._keep()
 
     def _meet(self, call: int, name: str, who: int, timeout_s: float, now: float) -> None:
-        """A node waits for all others; the last one frees all."""
+        """Let a node wait for all others; the last one releases all."""
         meeting = self._meetings.setdefault(name, _Meeting(name))
         meeting.arrived.add(who)
         meeting.calls[call] = timeout_s
@@ -294,10 +304,11 @@ class Nodes:
         self._check_at = min(node.last_heard for node in self.nodes) + silent_s
 
     def _close(self, problem: Failure | None) -> None:
-        """End the session; with a problem, everybody who waits for other nodes is told."""
-        if self.phase == CLOSED:
+        """End the session; with a problem, all calls that wait for other nodes get it as their answer."""
+        if self.state == CLOSED:
             return
-        self.phase, self.problem, self._check_at = CLOSED, problem, None
+        SESSION.move(self, "close", self.session)
+        self.problem, self._check_at = problem, None
         self._keep()
         if problem is None:
             return
@@ -312,7 +323,7 @@ class Nodes:
             words = f"Session ID of request {session} does not match active session ID {self.session}"
             self._refuse(call, Code.FAILED_PRECONDITION, words)
             return True
-        if self.phase == RUNNING:
+        if self.state == RUNNING:
             return False
         if self.problem is not None:
             self._emit(Answer(call, self.problem))
@@ -344,7 +355,7 @@ class Nodes:
 
     def _keep(self) -> None:
         saved = {
-            "phase": self.phase,
+            "phase": self.state,
             "problem": dump_failure(self.problem),
             "nodes": [(node.client, node.version) for node in self.nodes],
         }

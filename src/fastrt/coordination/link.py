@@ -1,8 +1,7 @@
 """Frames between a front and its keeper, over two socket pairs.
 
-The first pair is a conversation: the front sends a batch of calls, closed by an END, and the keeper sends the answers
-that follow from it, closed by an END. The second pair goes one way: answers that nobody's call has brought about, but
-time.
+The first pair is a request and response channel: the front sends a batch of calls, closed by an END, and the keeper
+sends the answers that the batch caused, closed by an END. The second pair goes one way: answers that deadlines caused.
 
 Both ends are one installation of fastrt, started together, so there is no version in a frame:
 
@@ -19,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 SETTINGS, READY, CALL, WRITE, ASIDE, FORGET, STOP, KEY, REPLY, END, FULL, FAILED = range(12)
-# What a KEY says of its key in `code`.
+# The values of `code` in a KEY.
 NO_VALUE, WITH_VALUE, LONG_VALUE = range(3)
 
 _HEADER = struct.Struct("<BBHQIII")
@@ -28,14 +27,14 @@ _READ_BYTES = 1 << 18
 
 
 class Frame(NamedTuple):
-    """One frame; what its fields hold depends on `kind`.
+    """One frame; the meaning of its fields depends on `kind`.
 
     SETTINGS: body is JSON. READY: call is the service's incarnation, details the number of the last WRITE as text,
-    code 1 when KEYs of all there are have come before it.
-    CALL: path is an index of `core.PATHS`, body the request, details the `packed_time` at which the front took it.
+    code 1 when KEYs of all keys were sent before it.
+    CALL: path is an index of `core.PATHS`, body the request, details the `packed_time` at which the front received it.
     WRITE: a key that the front has set and logged: call is its number in the log, message the key, body the value.
     ASIDE: the front waits for no answer to this batch. FORGET: call.
-    KEY: message is a key, code one of NO_VALUE, WITH_VALUE (its body) and LONG_VALUE (too long to be told).
+    KEY: message is a key, code one of NO_VALUE, WITH_VALUE (its body) and LONG_VALUE (too long to be sent).
     REPLY: call, code, message, details, body. STOP and END carry nothing.
     FULL: the keeper's disk is full (code 1) or has room again (code 0). The front sets no keys itself meanwhile.
     FAILED: the keeper ends; message says why, code 1 when the reason is damaged state.
@@ -60,17 +59,17 @@ END_BYTES = Frame(END).pack()
 
 
 def packed_time() -> bytes:
-    """Now, by the clock that all processes of one running machine share."""
+    """The current time, by the clock that all processes of one machine share."""
     return _TIME.pack(time.monotonic())
 
 
 def seconds_since(packed: bytes) -> float:
-    """How long ago a `packed_time` was."""
+    """The seconds since a `packed_time`."""
     return max(0.0, time.monotonic() - float(_TIME.unpack(packed)[0]))
 
 
 class LinkClosed(Exception):
-    """The other end of a link is gone. Never leaves the front and the keeper."""
+    """Raised when the other end of a link is closed. It never leaves the front and the keeper."""
 
 
 class Link:
@@ -84,7 +83,7 @@ class Link:
         self._poll.register(end, select.POLLIN)
 
     def read(self, timeout_s: float | None = None) -> list[Frame]:
-        """The frames that have come, [] at the timeout.
+        """The received frames, [] at the timeout.
 
         Raises:
             LinkClosed: the other end is gone.
@@ -104,7 +103,7 @@ class Link:
         return list(self._whole_frames())
 
     def read_batch(self, timeout_s: float | None = None) -> list[Frame] | None:
-        """The frames before the next END; None when nothing has begun to come at the timeout.
+        """The frames before the next END; None when no byte was received before the timeout.
 
         Raises:
             LinkClosed: the other end is gone.
@@ -134,8 +133,8 @@ class Link:
         self.socket.close()
 
     def _receive(self, timeout_s: float | None) -> bytes:
-        # No spinning before the sleep: with nothing else to run it saves 20 of 30 us a hop, but beside other work the
-        # scheduler takes the time back, and a hop that sleeps takes 12 us and one that spins at both ends 600.
+        # No spinning before the sleep: on an idle machine it saves 20 of 30 us a hop, but beside other work the kernel
+        # takes that time back: a hop that sleeps takes 12 us, and one that spins at both ends 600.
         if timeout_s is not None and not self._poll.poll(timeout_s * 1000):
             raise TimeoutError
         return self.socket.recv(_READ_BYTES)

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, on which blocking callers have their coroutines run."""
+"""An event loop in a separate thread, which runs the coroutines of blocking callers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread of its own.
+    """An event loop in a separate thread.
 
     Args:
-        ended: what a caller is told after `stop`.
+        ended: the error message of calls after `stop`.
     """
 
     def __init__(self, ended: str) -> None:
@@ -33,10 +33,10 @@ class LoopThread:
         return os.getpid() != self._pid
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine run there; an interrupt here cancels it there.
+        """Run a coroutine on the loop and return its result; an interrupt of the caller cancels it.
 
         Raises:
-            CoordinationError: the loop has ended, is another process's, or is what calls here.
+            CoordinationError: the loop has ended, belongs to another process, or is the caller itself.
         """
         problem = self._problem()
         if problem is not None:
@@ -50,10 +50,10 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function there, soon.
+        """Call a function on the loop, soon.
 
         Raises:
-            CoordinationError: the loop has ended, or is another process's.
+            CoordinationError: the loop has ended, or belongs to another process.
         """
         problem = self._problem()
         if problem is not None and threading.current_thread() is not self._thread:
@@ -61,7 +61,7 @@ class LoopThread:
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def _problem(self) -> str | None:
-        """Why nothing can be run there, None when it can."""
+        """The reason why the loop cannot run a call, None when it can."""
         if self.is_inherited:
             return (
                 "This connection belongs to the process that this one was forked from. Connect in a process that is "

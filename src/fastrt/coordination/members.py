@@ -1,11 +1,7 @@
-"""The members of the cluster: who is expected, who is connected, who failed, and when each was last heard of.
+"""The members of the cluster: the state of each, its error, and the time of its last heartbeat.
 
 A member is DISCONNECTED before it registers and after it leaves, CONNECTED between, ERROR from its first failure
-until it is reset. These are the only moves:
-
-    DISCONNECTED -> CONNECTED (connect)    CONNECTED -> CONNECTED (connect again)
-    CONNECTED or DISCONNECTED -> ERROR (fail)    CONNECTED or ERROR -> DISCONNECTED (disconnect)
-    ERROR -> CONNECTED (a recoverable member that comes back)
+until it is reset. `MEMBER` lists the moves.
 
 Source: `CoordinationService::TaskState` in XLA.
 """
@@ -20,6 +16,7 @@ from fastrt.coordination.events import MemberView, Persist
 from fastrt.coordination.keyvalues import Emit
 from fastrt.coordination.status import Failure, Member, dump_failure, load_failure, to_json
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
+from fastrt.transitions import Transitions
 
 
 class State(enum.IntEnum):
@@ -30,11 +27,23 @@ class State(enum.IntEnum):
     ERROR = 4
 
 
+MEMBER = Transitions(
+    "member",
+    {
+        State.DISCONNECTED: {"connect": State.CONNECTED, "fail": State.ERROR},
+        State.CONNECTED: {"connect": State.CONNECTED, "fail": State.ERROR, "disconnect": State.DISCONNECTED},
+        # Only a recoverable member connects without a reset.
+        State.ERROR: {"connect": State.CONNECTED, "disconnect": State.DISCONNECTED},
+    },
+)
+
+
 @dataclass
 class Record:
-    """What is known of one member. `last_heard` and `grace_until` are times of the events' clock."""
+    """The record of one member. `last_heard` and `grace_until` are times of the events' clock."""
 
     state: State = State.DISCONNECTED
+    moves: int = 0
     incarnation: int = 0
     error: Failure | None = None
     recoverable: bool = False
@@ -47,7 +56,7 @@ class Members:
 
     Args:
         roles: how many members each role has.
-        recoverable: what a member is that does not say it of itself.
+        recoverable: the default for members that do not say it when they register.
         emit: takes the effects.
     """
 
@@ -94,7 +103,7 @@ class Members:
         return None
 
     def set_recoverable(self, member: Member, recoverable: bool) -> None:
-        """Note what a member said of itself when it registered."""
+        """Note whether a member called itself recoverable when it registered."""
         self._records[member].recoverable = recoverable
 
     def set_incarnation(self, member: Member, incarnation: int) -> None:
@@ -103,41 +112,41 @@ class Members:
         self._keep(member)
 
     def connect(self, member: Member, now: float) -> None:
-        """The member takes part, as the incarnation set before."""
-        self._move(member, State.CONNECTED, None, now)
+        """Connect a member, as the incarnation set before."""
+        self._move(member, "connect", None, now)
 
     def fail(self, member: Member, error: Failure) -> bool:
-        """The member is in error; False when it was already."""
+        """Set a member to error; False when it was already."""
         if self._records[member].state is State.ERROR:
             return False
-        self._move(member, State.ERROR, error, None)
+        self._move(member, "fail", error, None)
         return True
 
     def disconnect(self, member: Member, grace_until: float) -> None:
-        """The member left. Until `grace_until`, calls it had under way are still taken."""
+        """Disconnect a member that left. Its calls that are under way are accepted until `grace_until`."""
         self._records[member].grace_until = grace_until
-        self._move(member, State.DISCONNECTED, None, None)
+        self._move(member, "disconnect", None, None)
 
     def is_gone(self, member: Member, now: float) -> bool:
-        """Whether a member is disconnected, and its last calls can no longer be under way."""
+        """Whether a member is disconnected and its grace period for calls under way is over."""
         record = self._records[member]
         return record.state is State.DISCONNECTED and now > record.grace_until
 
     def heard(self, member: Member, now: float) -> None:
-        """A sign of life."""
+        """Note a heartbeat."""
         self._records[member].last_heard = now
 
     def stale(self, now: float, timeout_s: float) -> list[Member]:
-        """Connected members not heard of for longer than the timeout."""
+        """Connected members whose last heartbeat is older than the timeout."""
         limit = now - timeout_s
         return [member for member in self._connected if (self._records[member].last_heard or 0.0) <= limit]
 
     def oldest(self) -> float | None:
-        """When the connected member was heard of that has been silent longest."""
+        """The oldest last heartbeat of all connected members; None when none is connected."""
         return min((self._records[member].last_heard or 0.0 for member in self._connected), default=None)
 
     def views(self, named: Iterable[Member]) -> list[MemberView]:
-        """How members look from outside."""
+        """The views of members that callers get."""
         views = []
         for member in named:
             record = self._records[member]
@@ -145,7 +154,7 @@ class Members:
         return views
 
     def restore(self, key: str, data: bytes, now: float) -> None:
-        """Take a member from the durable store; a connected one counts as heard of just now."""
+        """Restore a member from the durable store; a connected one counts as heard of now."""
         role, _, rank = key.rpartition("/")
         member = Member(role, int(rank))
         if member not in self._records:
@@ -166,12 +175,13 @@ class Members:
             assert (member in self._erroneous) == (record.state is State.ERROR), f"{member}: error index"
             assert (record.error is not None) == (record.state is State.ERROR), f"{member}: error and state disagree"
 
-    def _move(self, member: Member, state: State, error: Failure | None, now: float | None) -> None:
+    def _move(self, member: Member, event: str, error: Failure | None, now: float | None) -> None:
         record = self._records[member]
-        record.state, record.error = state, error
+        MEMBER.move(record, event, member)
+        record.error = error
         if now is not None:
             record.last_heard = now
-        self._index(member, state)
+        self._index(member, record.state)
         self._keep(member)
 
     def _index(self, member: Member, state: State) -> None:

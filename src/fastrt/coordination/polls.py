@@ -1,8 +1,8 @@
-"""Callers that wait for bad news: one poll a member, answered when anybody fails.
+"""Error polling: each member has one call that waits, and is answered when any member fails.
 
-The first error is the one that everybody is told, now and later; upstream calls this error polling.
+All members get the first error, also those that poll later.
 
-Invariants (`check_invariants`): a member polls once; nobody polls any more once an error was told.
+Invariants (`check_invariants`): a member has one poll; no poll waits once an error was reported.
 
 Source: `CoordinationService::ErrorPollingState` in XLA.
 """
@@ -22,8 +22,8 @@ class Polls:
         emit: takes the effects.
 
     Attributes:
-        begun: anybody has polled, so errors can be told this way.
-        error: what all are told; None while there is none.
+        begun: whether any member has polled, so that errors can be reported this way.
+        error: the error that all members get; None while there is none.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -37,20 +37,20 @@ class Polls:
         return len(self._call_of)
 
     def add(self, member: Member, call: int) -> None:
-        """A member polls; its earlier poll is cancelled."""
+        """Add a member's poll; its earlier poll is cancelled."""
         self.drop(member, "new request from the same task")
         self._call_of[member] = call
         self._member_of[call] = member
 
     def drop(self, member: Member, reason: str) -> None:
-        """A member polls no more."""
+        """Cancel a member's poll."""
         call = self._call_of.pop(member, None)
         if call is not None:
             del self._member_of[call]
             self._emit(Answer(call, failure(Code.CANCELLED, f"Cancelled error polling because: {reason}")))
 
-    def tell(self, error: Failure) -> None:
-        """Answer everybody with an error, unless they were told an earlier one."""
+    def report(self, error: Failure) -> None:
+        """Answer all polls with an error, unless an earlier error was reported."""
         if self.error is not None:
             return
         self.error = error
@@ -58,7 +58,7 @@ class Polls:
         self._answer_all(error)
 
     def forget(self, call: int) -> bool:
-        """A caller went away; True when it polled."""
+        """Drop the poll of a caller that disconnected; True when it polled."""
         member = self._member_of.pop(call, None)
         if member is None:
             return False
@@ -71,19 +71,19 @@ class Polls:
         self._emit(Persist("state", "error", None))
 
     def stop(self) -> None:
-        """The service shuts down, which is no error of anybody's."""
+        """Cancel all polls because the service shuts down, which is not an error of a member."""
         words = "Coordination service is shutting down. Cancelling PollForErrorAsync()"
         self._answer_all(failure(Code.CANCELLED, words, marked=False))
 
     def restore(self, data: bytes) -> None:
-        """Take the error from the durable store."""
+        """Restore the error from the durable store."""
         self.error = load_failure(read_json(data, "the record of an error", own=True, bytes_max=STATE_BYTES_MAX))
         self.begun = True
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the tables disagree."""
         assert self._member_of == {call: member for member, call in self._call_of.items()}
-        assert not (self.error and self._call_of), "an error was told, but callers still poll"
+        assert not (self.error and self._call_of), "an error was reported, but callers still poll"
 
     def _answer_all(self, problem: Failure) -> None:
         calls = list(self._member_of)

@@ -1,15 +1,14 @@
-"""Keys that a front reads and sets by itself, so that such a call does not cross to the keeper and back.
+"""The replica: keys that a front reads and sets itself, which saves the round trip to the keeper.
 
-The keeper tells the front every key that a batch of calls set, removed or read, together with the answers of that
-batch, and the front takes these in before it lets any of the answers out. So when a writer hears that its value is
-set, later reads see it here; and no read sees a value here that a caller could not have been told. A key that is
-missing here may exist: the keeper knows. When the keeper dies everything here is forgotten, because what it had under
-way may or may not be on disk.
+The keeper reports every key that a batch of calls set, removed or read together with the answers of that batch, and the
+front applies these before it passes on any of the answers. So once a writer has the answer that its value is set, later
+reads see that value here; and no read sees a value here that was not answered before. A key that is missing here may
+exist at the keeper. When the keeper dies the replica is dropped, because writes under way may or may not be on disk.
 
-While all keys are here (`complete`), the front can also tell that a key is new, and set it: it writes that to a log of
-its own, answers, and passes the write on. See `Front` for the order in which the keeper gets these and calls.
+While all keys are here (`complete`), the front also knows that a key is new, and can set it: it writes the key to its
+own log, answers, and passes the write on. `Front` describes the order in which the keeper gets writes and calls.
 
-Values are kept up to `bytes_max` in all; the oldest make room.
+Values are kept up to `bytes_max` in total; the oldest are dropped first.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from fastrt.coordination.state import CoordinationState, Settings
 
 VALUE_BYTES_MAX = 1 << 20
 BYTES_MAX = 64 << 20
-# What a key costs beside its text and value, roughly: the objects and the table's entry.
+# The approximate cost of a key beside its text and value: the objects and the table's entry.
 ENTRY_BYTES = 200
 
 
@@ -30,15 +29,15 @@ class Replica:
     """Some of the keys of a keeper, as of the last answer that went out.
 
     Args:
-        settings: of the service, its incarnation above all, which requests must name.
-        bytes_max: how much to keep.
+        settings: the service's settings, above all its incarnation, which requests must name.
+        bytes_max: the most bytes to keep.
 
     Attributes:
-        complete: a key that is not here does not exist.
+        complete: all keys are here; a missing key does not exist.
     """
 
     def __init__(self, settings: Settings, bytes_max: int = BYTES_MAX) -> None:
-        # An empty state machine: dialects read requests with the settings in view, and nothing else of it.
+        # An empty state machine: dialects need one to parse requests, and read only its settings.
         self._context = CoordinationState(settings)
         self._room = settings.keys_bytes_max, settings.keys_max
         self._bytes_max = bytes_max
@@ -50,7 +49,7 @@ class Replica:
         return len(self._values)
 
     def apply(self, key: str, value: bytes | None) -> None:
-        """A key has this value now; None: it has none."""
+        """Set the value of a key; None removes it."""
         old = self._values.pop(key, None)
         if old is not None:
             self.bytes_count -= len(key) + len(old) + ENTRY_BYTES
@@ -62,12 +61,12 @@ class Replica:
             self.omit(next(iter(self._values)))
 
     def omit(self, key: str) -> None:
-        """A key has a value that is not to be here."""
+        """Remove a key that exists but is not kept here."""
         self.apply(key, None)
         self.complete = False
 
     def read(self, call: int, path: str, body: bytes) -> Reply | None:
-        """The answer to a call; None when it is the keeper's to give."""
+        """The answer to a read; None when the keeper must answer."""
         if path not in READ_PATHS or not self._values:
             return None
         method = METHODS[path]
@@ -80,7 +79,7 @@ class Replica:
         return Reply(call, 0, "", b"", method.build(value, request, self._context))
 
     def insert(self, call: int, path: str, body: bytes) -> tuple[str, bytes, Reply] | None:
-        """A call that sets a key, as key, value and answer, for the front to carry out; None: it is the keeper's."""
+        """Key, value and answer of a call that the front may carry out; None when the keeper must."""
         if path not in INSERT_PATHS or not self.complete:
             return None
         method = METHODS[path]
@@ -89,8 +88,8 @@ class Replica:
             return None
         key = normalized(event.key)
         if (key in self._values and not event.overwrite) or refused_key(key) is not None:
-            return None  # the keeper knows the words
+            return None  # the keeper makes the error message
         size = len(key) + len(event.value)
         if self.bytes_count + size > self._room[0] or len(self._values) >= self._room[1]:
-            return None  # it counts fewer bytes a key, so that it never refuses what was set here
+            return None  # the keeper counts fewer bytes a key, so it never rejects a key that was set here
         return key, event.value, Reply(call, 0, "", b"", method.build(None, request, self._context))

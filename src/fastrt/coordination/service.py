@@ -1,7 +1,7 @@
-"""The coordination service in this process: a server thread, a core, and where its records go.
+"""The coordination service in this process: a server thread, a core, and its journal.
 
-This is what tests, the head of a cluster and `fastrt coordinator --ephemeral` run. A service whose sockets outlive the
-process that holds the state is put together in `front`, from the same parts.
+Tests, the head of a cluster and `fastrt coordinator --ephemeral` run this one. `front` makes a service of the same
+parts whose sockets survive the process that holds the state.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ DETAILS_KEY = "grpc-status-details-bin"
 _MESSAGE_BYTES_MAX = (64 << 20) + (64 << 10)
 _SETS = ("coordination_xla", "coordination_tensorflow", "runtime_v3", "coordination")
 _TASKS_MAX = 1_000_000
-# Programs ask for thousands of keys at once over one connection; JAX's members wait in a handful of calls.
+# Programs request thousands of keys at once over one connection; JAX's members wait in a handful of calls.
 _STREAMS = 4096
 _CALLS_PER_TASK = 16
 
 
 @dataclass
 class CoordinatorOptions:
-    """How a coordinator serves.
+    """The options of a coordinator.
 
     Attributes:
         address: `host:port`; port 0 takes any free one.
-        num_tasks: how many members the job has.
-        job: its name; JAX's clients always say `jax_worker`.
+        num_tasks: the number of tasks in the job.
+        job: its name; JAX's clients always use `jax_worker`.
         heartbeat_timeout_s: a task silent for longer is dead.
         register_timeout_s: how long the first task to register waits for the last.
         shutdown_timeout_s: how long the first task to shut down waits for the last; 0: no waiting.
-        recoverable: tasks may die and come back without the others failing.
+        recoverable: tasks may die and restart without the others failing.
         clear_after_shutdown: when no task is connected any more, the next one finds no keys, barriers or errors.
-        state_dir: where keys, members and barriers are kept over restarts; None keeps nothing.
+        state_dir: directory where keys, members and barriers are kept over restarts; None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
-        accept_loss: go on with what can be saved when files of `state_dir` are damaged. The log says what is lost, and
-            the damaged files are kept aside in `state_dir`. Without it, damage is refused.
+        accept_loss: continue with the readable part when files of `state_dir` are damaged. The losses are logged, and
+            the damaged files are kept under other names in `state_dir`. Without it, damage is an error.
         tls: PEM files, None for plain text.
         allow_anonymous: serve beyond loopback to clients that show no certificate.
-        keys_bytes_max: bytes of all keys and values; a key that finds no room is RESOURCE_EXHAUSTED.
-        keys_max: number of keys.
+        keys_bytes_max: the most bytes of all keys and values; a key without room is RESOURCE_EXHAUSTED.
+        keys_max: the most keys.
     """
 
     address: str = "127.0.0.1:0"
@@ -83,13 +83,13 @@ class CoordinatorOptions:
 
         Raises:
             ConfigError: a number is out of range, or the job has no name.
-            InsecureBindError: the address is open to strangers; see `check_bind`.
+            InsecureBindError: the address is reachable without protection; see `check_bind`.
         """
         if not 1 <= self.num_tasks <= _TASKS_MAX:
             raise ConfigError(f"num_tasks is {self.num_tasks}; it must be from 1 to {_TASKS_MAX}.")
         if not self.job:
-            raise ConfigError("job is empty; JAX's clients say jax_worker.")
-        # Written so that a timeout that is no number (nan) is refused too.
+            raise ConfigError("job is empty; JAX's clients use jax_worker.")
+        # Written so that nan is rejected too.
         if not (self.heartbeat_timeout_s > 0 and self.register_timeout_s > 0 and self.shutdown_timeout_s >= 0):
             raise ConfigError(
                 "heartbeat_timeout_s and register_timeout_s must be more than 0, and shutdown_timeout_s at least 0; "
@@ -112,7 +112,7 @@ class CoordinatorOptions:
             _check_pem(self.tls)
 
     def settings(self) -> Settings:
-        """The state machine's part of this."""
+        """The settings of the state machine."""
         return Settings(
             roles={self.job: self.num_tasks},
             heartbeat_timeout_s=self.heartbeat_timeout_s,
@@ -125,12 +125,12 @@ class CoordinatorOptions:
         )
 
     def limits(self) -> Limits:
-        """Bounds of the server: each member of the job may wait in several calls at once, of which it has a handful."""
+        """The bounds of the server: each member of the job may wait in a handful of calls at once."""
         queued = max(Limits.queued, 2 * self.num_tasks)  # after a barrier all members call at the same moment
         return Limits(streams=_STREAMS, pending=_STREAMS + _CALLS_PER_TASK * self.num_tasks, queued=queued)
 
     def journal(self) -> Journal | None:
-        """The store of its records, None when nothing is kept.
+        """Open the store of the records; None when nothing is kept.
 
         Raises:
             StateDirectoryError: the directory cannot be used.
@@ -141,10 +141,10 @@ class CoordinatorOptions:
 
 
 def _check_pem(tls: TlsFiles) -> None:
-    """Refuse files of which gRPC would only say that it cannot listen.
+    """Reject certificate files for which gRPC would only report that it cannot listen.
 
     Raises:
-        ConfigError: they are no PEM files, or not a certificate and its key.
+        ConfigError: they are not PEM files, or not a certificate and its key.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -160,7 +160,7 @@ def _check_pem(tls: TlsFiles) -> None:
 
 
 class Listener(ABC):
-    """The gRPC server with health and reflection, common to all ways of serving. Subclasses take the calls."""
+    """The gRPC server with health and reflection, common to all services. Subclasses handle the calls."""
 
     def __init__(self, options: CoordinatorOptions) -> None:
         options.check()
@@ -185,7 +185,7 @@ class Listener(ABC):
         self._server.start()
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
-        """See `Handler`."""
+        """Answer a health check, or pass the call to `take`."""
         if method == CHECK_PATH:
             code, message, answer = self._standard.check(body)
             self._server.finish(call, code, message, answer)
@@ -194,22 +194,22 @@ class Listener(ABC):
 
     @abstractmethod
     def on_cancel(self, call: int) -> None:
-        """See `Handler`."""
+        """Drop a cancelled call."""
 
     @abstractmethod
     def on_idle(self) -> float | None:
-        """See `Handler`."""
+        """Finish the batch of calls; returns the next deadline."""
 
     @abstractmethod
     def on_stop(self) -> None:
-        """See `Handler`."""
+        """Answer all waiting calls."""
 
     @abstractmethod
     def take(self, call: int, method: str, body: bytes) -> None:
-        """A call of a coordination method has come."""
+        """Handle a call of a coordination method."""
 
     def answer(self, reply: Reply) -> None:
-        """Send a reply to its caller, if it is still there."""
+        """Send a reply to its caller, if it is still connected."""
         trailing = ((DETAILS_KEY, reply.details),) if reply.details else ()
         self._server.finish(reply.call, reply.code, reply.message, reply.body, trailing)
 
@@ -218,14 +218,14 @@ class Coordinator(Listener):
     """A coordination service inside this process.
 
     Args:
-        options: see `CoordinatorOptions`.
+        options: the service's options.
 
     Raises:
-        ConfigError: an option makes no sense.
-        InsecureBindError: the address is open to strangers.
+        ConfigError: an option is invalid.
+        InsecureBindError: the address is reachable by other machines without protection.
         StateDirectoryError: the state directory cannot be used.
 
-    Source: `DistributedRuntimeService` of XLA, whose place it takes.
+    Source: `DistributedRuntimeService` of XLA, which it replaces.
     """
 
     def __init__(self, options: CoordinatorOptions) -> None:
@@ -252,30 +252,30 @@ class Coordinator(Listener):
         _log.info("coordination service for %d tasks on %s", self.options.num_tasks, self.address)
 
     def stop(self) -> None:
-        """Tell everybody who waits that the service shuts down, and end."""
+        """Answer all waiting calls that the service shuts down, and end."""
         self._standard.set_serving(False)
         self._server.stop()
 
     def take(self, call: int, method: str, body: bytes) -> None:
-        """See `Listener`."""
+        """Submit a call to the core; without a journal, answer at once."""
         if self._broken is not None:
             self._server.finish(call, int(Code.UNAVAILABLE), str(self._broken))
             return
         self._core.submit(call, method, body)
         if self._core.is_durable:
-            self._waiting.add(call)  # one commit serves all calls that are at hand, see `on_idle`
+            self._waiting.add(call)  # one commit serves all pending calls, see `on_idle`
             return
         for reply in self._core.settle():
             self.answer(reply)
 
     def on_cancel(self, call: int) -> None:
-        """See `Handler`."""
+        """Drop a cancelled call."""
         self._waiting.discard(call)
         if self._broken is None:
             self._core.forget(call)
 
     def on_idle(self) -> float | None:
-        """See `Handler`."""
+        """Settle the batch and answer it; returns the next deadline."""
         if self._broken is not None:
             return None
         deadline = self._core.next_deadline()
@@ -284,7 +284,7 @@ class Coordinator(Listener):
         try:
             replies = self._core.settle()
         except StateDirectoryError as error:
-            # What is in memory is now ahead of the disk, so nothing of it may be told to anybody.
+            # The state in memory is now ahead of the disk, so no answer may show it.
             _log.critical("the coordination service cannot go on: %s", error)
             self._broken = error
             for call in self._waiting:
@@ -296,7 +296,7 @@ class Coordinator(Listener):
         return self._core.next_deadline()
 
     def on_stop(self) -> None:
-        """See `Handler`."""
+        """Answer all waiting calls that the service shuts down."""
         if self._broken is None:
             for reply in self._core.stop():
                 self.answer(reply)

@@ -1,4 +1,4 @@
-"""A look inside a live coordinator: members, keys and barriers, as `fastrt coordinator status` shows them."""
+"""Snapshots of a live coordinator for `fastrt coordinator status`: members, keys and barriers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def snapshot(
 
 
 def _add_barriers(state: CoordinationState, answer: Any, limit: int, now: float) -> None:
-    """Open barriers first, then the latest of those that ended."""
+    """Add open barriers, then ended ones, the latest first."""
     barriers = state.barriers.views()
     chosen = [b for b in barriers if b.open] + [b for b in reversed(barriers) if not b.open]
     for barrier in chosen[:limit]:

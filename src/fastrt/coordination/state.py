@@ -1,13 +1,15 @@
 """The coordination service's decisions: a pure state machine.
 
-`handle(event, now)` takes one fact and returns the orders that follow from it. There is no socket, clock, thread or
-log inside, so one test can play thousands of members in any order. Calls that cannot be answered yet wait here, as
-numbers: a blocked caller costs a table entry.
+`handle(event, now)` takes one fact and returns the effects that follow from it. It has no socket, clock, thread or log,
+so one test can play thousands of members in any order. Calls that cannot be answered yet wait here by their numbers: a
+blocked caller costs one table entry.
 
-Invariants: those of the parts (members, key-values, barriers, nodes); every waiting call waits in one place; an
-answer is given once.
+Members, barriers and the older service's session move by the tables `MEMBER`, `BARRIER` and `SESSION`.
 
-Source: `CoordinationService` in XLA (seen in jaxlib 0.10.2) and, for what is in `nodes`, the older
+Invariants: those of the parts (members, key-values, barriers, nodes); each waiting call waits in one place; each call
+is answered once.
+
+Source: `CoordinationService` in XLA (seen in jaxlib 0.10.2) and, for the part `nodes`, the older
 `DistributedRuntimeServiceImpl`.
 """
 
@@ -30,25 +32,25 @@ from fastrt.foreign_text import STATE_BYTES_MAX, read_json
 # How many silent members a failure names.
 _STALE_NAMED_MAX = 3
 _DEVICES_TIMEOUT_S = 3600.0
-# A client's barrier timeout may be any 64-bit number; time enough for anybody, and small enough for a clock.
+# A client's barrier timeout may be any 64-bit number; this bound is longer than any job and fits into a clock.
 _TIMEOUT_S_MAX = 1e9
 
 
 @dataclass
 class Settings:
-    """What the state machine is told once.
+    """The settings of a state machine.
 
     Attributes:
-        roles: how many members each role has; the first role is the one that dialects without roles mean.
+        roles: the number of members of each role; dialects without roles use the first one.
         heartbeat_timeout_s: a member silent for longer is in error.
         register_timeout_s: how long the first member to register waits for the last.
-        shutdown_timeout_s: how long the first member to shut down waits for the last; 0: nobody waits.
+        shutdown_timeout_s: how long the first member to shut down waits for the last; 0: no wait.
         recoverable: members may die and come back without the others failing.
-        clear_after_shutdown: when a run is over, because all had registered and none is connected any more, the next
-            member to register finds a fresh service: no keys, no barriers, no errors.
-        incarnation: of this service, random; kept over restarts.
-        keys_bytes_max: bytes of all keys and values.
-        keys_max: number of keys.
+        clear_after_shutdown: a run is over when all members had registered and none is connected any more; the next
+            member to register then finds an empty service: no keys, no barriers, no errors.
+        incarnation: this service's incarnation, random; kept over restarts.
+        keys_bytes_max: the most bytes of all keys and values.
+        keys_max: the most keys.
     """
 
     roles: Mapping[str, int]
@@ -64,7 +66,7 @@ class Settings:
 
 @dataclass
 class _AliveRound:
-    """Callers that ask which of the same members are alive."""
+    """Callers that ask which members of one set are alive."""
 
     members: frozenset[Member]
     calls: dict[int, Member] = field(default_factory=dict)
@@ -75,7 +77,7 @@ class CoordinationState:
     """The state machine. Not thread-safe: one shell owns it.
 
     Args:
-        settings: see `Settings`.
+        settings: timeouts, roles and limits.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -98,7 +100,7 @@ class CoordinationState:
         self._watchers: dict[int, str | None] = {}
         self._alive: list[_AliveRound] = []
         self._steady: tuple[Member, ...] | None = None
-        self._leaving: set[Member] = set()  # members at the shutdown barrier that leave also when it times out
+        self._leaving: set[Member] = set()  # members at the shutdown barrier that disconnect even when it times out
         self._now = 0.0
         self._check_at: float | None = None
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -142,7 +144,7 @@ class CoordinationState:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When a `Tick` is due at the latest; None when nothing can time out."""
+        """The latest time for the next `Tick`; None when nothing can time out."""
         soonest = self._check_at
         for other in (self.barriers.next_deadline(), self.nodes.next_deadline()):
             if other is not None and (soonest is None or other < soonest):
@@ -150,7 +152,7 @@ class CoordinationState:
         return soonest
 
     def restore(self, records: Iterable[tuple[str, str, bytes]], now: float) -> None:
-        """Take up the records kept by an earlier process, before the first event."""
+        """Restore the records of an earlier process, before the first event."""
         for kind, key, value in records:
             if kind == "key":
                 self.keys.restore(key, value)
@@ -180,7 +182,7 @@ class CoordinationState:
         self.barriers.check_invariants()
         self.polls.check_invariants()
         for alive in self._alive:
-            assert alive.asked <= alive.members, "a stranger asks who is alive"
+            assert alive.asked <= alive.members, "a member outside of the set asks which are alive"
 
     # Members
 
@@ -190,7 +192,7 @@ class CoordinationState:
             problem = failure(Code.INVALID_ARGUMENT, "Unexpected task registered with task=", member)
             self._emit(Answer(event.call, problem))
             return
-        self._maybe_begin_anew()
+        self._maybe_reset()
         record = self.members[member]
         if event.recoverable is not None:
             self.members.set_recoverable(member, event.recoverable)
@@ -204,7 +206,7 @@ class CoordinationState:
             self._changed()
             return
         if record.state is State.CONNECTED and (record.incarnation == event.incarnation or recoverable):
-            # The answer to the first call was lost, or a recoverable member came back before it was missed.
+            # The answer to the first call was lost, or a recoverable member came back before its heartbeat timeout.
             if record.incarnation != event.incarnation:
                 self.members.set_incarnation(member, event.incarnation)
             self._connect(member)
@@ -258,7 +260,9 @@ class CoordinationState:
             self._emit(Answer(event.call, None))
             return
         elif self.members.is_recoverable(member):
-            self._emit(Answer(event.call, None))  # an earlier incarnation: harmless, but no sign of life
+            self._emit(
+                Answer(event.call, None)
+            )  # an earlier incarnation: harmless, but it does not count as a heartbeat
             return
         else:
             words = (
@@ -370,13 +374,13 @@ class CoordinationState:
             self.polls.add(member, event.call)
 
     def _propagate(self, error: Failure, sources: Iterable[Member], spared: Collection[Member] = ()) -> None:
-        """Tell all members but the spared ones of an error of `sources`, unless these may come back."""
+        """Report an error of `sources` to all members but the spared ones, unless the sources are recoverable."""
         if all(self.members.is_recoverable(member) for member in sources):
             return
         if self.polls.begun:
-            self.polls.tell(error)
+            self.polls.report(error)
             return
-        # Nobody polls, so nobody can be told: all are set to error, and hear of it at their next heartbeat.
+        # No member polls, so none can be notified: all are set to error, and see it at their next heartbeat.
         unheard = failure(
             Code.INTERNAL,
             "All tasks were set to error because coordination service encountered an error, but was unable to inform "
@@ -397,7 +401,7 @@ class CoordinationState:
                 self._fail_member(member, error)
 
     def _disconnect(self, member: Member, now: float) -> Failure | None:
-        """A member leaves by itself; the failure, if it cannot."""
+        """Disconnect a member at its own request; returns the failure if it cannot."""
         if member not in self.members:
             return failure(Code.INVALID_ARGUMENT, "Unexpected disconnect request with task=", member)
         if self.members[member].state is State.DISCONNECTED:
@@ -416,7 +420,7 @@ class CoordinationState:
         self.barriers.enter(event, Waiter(event.call), now)
 
     def _finish_waiter(self, barrier: Barrier, member: Member, waiter: Waiter) -> None:
-        """Answer one caller of a barrier that ended, by what it had called."""
+        """Answer one caller of a barrier that ended, by its purpose."""
         result = barrier.result
         if waiter.purpose == "register":
             self._finish_register(result, member, waiter)
@@ -427,8 +431,8 @@ class CoordinationState:
             late = None if result is None else _shutdown_failure(result)
             self._emit(Answer(waiter.call, _shutdown_failure(problem) if problem is not None else late))
         elif waiter.purpose == "devices":
-            everybody = [self._devices.get(other, b"") for other in self.members.ids()]
-            self._emit(Answer(waiter.call, everybody if result is None else result))
+            devices = [self._devices.get(other, b"") for other in self.members.ids()]
+            self._emit(Answer(waiter.call, devices if result is None else result))
         else:
             self._emit(Answer(waiter.call, barrier.counter if result is None else result))
 
@@ -445,7 +449,7 @@ class CoordinationState:
             self._emit(Answer(waiter.call, result))
 
     def _barrier_ended(self, barrier: Barrier) -> None:
-        """What the two special barriers do to the members once their callers are answered."""
+        """Move the members after the registration or shutdown barrier, once its callers are answered."""
         result = barrier.result
         if barrier.barrier_id == REGISTER_ID and result is not None:
             self._fail_all(failure(Code.INTERNAL, "Cluster registration failed with error: ", result))
@@ -462,13 +466,13 @@ class CoordinationState:
             self._fail_all(error, gone)
 
     def _steady_members(self) -> tuple[Member, ...]:
-        """Who takes part in the shutdown barrier, decided at its first call; () means everybody."""
+        """The members of the shutdown barrier, fixed at its first call; () means all members."""
         if self._steady is None:
             steady = [member for member in self.members.ids() if not self.members.is_recoverable(member)]
             self._steady = () if len(steady) == len(self.members) else tuple(steady)
         return self._steady
 
-    # All the rest
+    # Everything else
 
     def _connect(self, member: Member) -> None:
         self.members.connect(member, self._now)
@@ -476,7 +480,7 @@ class CoordinationState:
         self._check_at = limit if self._check_at is None else min(limit, self._check_at)
 
     def _refresh_alive(self) -> None:
-        """Answer the rounds of `AliveMembers` in which all the living have asked."""
+        """Answer the rounds of `AliveMembers` in which all connected members have asked."""
         for alive in list(self._alive):
             living = [member for member in self.members.connected() if member in alive.members]
             if all(member in alive.asked for member in living):
@@ -486,7 +490,7 @@ class CoordinationState:
                     self._emit(Answer(call, answer))
 
     def _changed(self) -> None:
-        """A member changed: a new version, and an answer to all who watch."""
+        """Raise the version after a change of a member, and answer all watching calls."""
         self.version += 1
         self._emit(Persist("state", "version", to_json(self.version)))
         watchers, self._watchers = self._watchers, {}
@@ -497,16 +501,16 @@ class CoordinationState:
         named = [member for member in self.members.ids() if role is None or member.role == role]
         return self.version, self.members.views(named)
 
-    def _maybe_begin_anew(self) -> None:
-        """When all members of a run have come and gone, well or badly, forget it, if the settings say so."""
+    def _maybe_reset(self) -> None:
+        """Reset the service after a run, successful or not, if the settings say so."""
         if not self.settings.clear_after_shutdown or self.members.connected():
             return
         registration = self.barriers.find(REGISTER_ID)
         if registration is None or registration.open:
             return
         if any(self.members.is_recoverable(member) for member in self.members.erroneous()):
-            return  # it may come back to what it left
-        self.barriers.clear()  # first, because the end of an open one may set members to error
+            return  # it may come back and continue the run
+        self.barriers.clear()  # first, because ending an open barrier may set members to error
         self.keys.clear()
         for member in list(self.members.erroneous()):
             self.members.disconnect(member, self._now)

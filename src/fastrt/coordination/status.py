@@ -1,8 +1,8 @@
-"""How the coordination state machine names its members and says that something failed.
+"""Members and failures of the coordination state machine.
 
-A failure's words name members, and the two dialects write a member differently (`1` and
-`/job:jax_worker/replica:0/task:1`). One failure goes to callers of both, so its text stays in parts until a
-dialect renders it: plain text, members, and other failures quoted inside it.
+A failure's message names members, and the dialects write a member differently (`1` and
+`/job:jax_worker/replica:0/task:1`). Callers of several dialects get the same failure, so its message stays in parts
+until a dialect renders it: plain text, members, and quoted failures.
 
 Source: `absl::Status` with its payloads, as jaxlib's coordination service fills them.
 """
@@ -38,7 +38,7 @@ class Code(enum.IntEnum):
 
 
 class Member(NamedTuple):
-    """One process of a job: what the wire calls a task or a node."""
+    """One process of a job; the wire calls it a task or a node."""
 
     role: str
     rank: int
@@ -49,14 +49,14 @@ Part = Union[str, Member, "Failure"]  # a string cannot be an operand of | befor
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a call, a barrier or a member failed.
+    """The failure of a call, a barrier or a member.
 
     Attributes:
         code: the gRPC status code.
-        parts: the words, in order; see `rendered` in the dialects.
-        marked: carries the CoordinationServiceError payload (all but plain key-value errors do).
-        source: the member whose error this is, None when it is the caller's own.
-        reported: the member reported the error itself.
+        parts: the parts of the message, in order; `Dialect.message` joins them.
+        marked: whether it has the CoordinationServiceError payload (all but plain key-value errors have).
+        source: the member that failed, None when it is the caller's error.
+        reported: whether the member reported the error itself.
         barrier: id and round of the barrier that failed.
         mismatch: the service's incarnation, when the caller named another one.
     """

@@ -1,7 +1,7 @@
-"""Device topologies of all members, merged into one with global device ids.
+"""Merges the device topologies of all members into one with global device ids.
 
-Ids are counted through from 0 in order of rank, then of each member's own list. Members on one machine (same boot
-id) share a slice index; the seed's messages have no such field.
+Ids count from 0 in order of rank, then of each member's list. Members on one machine (same boot id) share a slice
+index; the seed's messages have no such field.
 
 Source: `BuildGlobalTopology` and the device aggregation of XLA's `DistributedRuntimeService` in jaxlib 0.4.13; for
 the seed's messages `AggregateClusterDevices` of TensorFlow's coordination service.
@@ -27,7 +27,7 @@ def merge_nodes(version: int, locals_: Sequence[tuple[int, bytes]]) -> Any:
     """The global topology in one protocol version, from each node's version and bytes.
 
     Raises:
-        google.protobuf.message.DecodeError: a node's bytes are no topology of its version.
+        google.protobuf.message.DecodeError: a node's bytes are not a topology of its version.
     """
     merged = _RUNTIME[version].message("xla.GlobalTopologyProto")()
     for theirs, data in locals_:
@@ -57,7 +57,7 @@ def is_topology(version: int, data: bytes) -> bool:
 
 
 def merge_devices(all_devices: Sequence[bytes]) -> Any:
-    """The later generation's devices: one global topology, or, of unknown messages, all of them in a row."""
+    """Merge devices of the later messages: one global topology, or all messages in a row if one is unknown."""
     merged = DeviceInfo()
     for data in all_devices:
         merged.MergeFrom(DeviceInfo.FromString(data))
@@ -73,12 +73,12 @@ def merge_devices(all_devices: Sequence[bytes]) -> Any:
 
 
 def seed_devices_kind(data: bytes) -> str | None:
-    """Whose devices one task lists in the seed's message: "TensorFlow" or "XLA"; None if it lists none."""
+    """The kind of devices in the seed's message of one task: "TensorFlow" or "XLA"; None if it lists none."""
     return {"tf": "TensorFlow", "xla": "XLA"}.get(SeedDeviceInfo.FromString(data).WhichOneof("type"))
 
 
 def merge_seed_devices(all_devices: Sequence[bytes]) -> Any:
-    """The seed's devices: TensorFlow's device lists appended, XLA's numbered through."""
+    """Merge the seed's devices: TensorFlow's lists are appended, XLA's get global numbers."""
     merged = SeedDeviceInfo()
     for data in all_devices:
         info = SeedDeviceInfo.FromString(data)

@@ -15,11 +15,11 @@ class StateDirectoryError(FastrtError):
 
 
 class DiskFullError(StateDirectoryError):
-    """The disk under a state directory is full, or a quota is used up. Nothing of the refused write was kept."""
+    """The disk under a state directory is full, or a quota is used up. Nothing of the failed write was kept."""
 
 
 class DamagedStateError(StateDirectoryError):
-    """Files of a state directory are damaged, so that acknowledged records are missing or cannot be proved whole."""
+    """Files of a state directory are damaged: acknowledged records are missing, or cannot be proved complete."""
 
 
 def write_failed(path: str | os.PathLike[str], error: OSError) -> StateDirectoryError:

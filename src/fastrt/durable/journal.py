@@ -1,15 +1,15 @@
 """Records on disk behind a state machine: one frame of a checked log per batch.
 
-A state machine orders `Persist(kind, key, value)`; its shell collects the records of everything that happened in one
-batch, writes them here, and only then lets answers out. So all that a caller was answered is on disk, and one write
-serves all the callers of the batch.
+A state machine orders `Persist(kind, key, value)`. Its shell collects the records of one batch of events, writes them
+here, and only then sends the answers. So everything that a caller was answered is on disk, and one write serves all
+callers of the batch.
 
-What a write survives: the death of every process at any instruction, since the log's pages are in the kernel by then;
-with `power=True` the machine losing power too, at the price of an fsync per batch.
+A write survives the death of every process at any instruction, because the log's pages are in the kernel by then. With
+`power=True` it also survives a loss of power, at the price of an fsync per batch.
 
-The newest value of each record is also in memory (the state machine holds the same bytes objects), so that a shorter
-log can be written without reading back a file. When more than half of the log is outdated, the next generation is
-written beside it, a piece with each batch, so that no batch waits long.
+The newest value of each record is also in memory (the state machine holds the same bytes objects), so a shorter log can
+be written without reading a file. When more than half of the log is outdated, the next generation is written beside it,
+a piece with each batch, so that no batch waits long.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fastrt.durable.log import CheckedLog, LogFile
 from fastrt.durable.mark import MarkFile
 from fastrt.folders import UnsafeFolderError, open_private, private_folder
 
-# A log shorter than this is kept as it is.
+# A log shorter than this is not rewritten.
 _LOG_BYTES_MIN = 8 << 20
-# How much of the next generation is written with each batch, beside as much as four times the batch.
+# Bytes of the next generation that are written with each batch, plus four times the batch.
 _PIECE_BYTES = 128 << 10
 _WRITES_BYTES_MIN = 16 << 20
 _OLD_FORMAT = ("state.sqlite", "writes.sqlite")
@@ -42,12 +42,12 @@ class Journal:
     """The records of one state machine. Not thread-safe.
 
     Args:
-        directory: where the log lives; made, with mode 0700, when missing.
-        power: survive the loss of power too, at the price of an fsync per batch.
-        accept_loss: go on with what can be saved of damaged files; see `losses`.
+        directory: the directory of the log; created with mode 0700 when missing.
+        power: survive a loss of power too, at the price of an fsync per batch.
+        accept_loss: continue with the readable part of damaged files; see `losses`.
 
     Attributes:
-        losses: what is gone, in words: damage that `accept_loss` has accepted, or the tail that a loss of power took.
+        losses: descriptions of lost records: damage that `accept_loss` accepted, or the end that a loss of power took.
 
     Raises:
         DamagedStateError: files are damaged, and `accept_loss` is not given.
@@ -96,7 +96,7 @@ class Journal:
                 yield kind, key, value
 
     def write(self, records: Mapping[tuple[str, str], bytes | None]) -> None:
-        """Write a batch; when this returns, it survives.
+        """Write a batch; it is durable when this returns.
 
         Args:
             records: values by kind and key; None drops a record.
@@ -119,17 +119,17 @@ class Journal:
             self._begin_shorter()
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether records of so many bytes can be written, with a reserve left for those that cannot be refused."""
+        """Whether records of this size fit, with a reserve left for records that cannot be rejected."""
         return self._log.file.has_room(nbytes) or (self._shorten_now() and self._log.file.has_room(nbytes))
 
     def close(self) -> None:
-        """Close the log and give the directory free."""
+        """Close the log and release the directory."""
         self._abandon()
         self._log.close()
         os.close(self._lock)
 
     def _load(self, payload: bytes) -> None:
-        """Take up a batch of an earlier process."""
+        """Load a batch of an earlier process."""
         at, end = 0, len(payload)
         while at < end:
             kind_bytes, key_bytes, value_bytes = _RECORD.unpack_from(payload, at)
@@ -160,7 +160,7 @@ class Journal:
     # A shorter log
 
     def _plan(self) -> None:
-        """Say how long the log may become; twice of what must be in it."""
+        """Set the length at which the log is rewritten: twice the bytes of its live records."""
         self._shorten_at = max(_LOG_BYTES_MIN, 2 * self._live_bytes)
 
     def _begin_shorter(self) -> None:
@@ -170,7 +170,7 @@ class Journal:
         self._start_copy()
 
     def _copy(self, payload: bytes) -> None:
-        """Give the next generation a batch, and a piece of what was there before."""
+        """Write a batch and a piece of the older records to the next generation."""
         assert self._next is not None
         try:
             if payload:
@@ -201,7 +201,7 @@ class Journal:
         return True
 
     def _shorten_now(self) -> bool:
-        """On a full disk: make the log shorter at once, if much of it is outdated; whether it is shorter now."""
+        """On a full disk: rewrite the log at once if much of it is outdated; returns whether it is shorter now."""
         end = self._log.file.end
         if end < 2 * self._live_bytes + _PIECE_BYTES:
             return False
@@ -221,7 +221,7 @@ class Journal:
         return True
 
     def _abandon(self) -> None:
-        """Leave the next generation; the log goes on, and tries again when it has grown."""
+        """Discard the next generation; the log stays in use, and is rewritten when it has grown more."""
         if self._next is not None:
             self._next.discard()
             self._next = None
@@ -229,18 +229,18 @@ class Journal:
 
 
 class WriteLog:
-    """Keys that one process has set on behalf of another, which takes them into its own records later.
+    """Keys that one process has set for another one, which adds them to its records later.
 
-    The writer answers as soon as `append` returns. When the writer has died, its successor reads here the writes that
-    were not taken in yet. Lives beside the records of a `Journal`, whose identity it names; open in one process at a
-    time. Not thread-safe.
+    The writer answers as soon as `append` returns. After the writer's death its successor reads the writes from here
+    that are not in the records yet. The log is beside the records of a `Journal`, whose identity it names; one process
+    at a time may open it. Not thread-safe.
 
     Args:
-        directory: of the journal.
-        accept_loss: go on with what can be saved of damaged files; see `losses`.
+        directory: the journal's directory.
+        accept_loss: continue with the readable part of damaged files; see `losses`.
 
     Attributes:
-        losses: see `Journal`.
+        losses: descriptions of lost writes, as in `Journal`.
 
     Raises:
         DamagedStateError: files are damaged, and `accept_loss` is not given.
@@ -263,7 +263,7 @@ class WriteLog:
         return any(Path(directory).glob("writes[-.]*"))
 
     def append(self, number: int, key: str, value: bytes) -> None:
-        """Keep one write; when this returns, it survives the death of every process.
+        """Append one write; it survives the death of every process when this returns.
 
         Raises:
             DiskFullError: there is no room. Nothing was written.
@@ -276,27 +276,27 @@ class WriteLog:
         """The writes with higher numbers, in order: number, key, value.
 
         Raises:
-            DamagedStateError: the log does not go on where the number ends.
+            DamagedStateError: the log does not continue at that number.
         """
         found = [write for write in map(_unpacked_write, self._log.read_again()) if write[0] > number]
         if not found or [taken for taken, _, _ in found] == list(range(number + 1, number + 1 + len(found))):
             return found
         words = (
-            f"{self._log.file.path} goes on with {len(found)} writes up to {found[-1][0]}, and the records beside it "
-            f"end with write {number}: writes between them are lost, or one of the two logs is of another moment"
+            f"{self._log.file.path} continues with {len(found)} writes up to {found[-1][0]}, and the records beside it "
+            f"end with write {number}: writes between them are lost, or one of the two logs is from another time"
         )
         if not self._accept_loss:
-            raise DamagedStateError(f"{words}. Put the right files back, or go on by --accept-loss.")
+            raise DamagedStateError(f"{words}. Put the right files back, or continue with --accept-loss.")
         self.losses.append(words)
         return found
 
     def drop(self, number: int) -> None:
-        """Forget the writes so far, which are in the records by now up to this number.
+        """Drop the writes up to this number, which are in the records now.
 
         Raises:
             StateDirectoryError: the disk is full or failing.
         """
-        if self._log.file.end >= _WRITES_BYTES_MIN:  # of a shorter log, `after` leaves them out
+        if self._log.file.end >= _WRITES_BYTES_MIN:  # in a shorter log, `after` skips them
             self._log.switch(self._log.begin())
 
     def close(self) -> None:
@@ -327,7 +327,7 @@ def _unpacked_write(payload: bytes) -> tuple[int, str, bytes]:
 
 
 def _size(kind: str, key: str, value: bytes) -> int:
-    """About the bytes that a record takes in the log."""
+    """The approximate bytes of a record in the log."""
     return _RECORD.size + len(kind) + len(key) + len(value)
 
 

@@ -1,4 +1,4 @@
-"""The lock of a folder of records, which one process at a time may use."""
+"""The lock of a folder of records: one process at a time may use the folder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 
 from fastrt.durable.errors import StateDirectoryError
 
-# A process that was killed has its locks until the kernel has taken it apart, and the keeper of a killed front until
-# it has noticed that.
+# A killed process holds its locks until the kernel has removed it; the keeper of a killed front holds them until it has
+# noticed that.
 _DYING_S = 3.0
 _LOOK_AGAIN_S = 0.02
 
 
 def lock_folder(lock: int, what: str) -> None:
-    """Lock a folder for this process until the descriptor is closed. Waits a moment for a process that is ending.
+    """Lock a folder for this process until the descriptor is closed; waits briefly for a process that is ending.
 
     Args:
         lock: descriptor of the folder's lock file.
@@ -28,7 +28,7 @@ def lock_folder(lock: int, what: str) -> None:
 
 
 def take_lock(lock: int, patience_s: float) -> bool:
-    """Lock a file for this process until the descriptor is closed; False when another process keeps it.
+    """Lock a file for this process until the descriptor is closed; False when another process holds it.
 
     Args:
         lock: descriptor of the file.

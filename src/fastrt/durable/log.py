@@ -1,4 +1,4 @@
-"""A checked log: payloads in order on disk, and a proof at the next start that none is missing.
+"""A checked log: ordered payloads on disk, with a proof at the next start that none is missing.
 
 A log NAME consists of `NAME.mark` and one file `NAME-GENERATION.log` of frames:
 
@@ -6,18 +6,18 @@ A log NAME consists of `NAME.mark` and one file `NAME-GENERATION.log` of frames:
     u32 payload length | payload
 
 Frame 0 is the head: JSON with the format and the identity of the log. Numbers count from there without a gap. So a
-frame that is flipped, cut, missing, doubled, moved or of another file is found, by its own CRC, its number, its
-predecessor's CRC or its salt; and behind a damaged place the next whole frame is found by its magic and salt.
+frame that is flipped, cut, missing, doubled, moved or from another file is detected, by its CRC, its number, the CRC of
+its predecessor or its salt. Behind a damaged place the next complete frame is found by its magic and salt.
 
-The end of the log is proved by the mark (see `mark`). What lies behind the frame that the mark names was never
-acknowledged. It may be half a frame (the process died in a write) or zeros (space that is allocated ahead, so that a
-full disk is found before a record is made) and is dropped.
+The mark proves the end of the log (see `mark`). Data behind the frame that the mark names were never acknowledged. They
+may be half a frame (the process died in a write) or zeros (space that is allocated ahead, so that a full disk is
+detected before a record is made), and are dropped.
 
-A new generation takes the place of the file when most of it is outdated: it is written and synced under its own name,
-and the mark then names it.
+A new generation replaces the file when most of it is outdated: it is written and synced under another name, and the
+mark then names it.
 
-Models: etcd's WAL (a CRC chained over records, preallocated space, a torn tail told from damage), PostgreSQL's control
-file (names the newest checkpoint outside of the WAL).
+Models: etcd's WAL (a CRC chained over records, preallocated space, a torn tail distinguished from damage), PostgreSQL's
+control file (names the newest checkpoint outside of the WAL).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 2  # 1 was SQLite's
 _FRAME = struct.Struct("<4sIQQII")
-_HEAD = struct.Struct("<QQII")  # of a frame, behind its CRC
+_HEAD = struct.Struct("<QQII")  # the rest of a frame's header, behind its CRC
 _MAGIC = b"frLg"
-_CHECKED = 8  # the CRC is of what follows it
+_CHECKED = 8  # offset of the bytes that the CRC covers
 _PAYLOAD_BYTES_MAX = (1 << 32) - 1
 _ALLOCATED_BYTES = 1 << 20
-# Space that only records for which nobody can be refused may use: of deadlines, lost members and the like.
+# Space for records that cannot be rejected, such as those of deadlines and lost members.
 _RESERVE_BYTES = 1 << 20
 
 
@@ -57,11 +57,11 @@ class Scan:
     """The outcome of reading one log file.
 
     Attributes:
-        payloads: of the whole frames, in order; the head's is not among them.
-        number: of the newest whole frame, -1 without any.
-        end: where that frame ends.
+        payloads: the payloads of the complete frames, in order, without the head's.
+        number: the number of the newest complete frame, -1 without any.
+        end: the offset of that frame's end.
         check: its CRC.
-        damages: each damaged place, in words.
+        damages: a description of each damaged place.
         head: the JSON of frame 0; {} when that is damaged.
     """
 
@@ -74,11 +74,11 @@ class Scan:
 
 
 def scan(data: Any, salt: int) -> Scan:
-    """Read all whole frames of a log file.
+    """Read all complete frames of a log file.
 
     Args:
         data: the file's bytes.
-        salt: of the file.
+        salt: the file's salt.
     """
     found = Scan()
     at = 0
@@ -103,7 +103,7 @@ def scan(data: Any, salt: int) -> Scan:
 
 
 def _frame_at(view: memoryview, at: int, salt: int) -> tuple[int, int, int, int] | None:
-    """The whole frame at a place: number, CRC of the frame before, CRC, end. None when there is none."""
+    """The complete frame at an offset: number, CRC of the frame before, CRC, end. None when there is none."""
     if at + _FRAME.size > len(view):
         return None
     magic, check, found_salt, number, before, length = _FRAME.unpack_from(view, at)
@@ -118,7 +118,7 @@ def _frame_at(view: memoryview, at: int, salt: int) -> tuple[int, int, int, int]
 def _next_frame(
     data: Any, view: memoryview, at: int, salt: int, newest: int
 ) -> tuple[tuple[int, int, int, int] | None, int]:
-    """The next whole frame behind a damaged place that is newer than `newest`, and where it begins."""
+    """The next complete frame behind a damaged place that is newer than `newest`, and its offset."""
     sought = struct.pack("<Q", salt)
     place = data.find(sought, at + _CHECKED)
     while place >= 0:
@@ -131,7 +131,11 @@ def _next_frame(
 
 
 def _words(at: int, end: int, expected: int, found: int) -> str:
-    place = f"{end - at} bytes at offset {at} are damaged" if end > at else f"offset {at} does not go on as it began"
+    place = (
+        f"{end - at} bytes at offset {at} are damaged"
+        if end > at
+        else f"the frame at offset {at} does not continue the one before"
+    )
     if found == expected:
         return f"{place}; no record is missing there"
     missing = f"record {expected} is" if found == expected + 1 else f"records {expected} to {found - 1} are"
@@ -171,7 +175,7 @@ class LogFile:
         return made
 
     def go_on(self, found: Scan) -> None:
-        """Append behind what a scan has found; what else is in the file goes.
+        """Continue behind the frames of a scan; the rest of the file is removed.
 
         Raises:
             StateDirectoryError: the disk is failing.
@@ -182,14 +186,14 @@ class LogFile:
         except OSError as error:
             raise write_failed(self.path, error) from error
         self._allocated = self.end
-        with contextlib.suppress(DiskFullError):  # the next append or `has_room` says so
+        with contextlib.suppress(DiskFullError):  # the next append or `has_room` reports it
             self._allocate(0)
 
     def append(self, payload: bytes) -> None:
-        """Write one frame; when this returns, it survives the process.
+        """Write one frame; it survives the process when this returns.
 
         Raises:
-            DiskFullError: there is no room; the file is as it was.
+            DiskFullError: there is no room; the file is unchanged.
             StateDirectoryError: the disk is failing.
         """
         if len(payload) > _PAYLOAD_BYTES_MAX:
@@ -205,7 +209,7 @@ class LogFile:
         self.end += size
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether so many bytes fit and the reserve stays."""
+        """Whether this many bytes fit and leave the reserve free."""
         wanted = nbytes + _RESERVE_BYTES
         if self.end + wanted > self._allocated:
             try:
@@ -215,7 +219,7 @@ class LogFile:
         return True
 
     def sync(self) -> None:
-        """Put the file on the disk itself.
+        """Sync the file to the disk.
 
         Raises:
             StateDirectoryError: the disk is failing.
@@ -226,7 +230,7 @@ class LogFile:
             raise write_failed(self.path, error) from error
 
     def trim(self) -> None:
-        """Give back the space that was allocated ahead."""
+        """Release the space that was allocated ahead."""
         os.ftruncate(self._fd, self.end)
         self._allocated = self.end
 
@@ -266,22 +270,22 @@ class LogFile:
 
 
 class CheckedLog:
-    """A log in a directory. Not thread-safe; one process at a time, which the caller sees to.
+    """A log in a directory. Not thread-safe; the caller ensures that one process at a time uses it.
 
     Args:
-        directory: exists, and belongs to this user.
-        name: of the log.
+        directory: an existing directory of this user.
+        name: the name of the log.
         power: each record survives a loss of power (an fdatasync each).
-        accept_loss: go on with what can be saved of damaged files; they are kept aside.
-        about: goes into the head of each file; a file whose head says otherwise is refused.
+        accept_loss: continue with the readable part of damaged files; copies of them are kept.
+        about: fields for the head of each file; a file with another head is rejected.
 
     Attributes:
-        payloads: what the log held at the start; the owner clears the list when it has taken them.
-        losses: what `accept_loss` has given up, in words; empty when all is there.
+        payloads: the payloads at the start; the owner clears the list after reading it.
+        losses: descriptions of records that `accept_loss` gave up; empty when none is lost.
         file: the generation in use.
 
     Raises:
-        DamagedStateError: files are damaged or missing; says which, where, what is lost and what can be saved.
+        DamagedStateError: files are damaged or missing; the message names the files, the places and the lost records.
         StateDirectoryError: the files cannot be used.
     """
 
@@ -316,10 +320,10 @@ class CheckedLog:
         return self.mark.log_id
 
     def append(self, payload: bytes) -> None:
-        """Keep a payload; when this returns, it survives this process, or with `power` the machine.
+        """Append a payload; it survives this process when this returns, and with `power` the machine.
 
         Raises:
-            DiskFullError: there is no room; nothing was kept.
+            DiskFullError: there is no room; nothing was written.
             StateDirectoryError: the disk is failing.
         """
         file = self.file
@@ -349,7 +353,7 @@ class CheckedLog:
         return found.payloads
 
     def begin(self) -> LogFile:
-        """A file for the next generation; it counts once it is given to `switch`.
+        """Create a file for the next generation; it is in use once it is passed to `switch`.
 
         Raises:
             StateDirectoryError: the disk is full or failing.
@@ -359,10 +363,10 @@ class CheckedLog:
         return LogFile.create(self._path(generation), head)
 
     def switch(self, file: LogFile) -> None:
-        """Make a file of `begin` the log, in place of the one before.
+        """Replace the log's file by a file of `begin`.
 
         Raises:
-            StateDirectoryError: the disk is full or failing. The log is the file before.
+            StateDirectoryError: the disk is full or failing. The old file stays in use.
         """
         file.sync()
         sync_folder(self._directory)
@@ -381,14 +385,14 @@ class CheckedLog:
         self.file = file
 
     def close(self) -> None:
-        """Close the log, with all of it on the disk."""
+        """Sync the log to the disk and close it."""
         try:
             self.file.trim()
             self.file.sync()
             self.mark.synced = self.mark.number
             self._mark_file.write(self.mark, sync=True)
         except (OSError, StateDirectoryError) as error:
-            _log.warning("the log %s may not be on the disk itself: %s", self.file.path, error)
+            _log.warning("the log %s may not be synced to the disk: %s", self.file.path, error)
         self.file.close()
         self._mark_file.close()
 
@@ -398,7 +402,7 @@ class CheckedLog:
         return self._directory / f"{self._name}-{generation}.log"
 
     def _files(self) -> dict[int, Path]:
-        """The log files that are there, by generation."""
+        """The existing log files, by generation."""
         found = {}
         for path in self._directory.glob(f"{self._name}-*.log"):
             digits = path.stem.removeprefix(f"{self._name}-")
@@ -436,7 +440,7 @@ class CheckedLog:
             self._go_on(mark, found, files)
 
     def _check(self, mark: Mark, files: dict[int, Path]) -> tuple[Scan, list[str]]:
-        """What the file that a mark names holds, and what is wrong with it."""
+        """Read the file that a mark names; returns its frames and descriptions of its damages."""
         path = self._path(mark.generation)
         if mark.generation not in files:
             others = [path for generation, path in sorted(files.items()) if generation > mark.generation]
@@ -472,10 +476,10 @@ class CheckedLog:
         return found, damages
 
     def _foreign(self, found: Scan, mark: Mark | None) -> list[str]:
-        """Say when the head of a file does not fit to the mark or the directory; none of its payloads is used then.
+        """Describe a head that does not match the mark or the directory; no payload of that file is used then.
 
         Raises:
-            StateDirectoryError: it is of another format.
+            StateDirectoryError: it has another format.
         """
         if not found.head:
             return []
@@ -503,7 +507,7 @@ class CheckedLog:
         self.file = LogFile(path, os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), mark.salt)
         self.file.go_on(found)
         for generation, other in files.items():
-            if generation != mark.generation:  # of a process that died between two generations
+            if generation != mark.generation:  # left by a process that died between two generations
                 other.unlink(missing_ok=True)
         synced = mark.synced
         now = boot_id()
@@ -543,7 +547,7 @@ class CheckedLog:
         return aside
 
     def _start(self, mark: Mark, payloads: list[bytes]) -> None:
-        """Begin a generation with these payloads, in place of all files that are there."""
+        """Start a generation with these payloads, which replaces all existing files."""
         old = self._files().values()
         self.mark = mark
         file = self.begin()
@@ -593,6 +597,6 @@ def _salt_of(path: Path) -> int:
 
 
 def _has_records(path: Path) -> bool:
-    """Whether a log file holds, or has held, more than its head. One of zeros was never written."""
+    """Whether a log file holds, or has held, records beside its head. A file of zeros was never written."""
     found = _read(path, _salt_of(path))
     return found.number > 0 or (found.number < 0 and bool(path.read_bytes().strip(b"\0")))

@@ -1,4 +1,4 @@
-"""A mark: 128 bytes beside a log that name its newest record and how far the log is synced to the disk.
+"""A mark: 128 bytes beside a log that name its newest record and its newest synced record.
 
 A log alone cannot prove that its end is there: a log cut off between two records looks like a shorter log. The mark is
 written after each record and before that record is acknowledged. Both writes are in the kernel by then, so the death of
@@ -6,7 +6,7 @@ a process never separates them. Only a loss of power (or a crash of the kernel) 
 id of the machine: within one boot, a record that the mark names and the log lacks is damage; after another boot, only a
 record below the synced number is.
 
-Another user cannot write these files (the folder has mode 0700), so a CRC is enough: it finds accidents.
+Another user cannot write these files (the folder has mode 0700), so a CRC against accidental damage is enough.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Mark:
 
     Attributes:
         log_id: identity of the log over all its generations; 16 bytes.
-        salt: of the log file in use; a frame with another salt is not of this file.
-        generation: of the log file in use.
-        number: of the newest record.
-        synced: the newest record that is known to be on the disk itself.
+        salt: the salt of the log file in use; a frame with another salt is not from this file.
+        generation: the generation of the log file in use.
+        number: the number of the newest record.
+        synced: the newest record that is known to be synced to the disk.
         nbytes: the log file's length up to that record.
-        boot_id: of the boot in which the mark was written.
+        boot_id: the boot in which the mark was written.
     """
 
     log_id: bytes
@@ -104,10 +104,10 @@ class MarkFile:
             raise DamagedStateError(f"{self.path} is damaged: {error}") from error
 
     def create(self, mark: Mark) -> None:
-        """Put a mark in place of the file, whatever is there; when this returns, it is on the disk.
+        """Replace the file, if any, by a mark; it is synced to the disk when this returns.
 
         Raises:
-            StateDirectoryError: the disk is full or failing. The file is as it was.
+            StateDirectoryError: the disk is full or failing. The file is unchanged.
         """
         working = self.path.with_suffix(".mark-new")
         fd = -1
@@ -125,7 +125,7 @@ class MarkFile:
         self._fd = fd
 
     def resume(self, mark: Mark) -> None:
-        """Open the file that is there, and write a mark over the one in it.
+        """Open the existing file, and overwrite its mark.
 
         Raises:
             StateDirectoryError: the disk is failing.
@@ -137,7 +137,7 @@ class MarkFile:
         self.write(mark)
 
     def write(self, mark: Mark, sync: bool = False) -> None:
-        """Write a mark over the one before; needs no space on the disk.
+        """Overwrite the mark; needs no space on the disk.
 
         Raises:
             StateDirectoryError: the disk is failing.
@@ -157,12 +157,12 @@ class MarkFile:
 
 
 def new_mark() -> Mark:
-    """A mark of a log that begins."""
+    """The mark of a new log."""
     return replace(Mark(uuid.uuid4().bytes), boot_id=boot_id())
 
 
 def boot_id() -> bytes:
-    """Identity of this boot of the machine; random where the kernel does not tell it, which means another boot."""
+    """Identity of this boot of the machine; random where the kernel has none, which counts as another boot."""
     try:
         return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     except (OSError, ValueError):
@@ -170,7 +170,7 @@ def boot_id() -> bytes:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk."""
+    """Sync the names in a folder to the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,10 +1,10 @@
-"""One StreamObj as the receiver sees it: every chunk is checked against the first before a byte of it is kept.
+"""The receiver of one StreamObj: every chunk is validated against the first one before its data are kept.
 
-The first chunk says what the object is and how large; memory for all of it is taken then, and each chunk's data go
-straight there. What fastrt's own stores send (`obj.envelope`) becomes an object of the arena as it stands; any other
-`Obj` is collected in the arena, read when it is whole, and stored as the value that it says.
+The first chunk announces the object's name and size. Memory for the whole object is allocated then, and each chunk's
+data are written straight into it. An envelope of another fastrt store (`obj.envelope`) becomes an object of the arena
+unchanged; any other `Obj` is collected in the arena, parsed when it is complete, and stored as a value.
 
-Source: StreamObj of early Ray's object store: chunks in order, all of one objref and one totalsize, that add up to it.
+Source: StreamObj of early Ray's object store: chunks in order, all of one objref and one totalsize, which is their sum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Code = grpc.StatusCode
 
 
 class Refused(TransferError):
-    """A stream breaks the rules; `code` is the gRPC status that tells its sender so."""
+    """A stream violates the protocol; `code` is the gRPC status for its sender."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class Inbound:
     """Receives one object.
 
     Args:
-        table: where it goes.
+        table: the table that receives it.
         trusted: whether the sender has shown the session's token, so that pickles may be opened.
     """
 
@@ -46,46 +46,46 @@ class Inbound:
         self._receipt: Receipt | None = None
         self._view: memoryview | None = None
         self._total = 0
-        self._received = 0  # of the object's bytes on the wire
-        self._skip = 0  # of them before those that are kept
-        self._keep = 0  # how many are kept
+        self._received = 0  # bytes of the object on the wire
+        self._skip = 0  # bytes of the head, which are not kept
+        self._keep = 0  # bytes that are kept
         self._tail = b""
         self._raw = False
-        self._lock = threading.Lock()  # of the three below; never held while anything waits
+        self._lock = threading.Lock()  # guards the three below; never held during a wait
         self._busy = False
         self._ended = False
         self._error: BaseException = TransferError("the sender has gone")
 
     @property
     def objref(self) -> int:
-        """The object's name, once a chunk has come."""
+        """The object's name, once a chunk was received."""
         return self._receipt.objref if self._receipt is not None else 0
 
     @property
     def started(self) -> bool:
-        """Whether the first chunk has come."""
+        """Whether the first chunk was received."""
         return self._receipt is not None
 
     def chunk(self, chunk: Chunk) -> None:
-        """Take one chunk. The first may wait for room in the store; the others never wait.
+        """Receive one chunk. The first may wait for room in the store; the others never wait.
 
         Raises:
-            Refused: it breaks the rules, or there is no room.
+            Refused: the chunk violates the protocol, or there is no room.
         """
         with self._at_work():
             self._take(chunk)
 
     def finish(self) -> int:
-        """Make the object visible, after the sender's last chunk; its name.
+        """Make the object visible, after the sender's last chunk; returns its name.
 
         Raises:
-            Refused: the stream was empty or too short, or its bytes are no value.
+            Refused: the stream was empty or too short, or its bytes are not a value.
         """
         with self._at_work():
             return self._complete()
 
     def abandon(self, error: BaseException) -> None:
-        """Give everything back; nothing if the object has arrived. Any thread may call it, while others work too."""
+        """Release the memory; does nothing if the object has arrived. May be called from any thread at any time."""
         with self._lock:
             if self._ended:
                 return
@@ -98,7 +98,7 @@ class Inbound:
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Around all that changes this; whoever abandons it meanwhile leaves the rest to us."""
+        """Guard all changes; an `abandon` meanwhile leaves the release of the memory to this block."""
         with self._lock:
             if self._ended:
                 raise Refused(_Code.CANCELLED, str(self._error))
@@ -127,24 +127,24 @@ class Inbound:
         if chunk.objref != receipt.objref or chunk.totalsize != self._total:
             raise Refused(
                 _Code.INVALID_ARGUMENT,
-                f"a chunk of object {chunk.objref:#x} of {chunk.totalsize} bytes comes in the stream of object "
+                f"a chunk of object {chunk.objref:#x} of {chunk.totalsize} bytes is in the stream of object "
                 f"{receipt.objref:#x} of {self._total}",
             )
         size = len(chunk)
         if size > self._total - self._received:
             raise Refused(
                 _Code.OUT_OF_RANGE,
-                f"object {receipt.objref:#x} was to have {self._total} bytes, and more than that have come",
+                f"object {receipt.objref:#x} was announced with {self._total} bytes, and more than that were sent",
             )
         if size == 0:
-            raise Refused(_Code.INVALID_ARGUMENT, f"a chunk of object {receipt.objref:#x} brings nothing")
+            raise Refused(_Code.INVALID_ARGUMENT, f"a chunk of object {receipt.objref:#x} is empty")
         self._write(memoryview(chunk))
         self._received += size
 
     def _complete(self) -> int:
         receipt = self._receipt
         if receipt is None:
-            raise Refused(_Code.INVALID_ARGUMENT, "the stream ended without a chunk, so it brings no object")
+            raise Refused(_Code.INVALID_ARGUMENT, "the stream ended without a chunk, so it has no object")
         if self._received != self._total:
             raise Refused(
                 _Code.INVALID_ARGUMENT,
@@ -166,12 +166,13 @@ class Inbound:
         objref, total = chunk.objref, chunk.totalsize
         if len(chunk) == 0 or total == 0:
             raise Refused(
-                _Code.INVALID_ARGUMENT, f"object {objref:#x} of {total} bytes is none: an Obj has at least two"
+                _Code.INVALID_ARGUMENT,
+                f"object {objref:#x} has {total} bytes, or its first chunk is empty; an Obj has at least two",
             )
         head = obj.opened(memoryview(chunk), total) if self._trusted else None
         receipt, _ = self._table.begin(objref)
         if receipt is None:
-            raise self._refusal(DuplicateError(f"object {objref:#x} is in this store already, or on its way here"))
+            raise self._refusal(DuplicateError(f"object {objref:#x} is in this store already, or being received"))
         self._receipt, self._total = receipt, total
         try:
             if head is not None:
@@ -180,17 +181,17 @@ class Inbound:
                 self._view = receipt.allocate(self._keep, kind, is_error)
             else:
                 self._keep = total
-                self._view = receipt.allocate(total, PICKLE, False)  # of any kind: it is never sealed
+                self._view = receipt.allocate(total, PICKLE, False)  # any kind: it is never sealed
         except FastrtError as exc:
             raise self._refusal(exc) from exc
         return receipt
 
     def _write(self, data: memoryview) -> None:
-        """Keep of the next bytes what belongs to the value."""
+        """Write the value's part of the next bytes."""
         start = self._received - self._skip
         writer = self._receipt.writer if self._receipt is not None else None
         if writer is None:
-            raise Refused(_Code.ABORTED, f"object {self.objref:#x} was deallocated while it was on its way here")
+            raise Refused(_Code.ABORTED, f"object {self.objref:#x} was deallocated while it was being received")
         if start < 0:
             data, start = data[-start:], 0
         room = self._keep - start

@@ -1,10 +1,10 @@
 """Sending an object to another store: DeliverObj's work.
 
-A store of fastrt's is told where the native stream is and fetches the object from there. Without a native stream (with
-TLS, where nothing goes in the clear) it is sent StreamObj with its bytes as they lie in the arena; any other store gets
-StreamObj with a proper `Obj`. Which of the three is settled by one small call first, `Transfer.Fetch`, that only fastrt
-knows. A receiver that has the object already is as good as one that has just got it; one of fastrt's that is getting it
-from elsewhere is asked until it has it.
+There are three ways. Another fastrt store gets the address of the native stream and fetches the object from there.
+Without a native stream (with TLS, where no data may be sent in the clear) it gets StreamObj with the arena's bytes in
+an envelope. Any other store gets StreamObj with a plain `Obj`. One small call, `Transfer.Fetch`, decides first; only
+fastrt implements it. A receiver that has the object already counts as success; a fastrt store that is receiving it from
+another source is polled until it has it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Part = tuple[int, int, memoryview]  # a chunk's objref, totalsize and data
 
 
 def chunks(objref: int, parts: list[bytes | memoryview], chunk_bytes: int = CHUNK_BYTES) -> Iterator[Part]:
-    """Cut an object into what `write_chunk` writes: at least one chunk, also of nothing."""
+    """Cut an object into parts for `write_chunk`: at least one chunk, even for an empty object."""
     views = [memoryview(part) for part in parts]
     total = sum(view.nbytes for view in views)
     if total == 0:
@@ -55,10 +55,10 @@ class Pusher:
         table: the objects.
         token: a bearer token, sent with every call; None sends none.
         credentials: for TLS; None for the clear.
-        native_address: host:port of this store's native stream as others reach it; None when there is none.
-        chunk_bytes: of a message of StreamObj.
+        native_address: host:port of this store's native stream for other nodes; None when there is none.
+        chunk_bytes: the size of a message of StreamObj.
         timeout_s: for a whole delivery.
-        options: of gRPC's channels.
+        options: gRPC channel options.
     """
 
     def __init__(
@@ -83,36 +83,38 @@ class Pusher:
         self._fetch_types = message_set("transfer").methods("fastrt.transfer.Transfer")["Fetch"]
 
     def deliver(self, address: str, objref: int) -> None:
-        """Have the store at `address` get an object, and wait until it has.
+        """Deliver an object to the store at `address`, and wait until it has arrived.
 
         Raises:
             NotFoundError: the object is not here.
             SerializationError: it cannot be sent to a store that is not fastrt's.
-            TransferError: others were bringing it there, and have not in time.
-            grpc.RpcError: the other store refuses, or is not there.
+            TransferError: another sender was delivering it, and did not finish in time.
+            grpc.RpcError: the other store rejects it, or cannot be reached.
         """
-        sealed = self._table.read(objref)  # pinned until the end: what is to be sent must not be spilled meanwhile
+        sealed = self._table.read(objref)  # pinned until the end, so that it is not spilled meanwhile
         channel = self._channel(address)
         fetched = self._fetch(channel, objref)
         until = time.monotonic() + self._timeout_s
         while not fetched:
             if self._stream(channel, objref, self.parts(objref, sealed, fetched is not None)):
                 return
-            # Somebody else's stream brings it, which may have lost its sender already: then it is ours to bring.
+            # Another sender's stream delivers it. That sender may be dead already: then this store delivers it.
             if fetched is None:
                 return
             if time.monotonic() > until:
-                raise TransferError(f"object {objref:#x} has not come to {address}, where others were bringing it")
+                raise TransferError(
+                    f"object {objref:#x} has not arrived at {address}, where another sender was delivering it"
+                )
             time.sleep(_AGAIN_S)
             fetched = self._fetch(channel, objref)
 
     def parts(self, objref: int, sealed: Sealed, to_fastrt: bool) -> list[bytes | memoryview]:
-        """What an object is sent as over StreamObj: a serialised `Obj`, in pieces.
+        """Make the serialised `Obj` of an object for StreamObj, in pieces.
 
         Args:
             objref: the object's name.
             sealed: its bytes.
-            to_fastrt: whether the receiver understands what only fastrt writes.
+            to_fastrt: whether the receiver understands fastrt's envelopes.
         Returns:
             The pieces; the large one is a view of the arena.
         Raises:
@@ -142,7 +144,7 @@ class Pusher:
             return channel
 
     def _fetch(self, channel: grpc.Channel, objref: int) -> bool | None:
-        """Ask a store of fastrt's to fetch the object: whether it has it now; None for a store of another kind."""
+        """Request that a fastrt store fetch the object: whether it has it now; None for another kind of store."""
         request, reply = self._fetch_types
         call = channel.unary_unary(_FETCH, request.SerializeToString, reply.FromString)
         wanted = request(objref=objref, address=self._native_address or "")
@@ -155,7 +157,7 @@ class Pusher:
             raise
 
     def _stream(self, channel: grpc.Channel, objref: int, parts: list[bytes | memoryview]) -> bool:
-        """Send the object; False when the receiver has it, or is getting it, from elsewhere."""
+        """Send the object; False when the receiver has it already or is receiving it from another sender."""
         call = channel.stream_unary(_STREAM, write_chunk, bytes)
         try:
             call(chunks(objref, parts, self._chunk_bytes), timeout=self._timeout_s, metadata=self._metadata)

@@ -1,9 +1,9 @@
 """Early Ray's ObjStore, and fastrt's Transfer beside it, served over one arena.
 
-Unary calls are taken on the server's one thread and answered there, but for those that wait: a delivery runs on a
-thread of one pool, what a stream waits for (room in the store, the scheduler's acknowledgement) on one of another, so
-that two stores which deliver to each other never wait for each other's threads. Chunks of a stream are copied into the
-arena on the server's thread, as fast as they come; gRPC's flow control holds back a sender while a stream is held.
+Unary calls are handled on the server's one thread, except those that wait. Deliveries run on the threads of one pool;
+waits of a stream (for room in the store, for the scheduler's acknowledgement) run on another pool, so that two stores
+that deliver to each other never wait for each other's threads. Chunks of a stream are copied into the arena on the
+server's thread as they arrive; gRPC's flow control provides backpressure while a stream is held.
 
 Source: the service ObjStore in protos/ray/objstore.proto; every error is a gRPC status.
 """
@@ -49,7 +49,7 @@ _STREAM = "/ObjStore/StreamObj"
 _FETCH = "/fastrt.transfer.Transfer/Fetch"
 MEASURE = "/fastrt.transfer.Transfer/Measure"
 _MESSAGE_BYTES_MAX = 8 << 20
-_INFO_BYTES_MAX = 4 << 20  # of values in one answer: callers take 4 MiB unless they say otherwise
+_INFO_BYTES_MAX = 4 << 20  # bytes of values in one answer: gRPC clients accept 4 MiB by default
 _REFUSED_FOR_GOOD = (_Code.INVALID_ARGUMENT, _Code.NOT_FOUND, _Code.FAILED_PRECONDITION)
 _THREADS = 8
 _READY_S = 30.0
@@ -61,26 +61,28 @@ class ObjStoreServer:
 
     Args:
         store: this process's attachment.
-        token: a bearer token that every call must carry. Without it and `identity` every process on this machine is
-            served; pickles are then refused, and there is no native stream. Other stores are sent it over TLS only,
-            or with `insecure`.
-        identity: of a cluster: callers and other stores prove by TLS that they are part of it. Token and tls are not
-            used then.
+        token: a bearer token that every call must carry. Without it and `identity`, every process on this machine is
+            served; pickles are then rejected, and there is no native stream. The token is sent to other stores over
+            TLS only, or with `insecure`.
+        identity: a cluster's identity: callers and other stores prove by TLS that they are part of it. Token and tls
+            are not used then.
         address: host:port to serve gRPC on; port 0 for any.
         tls: certificates for gRPC. The native stream never uses them.
-        insecure: serve beyond loopback although the token and values go in the clear; with `identity`, the native
-            stream's values alone, after a proof.
-        native: whether to serve the native stream, on a port of its own of the same host.
-        native_identity: of the native stream, where gRPC has a token instead; None: `identity`, and no stream without.
-        on_ready: called with the name of each object that has arrived from elsewhere, on a thread of the pool; what it
-            raises fails the delivery. Refused for good (INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION) the object
-            is dropped, as nobody would ever deallocate it; else the delivery may be repeated, and is reported again.
+        insecure: serve beyond loopback although the token and values are sent in the clear; with `identity`, only the
+            native stream's values are, after a proof.
+        native: whether to serve the native stream, on a separate port of the same host.
+        native_identity: the identity of the native stream, if gRPC has a token instead; None: `identity`, and no
+            native stream without that.
+        on_ready: called with the name of each object that has arrived from another node, on a thread of the pool; an
+            error that it raises fails the delivery. After a permanent rejection (INVALID_ARGUMENT, NOT_FOUND,
+            FAILED_PRECONDITION) the object is dropped, because it would never be deallocated; after another error
+            the delivery may be repeated, and is reported again.
         resolve: finds the reference for the cluster's name of a contained object that is not here.
-        timeout_s: how long a peer may move no byte at all.
+        timeout_s: the longest time without a byte from or to a peer.
 
     Raises:
-        InsecureBindError: the address can be reached from elsewhere in the clear, and nobody said that this is meant.
-        OSError: it cannot listen there.
+        InsecureBindError: other machines can reach the address in the clear, and `insecure` was not given.
+        OSError: the address cannot be bound.
     """
 
     def __init__(
@@ -154,12 +156,12 @@ class ObjStoreServer:
         self.address = with_port(address, port)
 
     def start(self) -> None:
-        """Serve, on threads of its own. From now on the process keeps memory that it has freed for the next message."""
+        """Start serving, on separate threads. From now on the process keeps freed memory for the next message."""
         stream_module.keep_freed_memory(_KEPT_BYTES)
         self._server.start()
 
     def stop(self) -> None:
-        """Serve no more, fail what is under way, and let go of every object."""
+        """Stop serving, fail the transfers under way, and drop all objects."""
         self._standard.set_serving(False)
         self._pusher.close()
         if self.puller is not None:
@@ -175,7 +177,7 @@ class ObjStoreServer:
     # ---- what the server calls ----
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
-        """Take a unary call; it is answered now or later."""
+        """Handle a unary call; it is answered now or later."""
         if method == CHECK_PATH:
             code, message, answer = self._standard.check(body)
             self._server.finish(call, code, message, answer)
@@ -188,14 +190,14 @@ class ObjStoreServer:
             self._fail(call, exc)
 
     def on_cancel(self, call: int) -> None:
-        """The caller of an open call has gone; what it asked for is done all the same."""
+        """Ignore the cancellation: the call is carried out all the same."""
 
     def on_idle(self) -> float | None:
-        """Nothing waits for a time."""
+        """Return None: no call has a deadline here."""
         return None
 
     def on_stop(self) -> None:
-        """Calls still open are cancelled by the server."""
+        """Do nothing: the server cancels open calls."""
 
     def _authorize(self, method: str, metadata: Metadata) -> str | None:
         return None if self._token is None or method == CHECK_PATH else refused_token(metadata, self._token)
@@ -213,7 +215,7 @@ class ObjStoreServer:
         def work() -> None:
             try:
                 self._pusher.deliver(request.objstore_address, request.objref)
-            except Exception as exc:  # whatever goes wrong is the caller's to know
+            except Exception as exc:  # any error is the answer to the caller
                 self._fail(call, exc)
             else:
                 self._done(call)
@@ -238,7 +240,7 @@ class ObjStoreServer:
         def work() -> None:
             try:
                 values = self._values(request.objref)
-            except Exception as exc:  # whatever goes wrong is the caller's to know
+            except Exception as exc:  # any error is the answer to the caller
                 self._fail(call, exc)
             else:
                 self._done(call, "/ObjStore/ObjStoreInfo", objref=self.table.listed(), obj=values)
@@ -246,7 +248,7 @@ class ObjStoreServer:
         self._receptions.submit(work)
 
     def _values(self, objrefs: Any) -> list[Any]:
-        """The values asked for, as far as they fit into one answer."""
+        """The requested values; they must fit into one answer."""
         values, left = [], _INFO_BYTES_MAX
         for objref in objrefs:
             sealed = self.table.read(objref)
@@ -266,14 +268,14 @@ class ObjStoreServer:
         def ready() -> None:
             try:
                 self._report(request.objref, not was_here)
-            except Exception as exc:  # the scheduler's refusal is the caller's to know
+            except Exception as exc:  # a rejection by the scheduler is the answer to the caller
                 self._fail(call, exc)
             else:
                 self._done(call, _FETCH, here=True)
 
         if self.puller is None or not request.address:
             if was_here and self._on_ready is not None:
-                self._receptions.submit(ready)  # perhaps nobody heard of it when it came
+                self._receptions.submit(ready)  # its arrival may not have been reported
             else:
                 self._done(call, _FETCH, here=was_here)
             return
@@ -290,7 +292,7 @@ class ObjStoreServer:
         self.puller.pull(request.objref, request.address).add_done_callback(arrived)
 
     def _report(self, objref: int, is_new: bool) -> None:
-        """Tell whom it concerns that an object is here; one that has just come and nobody knows is dropped."""
+        """Report an object to the scheduler; a new object that the scheduler does not know is dropped."""
         if self._on_ready is None or objref in self._measured:
             return
         try:
@@ -304,7 +306,7 @@ class ObjStoreServer:
     # ---- Measure ----
 
     def _on_measure(self, stream: Stream) -> None:
-        """Give a measurement a name for its objects, until its caller ends the call or is gone."""
+        """Assign a name to a measurement's objects, until its caller ends the call or disconnects."""
         objref = secrets.randbits(63) | 1 << 63
 
         def receive(body: bytes | None) -> None:
@@ -344,14 +346,14 @@ class ObjStoreServer:
                 elif inbound.started:
                     inbound.chunk(chunk.decode(body))
                 else:
-                    stream.hold()  # the store may have to make room first
+                    stream.hold()  # the store may have to free memory first
                     self._receptions.submit(self._begin, stream, inbound, chunk.decode(body))
             except (FastrtError, ValueError) as exc:
                 self._refuse(stream, inbound, exc)
 
         def closed() -> None:
-            inbound.abandon(TransferError("the sender has gone"))
-            # The stream and its receiver know each other: as garbage they would keep the object until it is collected.
+            inbound.abandon(TransferError("the sender disconnected"))
+            # The stream and its receiver reference each other: the object would live until the garbage collector runs.
             stream.receiver = lambda body: None
 
         stream.receiver, stream.on_closed = receive, closed
@@ -359,7 +361,7 @@ class ObjStoreServer:
     def _begin(self, stream: Stream, inbound: Inbound, first: chunk.Chunk) -> None:
         try:
             inbound.chunk(first)
-        except Exception as exc:  # whatever goes wrong is the sender's to know
+        except Exception as exc:  # any error is the answer to the sender
             self._refuse(stream, inbound, exc)
         else:
             stream.resume()
@@ -367,7 +369,7 @@ class ObjStoreServer:
     def _end(self, stream: Stream, inbound: Inbound) -> None:
         try:
             self._report(inbound.finish(), True)
-        except Exception as exc:  # whatever goes wrong is the sender's to know
+        except Exception as exc:  # any error is the answer to the sender
             self._refuse(stream, inbound, exc)
         else:
             stream.send(b"")
@@ -381,20 +383,20 @@ class ObjStoreServer:
 
 
 def _code_of(exc: BaseException) -> grpc.StatusCode | None:
-    """What the scheduler's answer says, None when it is something else."""
+    """The status code of a scheduler's answer, None for any other error."""
     if isinstance(exc, SchedulerError):
         return _Code.__members__.get(exc.code)
     return exc.code() if isinstance(exc, grpc.RpcError) and isinstance(exc, grpc.Call) else None
 
 
 def _status_of(exc: BaseException) -> tuple[grpc.StatusCode, str]:
-    """The gRPC status that says what went wrong."""
+    """The gRPC status code and message of an error."""
     if isinstance(exc, Refused):
         return exc.code, str(exc)
     if isinstance(exc, SchedulerError):
-        return _code_of(exc) or _Code.UNAVAILABLE, f"the scheduler says: {exc}"
+        return _code_of(exc) or _Code.UNAVAILABLE, f"the scheduler reports: {exc}"
     if isinstance(exc, grpc.RpcError) and isinstance(exc, grpc.Call):
-        return exc.code(), f"the other store says: {exc.details()}"
+        return exc.code(), f"the other store reports: {exc.details()}"
     for kind, code in (
         (NotFoundError, _Code.NOT_FOUND),
         (DuplicateError, _Code.ALREADY_EXISTS),
@@ -412,12 +414,12 @@ def _status_of(exc: BaseException) -> tuple[grpc.StatusCode, str]:
 
 
 class ReadyReporter:
-    """Tells a scheduler which objects have arrived: early Ray's `Scheduler.ObjReady`, for `on_ready`.
+    """Reports arrived objects to a scheduler by early Ray's `Scheduler.ObjReady`, for `on_ready`.
 
     Args:
-        address: the scheduler's, host:port.
-        objstoreid: what the scheduler calls this store.
-        token: the session's; None sends none.
+        address: the scheduler's host:port.
+        objstoreid: the scheduler's number for this store.
+        token: the session's token; None sends none.
         tls: certificates; None for the clear.
     """
 
@@ -432,7 +434,7 @@ class ReadyReporter:
         """Report one object; safe to repeat.
 
         Raises:
-            grpc.RpcError: the scheduler refuses, or does not answer in 30 seconds.
+            grpc.RpcError: the scheduler rejects the report, or does not answer within 30 seconds.
         """
         request = self._request(objref=objref, objstoreid=self._objstoreid)
         self._call(request, timeout=_READY_S, metadata=self._metadata)

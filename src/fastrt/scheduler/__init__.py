@@ -1,4 +1,4 @@
-"""What spans nodes: early Ray's `Scheduler` service over a pure state machine; the membership of fastrt's own nodes."""
+"""Early Ray's `Scheduler` service over a pure state machine, and the scheduling policy that fastrt's cluster shares."""
 
 from fastrt.scheduler.client import SchedulerClient, SchedulerError
 from fastrt.scheduler.service import Scheduler, SchedulerOptions

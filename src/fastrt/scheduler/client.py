@@ -1,4 +1,4 @@
-"""The scheduler's stub for fastrt's own processes: each method of the seed's protocol as a blocking call."""
+"""The scheduler's client for fastrt's processes: each method of the seed's protocol as a blocking call."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PROBE_S = 2.0
 
 
 class SchedulerError(FastrtError):
-    """The scheduler refused a call, or could not be reached. A refused call has changed nothing.
+    """The scheduler rejected a call, or could not be reached. A rejected call has changed nothing.
 
     Args:
-        message: the scheduler's words.
+        message: the scheduler's message.
         code: the gRPC status code's name, as `NOT_FOUND`.
     """
 
@@ -76,10 +76,10 @@ class SchedulerClient:
         """Call a method by its name; returns the reply's message.
 
         Args:
-            method: as protos/ray/scheduler.proto names it.
+            method: its name in protos/ray/scheduler.proto.
             fields: of the request.
         Raises:
-            SchedulerError: it was refused, or the scheduler cannot be reached in time.
+            SchedulerError: the scheduler rejected the call, or cannot be reached in time.
         """
         request = CLASSES[method][0](**fields)
         try:
@@ -87,7 +87,7 @@ class SchedulerClient:
         except grpc.RpcError as error:
             why = None
             if self._identity is not None and error.code() is grpc.StatusCode.UNAVAILABLE:
-                why = self._identity.why_refused(self._address, _PROBE_S)  # gRPC says nothing of certificates
+                why = self._identity.why_refused(self._address, _PROBE_S)  # gRPC does not report certificate errors
             raise SchedulerError(f"{method}: {why or error.details()}", error.code().name) from None
 
     def register_store(self, address: str) -> int:
@@ -95,12 +95,12 @@ class SchedulerClient:
         return int(self.call("RegisterObjStore", objstore_address=address).objstoreid)
 
     def register_worker(self, address: str, store_address: str) -> int:
-        """Register a worker that serves at an address, beside a store that is registered; returns its number."""
+        """Register a worker that serves at an address and uses a registered store; returns its number."""
         reply = self.call("RegisterWorker", worker_address=address, objstore_address=store_address)
         return int(reply.workerid)
 
     def register_function(self, worker: int, name: str, result_count: int = 1) -> None:
-        """Say that a worker can run a function."""
+        """Register a function that a worker can run."""
         self.call("RegisterFunction", workerid=worker, fnname=name, num_return_vals=result_count)
 
     def remote_call(self, call: Any) -> Sequence[int]:
@@ -115,31 +115,31 @@ class SchedulerClient:
         self._change("IncrementRefCount", refs)
 
     def decrement(self, refs: Iterable[int]) -> None:
-        """Count references once less each; as `increment`."""
+        """Count references once less each; large batches are split as in `increment`."""
         self._change("DecrementRefCount", refs)
 
     def push(self, worker: int) -> int:
-        """A reference, counted once, for an object that this worker will put into its store."""
+        """Make a reference, counted once, for an object that this worker will put into its store."""
         return int(self.call("PushObj", workerid=worker).objref)
 
     def request(self, worker: int, ref: int) -> None:
-        """Have an object brought to a worker's store, now or once it exists."""
+        """Request an object in a worker's store, now or once it exists."""
         self.call("RequestObj", workerid=worker, objref=ref)
 
     def alias(self, alias: int, target: int) -> None:
-        """Make a reference mean the object of another one."""
+        """Make a reference an alias of another one."""
         self.call("AliasObjRefs", alias_objref=alias, target_objref=target)
 
     def ready(self, ref: int, store: int) -> None:
-        """Say that a store has an object, whole."""
+        """Report that a store has a complete object."""
         self.call("ObjReady", objref=ref, objstoreid=store)
 
     def contain(self, ref: int, contained: Iterable[int]) -> None:
-        """Say which references an object contains, each counted for it before."""
+        """Report the references that an object contains; each was counted for it before."""
         self.call("AddContainedObjRefs", objref=ref, contained_objref=contained)
 
     def worker_ready(self, worker: int) -> None:
-        """Say that a worker has ended its call."""
+        """Report that a worker has ended its call."""
         self.call("WorkerReady", workerid=worker)
 
     def info(self) -> Any:

@@ -1,7 +1,8 @@
-"""What can happen to the scheduler's state machine, and what it orders in return.
+"""The events of the scheduler's state machine, and the effects that it returns.
 
-Events are facts that a shell reports; effects are what the shell must do. `call` is an opaque number by which the
-shell knows the caller that waits for an answer. References, workers and stores are numbers made by the state machine.
+Events are facts that a shell reports; effects are orders that the shell carries out. `call` is an opaque number by
+which the shell identifies the caller that waits for an answer. References, workers and stores are numbers that the
+state machine assigns.
 
 Compiled with the types in events.pxd when the package is built, so that an event is a C structure; ADR 5 says why.
 """
@@ -30,40 +31,40 @@ class Code(enum.IntEnum):
 
 
 class Failure(NamedTuple):
-    """Why a call was refused."""
+    """The reason why a call was rejected."""
 
     code: Code
     message: str
 
 
 class Refused(FastrtError):
-    """A call that cannot be; nothing was changed. Its answer is the failure."""
+    """Raised for a call that is rejected; nothing was changed. The failure is its answer."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
         self.failure = Failure(code, message)
 
 
-# Calls of the protocol. Each is answered at once, with what its docstring says or a `Failure`.
+# Calls of the protocol. Each is answered at once, with the value in its docstring or a `Failure`.
 
 
 @dataclass
 class Call:
-    """What all of them have: by which number the shell knows who waits for the answer."""
+    """Base of all calls: the number by which the shell identifies the waiting caller."""
 
     call: int
 
 
 @dataclass
 class RegisterObjStore(Call):
-    """A store serves at an address: answered with its number. One that was known there before is lost."""
+    """A store serves at an address: answered with its number. An earlier store at that address is lost."""
 
     address: str
 
 
 @dataclass
 class RegisterWorker(Call):
-    """A worker beside a store serves at an address: answered with its number. It may be given calls from now on."""
+    """A worker of a store serves at an address: answered with its number. It may get calls from now on."""
 
     address: str
     store_address: str
@@ -83,11 +84,11 @@ class RemoteCall(Call):
     """A call of a function: answered with the references of its results, each counted twice.
 
     Attributes:
-        body: the call as it goes to a worker, but for its results; opaque here.
-        args: references that are arguments, each as often as it is one: the call waits for them.
-        nested: references within arguments that are values: kept alive, but not waited for.
+        body: the message for the worker without the results; opaque here.
+        args: references that are arguments, repeated as often as they are passed: the call waits for them.
+        nested: references inside of arguments that are values: held alive, but not waited for.
         strategy: empty, `spread` or `pack`.
-        max_retries: how often it is run again after a loss; None: as the settings say.
+        max_retries: how often it runs again after a loss; None: the default of the settings.
     """
 
     name: str
@@ -121,7 +122,7 @@ class PushObj(Call):
 
 @dataclass
 class RequestObj(Call):
-    """A worker wants an object in its store: answered with None at once."""
+    """A worker requests an object in its store: answered with None at once."""
 
     worker: int
     ref: int
@@ -129,7 +130,7 @@ class RequestObj(Call):
 
 @dataclass
 class AliasObjRefs(Call):
-    """Two references are to mean one object: answered with None."""
+    """Make a reference an alias of another one's object: answered with None."""
 
     alias: int
     target: int
@@ -137,7 +138,7 @@ class AliasObjRefs(Call):
 
 @dataclass
 class ObjReady(Call):
-    """A store has an object, whole, made there or delivered: answered with None. `nbytes` 0: its size is not known."""
+    """A store has a complete object, produced there or delivered: answered with None. `nbytes` 0: size unknown."""
 
     ref: int
     store: int
@@ -164,26 +165,26 @@ class SchedulerInfo(Call):
     """Answered with an `Info`."""
 
 
-# Facts that nobody waits on.
+# Facts without a waiting caller.
 
 
 @dataclass
 class WorkerLost:
-    """A worker is gone for good. Its call runs elsewhere."""
+    """A worker is lost and does not come back. Its call runs on another one."""
 
     worker: int
 
 
 @dataclass
 class ObjStoreLost:
-    """A store is gone for good, and its objects and workers with it."""
+    """A store is lost and does not come back; nor do its objects and workers."""
 
     store: int
 
 
 @dataclass
 class InvokeTaken:
-    """A worker has taken its call."""
+    """A worker has confirmed its call."""
 
     worker: int
     task: int
@@ -191,7 +192,7 @@ class InvokeTaken:
 
 @dataclass
 class InvokeRefused:
-    """A worker answered a call with an error, and so did not take it. It gets no other before it says WorkerReady."""
+    """A worker rejected a call by an error. It gets no other call before it sends WorkerReady."""
 
     worker: int
     task: int
@@ -200,7 +201,7 @@ class InvokeRefused:
 
 @dataclass
 class DeliveryFailed:
-    """A delivery was given up. One that went through says ObjReady instead."""
+    """A delivery failed. A successful one sends ObjReady instead."""
 
     ref: int
     source: int
@@ -230,13 +231,13 @@ Event = (
 )
 
 
-# Effects. Those for one store are carried out in the order given, deliveries beside them. Not named tuples: one of
-# those takes five times as long to make, and of nine a call's life makes that was a fifth of its time.
+# Effects. Those for one store are carried out in the order given; deliveries run concurrently with them. They are not
+# named tuples: one takes five times as long to create, and the nine of a call's life took a fifth of its time.
 
 
 @dataclass
 class Answer:
-    """What the caller is told: a value or a `Failure`."""
+    """The answer to a caller: a value or a `Failure`."""
 
     call: int
     value: Any
@@ -244,7 +245,7 @@ class Answer:
 
 @dataclass
 class InvokeCall:
-    """Give a worker a call. `task` comes back in `InvokeRefused`."""
+    """Send a call to a worker. `task` comes back in `InvokeRefused`."""
 
     worker: int
     task: int
@@ -254,7 +255,7 @@ class InvokeCall:
 
 @dataclass
 class DeliverObj:
-    """Have the source store send an object to the target store."""
+    """Order the source store to send an object to the target store."""
 
     ref: int
     source: int
@@ -263,7 +264,7 @@ class DeliverObj:
 
 @dataclass
 class NotifyAlias:
-    """Tell a store that has the canonical reference's object that another reference means it too."""
+    """Notify a store that has the canonical reference's object of an alias of it."""
 
     store: int
     alias: int
@@ -272,7 +273,7 @@ class NotifyAlias:
 
 @dataclass
 class DeallocateObject:
-    """Have a store drop an object. Nothing comes after it for this reference."""
+    """Order a store to drop an object. No effect for this reference follows."""
 
     store: int
     canonical: int
@@ -280,7 +281,7 @@ class DeallocateObject:
 
 @dataclass
 class RequestFailed:
-    """Tell a worker that what it requested will not come. The seed's protocol has no words for it."""
+    """Notify a worker that a requested object will not come. The seed's protocol has no message for this."""
 
     worker: int
     ref: int
@@ -289,14 +290,14 @@ class RequestFailed:
 
 @dataclass
 class ForgetWorker:
-    """Nothing goes to this worker any more."""
+    """Send nothing to this worker any more."""
 
     worker: int
 
 
 @dataclass
 class ForgetStore:
-    """Nothing goes to this store any more."""
+    """Send nothing to this store any more."""
 
     store: int
 
@@ -310,20 +311,20 @@ def parts(message: Event | Effect) -> list[Any]:
 
 
 class FunctionView(NamedTuple):
-    """A function: who can run it, and how many results it has."""
+    """A function: the workers that can run it, and its number of results."""
 
     workers: list[int]
     result_count: int
 
 
 class Info(NamedTuple):
-    """What `SchedulerInfo` shows.
+    """The answer to `SchedulerInfo`.
 
     Attributes:
-        tasks: calls that are not with a worker, in order: their bodies and results.
+        tasks: bodies and results of the calls that no worker has, in order.
         functions: by name.
-        idle_workers: those that wait for a call.
-        targets: by reference: what it is an alias of, itself when ready, 2^64-1 when neither.
+        idle_workers: the workers without a call.
+        targets: by reference: the target of an alias, the reference itself when ready, 2^64-1 when neither.
         counts: by reference: its count, 2^64-1 when deallocated.
     """
 

@@ -1,15 +1,16 @@
-"""What has happened, on disk: a restarted scheduler plays it again and is where the killed one was.
+"""The event log of a scheduler: a restarted scheduler replays it and continues where the killed one stopped.
 
-Each accepted event is a record, with a checksum of the orders that followed from it. Played again it must give the
-same orders; a log that does not is of another version, and refused. From time to time a snapshot takes the place of
-the log, and the process goes on with the state loaded from it: so both lives have decided alike from there on. The
-snapshot is written when the log has grown larger than the one before, so its cost is shared by as many events.
+Each accepted event is a record, with a checksum of its effects. Replayed, it must have the same effects; a log where it
+does not was written by another version, and is rejected. From time to time a snapshot replaces the log, and the process
+continues with the state loaded from that snapshot, so that a later process that loads it decides in the same way. A
+snapshot is written when the log has grown larger than the previous snapshot: its cost is spread over as many events.
 
-Orders to stores (aliases, deallocations) are records of their own until the store has answered, and are given again
-after a restart; so are deliveries under way and calls that no worker has said it took. All of them may then arrive
-twice, and do no harm by that.
+Orders to stores (aliases, deallocations) are separate records until the store has answered, and are sent again after a
+restart; so are deliveries under way and calls that no worker has confirmed. All of them may then arrive twice, which
+does no harm.
 
-Source: Coordination's records in `fastrt.durable`; here an event is shorter than what it changes.
+Source: the records of `fastrt.coordination` in `fastrt.durable`. Here events are kept instead of changes, because an
+event is shorter than the records it changes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _FACTS: dict[str, Any] = {
     for kind in (ev.WorkerLost, ev.ObjStoreLost, ev.InvokeTaken, ev.InvokeRefused, ev.DeliveryFailed)
 }
 _SNAPSHOT_BYTES_MIN = 4 << 20
-# What a record takes on disk beside its value.
+# Bytes of a record on disk beside its value.
 _RECORD_BYTES = 64
 
 Order = ev.NotifyAlias | ev.DeallocateObject
@@ -46,14 +47,14 @@ class EventLog:
     """The records of one scheduler. Not thread-safe.
 
     Args:
-        journal: where they are.
-        snapshot_bytes_min: a log shorter than this is kept as it is.
+        journal: the store of the records.
+        snapshot_bytes_min: a log shorter than this is not replaced by a snapshot.
 
     Attributes:
-        losses: see `Journal`.
+        losses: records that were lost and accepted as lost; see `Journal`.
 
     Raises:
-        StateDirectoryError: the records are of another format, or do not fit together.
+        StateDirectoryError: the records have another format, or are inconsistent.
     """
 
     def __init__(self, journal: Journal, settings: Settings, snapshot_bytes_min: int = _SNAPSHOT_BYTES_MIN) -> None:
@@ -66,16 +67,16 @@ class EventLog:
         self._log_bytes = 0
         self._snapshot_bytes = 0
         self.losses = journal.losses
-        self.orders: dict[int, Order] = {}  # not answered yet
+        self.orders: dict[int, Order] = {}  # sent and not answered, by number
         self.state = self._restore()
 
     def keep(self, event: Event, wire: tuple[str, bytes] | None, effects: Sequence[Effect]) -> None:
-        """An event was accepted.
+        """Keep an accepted event for the next write.
 
         Args:
-            event: what happened.
-            wire: path and body of the request that said so, None for a fact of our own.
-            effects: what followed.
+            event: the event.
+            wire: path and body of its request, None for a fact that this process noticed.
+            effects: its effects.
         """
         key = f"{self._next_event:016d}"
         self._next_event += 1
@@ -84,7 +85,7 @@ class EventLog:
         self._records["event", key] = record
 
     def order(self, order: Order) -> int:
-        """A store is to be told something; returns the order's number, for `answered`."""
+        """Keep an order to a store until it is answered; returns the order's number, for `answered`."""
         number = self._next_order
         self._next_order += 1
         self.orders[number] = order
@@ -92,7 +93,7 @@ class EventLog:
         return number
 
     def answered(self, number: int) -> None:
-        """A store has carried out an order, or is gone."""
+        """Drop an order that its store has carried out, or whose store is lost."""
         if self.orders.pop(number, None) is not None:
             if ("order", str(number)) in self._records:
                 del self._records["order", str(number)]  # not written yet
@@ -100,13 +101,13 @@ class EventLog:
                 self._records["order", str(number)] = None
 
     def write(self) -> bool:
-        """Write what was kept; when this returns, it survives.
+        """Write the kept records; they are durable when this returns.
 
         Returns:
             Whether a snapshot was written, so that `state` is another object from now on.
         Raises:
-            DiskFullError: there is no room; the records are kept, to be written by another try.
-            StateDirectoryError: it could not be written.
+            DiskFullError: there is no room; the records are kept for the next try.
+            StateDirectoryError: they could not be written.
         """
         if not self._records:
             return False
@@ -117,7 +118,7 @@ class EventLog:
         try:
             self._journal.write(self._records)
         except DiskFullError as error:
-            if due:  # the state is the snapshot's by now, so the records cannot be tried again
+            if due:  # `state` was loaded from the snapshot already, so the records cannot be tried again
                 raise StateDirectoryError(str(error)) from error
             raise
         self._records = {}
@@ -128,11 +129,11 @@ class EventLog:
         return self._journal.has_room(nbytes + sum(len(value or b"") for value in self._records.values()))
 
     def close(self) -> None:
-        """Give the state directory free."""
+        """Release the state directory."""
         self._journal.close()
 
     def _snapshot(self) -> dict[tuple[str, str], bytes | None]:
-        """The state in place of all events so far, and the state made anew from it."""
+        """The records that replace all events so far by a snapshot; `state` is loaded from it."""
         saved = dump(self.state)
         self.state = load(self._settings, saved)
         self._snapshot_bytes = sum(map(len, saved.values()))
@@ -178,20 +179,20 @@ class EventLog:
             self._log_bytes += len(record) + _RECORD_BYTES
             if not _replayed(state, record):
                 raise StateDirectoryError(
-                    f"Event {key} in {self._journal.directory} leads elsewhere than it did when it was written. Use "
+                    f"Event {key} in {self._journal.directory} has other effects than when it was written. Use "
                     "the fastrt that wrote it, or another state directory."
                 )
         return state
 
     def _until_a_gap(self, log: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-        """The events that can be played again: behind one that is lost, none means what it meant."""
+        """The events before the first lost one: those behind it cannot be replayed without it."""
         first = self._next_event
         whole = [event for number, event in enumerate(log, first) if int(event[0]) == number]
         behind = log[len(whole) :]
         if behind:
             words = (
                 f"event {first + len(whole)} of the scheduler is lost, and {len(behind)} events behind it cannot be "
-                "played without it"
+                "replayed without it"
             )
             if not self._journal.accept_loss:
                 raise DamagedStateError(f"The state in {self._journal.directory} is damaged: {words}.")
@@ -217,12 +218,12 @@ def _packed(event: Event, wire: tuple[str, bytes] | None, effects: Iterable[Effe
         return mark + path.encode() + b"\0" + body
     name = type(event).__name__
     if name not in _FACTS:
-        raise TypeError(f"{name} is no fact that can be kept; send it as a request.")
+        raise TypeError(f"{name} cannot be kept as a fact; send it as a request.")
     return mark + b"\0" + json.dumps([name, *ev.parts(event)]).encode()
 
 
 def _replayed(state: SchedulerState, record: bytes) -> bool:
-    """Play one event again; whether it led to the same orders."""
+    """Replay one event; False when its effects differ."""
     path, _, rest = record[4:].partition(b"\0")
     event: Event
     if path:
@@ -236,12 +237,12 @@ def _replayed(state: SchedulerState, record: bytes) -> bool:
 
 
 def _checksum(effects: Iterable[Effect]) -> int:
-    """Of what was ordered and answered; the caller's number is another one each time."""
-    told = [
+    """The checksum of effects, without the numbers of calls, which differ each time."""
+    parts = [
         (type(e).__name__, _plain(e.value) if isinstance(e, ev.Answer) else [_plain(part) for part in ev.parts(e)])
         for e in effects
     ]
-    return zlib.crc32(repr(told).encode())
+    return zlib.crc32(repr(parts).encode())
 
 
 def _plain(value: Any) -> Any:

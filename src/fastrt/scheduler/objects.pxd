@@ -1,8 +1,13 @@
 # The types that objects.py is compiled with.
 cimport cython
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from fastrt._core.refcounts.refcount cimport RefTable
+
+
+cdef int64_t _BITS, _READY, _ALIAS, _LOSE, _FREE
+cdef uint64_t _KEPT
+cdef bytes _STEPS, _TARGETS
 
 
 @cython.final
@@ -16,11 +21,17 @@ cdef class Delivery:
 @cython.final
 cdef class Entry:
     cdef public uint64_t ref
-    cdef public int64_t first
-    cdef public int64_t second
     cdef public uint64_t nbytes
-    cdef public int64_t maker
-    cdef public int64_t site
+    cdef public uint64_t moves
+    cdef public int32_t first
+    cdef public int32_t second
+    cdef public int32_t maker
+    cdef public int32_t site
+    cdef public int32_t state
+
+
+@cython.locals(number=uint64_t)
+cdef bint _move(Entry entry, int64_t event) except -1
 
 
 @cython.final
@@ -34,7 +45,7 @@ cdef class Objects:
     cdef public dict sending
     cdef public dict requests
     cdef public dict _tasks
-    cdef public dict told
+    cdef public dict notified
     cdef list _effects
     cdef object _to_resolve
     cdef object _failing
@@ -74,6 +85,8 @@ cdef class Objects:
 
     @cython.locals(entry=Entry)
     cpdef unmake(self, uint64_t ref)
+
+    @cython.locals(entry=Entry)
     cpdef abandon(self, ref, str reason)
 
     @cython.locals(entry=Entry, ref=uint64_t)
@@ -94,7 +107,7 @@ cdef class Objects:
 
     @cython.locals(delivery=Delivery)
     cdef _give_up(self, ref, target, reason, bint sent)
-    cdef _tell(self, store, alias, canonical)
+    cdef _notify(self, store, alias, canonical)
 
     @cython.locals(entry=Entry)
     cdef _resolved(self, names)

@@ -1,19 +1,22 @@
-"""Where objects are, who waits for them, and what is on its way: the part of the state that knows references.
+"""References and their objects: the stores of each object, its waiting callers, and its deliveries.
 
-A reference is resolved once its chain of aliases ends at an object that some store has. It is lost when nobody will
-make that object any more, or its last store is gone; an `ObjReady` brings it back.
+A reference is resolved once its chain of aliases ends at an object that some store has. It is lost when it has no
+producer any more, or its last store is gone; an `ObjReady` restores it. `OBJECT` lists the moves.
 
-Each live reference has one entry with all that an event usually needs, found once. What few references have (a reason
-why they are lost, somebody who waits) is in tables of its own, most often empty.
+Each live reference has one entry with the fields that most events need, so an event looks it up once. Facts that few
+references have (the reason of a loss, waiting callers) are in separate tables, most often empty.
+
+The texts of losses and failures are part of the checksums in a scheduler's log (log.py). They stay byte for byte:
+otherwise logs of earlier versions cannot be replayed.
 
 Invariants: a reference has an entry exactly while it is alive; only canonical references have stores; no delivery
-goes to a store that has the object; each delivery under way holds its object alive; who waits, waits for a live
-reference that is not resolved. The loss of a store looks at every entry.
+goes to a store that has the object; each delivery under way holds its object alive; callers and calls wait only for
+live references that are not resolved. The loss of a store costs a look at every entry.
 
 Compiled with the types in objects.pxd when the package is built; ADR 5 says why.
 
-Source: early Ray's `objtable_`, `pull_queue_` and `alias_notification_queue_`, searched anew at each call there, kept
-by reference here.
+Source: early Ray's `objtable_`, `pull_queue_` and `alias_notification_queue_`. Ray searched them at each call; here
+they are kept by reference.
 """
 
 from __future__ import annotations
@@ -24,23 +27,41 @@ from collections.abc import Iterable, Iterator
 from fastrt._core.refcounts.audit import check_invariants
 from fastrt._core.refcounts.refcount import RefTable
 from fastrt.scheduler.events import DeallocateObject, DeliverObj, Effect, NotifyAlias, RequestFailed
+from fastrt.transitions import EVENT_BITS, KEPT, Transitions
 
 # Stores compared as sources of a delivery, in turn.
 _SOURCES_COMPARED = 8
-# Stores looked at for how many bytes of an argument they have: enough to find a good place, however many have it.
+# Stores of an argument that count for its locality: enough to find a good place, however many have it.
 _PLACES_MAX = 16
 _DELIVERY_TRIES = 4
-NOBODY = -1
+ABSENT = -1
+
+OBJECT = Transitions(
+    "object",
+    {
+        "EXPECTED": {
+            "ready": "STORED",
+            "alias": "ALIAS",
+            "lose": "LOST",
+        },  # its producer holds it, so it cannot be freed
+        "STORED": {"ready": "STORED", "lose": "LOST", "free": "FREED"},  # in one store or more
+        "LOST": {"ready": "STORED", "alias": "ALIAS", "free": "FREED"},
+        "ALIAS": {"free": "FREED"},  # stands for another reference's object
+        "FREED": {},
+    },
+)
+_BITS, _KEPT, _STEPS, _TARGETS = EVENT_BITS, KEPT, OBJECT.steps, OBJECT.targets
+_READY, _ALIAS, _LOSE, _FREE = map(OBJECT.events.index, ("ready", "alias", "lose", "free"))
 
 
 class Delivery:
-    """An object on its way.
+    """A delivery of an object to a store.
 
     Attributes:
         source: the store that sends it.
-        tries: how often it was begun.
-        aliases: what the target is to be told once it is there.
-        workers: who asked for it, and by which reference.
+        tries: how often it was started.
+        aliases: references to report to the target once the object has arrived.
+        workers: the workers that asked for it, each with the reference it used.
     """
 
     __slots__ = ("aliases", "source", "tries", "workers")
@@ -53,34 +74,47 @@ class Delivery:
 
 
 class Entry:
-    """A live reference: numbers only, 64 bytes of them, which the collector need not know.
+    """A live reference. It holds numbers only, in 64 bytes, so the garbage collector does not track it.
 
     Attributes:
         ref: its number.
-        first, second: stores that have its object, `NOBODY` where there are none; few objects are at more than two.
-        nbytes: of its object, 0 when that is not known.
-        maker: the worker that is to make it, `NOBODY` when none is.
-        site: the store where it is to be made, `NOBODY` when that is not known.
+        first, second: stores that have its object, or `ABSENT`; few objects are in more than two stores.
+        nbytes: size of its object, 0 when that is not known.
+        maker: the worker that will produce it, `ABSENT` when there is none.
+        site: the store where it will be produced, `ABSENT` when that is not known.
+        state: the number of its state in `OBJECT`.
+        moves: its last moves there.
     """
 
-    __slots__ = ("first", "maker", "nbytes", "ref", "second", "site")
+    __slots__ = ("first", "maker", "moves", "nbytes", "ref", "second", "site", "state")
 
     def __init__(self, ref: int) -> None:
         self.ref = ref
-        self.first = NOBODY
-        self.second = NOBODY
+        self.first = ABSENT
+        self.second = ABSENT
         self.nbytes = 0
-        self.maker = NOBODY
-        self.site = NOBODY
+        self.maker = ABSENT
+        self.site = ABSENT
+        self.state = 0
+        self.moves = 0
+
+
+def _move(entry: Entry, event: int) -> None:
+    """Move an object to its next state: no method, as a table of methods would cost each entry 8 bytes."""
+    number = _STEPS[entry.state << _BITS | event]
+    if not number:
+        raise OBJECT.illegal(OBJECT.states[entry.state], OBJECT.events[event], entry.moves, entry.ref)
+    entry.state = _TARGETS[number]
+    entry.moves = (entry.moves & _KEPT) << 8 | number
 
 
 class Objects:
     """References and their objects.
 
     Args:
-        effects: takes effects.
-        resolved: takes tasks that waited for a reference that is now resolved.
-        failing: takes tasks that waited for a reference that is now lost, and why they fail.
+        effects: list that effects are appended to.
+        resolved: queue for tasks that waited for a reference that is now resolved.
+        failing: queue for tasks that waited for a reference that is now lost, each with the reason.
     """
 
     def __init__(
@@ -90,23 +124,23 @@ class Objects:
         failing: deque[tuple[int, str]],
     ) -> None:
         self.refs = RefTable()
-        # By reference, None once that is deallocated: they are dense from 0, and a list is one cache line where a
-        # dictionary is four.
+        # By reference, None once that is deallocated. References are dense from 0: a lookup in a list touches one cache
+        # line, in a dictionary four.
         self.entries: list[Entry | None] = []
         self.further: dict[int, dict[int, None]] = {}  # stores beyond an object's first two, by reference
-        self.incoming: dict[int, dict[int, Delivery]] = {}  # under way, by reference and target
-        self.lost: dict[int, str] = {}  # why, by the end of its chain
-        self.pushes: dict[int, int] = {}  # workers, by the reference that each is to make without a call
+        self.incoming: dict[int, dict[int, Delivery]] = {}  # deliveries under way, by reference and target
+        self.lost: dict[int, str] = {}  # the reason, by the end of the chain of aliases
+        self.pushes: dict[int, int] = {}  # workers, by the reference that each produces without a call
         self.sending: dict[int, int] = {}  # deliveries under way, by source
-        self.requests: dict[int, list[tuple[int, int]]] = {}  # worker and store, by reference
-        self._tasks: dict[int, list[int]] = {}  # by reference
-        self.told: dict[int, set[int]] = {}  # stores that know an alias
+        self.requests: dict[int, list[tuple[int, int]]] = {}  # waiting workers and their stores, by reference
+        self._tasks: dict[int, list[int]] = {}  # waiting, by reference
+        self.notified: dict[int, set[int]] = {}  # stores that were notified of an alias, by alias
         self._effects = effects
         self._to_resolve = resolved
         self._failing = failing
 
     def add(self, count: int, counted: int) -> int:
-        """Make references that somebody is to make objects for; returns the first."""
+        """Make references whose objects are expected; returns the first."""
         first = self.refs.add(count, counted, True)
         for ref in range(first, first + count):
             self.entries.append(Entry(ref))
@@ -121,7 +155,7 @@ class Objects:
         return iter([entry for entry in self.entries if entry is not None])
 
     def add_push(self, worker: int, store: int) -> int:
-        """A reference for an object that a worker is to make without a call."""
+        """Make a reference for an object that a worker produces without a call."""
         ref = self.add(1, 1)
         self.make(ref, worker, store)
         self.pushes[ref] = worker
@@ -133,14 +167,14 @@ class Objects:
         if canonical < 0:
             return None
         entry = self.entries[canonical]
-        return entry if entry is not None and entry.first != NOBODY else None
+        return entry if entry is not None and entry.first != ABSENT else None
 
     def is_resolved(self, ref: int) -> bool:
-        """Whether a live reference's object can be had from a store."""
+        """Whether a store has a live reference's object."""
         return self.resolve(ref) is not None
 
     def why_lost(self, ref: int) -> str | None:
-        """Why a live reference's object will not come, None when it is there or may come."""
+        """The reason why a live reference's object is lost; None when a store has it or it is still expected."""
         return self.lost.get(self.refs.end(ref)) if self.lost else None
 
     def has(self, entry: Entry, store: int) -> bool:
@@ -150,31 +184,31 @@ class Objects:
         return bool(self.further) and store in self.further.get(entry.ref, ())
 
     def stores(self, entry: Entry) -> list[int]:
-        """All that have an object, in order: the one used last as a source is last."""
-        if entry.second == NOBODY:
-            return [] if entry.first == NOBODY else [entry.first]
+        """All stores that have an object, the one used last as a source at the end."""
+        if entry.second == ABSENT:
+            return [] if entry.first == ABSENT else [entry.first]
         if not self.further:
             return [entry.first, entry.second]
         return [entry.first, entry.second, *self.further.get(entry.ref, ())]
 
     def put(self, entry: Entry, store: int) -> None:
-        """A store has an object."""
+        """Add a store to an object's stores."""
         if self.has(entry, store):
             return
-        if entry.first == NOBODY:
+        if entry.first == ABSENT:
             entry.first = store
-        elif entry.second == NOBODY:
+        elif entry.second == ABSENT:
             entry.second = store
         else:
             self.further.setdefault(entry.ref, {})[store] = None
 
     def take(self, entry: Entry, store: int) -> None:
-        """A store that had an object has it no more."""
+        """Remove a store from an object's stores."""
         others = self.further.get(entry.ref) if self.further else None
         if others is None or store not in others:
             if store == entry.first:
                 entry.first = entry.second
-            entry.second = NOBODY
+            entry.second = ABSENT
             if others is None:
                 return
             store = entry.second = next(iter(others))
@@ -186,23 +220,23 @@ class Objects:
         """Bytes of objects by store; an object of unknown size counts as one byte."""
         if len(found) == 1:
             only = found[0]
-            if only.second == NOBODY:
+            if only.second == ABSENT:
                 return ((only.first, only.nbytes or 1),)
         by_store: dict[int, int] = {}
         for entry in found:
             nbytes = entry.nbytes or 1
             by_store[entry.first] = by_store.get(entry.first, 0) + nbytes
-            if entry.second != NOBODY:
+            if entry.second != ABSENT:
                 for store in self.stores(entry)[1:_PLACES_MAX]:
                     by_store[store] = by_store.get(store, 0) + nbytes
         return tuple(by_store.items())
 
     def wait_for(self, ref: int, task: int) -> None:
-        """A task is told when an unresolved reference is resolved or lost."""
+        """Let a task wait until an unresolved reference is resolved or lost."""
         self._tasks.setdefault(ref, []).append(task)
 
     def request(self, ref: int, worker: int, store: int) -> None:
-        """A worker wants an object in its store: now, or as soon as it exists."""
+        """Deliver an object to a worker's store: now, or as soon as it exists."""
         entry = self.resolve(ref)
         if entry is not None:
             self.bring(ref, entry, store, worker)
@@ -210,25 +244,25 @@ class Objects:
             self.requests.setdefault(ref, []).append((worker, store))
 
     def bring(self, ref: int, entry: Entry, store: int, worker: int) -> None:
-        """See to it that a store gets an object for a worker, and knows it by this reference.
+        """Deliver an object to a store for a worker, and notify the store of the reference that was used.
 
         Args:
-            ref: by which it was asked for.
-            entry: what `resolve` found for that.
-            store: the one to get it.
-            worker: told when it will not come.
+            ref: the reference that the worker used.
+            entry: the entry that `resolve` returned for it.
+            store: the store that gets the object.
+            worker: gets a `RequestFailed` if the delivery is given up.
         """
         canonical = entry.ref
         if self.has(entry, store):
             if ref != canonical:
-                self._tell(store, ref, canonical)
+                self._notify(store, ref, canonical)
             return
         coming = self.incoming.get(canonical)
         if coming is None:
             coming = self.incoming[canonical] = {}
         delivery = coming.get(store)
         if delivery is None:
-            delivery = coming[store] = Delivery(self._source(entry, NOBODY))
+            delivery = coming[store] = Delivery(self._source(entry, ABSENT))
             self.refs.hold(canonical)
             self._send(canonical, store, delivery)
         if ref != canonical:
@@ -238,20 +272,21 @@ class Objects:
         delivery.workers.append((worker, ref))
 
     def ready(self, ref: int, store: int, nbytes: int) -> None:
-        """A store has an object, of its own making or delivered.
+        """Note that a store has an object, produced there or delivered.
 
         Raises:
             ReferenceCountError: the reference is unknown, deallocated, or an alias.
         """
         entry = self.entry(ref)
         if entry is None and ref < len(self.refs):
-            self._effects.append(DeallocateObject(store, ref))  # a delivery given up, that went through after all
+            self._effects.append(DeallocateObject(store, ref))  # a delivery that was given up, and succeeded after all
         freed = self.refs.ready(ref)
         if entry is None:
             return
-        first = entry.first == NOBODY
+        first = entry.first == ABSENT
         self.put(entry, store)
-        entry.maker = entry.site = NOBODY
+        _move(entry, _READY)
+        entry.maker = entry.site = ABSENT
         if self.pushes:
             self.pushes.pop(ref, None)
         if nbytes:
@@ -263,7 +298,7 @@ class Objects:
         if delivery is not None:
             self._sent(delivery)
             for alias in delivery.aliases or ():
-                self._tell(store, alias, ref)
+                self._notify(store, alias, ref)
         if self.lost:
             self.lost.pop(ref, None)
         if first and (self.requests or self._tasks):
@@ -272,15 +307,18 @@ class Objects:
             self.drop(self.refs.release(ref))
 
     def alias(self, alias: int, target: int) -> None:
-        """A reference becomes an alias.
+        """Make a reference an alias of another one.
 
         Raises:
-            ReferenceCountError: it cannot; see `RefTable.alias`.
+            ReferenceCountError: `RefTable.alias` rejects it.
         """
         known = self.refs.is_alive(alias) and self.refs.is_alive(target)
         settled = known and (self.is_resolved(target) or self.why_lost(target) is not None)
         names = self.refs.members(alias) if settled else []
         self.refs.alias(alias, target)
+        entry = self.entries[alias]
+        if entry is not None:
+            _move(entry, _ALIAS)
         self.unmake(alias)
         self.lost.pop(alias, None)
         if not names:
@@ -288,39 +326,43 @@ class Objects:
         if self.is_resolved(target):
             self._resolved(names)
         else:
-            self._tell_lost(names, self.why_lost(target) or "")
+            self._fail_waiting(names, self.why_lost(target) or "")
 
     def make(self, ref: int, worker: int, store: int) -> None:
-        """A worker, or `NOBODY` any more, is to make the object of a reference in a store; if that is pending."""
+        """Set the worker (or `ABSENT`) and the store that will produce the object of a reference, if it is pending."""
         entry = self.entry(ref)
         if entry is not None and self.refs.is_pending(ref):
             entry.maker, entry.site = worker, store
 
     def unmake(self, ref: int) -> None:
-        """Nobody in particular is to make the object of a reference."""
+        """Clear the producer of a reference's object."""
         entry = self.entry(ref)
         if entry is not None:
-            entry.maker = entry.site = NOBODY
+            entry.maker = entry.site = ABSENT
         self.pushes.pop(ref, None)
 
     def abandon(self, ref: int, reason: str) -> None:
-        """Nobody will make the object of a pending reference."""
+        """Mark a pending reference as lost: it has no producer any more."""
         self.unmake(ref)
         if not self.refs.is_pending(ref):
             return
+        entry = self.entries[ref]
+        assert entry is not None
+        _move(entry, _LOSE)
         self.lost[ref] = reason
-        self._tell_lost(self.refs.members(ref), reason)
+        self._fail_waiting(self.refs.members(ref), reason)
         self.drop(self.refs.abandon(ref))
 
     def drop(self, freed: list[int]) -> None:
-        """References are deallocated: so are their objects, in every store."""
+        """Drop the entries of deallocated references, and order their stores to deallocate the objects."""
         for ref in freed:
             entry = self.entries[ref]
             assert entry is not None
+            _move(entry, _FREE)
             self.entries[ref] = None
-            if entry.first != NOBODY:
+            if entry.first != ABSENT:
                 self._effects.append(DeallocateObject(entry.first, ref))
-            if entry.second != NOBODY:
+            if entry.second != ABSENT:
                 for store in self.stores(entry)[1:]:
                     self._effects.append(DeallocateObject(store, ref))
                 self.further.pop(ref, None)
@@ -328,8 +370,8 @@ class Objects:
                 self.lost.pop(ref, None)
             if self.pushes:
                 self.pushes.pop(ref, None)
-            if self.told:
-                self.told.pop(ref, None)
+            if self.notified:
+                self.notified.pop(ref, None)
             if self._tasks:
                 self._tasks.pop(ref, None)
             if self.requests:
@@ -338,20 +380,21 @@ class Objects:
                     self._effects.append(RequestFailed(worker, ref, words))
 
     def remove_store(self, store: int) -> None:
-        """A store is gone: deliveries from it are begun anew elsewhere, and what only it had is lost."""
+        """Remove a lost store: its deliveries restart from other stores, and objects that only it had are lost."""
         reason = f"Object store {store}, which had its last copy, is gone."
         lost, unmade = [], []
         for entry in self.live():
             if self.has(entry, store):
                 self.take(entry, store)
-                if entry.first == NOBODY:
+                if entry.first == ABSENT:
+                    _move(entry, _LOSE)
                     self.lost[entry.ref] = reason
                     lost.append(entry.ref)
             if entry.site == store:
                 unmade.append(entry.ref)
         for waiting in self.requests.values():
             waiting[:] = [each for each in waiting if each[1] != store]
-        for names in self.told.values():
+        for names in self.notified.values():
             names.discard(store)
         for ref in sorted(self.incoming):
             for target, delivery in list(self.incoming[ref].items()):
@@ -361,25 +404,25 @@ class Objects:
                     self.delivery_failed(ref, store, target, reason)
         for ref in lost:
             if ref in self.lost:
-                self._tell_lost(self.refs.members(ref), reason)
+                self._fail_waiting(self.refs.members(ref), reason)
         for ref in unmade:
             self.abandon(ref, f"Object store {store}, where it was to be made, is gone.")
 
     def forget_worker(self, worker: int) -> None:
-        """A worker is gone: it wants nothing more, and pushes nothing."""
+        """Drop the requests and pushes of a lost worker."""
         for waiting in self.requests.values():
             waiting[:] = [each for each in waiting if each[0] != worker]
         for ref in [ref for ref, maker in self.pushes.items() if maker == worker]:
             self.abandon(ref, f"Worker {worker}, which was to make it, is gone.")
 
     def delivery_failed(self, ref: int, source: int, target: int, reason: str) -> None:
-        """A delivery is begun anew from another store, or the same, or given up after some tries."""
+        """Restart a failed delivery from another store or the same one; give it up after `_DELIVERY_TRIES`."""
         entry = self.entry(ref)
         delivery = self.incoming.get(ref, {}).get(target)
         if entry is None or delivery is None or delivery.source != source:
             return
         self._sent(delivery)
-        if delivery.tries >= _DELIVERY_TRIES or entry.first == NOBODY:
+        if delivery.tries >= _DELIVERY_TRIES or entry.first == ABSENT:
             self._give_up(ref, target, reason, True)
             return
         delivery.tries += 1
@@ -387,7 +430,7 @@ class Objects:
         self._send(ref, target, delivery)
 
     def _arrived(self, ref: int, target: int) -> Delivery | None:
-        """End a delivery."""
+        """Remove a delivery that has ended, and return it."""
         coming = self.incoming.get(ref)
         delivery = coming.pop(target, None) if coming is not None else None
         if not coming and coming is not None:
@@ -395,10 +438,10 @@ class Objects:
         return delivery
 
     def _source(self, entry: Entry, avoid: int) -> int:
-        """The store that sends least, of those next in turn."""
-        if entry.second == NOBODY:
+        """The store with the fewest deliveries under way, of the next `_SOURCES_COMPARED` in turn."""
+        if entry.second == ABSENT:
             return entry.first
-        least, source = -1, NOBODY
+        least, source = -1, ABSENT
         for store in self.stores(entry)[:_SOURCES_COMPARED]:
             sending = self.sending.get(store, 0)
             if store != avoid and (least < 0 or sending < least):
@@ -429,11 +472,11 @@ class Objects:
                 self._effects.append(RequestFailed(worker, name, words))
         self.drop(self.refs.release(ref))
 
-    def _tell(self, store: int, alias: int, canonical: int) -> None:
-        """Tell a store that has an object one of its other names, once."""
-        told = self.told.setdefault(alias, set()) if alias != canonical else None
-        if told is not None and store not in told:
-            told.add(store)
+    def _notify(self, store: int, alias: int, canonical: int) -> None:
+        """Notify a store that has an object of one of its aliases, once."""
+        notified = self.notified.setdefault(alias, set()) if alias != canonical else None
+        if notified is not None and store not in notified:
+            notified.add(store)
             self._effects.append(NotifyAlias(store, alias, canonical))
 
     def _resolved(self, names: Iterable[int]) -> None:
@@ -445,12 +488,24 @@ class Objects:
             for task in self._tasks.pop(ref, ()):
                 self._to_resolve.append(task)
 
-    def _tell_lost(self, names: Iterable[int], reason: str) -> None:
+    def _fail_waiting(self, names: Iterable[int], reason: str) -> None:
         for ref in names:
             for worker, _ in self.requests.pop(ref, ()):
                 self._effects.append(RequestFailed(worker, ref, reason))
             for task in self._tasks.pop(ref, ()):
                 self._failing.append((task, "An argument of its is lost."))
+
+    def restore_state(self, entry: Entry) -> None:
+        """Set the state of an entry that was read from a snapshot, by the tables."""
+        entry.state = OBJECT.states.index(self._state_of(entry))
+
+    def _state_of(self, entry: Entry) -> str:
+        """The state that the tables show."""
+        if entry.first != ABSENT:
+            return "STORED"
+        if entry.ref in self.lost:
+            return "LOST"
+        return "EXPECTED" if self.refs.end(entry.ref) == entry.ref else "ALIAS"
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the tables contradict each other."""
@@ -461,20 +516,29 @@ class Objects:
         sending: dict[int, int] = {}
         for entry in self.live():
             ref, stores = entry.ref, self.stores(entry)
+            assert OBJECT.states[entry.state] == self._state_of(entry), f"{ref} is not {OBJECT.states[entry.state]}"
             assert not stores or self.refs.canonical(ref) == ref, f"{ref} has stores and is not canonical"
             assert not stores or ref not in self.lost, f"{ref} is lost and at a store"
             assert len(set(stores)) == len(stores), f"{ref} has one store twice"
-            assert ref not in self.further or entry.second != NOBODY, f"{ref} has stores behind a gap"
-            assert entry.site == NOBODY or self.refs.is_pending(ref), f"{ref} has a maker and waits for none"
-            assert ref not in self.pushes or self.pushes[ref] == entry.maker, f"{ref} has two makers"
+            assert ref not in self.further or entry.second != ABSENT, f"{ref} has stores behind a gap"
+            assert entry.site == ABSENT or self.refs.is_pending(ref), f"{ref} has a producer and is not pending"
+            assert ref not in self.pushes or self.pushes[ref] == entry.maker, f"{ref} has two producers"
             for target, delivery in self.incoming.get(ref, {}).items():
-                assert target not in stores, f"{ref} is on its way to where it is"
-                assert delivery.source in stores, f"{ref} is sent by a store that has it not"
+                assert target not in stores, f"{ref} is delivered to a store that has it"
+                assert delivery.source in stores, f"{ref} is sent by a store that does not have it"
                 sending[delivery.source] = sending.get(delivery.source, 0) + 1
-        assert sending == self.sending, "deliveries are miscounted"
+        assert sending == self.sending, "the counts of deliveries are wrong"
         for ref in [*self.requests, *self._tasks]:
             if self.requests.get(ref) or self._tasks.get(ref):
-                assert not self.is_resolved(ref), f"somebody waits for {ref}, which is there"
+                assert not self.is_resolved(ref), f"a caller waits for {ref}, which is resolved"
         assert all([*self.further.values(), *self.incoming.values()]), "empty tables are kept"
-        for ref in [*self.further, *self.incoming, *self.lost, *self.pushes, *self.told, *self.requests, *self._tasks]:
-            assert self.entry(ref) is not None, f"{ref} is deallocated, and something is known of it"
+        for ref in [
+            *self.further,
+            *self.incoming,
+            *self.lost,
+            *self.pushes,
+            *self.notified,
+            *self.requests,
+            *self._tasks,
+        ]:
+            assert self.entry(ref) is not None, f"{ref} is deallocated, and a table still has it"

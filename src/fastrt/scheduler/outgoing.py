@@ -1,8 +1,8 @@
-"""The calls that the scheduler makes: to workers and to stores, from an event loop in a thread of its own.
+"""The scheduler's outgoing calls to workers and stores, on an event loop in a separate thread.
 
-To one store, aliases and deallocations go in the order in which they were given, one after the other; deliveries go
-beside them, some at a time. What fails comes back as a fact. A peer that cannot be reached for `lost_after_s` is lost,
-and says so at most once: its connection is watched from its registration on, also while nothing is asked of it.
+Aliases and deallocations are sent to a store one after the other, in the order given; deliveries run concurrently, with
+a limit per store. Failures are reported as facts. A peer that cannot be reached for `lost_after_s` is lost, which is
+reported at most once; its connection is watched from its registration on, also while it is idle.
 
 Source: `WorkerService` and `ObjStore` of protos/ray.
 """
@@ -35,16 +35,16 @@ _AGAIN_S = 0.1
 
 @dataclass(frozen=True)
 class OutgoingOptions:
-    """How peers are called.
+    """The options of calls to peers.
 
     Attributes:
         token: sent with every call; None sends none. It is for peers whose certificates `credentials` check.
         credentials: for peers that use TLS.
-        options: of gRPC's channels to them.
-        lost_after_s: a peer that cannot be reached for so long is lost.
-        call_timeout_s: for a peer to take a call, an alias or a deallocation.
-        delivery_timeout_s: for a store to deliver an object.
-        deliveries_max: deliveries of one store at a time.
+        options: gRPC channel options.
+        lost_after_s: a peer that cannot be reached for this long is lost.
+        call_timeout_s: time for a peer to accept a call, an alias or a deallocation.
+        delivery_timeout_s: time for a store to deliver an object.
+        deliveries_max: the most deliveries of one store at a time.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -58,7 +58,7 @@ class OutgoingOptions:
 
 @dataclass(eq=False)
 class _Peer:
-    """A worker or a store."""
+    """A worker or a store, its channel, and the calls under way."""
 
     address: str
     lost: Event
@@ -69,12 +69,12 @@ class _Peer:
 
 
 class Outgoing:
-    """Carries out effects. Its methods may be called from any thread, and never wait.
+    """Carries out effects. Its methods may be called from any thread, and never block.
 
     Args:
-        options: see `OutgoingOptions`.
-        report: takes facts, on this object's own thread.
-        answered: told the number of each order of `notify` and `deallocate` that a store has answered.
+        options: timeouts and credentials.
+        report: receives facts, on this object's thread.
+        answered: receives the number of each order of `notify` and `deallocate` once its store has answered.
     """
 
     def __init__(
@@ -92,41 +92,41 @@ class Outgoing:
         self._thread.start()
 
     def add_worker(self, worker: int, address: str) -> None:
-        """A worker has registered."""
+        """Connect to a worker that has registered."""
         self._loop.call_soon_threadsafe(self._add, self._workers, worker, address, ev.WorkerLost(worker))
 
     def add_store(self, store: int, address: str) -> None:
-        """A store has registered."""
+        """Connect to a store that has registered."""
         self._loop.call_soon_threadsafe(self._add, self._stores, store, address, ev.ObjStoreLost(store))
 
     def remove_worker(self, worker: int) -> None:
-        """A worker is lost; nothing goes to it any more."""
+        """Disconnect from a lost worker."""
         self._loop.call_soon_threadsafe(self._remove, self._workers, worker)
 
     def remove_store(self, store: int) -> None:
-        """A store is lost; nothing goes to it any more."""
+        """Disconnect from a lost store."""
         self._loop.call_soon_threadsafe(self._remove, self._stores, store)
 
     def invoke(self, order: ev.InvokeCall) -> None:
-        """Give a worker a call."""
+        """Send a call to a worker."""
         self._loop.call_soon_threadsafe(self._begin, self._workers, order.worker, self._invoke, order)
 
     def deliver(self, order: ev.DeliverObj) -> None:
-        """Have a store deliver an object."""
+        """Order a store to deliver an object."""
         self._loop.call_soon_threadsafe(self._begin, self._stores, order.source, self._deliver, order)
 
     def notify(self, number: int, order: ev.NotifyAlias) -> None:
-        """Tell a store of an alias."""
+        """Notify a store of an alias."""
         request = _STORE["NotifyAlias"][0](alias_objref=order.alias, canonical_objref=order.canonical)
         self._loop.call_soon_threadsafe(self._order, order.store, number, "NotifyAlias", request)
 
     def deallocate(self, number: int, order: ev.DeallocateObject) -> None:
-        """Have a store drop an object."""
+        """Order a store to drop an object."""
         request = _STORE["DeallocateObject"][0](canonical_objref=order.canonical)
         self._loop.call_soon_threadsafe(self._order, order.store, number, "DeallocateObject", request)
 
     def stop(self) -> None:
-        """Break off everything, and end the thread."""
+        """Cancel all calls, and end the thread."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -153,7 +153,7 @@ class Outgoing:
             task.add_done_callback(self._closing.discard)
 
     async def _shut(self, peer: _Peer) -> None:
-        """Break off what is under way with a peer, and only then close its channel: a watch of a closed one fails."""
+        """Cancel a peer's calls, and only then close its channel: a watch of a closed channel fails."""
         for task in list(peer.work):
             task.cancel()
         await asyncio.gather(*peer.work, return_exceptions=True)
@@ -167,7 +167,7 @@ class Outgoing:
     def _order(self, store: int, number: int, method: str, request: Any) -> None:
         peer = self._stores.get(store)
         if peer is None:
-            self._answered(number)  # the store is lost, and what it held
+            self._answered(number)  # the store is lost, and with it the objects that it held
         else:
             peer.orders.put_nowait((number, method, request))
 
@@ -187,7 +187,7 @@ class Outgoing:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _watch(self, peer: _Peer) -> None:
-        """See that the peer can be reached; report it lost when it cannot for too long."""
+        """Watch whether the peer can be reached; report it lost after `lost_after_s`."""
         ready = grpc.ChannelConnectivity.READY
         while True:
             if peer.channel.get_state(try_to_connect=True) is ready:
@@ -201,14 +201,14 @@ class Outgoing:
                 return
 
     async def _carry_out(self, peer: _Peer) -> None:
-        """A store's aliases and deallocations, one after the other."""
+        """Send a store's aliases and deallocations, one after the other."""
         while True:
             number, method, request = await peer.orders.get()
             try:
                 await self._call(peer, f"/ObjStore/{method}", request.SerializeToString(), self._options.call_timeout_s)
             except grpc.aio.AioRpcError as error:
-                # What the store holds is then more than it need, until it is lost or told otherwise.
-                _log.warning("the store at %s refused %s: %s", peer.address, method, error.details())
+                # The store then holds more than it needs, until it is lost or gets a later order.
+                _log.warning("the store at %s rejected %s: %s", peer.address, method, error.details())
             self._answered(number)
 
     async def _invoke(self, peer: _Peer, order: ev.InvokeCall) -> None:
@@ -218,7 +218,7 @@ class Outgoing:
             self._report(ev.InvokeTaken(order.worker, order.task))
         except grpc.aio.AioRpcError as error:
             if error.code() in _BROKEN:
-                _log.warning("the worker at %s does not take a call: %s", peer.address, error.details())
+                _log.warning("the worker at %s cannot be given a call: %s", peer.address, error.details())
                 self._report(peer.lost)
             else:
                 reason = f"{error.code().name}: {error.details()}"
@@ -227,7 +227,7 @@ class Outgoing:
     async def _deliver(self, peer: _Peer, order: ev.DeliverObj) -> None:
         target = self._stores.get(order.target)
         if target is None:
-            return  # lost; the state has been told, and forgotten the delivery
+            return  # lost; the state knows, and has dropped the delivery
         request = _STORE["DeliverObj"][0](objstore_address=target.address, objref=order.ref)
         try:
             async with peer.deliveries:
@@ -240,7 +240,7 @@ class Outgoing:
             self._report(ev.DeliveryFailed(order.ref, order.source, order.target, reason))
 
     async def _call(self, peer: _Peer, path: str, body: bytes, timeout_s: float) -> None:
-        """Make a call; while the peer cannot be reached it is made again, until the time is over."""
+        """Make a call; repeat it while the peer cannot be reached, until the timeout."""
         until = self._loop.time() + timeout_s
         method = peer.channel.unary_unary(path)
         while True:

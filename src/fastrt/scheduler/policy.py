@@ -1,19 +1,19 @@
-"""Who runs what: ranks nodes for a task that could run now, and waiting tasks for a node that has become free.
+"""The scheduling policy: ranks nodes for a task that could run now, and waiting tasks for a node that became free.
 
-Knows neither the wire nor objects. A node is whatever runs tasks: a whole machine with its daemon, or the workers
-beside one store that are alike; its site is where bytes lie, the machine or that store. What a task asks for (its
-shape) is compared by value: all tasks of one function usually ask for the same.
+The policy has no part in the wire or in objects. A node runs tasks: a whole machine with its daemon, or a group of
+interchangeable workers of one store. A node's site is where its bytes are: the machine, or that store. The resources
+that a task demands (its shape) are compared by value: all tasks of one function usually demand the same.
 
-A decision takes O(log n) in nodes and in waiting tasks: for each shape in use there is a heap of nodes by load whose
-entries may be out of date on the hopeful side only. A node's load in a heap is never above its real one, and only
-nodes without room are missing from it, so the first entry that proves right is the best. A wrong one is corrected
-when it comes up, which the change that made it wrong has paid for. An entry is one integer, load and rank: a thousand
-of them lie in few cache lines, and are compared without a look at their nodes.
+A decision takes O(log n) in nodes and in waiting tasks. Each shape in use has a heap of nodes by load, whose entries
+may be outdated in one direction only: a node's load in a heap is never above its real load, and only nodes without
+room are missing from it. So the first entry that proves right is the best. A wrong entry is corrected when it reaches
+the top; that cost is paid for by the change that made it wrong. An entry is one integer, load and rank: a thousand
+entries fit into few cache lines, and are compared without access to their nodes.
 
 Compiled with the types in policy.pxd when the package is built; ADR 5 says why.
 
-Order of preference: the site with most bytes of the task's arguments, then the least loaded node; `spread` asks for
-the least loaded at once, `pack` for the first that has room, a node by name for that one or none.
+Order of preference: the site with the most bytes of the task's arguments, then the least loaded node. `spread` takes
+the least loaded node at once, `pack` the first node that has room, and a demand that names a node only that one.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ Locality = Iterable[tuple[Hashable, int]]
 
 SPREAD = "spread"
 PACK = "pack"
-# Fractions of a resource that were taken and given back do not add up exactly.
+# Fractions of a resource that were taken and returned do not add up exactly.
 _ROUNDING = 1e-9
-# Sites tried for their bytes before the least loaded node is taken.
+# Sites that are tried for their bytes before the least loaded node is taken.
 _SITES_TRIED = 4
-# How often a waiting task is passed over by others that have their bytes at hand.
+# How often a waiting task may be overtaken by tasks whose bytes are local.
 _PATIENCE = 64
-# A heap with more entries than this many for each node is written anew without the outdated ones.
+# A heap with more entries than this for each node is rebuilt without the outdated ones.
 _ENTRIES_PER_NODE = 4
-# Shapes, at all sites and at single ones, that are ranked at a time; beyond it the oldest is forgotten.
+# Heaps that exist at a time, of shapes at all sites or at one; beyond it the oldest is dropped.
 _HEAPS_MAX = 16384
 # An entry of a heap is load << _RANK_BITS | rank: both stay below 2^31, of tasks at a node and nodes ever seen.
 _RANK_BITS = 32
 _RANKS = (1 << _RANK_BITS) - 1
-_DROPPED = -1  # the load of a seat that its heap has dropped for want of room
+_DROPPED = -1  # the load of a seat that its heap has dropped because the node had no room
 
 
 class Demand(NamedTuple):
-    """What a task asks for.
+    """The demands of a task.
 
     Attributes:
         shape: resources by name, in order of name; see `shape_of`.
-        locality: bytes of the task's arguments, by site.
+        locality: bytes of the task's arguments by site.
         strategy: empty, `spread` or `pack`.
-        node: the only node that will do.
+        node: the only node that the task may run on.
     """
 
     shape: Shape
@@ -61,23 +61,23 @@ class Demand(NamedTuple):
 
 
 def shape_of(resources: Mapping[str, float]) -> Shape:
-    """Resources as a shape; those asked for by 0 do not count."""
+    """Resources as a shape; amounts of 0 are left out."""
     return tuple(sorted((name, amount) for name, amount in resources.items() if amount > 0))
 
 
 class Node:
-    """What runs tasks.
+    """A node: it runs tasks.
 
     Attributes:
         id: its name for the caller.
-        site: where its bytes lie.
-        total: all resources.
-        main: the first of them, most often the only one that a task asks for.
-        room: how much of that is not in use.
-        others: how much of the other ones is not in use; apart, as looking into it touches four cache lines.
-        kinds: what it can do, however often at a time.
-        load: tasks given to it and not released, and what `set_queue` adds.
-        highest: no heap has it at a load above this.
+        site: where its bytes are.
+        total: all its resources.
+        main: the first of them, most often the only one that a task demands.
+        room: the free amount of `main`.
+        others: the free amounts of the others; separate, because a lookup there touches four cache lines.
+        kinds: abilities that are not used up, such as functions.
+        load: tasks placed on it and not released, and the count of `set_queue`.
+        highest: no heap has the node at a load above this.
     """
 
     __slots__ = (
@@ -99,11 +99,11 @@ class Node:
         self.load = 0
         self.queue = 0
         self.highest = 0
-        self.raised: dict[_Seat, None] = {}  # in heaps that have it at more than 0
-        self.missing: dict[_Seat, None] = {}  # in heaps that have dropped it
+        self.raised: dict[_Seat, None] = {}  # seats in heaps that have it at a load above 0
+        self.missing: dict[_Seat, None] = {}  # seats in heaps that have dropped it
 
     def fits(self, shape: Shape) -> bool:
-        """Whether all that is asked for is free."""
+        """Whether all demanded resources are free."""
         for name, amount in shape:
             if amount:
                 room = self.free(name)
@@ -114,18 +114,18 @@ class Node:
         return True
 
     def free(self, name: str) -> float:
-        """How much of a resource is not in use."""
+        """The free amount of a resource."""
         return self.room if name == self.main else self.others.get(name, 0.0)
 
     def use(self, name: str, amount: float) -> None:
-        """Take something of a resource, or give it back."""
+        """Take an amount of a resource; a negative amount returns it."""
         if name == self.main:
             self.room -= amount
         else:
             self.others[name] = self.others.get(name, 0.0) - amount
 
     def can(self, shape: Shape) -> bool:
-        """Whether it can do what is asked for, were it free."""
+        """Whether the node has all demanded abilities, free or not."""
         for name, amount in shape:  # noqa: SIM110  (a generator cannot be compiled into a C function)
             if not amount and name not in self.kinds:
                 return False
@@ -133,7 +133,7 @@ class Node:
 
 
 class _Seat:
-    """A node in a heap: at which load the heap has it, `_DROPPED` when it has not."""
+    """A node in a heap, with the load the heap has it at; `_DROPPED` when it is not in the heap."""
 
     __slots__ = ("heap", "node", "stored")
 
@@ -144,7 +144,7 @@ class _Seat:
 
 
 class _Heap:
-    """Nodes by load, for tasks of one shape: all nodes, or those at one site. With `pack` in the order they came."""
+    """Nodes by load, for tasks of one shape: all nodes, or those at one site. With `pack` in the order of `add`."""
 
     __slots__ = ("entries", "pack", "seats", "shape", "site")
 
@@ -156,7 +156,7 @@ class _Heap:
         self.seats: dict[int, _Seat] = {}  # by the node's rank
 
     def best(self) -> Node | None:
-        """The first node that is where it ought to be, and has room."""
+        """The node with the lowest load that has room; corrects outdated entries on the way."""
         entries, seats = self.entries, self.seats
         while entries:
             entry = entries[0]
@@ -180,15 +180,15 @@ class _Heap:
         return None
 
     def add(self, node: Node) -> None:
-        """A node is to be ranked here from now on, if it can run such tasks at all."""
+        """Rank a node here, if it can run tasks of this shape."""
         if not node.can(self.shape):
             return
         seat = self.seats[node.rank] = _Seat(self, node)
         self.push(seat)
 
     def push(self, seat: _Seat) -> None:
-        """A node is where its load says, from now on."""
-        # For `pack` all loads are alike, so that the order in which nodes came decides.
+        """Add an entry for a node at its current load."""
+        # For `pack` all loads count as 0, so the order in which nodes were added decides.
         node = seat.node
         stored = 0 if self.pack else node.load
         seat.stored = stored
@@ -204,7 +204,7 @@ class _Heap:
             heapify(entries)
 
     def drop(self, node: Node) -> None:
-        """A node is not ranked here any more."""
+        """Stop ranking a node here."""
         seat = self.seats.pop(node.rank, None)
         if seat is not None:
             node.raised.pop(seat, None)
@@ -224,7 +224,7 @@ class _Ranking:
 
 
 class Placement:
-    """The nodes, and which of them is best for a task now."""
+    """The nodes, and the choice of the best one for a task."""
 
     def __init__(self) -> None:
         self._nodes: dict[Hashable, Node] = {}
@@ -249,15 +249,15 @@ class Placement:
         site: Hashable | None = None,
         kinds: frozenset[str] = frozenset(),
     ) -> Node:
-        """A node has come.
+        """Add a node.
 
         Args:
             node_id: its name.
-            resources: what it has, all free.
-            site: where its bytes lie; by default a site of its own, named as the node.
-            kinds: what it can do, for good: names that a shape asks for by the amount 0.
+            resources: its resources, all free.
+            site: where its bytes are; by default a separate site, named as the node.
+            kinds: its abilities, which never change: names that a shape demands by the amount 0.
         Returns:
-            What `occupy` and `vacate` take.
+            The node, for `occupy` and `vacate`.
         """
         self._rank += 1
         node = Node(node_id, node_id if site is None else site, resources, kinds, self._rank)
@@ -270,7 +270,7 @@ class Placement:
         return node
 
     def remove(self, node_id: Hashable) -> None:
-        """A node has gone; what ran on it is the caller's to place again."""
+        """Remove a node; the caller places its tasks again."""
         node = self._nodes.pop(node_id)
         beside = self._sites[node.site]
         beside.remove(node)
@@ -284,7 +284,7 @@ class Placement:
             del self._sites[node.site]
 
     def gain(self, node_id: Hashable, resources: Mapping[str, float]) -> None:
-        """A node has more of something, or something new."""
+        """Add resources to a node; negative amounts take them away."""
         node = self._nodes[node_id]
         for name, amount in resources.items():
             node.total[name] = node.total.get(name, 0) + amount
@@ -292,14 +292,14 @@ class Placement:
         self._offer(node)
 
     def set_queue(self, node_id: Hashable, count: int) -> None:
-        """A node reports how many tasks wait in its own queue; they count as load."""
+        """Set how many tasks wait in a node's own queue, as it reports; they count as load."""
         node = self._nodes[node_id]
         node.load += count - node.queue
         node.queue = count
         self._lowered(node)
 
     def place(self, demand: Demand) -> Hashable | None:
-        """The best node for a task, which takes what it asks for; None when no node has that now."""
+        """Choose the best node for a task and take its resources there; None when no node has room."""
         node = self.choose(demand.shape, demand.locality, demand.strategy, demand.node)
         if node is None:
             return None
@@ -307,17 +307,17 @@ class Placement:
         return node.id
 
     def take(self, node_id: Hashable, shape: Shape) -> None:
-        """Take what a task asks for from a node chosen already, which has it."""
+        """Take a task's resources from a node that was chosen already and has room."""
         self.occupy(self._nodes[node_id], shape)
 
     def release(self, node_id: Hashable, shape: Shape) -> None:
-        """A task has ended on a node."""
+        """Return a task's resources to its node."""
         self.vacate(self._nodes[node_id], shape)
 
     def choose(
         self, shape: Shape, locality: tuple[tuple[Hashable, int], ...], strategy: str, only: Hashable | None
     ) -> Node | None:
-        """The best node for a task that asks for this, as `Demand` says; None when no node has that now."""
+        """The best node for a task with the fields of a `Demand`; None when no node has room."""
         if only is not None:
             node = self._nodes.get(only)
             return node if node is not None and node.fits(shape) else None
@@ -334,14 +334,14 @@ class Placement:
         return heap.best()
 
     def occupy(self, node: Node, shape: Shape) -> None:
-        """As `take`, of a node at hand."""
+        """Take a task's resources from a node object; see `take`."""
         for name, amount in shape:
             if amount:
                 node.use(name, amount)
         node.load += 1
 
     def vacate(self, node: Node, shape: Shape) -> None:
-        """As `release`, of a node at hand."""
+        """Return a task's resources to a node object; see `release`."""
         for name, amount in shape:
             if amount:
                 node.use(name, -amount)
@@ -352,7 +352,7 @@ class Placement:
             self._offer(node)
 
     def feasible(self, demand: Demand) -> bool:
-        """Whether any node could ever run it, were it idle. Looks at every node."""
+        """Whether any node could run the task if it were idle. Costs a look at every node."""
         nodes = self._nodes.values() if demand.node is None else filter(None, [self._nodes.get(demand.node)])
         return any(
             node.can(demand.shape) and all(node.total.get(name, 0) >= amount for name, amount in demand.shape)
@@ -360,12 +360,12 @@ class Placement:
         )
 
     def _local(self, ranking: _Ranking, locality: tuple[tuple[Hashable, int], ...]) -> Node | None:
-        """The best node at the sites that have most bytes; of those with as many, where the load is least."""
+        """The best node at the sites with the most bytes; the least loaded site first where the bytes are equal."""
         if len(locality) == 1:
             return self._best_at(ranking, locality[0][0])
         left = list(locality)
-        for _ in range(min(len(left), _SITES_TRIED)):  # the first is most often the last: sorting all is for nothing
-            best, most, least = 0, -1.0, -1  # the load is looked at where there are several with as many
+        for _ in range(min(len(left), _SITES_TRIED)):  # most often one round is enough, so sorting all would be wasted
+            best, most, least = 0, -1.0, -1  # the load is read only where several sites have equal bytes
             for i in range(len(left)):
                 place = left[i]
                 nbytes = place[1]
@@ -408,7 +408,7 @@ class Placement:
     def _new_heap(self, ranking: _Ranking, site: Hashable | None, pack: bool) -> _Heap:
         if len(self._all_heaps) >= _HEAPS_MAX:
             self._forget(next(iter(self._all_heaps)))
-            self._rankings[ranking.shape] = ranking  # that may have been its last
+            self._rankings[ranking.shape] = ranking  # the dropped heap may have been its last
         heap = _Heap(ranking.shape, site, pack)
         if site is not None:
             ranking.at_site[site] = heap
@@ -425,21 +425,21 @@ class Placement:
         return self._nodes.values() if heap.site is None else self._sites.get(heap.site, ())
 
     def _lowered(self, node: Node) -> None:
-        """A node's load has fallen, so some heaps may have it too high."""
+        """Correct the heaps that have a node at a higher load than it has now."""
         higher = [seat for seat in node.raised if seat.stored > node.load]
         node.highest = node.load
         for seat in higher:
             seat.heap.push(seat)
 
     def _offer(self, node: Node) -> None:
-        """A node has more free: back into the heaps that dropped it."""
+        """Put a node that has more room back into the heaps that dropped it."""
         for seat in list(node.missing):
             if node.fits(seat.heap.shape):
                 del node.missing[seat]
                 seat.heap.push(seat)
 
     def _forget(self, heap: _Heap) -> None:
-        """Drop a heap; it is made anew when it is wanted again."""
+        """Drop a heap; it is rebuilt when it is needed again."""
         del self._all_heaps[heap]
         ranking = self._rankings[heap.shape]
         if heap.site is not None:
@@ -458,17 +458,17 @@ class Placement:
         for heap in self._all_heaps:
             about = f"{heap.shape} at {heap.site}"
             nodes = [node for node in self._ranked(heap) if node.can(heap.shape)]
-            assert heap.seats.keys() == {node.rank for node in nodes}, f"{about} ranks others"
+            assert heap.seats.keys() == {node.rank for node in nodes}, f"{about} ranks the wrong nodes"
             for node in nodes:
                 seat = heap.seats[node.rank]
                 if seat.stored != _DROPPED:
-                    assert heap.pack or seat.stored <= node.load, f"{node.id} is lower than {about} has it"
+                    assert heap.pack or seat.stored <= node.load, f"{about} has {node.id} above its load"
                     entry = seat.stored << _RANK_BITS | node.rank
-                    assert entry in heap.entries, f"{node.id} is not where it ought to be"
+                    assert entry in heap.entries, f"{about} has no entry of {node.id}"
                     raised = seat in node.raised and seat.stored <= node.highest
-                    assert heap.pack or not seat.stored or raised, f"{node.id} would stay too high"
+                    assert heap.pack or not seat.stored or raised, f"{node.id} would stay at too high a load"
                 else:
-                    assert seat in node.missing, f"{node.id} is in no list of {about}"
+                    assert seat in node.missing, f"{node.id} is not among those that {about} dropped"
                     assert not node.fits(heap.shape), f"{node.id} fits {about} and is not ranked"
 
 
@@ -487,7 +487,7 @@ class _Waiting:
 
 
 class _Line:
-    """Waiting tasks of one shape (and node, if they name one): in order, and by the site that has most bytes."""
+    """Waiting tasks of one shape (and node, if they name one): in order, and by the site with the most bytes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -501,7 +501,7 @@ class _Line:
             self.by_site.setdefault(waiting.site, deque()).append(waiting)
 
     def first(self, site: Hashable) -> _Waiting | None:
-        """What a node at this site should run next: what has its bytes here, else the oldest."""
+        """The task that a node at this site should run next: one whose bytes are here, else the oldest."""
         oldest = _head(self.order)
         if oldest is None or oldest.skipped >= _PATIENCE:
             return oldest
@@ -522,7 +522,7 @@ class _Line:
 
 
 class Backlog:
-    """Tasks that could run but for a node with room: oldest first, but those with bytes at hand before others."""
+    """Tasks that wait for a node with room: oldest first, but tasks with local bytes before others."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[Shape, Hashable | None], _Line] = {}
@@ -539,11 +539,11 @@ class Backlog:
         return task in self._waiting
 
     def blocks(self, shape: Shape, node: Hashable | None = None) -> bool:
-        """Whether tasks that ask for the same wait already, so that another one has to go behind them."""
+        """Whether tasks with the same demands wait already, so that another one has to queue behind them."""
         return bool(self._lines) and (shape, node) in self._lines
 
     def add(self, task: Hashable, demand: Demand) -> None:
-        """A task waits for a node."""
+        """Queue a task that waits for a node."""
         self._number += 1
         site = max(demand.locality, key=lambda place: place[1])[0] if demand.locality else None
         waiting = _Waiting(self._number, task, demand, site)
@@ -551,7 +551,7 @@ class Backlog:
         self._lines.setdefault((demand.shape, demand.node), _Line()).add(waiting)
 
     def remove(self, task: Hashable) -> None:
-        """A task waits no more."""
+        """Remove a task that no longer waits."""
         waiting = self._waiting.pop(task)
         key = (waiting.demand.shape, waiting.demand.node)
         line = self._lines[key]
@@ -560,7 +560,7 @@ class Backlog:
             del self._lines[key]
 
     def take(self, node: Node) -> tuple[Hashable, Demand] | None:
-        """The task that a node with room should run next, no longer waiting; None when none fits."""
+        """Remove and return the task that a node with room should run next; None when none fits."""
         best: _Waiting | None = None
         for (shape, only), line in self._lines.items():
             if (only is None or only == node.id) and node.fits(shape):
@@ -585,7 +585,7 @@ class Backlog:
 
 
 def _head(line: deque[_Waiting]) -> _Waiting | None:
-    """The first that still waits; those before it are dropped from the line."""
+    """The first task that still waits; removed tasks before it are dropped from the line."""
     while line and line[0].gone:
         line.popleft()
     return line[0] if line else None

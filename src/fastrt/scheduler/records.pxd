@@ -5,6 +5,11 @@ from libc.stdint cimport int64_t, uint64_t
 from fastrt.scheduler.policy cimport Node, Placement
 
 
+cdef int64_t _BITS, _REFUSING, _LOST
+cdef uint64_t _KEPT
+cdef bytes _WORKER_STEPS, _WORKER_TARGETS, _CALL_STEPS, _CALL_TARGETS
+
+
 @cython.final
 cdef class Group:
     cdef public tuple key
@@ -23,9 +28,11 @@ cdef class Worker:
     cdef public Group group
     cdef public int64_t below
     cdef public Task task
-    cdef public bint refusing
-    cdef public bint alive
+    cdef public int64_t state
+    cdef public uint64_t moves
 
+    @cython.locals(number=uint64_t)
+    cpdef bint move(self, int64_t event) except -1
     cpdef tuple in_use(self)
 
 
@@ -51,8 +58,11 @@ cdef class Task:
     cdef public object waits_for
     cdef public Worker worker
     cdef public bint sent
-    cdef public bint taken
+    cdef public int64_t state
+    cdef public uint64_t moves
 
+    @cython.locals(number=uint64_t)
+    cpdef bint move(self, int64_t event) except -1
     cpdef results(self)
 
 

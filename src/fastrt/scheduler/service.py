@@ -1,9 +1,9 @@
 """The scheduler in this process: serves the seed's `Scheduler` to any gRPC client, and calls workers and stores.
 
-A thin shell. Requests become events on the server's thread, facts from the peers' connections come in on the other,
-and `_lock` lets one through at a time; what the state orders goes to `Outgoing`, which never waits. With a state
-directory, everything that happened is on disk before anybody is told of it: answers and orders wait in `_effects` for
-one write that serves all calls at hand.
+This is a thin shell around `SchedulerState`. Requests become events on the server's thread, facts from the peers'
+connections on the thread of `Outgoing`; `_lock` serialises them. The state's effects go to `Outgoing`, which never
+blocks. With a state directory, every event is on disk before any of its effects leaves: answers and orders wait in
+`_effects` for one write that serves all pending calls.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ _log = logging.getLogger(__name__)
 
 _OK = 0
 _FULL_RETRY_S = 0.2
-_REQUEST_BYTES = 4096  # what a request adds to the log at most, beside its own bytes, twice
-# Words travel in HTTP/2 headers, of which clients take 8 KiB.
+_REQUEST_BYTES = 4096  # the most that a request adds to the log beside twice its bytes
+# Messages travel in HTTP/2 headers; clients accept 8 KiB of those.
 _MESSAGE_CHARS_MAX = 3000
 
 
 @dataclass
 class SchedulerOptions:
-    """How a scheduler serves.
+    """The options of a scheduler.
 
     Attributes:
         address: `host:port`; port 0 takes any free one.
-        token: the bearer token that every call must carry; None takes any call, on loopback only. Workers and stores
-            are sent it where TLS has proved who they are, or with `insecure`.
-        identity: of a cluster: callers and peers prove by TLS that they are part of it. Token, tls and credentials
-            are not used then.
-        settings: of the state machine.
+        token: the bearer token that every call must carry; None accepts any call, on loopback only. It is sent to
+            workers and stores that TLS has authenticated, or with `insecure` to all.
+        identity: a cluster's identity: callers and peers prove by TLS that they are part of it. Token, tls and
+            credentials are not used then.
+        settings: the limits of the state machine.
         tls: PEM files, None for plain text.
         credentials: for calls to workers and stores that use TLS.
         insecure: serve beyond loopback in plain text.
-        accept_loss: go on with what can be saved of a damaged `state_dir`; see `fastrt.durable.Journal`.
-        state_dir: where references, counts, aliases, functions, workers, stores and calls are kept over restarts;
-            None keeps nothing.
+        accept_loss: continue with the readable part of a damaged `state_dir`; see `Journal`.
+        state_dir: directory that keeps references, counts, aliases, functions, workers, stores and calls over
+            restarts; None keeps nothing.
         power: keep them over a loss of power too (an fsync per batch).
-        lost_after_s: a worker or store that cannot be reached for so long is lost.
-        call_timeout_s: for a worker to take a call.
-        delivery_timeout_s: for a store to deliver an object.
+        lost_after_s: a worker or store that cannot be reached for this long is lost.
+        call_timeout_s: time for a worker to accept a call.
+        delivery_timeout_s: time for a store to deliver an object.
     """
 
     address: str = "127.0.0.1:0"
@@ -81,7 +81,7 @@ class SchedulerOptions:
     delivery_timeout_s: float = 600.0
 
     def check(self) -> None:
-        """Refuse what makes no sense, or would let strangers in.
+        """Reject invalid options, and those that would let anyone in.
 
         Raises:
             ConfigError: a number is out of range.
@@ -99,12 +99,12 @@ class Scheduler:
 
     Args:
         options: see `SchedulerOptions`.
-        on_request_failed: told when an object that a worker requested will not come; the seed's protocol has no
-            words for it. Called while the scheduler works: it must be quick, and call nothing here.
+        on_request_failed: called when a requested object will not come; the seed's protocol has no message for
+            that. It runs under the scheduler's lock: it must be quick, and must not call this object.
 
     Raises:
-        ConfigError: an option makes no sense.
-        InsecureBindError: the address is open to strangers.
+        ConfigError: an option is invalid.
+        InsecureBindError: the address is reachable by other machines without protection.
         StateDirectoryError: the state directory cannot be used.
     """
 
@@ -123,7 +123,9 @@ class Scheduler:
         self._on_request_failed = on_request_failed
         self._outgoing: Outgoing | None = None
         self._paths: dict[int, str] = {}
-        self._effects: list[tuple[Effect, Event, int]] = []  # what waits for the write, with the order's number
+        self._effects: list[
+            tuple[Effect, Event, int]
+        ] = []  # effects that wait for the write, with the numbers of orders
         self._broken: StateDirectoryError | None = None
         self._retry_at: float | None = None
         self._standard = StandardServices([SERVICE], [message_set("ray")])
@@ -171,7 +173,7 @@ class Scheduler:
         return options.token if is_proved else None, options.credentials, ()
 
     def stop(self) -> None:
-        """Serve no more. Workers and stores are not told: they may find a scheduler here again."""
+        """Stop serving. Workers and stores are not notified: a scheduler may start here again."""
         self._standard.set_serving(False)
         self._server.stop()
         if self._outgoing is not None:
@@ -183,7 +185,7 @@ class Scheduler:
                 self._broken = StateDirectoryError("The scheduler has stopped.")
 
     def report(self, event: Event) -> None:
-        """Something has happened that no caller waits on, as `WorkerLost`. May be called from any thread."""
+        """Handle a fact without a waiting caller, such as `WorkerLost`. May be called from any thread."""
         with self._lock:
             self._handle(event, None)
             self._settle()
@@ -194,7 +196,7 @@ class Scheduler:
             self._state.check_invariants()
 
     def on_call(self, call: int, method: str, body: bytes) -> None:
-        """See `Handler`."""
+        """Turn a call into an event; without a log, answer at once."""
         if method == CHECK_PATH:
             code, message, answer = self._standard.check(body)
             self._server.finish(call, code, message, answer)
@@ -215,16 +217,16 @@ class Scheduler:
                 self._settle()
 
     def on_cancel(self, call: int) -> None:
-        """See `Handler`. A call is carried out once it has come, whether its caller waits or not."""
+        """Ignore the cancellation: a received call is carried out, whether its caller waits or not."""
 
     def on_idle(self) -> float | None:
-        """See `Handler`."""
+        """Write the batch and send its effects; returns when to try a full disk again."""
         with self._lock:
             self._settle()
             return self._retry_at
 
     def on_stop(self) -> None:
-        """See `Handler`."""
+        """Do nothing: `stop` writes the last batch."""
 
     def _handle(self, event: Event, wire: tuple[str, bytes] | None) -> None:
         if self._broken is not None:
@@ -243,11 +245,11 @@ class Scheduler:
             self._effects.append((effect, event, number))
 
     def _has_room(self, log: EventLog, body_bytes: int) -> bool:
-        """Whether a request can be kept, with what follows from it."""
+        """Whether a request and the records of its effects can be kept."""
         return self._retry_at is None and log.has_room(2 * body_bytes + _REQUEST_BYTES)
 
     def _settle(self) -> None:
-        """Write what happened, then let what follows from it out."""
+        """Write the events of the batch, then carry out their effects."""
         if self._log is not None and self._broken is None:
             if self._retry_at is not None and time.monotonic() < self._retry_at:
                 return
@@ -256,13 +258,13 @@ class Scheduler:
                     self._state = self._log.state
                 self._retry_at = None
             except DiskFullError as error:
-                # Answers and orders wait: nothing that a crash would take back may leave.
+                # Answers and orders wait: no effect may leave that a crash would undo.
                 if self._retry_at is None:
                     _log.critical("the scheduler waits for room: %s", error)
                 self._retry_at = time.monotonic() + _FULL_RETRY_S
                 return
             except StateDirectoryError as error:
-                # What is in memory is now ahead of the disk, so nothing of it may be told to anybody.
+                # The state in memory is now ahead of the disk, so no effect of it may leave.
                 _log.critical("the scheduler cannot go on: %s", error)
                 self._broken = error
                 self._effects = [each for each in self._effects if isinstance(each[0], Answer)]
@@ -274,7 +276,7 @@ class Scheduler:
             self._carry_out(effect, event, number)
 
     def _resume(self) -> None:
-        """Go on where the process before this one was killed: its peers are ours, and its last orders."""
+        """Continue after a restart: connect to the known peers, and send the unconfirmed orders again."""
         assert self._outgoing is not None
         stores, workers = self._state.peers()
         for store, address in stores.items():
@@ -282,16 +284,16 @@ class Scheduler:
         for worker, address in workers.items():
             self._outgoing.add_worker(worker, address)
         if self._log is not None:
-            nobody = ev.SchedulerInfo(0)
+            no_call = ev.SchedulerInfo(0)
             for number, order in list(self._log.orders.items()):
-                self._carry_out(order, nobody, number)
+                self._carry_out(order, no_call, number)
             for effect in self._state.unfinished():
-                self._carry_out(effect, nobody, 0)
+                self._carry_out(effect, no_call, 0)
 
     def _order_answered(self, number: int) -> None:
         if self._log is not None:
             with self._lock:
-                self._log.answered(number)  # written with what happens next: given again, it does no harm
+                self._log.answered(number)  # written with the next event; an order that is sent twice does no harm
 
     def _carry_out(self, effect: Effect, event: Event, number: int) -> None:
         outgoing = self._outgoing

@@ -1,8 +1,8 @@
-"""A whole state as bytes, and back: what a restarted scheduler begins with.
+"""Snapshots: the whole state of a scheduler as bytes, and back.
 
-Only the tables that decide are saved; ranking, backlog and who-waits-for-what are made anew from them. A process that
-saves its state goes on with the state loaded from it, so that what follows is decided alike by whoever loads the same
-bytes later; see `log`.
+Only the tables that determine decisions are saved; the ranking, the backlog and the waiting callers are rebuilt from
+them. A process that saves its state continues with the state loaded from the snapshot, so a later process that loads
+the same bytes decides in the same way; see `log`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from fastrt._core.refcounts.audit import dump as dump_refs
 from fastrt._core.refcounts.audit import load as load_refs
 from fastrt.foreign_text import STATE_BYTES_MAX, read_object
-from fastrt.scheduler.objects import NOBODY, Delivery, Entry, Objects
+from fastrt.scheduler.objects import ABSENT, Delivery, Entry, Objects
 from fastrt.scheduler.policy import Demand
-from fastrt.scheduler.records import SLOT_ONLY, Task, Worker
+from fastrt.scheduler.records import CALL, SLOT_ONLY, WORKER, Task, Worker
 from fastrt.scheduler.state import SchedulerState, Settings
 
 _TABLES = "tables"
@@ -25,7 +25,7 @@ _REFS = "refs/"
 
 
 def dump(state: SchedulerState) -> dict[str, bytes]:
-    """All of a state, as bytes by name."""
+    """Save a state, as bytes by name."""
     tables = {
         "stores": state.stores,
         "workers": [_dump_worker(worker) for worker in state.workers],
@@ -40,10 +40,10 @@ def dump(state: SchedulerState) -> dict[str, bytes]:
 
 
 def load(settings: Settings, saved: Mapping[str, bytes]) -> SchedulerState:
-    """The state that was saved.
+    """Load a saved state.
 
     Raises:
-        ValueError: the data does not fit together.
+        ValueError: the data is inconsistent.
     """
     state = SchedulerState(settings)
     tables = read_object(saved[_TABLES], "the snapshot of the scheduler", own=True, bytes_max=STATE_BYTES_MAX)
@@ -64,7 +64,8 @@ def load(settings: Settings, saved: Mapping[str, bytes]) -> SchedulerState:
 
 def _dump_worker(worker: Worker) -> list[Any]:
     task = worker.task.number if worker.task is not None else None
-    return [worker.address, worker.store, list(worker.functions), task, worker.refusing, worker.alive]
+    state = WORKER.states[worker.state]
+    return [worker.address, worker.store, list(worker.functions), task, state == "REFUSING", state != "LOST"]
 
 
 def _dump_task(task: Task) -> list[Any]:
@@ -79,20 +80,20 @@ def _dump_task(task: Task) -> list[Any]:
         sorted(task.waits_for),
         None if task.worker is None else task.worker.number,
         task.sent,
-        task.taken,
+        CALL.states[task.state] == "TAKEN",
     ]
 
 
 def _dump_objects(objects: Objects) -> dict[str, Any]:
     entries = list(objects.live())
     return {
-        "stores": [[entry.ref, objects.stores(entry)] for entry in entries if entry.first != NOBODY],
+        "stores": [[entry.ref, objects.stores(entry)] for entry in entries if entry.first != ABSENT],
         "nbytes": [[entry.ref, entry.nbytes] for entry in entries if entry.nbytes],
         "lost": list(objects.lost.items()),
         "makers": [
-            [entry.ref, None if entry.maker == NOBODY else entry.maker, entry.site]
+            [entry.ref, None if entry.maker == ABSENT else entry.maker, entry.site]
             for entry in entries
-            if entry.site != NOBODY
+            if entry.site != ABSENT
         ],
         "pushes": list(objects.pushes),
         "deliveries": [
@@ -101,7 +102,7 @@ def _dump_objects(objects: Objects) -> dict[str, Any]:
             for target, d in coming.items()
         ],
         "requests": [[ref, waiting] for ref, waiting in objects.requests.items() if waiting],
-        "told": [[ref, sorted(stores)] for ref, stores in objects.told.items()],
+        "told": [[ref, sorted(stores)] for ref, stores in objects.notified.items()],
     }
 
 
@@ -116,8 +117,8 @@ def _load_worker(
 ) -> None:
     worker = state.add_worker(address, store)
     if not alive:
-        worker.alive = False
         state.groups.remove(worker)
+        worker.state = WORKER.states.index("LOST")
         worker.functions = dict.fromkeys(functions)
         if state.worker_numbers[address] == worker.number:
             del state.worker_numbers[address]
@@ -128,7 +129,7 @@ def _load_worker(
     state.groups.settle()
     if refusing:
         state.groups.occupy(worker, SLOT_ONLY)
-        worker.refusing = True
+        worker.state = WORKER.states.index("REFUSING")
 
 
 def _load_objects(objects: Objects, saved: dict[str, Any]) -> None:
@@ -142,7 +143,7 @@ def _load_objects(objects: Objects, saved: dict[str, Any]) -> None:
     objects.lost.update(dict(saved["lost"]))
     for ref, worker, store in saved["makers"]:
         entry = _entry(objects, ref)
-        entry.maker, entry.site = NOBODY if worker is None else worker, store
+        entry.maker, entry.site = ABSENT if worker is None else worker, store
     objects.pushes.update({ref: _entry(objects, ref).maker for ref in saved["pushes"]})
     for ref, target, source, tries, aliases, workers in saved["deliveries"]:
         delivery = Delivery(source)
@@ -151,13 +152,15 @@ def _load_objects(objects: Objects, saved: dict[str, Any]) -> None:
         objects.incoming.setdefault(ref, {})[target] = delivery
         objects.sending[source] = objects.sending.get(source, 0) + 1
     objects.requests.update({ref: [(w, s) for w, s in waiting] for ref, waiting in saved["requests"]})
-    objects.told.update({ref: set(stores) for ref, stores in saved["told"]})
+    for entry in objects.live():
+        objects.restore_state(entry)
+    objects.notified.update({ref: set(stores) for ref, stores in saved["told"]})
 
 
 def _entry(objects: Objects, ref: int) -> Entry:
     entry = objects.entry(ref)
     if entry is None:
-        raise ValueError(f"Reference {ref} is not alive, and something is saved of it.")
+        raise ValueError(f"Reference {ref} is not alive, and the snapshot has a record of it.")
     return entry
 
 
@@ -178,14 +181,17 @@ def _load_task(
     work = base64.b64decode(body)
     task = Task(number, function, work, tuple(args), tuple(nested), *made, strategy, retries_left)
     state.tasks[number] = task
-    task.waits_for, worker, task.sent, task.taken = progress
+    task.waits_for, worker, task.sent, taken = progress
     if worker is not None:
         task.worker = state.workers[worker]
         state.groups.occupy(task.worker, function.shape)
         task.worker.task = task
+        task.state = CALL.states.index("TAKEN" if taken else "SENT")
+        task.worker.state = WORKER.states.index("BUSY")
         return
     for ref in task.waits_for:
         state.objects.wait_for(ref, number)
     if not task.waits_for:
         places = state.objects.places(state.entries_of(task))
+        task.state = CALL.states.index("QUEUED")
         state.backlog.add(number, Demand(function.shape, places, strategy))

@@ -9,6 +9,10 @@ from fastrt.scheduler.policy cimport Backlog, Node, Placement
 from fastrt.scheduler.records cimport Function, Group, Groups, Task, Worker
 
 
+cdef int64_t _IDLE, _BUSY, _REFUSING, _LOST, _WORKER_CALL, _READY, _WORKER_REFUSE, _WORKER_LOSE
+cdef int64_t _QUEUED, _SENT, _TAKEN, _QUEUE, _SEND, _TAKE, _END, _REFUSE, _LOSE, _FAIL, _ARGUMENT_LOST
+
+
 @cython.final
 cdef class SchedulerState:
     cdef public object settings

@@ -1,20 +1,22 @@
 """The scheduler's decisions: a pure state machine.
 
-`handle(event)` takes one fact and returns the orders that follow from it. There is no socket, clock, thread or log
-inside, so one test can play a thousand nodes in any order. A call of the protocol is answered at once; a refused one
-has changed nothing.
+`handle(event)` takes one fact and returns the effects that follow from it. It has no socket, clock, thread or log, so
+one test can play a thousand nodes in any order. A call of the protocol is answered at once; a rejected call changes
+nothing.
 
-A call that was accepted waits until its arguments are resolved, then for a worker that can run it and is idle, and is
-then that worker's. If the worker is lost it runs again elsewhere, a limited number of times. Its arguments, and the
-references inside them, are held until it has ended; the counts that its message carries (one for each reference in
-it, results included) are the worker's to drop when it unpacks it, so a message that is sent again is counted again.
+An accepted call waits until its arguments are resolved, then for an idle worker that can run it, and is then sent to
+that worker. If the worker is lost the call runs on another one, a limited number of times. Its arguments, and the
+references inside of them, are held until it has ended. Its message counts each reference in it once, results included;
+the worker drops these counts when it unpacks the message, so a message that is sent again is counted again.
+
+Workers, calls and objects move by the tables `WORKER` and `CALL` (records.py) and `OBJECT` (objects.py).
 
 Invariants: those of the objects and of the ranking; a worker has one call at most; every waiting call is in the
-backlog, or waits for an argument that is not resolved; a result that nobody is to make is not pending.
+backlog, or waits for an argument that is not resolved; a result without a producer is not pending.
 
 Compiled with the types in state.pxd when the package is built; ADR 5 says why.
 
-Source: early Ray's scheduler, whose 15 methods these are. Where it ended the process, this one refuses the call.
+Source: the 15 methods of early Ray's scheduler. Where Ray's ended the process, this one rejects the call.
 """
 
 from __future__ import annotations
@@ -27,21 +29,27 @@ from typing import Any
 from fastrt.errors import ReferenceCountError
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Answer, Code, Effect, Event, Failure, FunctionView, Info, Refused
-from fastrt.scheduler.objects import NOBODY, Entry, Objects
+from fastrt.scheduler.objects import ABSENT, Entry, Objects
 from fastrt.scheduler.policy import Backlog, Demand, Placement
-from fastrt.scheduler.records import SLOT_ONLY, Function, Group, Groups, Task, Worker
+from fastrt.scheduler.records import CALL, SLOT_ONLY, WORKER, Function, Group, Groups, Task, Worker
 
 _CODES = {"unknown": Code.NOT_FOUND, "circular": Code.INVALID_ARGUMENT}
+# Numbers of states and events of the two tables.
+_IDLE, _BUSY, _REFUSING, _LOST = map(WORKER.states.index, ("IDLE", "BUSY", "REFUSING", "LOST"))
+_WORKER_CALL, _READY, _WORKER_REFUSE, _WORKER_LOSE = map(WORKER.events.index, ("call", "ready", "refuse", "lose"))
+_QUEUED, _SENT, _TAKEN = map(CALL.states.index, ("QUEUED", "SENT", "TAKEN"))
+_QUEUE, _SEND, _TAKE, _END = map(CALL.events.index, ("queue", "send", "take", "end"))
+_REFUSE, _LOSE, _FAIL, _ARGUMENT_LOST = map(CALL.events.index, ("refuse", "lose", "fail", "argument_lost"))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the state machine is told once.
+    """The settings of a state machine.
 
     Attributes:
-        max_retries: how often a call is run again after its worker was lost.
-        tasks_max: calls that wait or run at a time.
-        objects_max: references alive at a time.
+        max_retries: how often a call runs again after its worker was lost.
+        tasks_max: the most calls that wait or run at a time.
+        objects_max: the most references alive at a time.
     """
 
     max_retries: int = 3
@@ -53,7 +61,7 @@ class SchedulerState:
     """The state machine. Not thread-safe: one shell owns it.
 
     Args:
-        settings: see `Settings`.
+        settings: limits; the defaults of `Settings` when None.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -61,7 +69,7 @@ class SchedulerState:
         self._max_retries = self.settings.max_retries
         self._tasks_max, self._objects_max = self.settings.tasks_max, self.settings.objects_max
         self._effects: list[Effect] = []
-        # Tasks to look at again once the event itself is through: never from inside it, so that nothing recurses.
+        # Tasks to check again after the event itself, never from inside of it: nothing recurses.
         self._resolved: deque[int] = deque()
         self._failing: deque[tuple[int, str]] = deque()
         self.objects = Objects(self._effects, self._resolved, self._failing)
@@ -115,7 +123,7 @@ class SchedulerState:
         return effects
 
     def _take(self, event: Event) -> Any:
-        """What an event is answered with. The events of every call's life come first, and need no table."""
+        """Handle an event and return its answer. The most frequent events are tested first, without the table."""
         if isinstance(event, ev.DecrementRefs):
             return self._on_decrement(event)
         if isinstance(event, ev.ObjReady):
@@ -133,16 +141,17 @@ class SchedulerState:
     def peers(self) -> tuple[dict[int, str], dict[int, str]]:
         """Stores and workers that are not lost, with their addresses."""
         stores = {number: address for number, address in enumerate(self.stores) if address is not None}
-        return stores, {number: worker.address for number, worker in enumerate(self.workers) if worker.alive}
+        return stores, {number: worker.address for number, worker in enumerate(self.workers) if worker.state != _LOST}
 
     def unfinished(self) -> list[Effect]:
-        """Orders whose end is not known: for a new shell to carry out once more."""
+        """Effects that were not confirmed, for a new shell to carry out again."""
         found: list[Effect] = []
         for ref, coming in sorted(self.objects.incoming.items()):
             for target, delivery in coming.items():
                 found.append(ev.DeliverObj(ref, delivery.source, target))
         for number, task in self.tasks.items():
-            if task.worker is not None and not task.taken:
+            if task.state == _SENT:
+                assert task.worker is not None
                 found.append(ev.InvokeCall(task.worker.number, number, task.body, task.results()))
         return found
 
@@ -172,7 +181,7 @@ class SchedulerState:
         return self.add_worker(event.address, store).number
 
     def add_store(self, address: str | None) -> int:
-        """A store, or None for one that is lost."""
+        """Add a store; its address is None if it is lost already."""
         store = len(self.stores)
         self.stores.append(address)
         if address is None:
@@ -182,7 +191,7 @@ class SchedulerState:
         return store
 
     def add_worker(self, address: str, store: int) -> Worker:
-        """A worker that can run nothing yet."""
+        """Add a worker that has registered no function yet."""
         worker = Worker(len(self.workers), address, store)
         self.workers.append(worker)
         self.worker_numbers[address] = worker.number
@@ -202,36 +211,38 @@ class SchedulerState:
                 self._feed(worker)
 
     def make_function(self, name: str, result_count: int) -> Function:
-        """A function that no worker can run yet."""
+        """Add a function that no worker can run yet."""
         function = self.functions[name] = Function(name, result_count)
         return function
 
     def _on_worker_ready(self, event: ev.WorkerReady) -> None:
         worker = self._worker(event.worker)
-        if worker.refusing:
-            worker.refusing = False
+        if worker.state == _REFUSING:
             self.groups.vacate(worker, SLOT_ONLY)
+        worker.move(_READY)
         task = worker.task
         if task is not None:
+            task.move(_END)
             self._end(task)
             for ref in range(task.first, task.first + task.count):
-                self.objects.make(ref, NOBODY, worker.store)
+                self.objects.make(ref, ABSENT, worker.store)
         if self.backlog:
             self._feed(worker)
 
     def _on_worker_lost(self, event: ev.WorkerLost) -> None:
         number = event.worker
         worker = self.workers[number] if number < len(self.workers) else None
-        if worker is None or not worker.alive:
+        if worker is None or worker.state == _LOST:
             return
-        worker.alive = False
         self.groups.remove(worker)
+        worker.move(_WORKER_LOSE)
         if self.worker_numbers.get(worker.address) == number:
             del self.worker_numbers[worker.address]
         for name in worker.functions:
             del self.functions[name].workers[number]
         task, worker.task = worker.task, None
         if task is not None:
+            task.move(_LOSE)
             self._run_again(task, f"Worker {number} at {worker.address}, which ran it, is gone.")
         self.objects.forget_worker(number)
         self._effects.append(ev.ForgetWorker(number))
@@ -245,7 +256,7 @@ class SchedulerState:
         self._lost_stores.add(store)
         del self.store_numbers[address]
         for number, worker in enumerate(self.workers):
-            if worker.alive and worker.store == store:
+            if worker.state != _LOST and worker.store == store:
                 self._on_worker_lost(ev.WorkerLost(number))
         self.objects.remove_store(store)
         self._effects.append(ev.ForgetStore(store))
@@ -263,7 +274,7 @@ class SchedulerState:
         self._check_room(function.result_count, 1)
         args, nested = tuple(event.args), tuple(event.nested)
         waits_for: dict[int, None] | None = None
-        entries: list[Entry] = []  # of what is resolved
+        entries: list[Entry] = []  # of the resolved arguments
         for ref in args:
             entry = objects.resolve(ref)
             if entry is not None:
@@ -276,7 +287,7 @@ class SchedulerState:
                 waits_for = {}
             waits_for[ref] = None
         for ref in nested:
-            refs.end(ref)  # refuses one that is not alive
+            refs.end(ref)  # raises for a reference that is not alive
         for ref in args:
             refs.hold(ref)
         for ref in nested:
@@ -297,7 +308,7 @@ class SchedulerState:
         return task.results()
 
     def _place(self, task: Task, entries: list[Entry]) -> None:
-        """All arguments are there: to a worker that is idle, else into the backlog."""
+        """Send a call whose arguments are resolved to an idle worker, or put it into the backlog."""
         shape = task.function.shape
         places = self.objects.places(entries) if entries else ()
         self.groups.settle()
@@ -305,6 +316,7 @@ class SchedulerState:
         if not self.backlog.blocks(shape):
             node = self.placement.choose(shape, places, task.strategy, None)
         if node is None:
+            task.move(_QUEUE)
             self.backlog.add(task.number, Demand(shape, places, task.strategy))
         else:
             group: Group = node.id  # type: ignore[assignment]
@@ -313,7 +325,7 @@ class SchedulerState:
             self._invoke(task, worker, entries)
 
     def entries_of(self, task: Task) -> list[Entry]:
-        """The entries of a task's arguments, of those that are resolved."""
+        """The entries of a task's resolved arguments."""
         entries: list[Entry] = []
         for ref in task.args:
             entry = self.objects.resolve(ref)
@@ -322,9 +334,9 @@ class SchedulerState:
         return entries
 
     def _feed(self, worker: Worker) -> None:
-        """A worker may be idle, or able to do more: give it what waits for it."""
+        """Send a waiting call to a worker that may be idle or can run more functions now."""
         self.groups.settle()
-        while worker.task is None and not worker.refusing and self.backlog:
+        while worker.state == _IDLE and self.backlog:
             assert worker.group is not None
             assert worker.group.node is not None
             found = self.backlog.take(worker.group.node)
@@ -335,16 +347,19 @@ class SchedulerState:
             self._invoke(task, worker, self.entries_of(task))
 
     def _invoke(self, task: Task, worker: Worker, entries: list[Entry]) -> None:
-        """Give a call to a worker whose slot is taken for it."""
+        """Send a call to a worker whose slot was taken for it."""
         objects = self.objects
-        if len(entries) != len(task.args):  # one was lost while it waited
+        if len(entries) != len(task.args):  # an argument was lost while the call waited
+            task.move(_ARGUMENT_LOST)
             self.groups.vacate(worker, task.function.shape)
             self._failing.append((task.number, self._why_lost(task)))
             return
         if task.sent:
             refs = objects.refs
             refs.increment([ref for ref in (*task.args, *task.nested, *task.results()) if refs.is_alive(ref)])
-        task.sent, task.taken, task.worker, worker.task = True, False, worker, task
+        task.move(_SEND)
+        worker.move(_WORKER_CALL)
+        task.sent, task.worker, worker.task = True, worker, task
         for ref in range(task.first, task.first + task.count):
             objects.make(ref, worker.number, worker.store)
         for i in range(len(entries)):
@@ -358,7 +373,7 @@ class SchedulerState:
     def _on_invoke_taken(self, event: ev.InvokeTaken) -> None:
         task = self.tasks.get(event.task)
         if task is not None and task.worker is not None and task.worker.number == event.worker:
-            task.taken = True
+            task.move(_TAKE)
 
     def _on_invoke_refused(self, event: ev.InvokeRefused) -> None:
         worker = self.workers[event.worker] if event.worker < len(self.workers) else None
@@ -366,13 +381,15 @@ class SchedulerState:
         if worker is None or task is None or task.number != event.task:
             return
         self.groups.vacate(worker, task.function.shape)
-        worker.task, worker.refusing = None, True
+        worker.move(_WORKER_REFUSE)
+        worker.task = None
         self.groups.occupy(worker, SLOT_ONLY)
+        task.move(_REFUSE)
         task.sent = False
         self._run_again(task, f"Worker {event.worker} refused it: {event.reason}")
 
     def _run_again(self, task: Task, reason: str) -> None:
-        """A call lost its worker."""
+        """Let a call that lost its worker run again, or fail it when it has no retries left."""
         number = task.number
         task.worker = None
         for ref in task.results():
@@ -400,26 +417,25 @@ class SchedulerState:
             self._place(task, self.entries_of(task))
 
     def _fail(self, number: int, reason: str) -> None:
-        """A call will never run: nobody makes its results."""
+        """Fail a call that will never run; its results have no producer any more."""
         task = self.tasks.get(number)
         if task is None or task.worker is not None:
             return
-        if number in self.backlog:
-            self.backlog.remove(number)
         unsent = not task.sent
+        task.move(_FAIL)
         self._end(task)
         words = f"The call of {task.function.name!r} that was to make it will not run. {reason}"
         for ref in task.results():
             self.objects.abandon(ref, words)
-        if unsent:  # the counts of a message that nobody unpacks
+        if unsent:  # drop the counts of a message that no worker unpacks
             for ref in (*task.args, *task.nested, *task.results()):
                 try:
                     self.objects.drop(self.objects.refs.decrement((ref,)))
                 except ReferenceCountError:
-                    continue  # a caller who did not count what he sent
+                    continue  # the caller did not count the references it sent
 
     def _end(self, task: Task) -> None:
-        """A call is through, or given up."""
+        """Remove a call that has ended or failed, and release its arguments."""
         objects = self.objects
         del self.tasks[task.number]
         worker = task.worker
@@ -452,7 +468,7 @@ class SchedulerState:
         why = self.objects.why_lost(event.ref) if self.objects.refs.is_alive(event.ref) else None
         if why is not None:
             raise Refused(Code.DATA_LOSS, f"Object {event.ref} is lost. {why}")
-        self.objects.refs.end(event.ref)  # refuses one that is not alive
+        self.objects.refs.end(event.ref)  # raises for a reference that is not alive
         self.objects.request(event.ref, event.worker, worker.store)
 
     def _on_ready(self, event: ev.ObjReady) -> None:
@@ -466,13 +482,15 @@ class SchedulerState:
     def _info(self) -> Info:
         waiting = [(t.body, t.results()) for t in self.tasks.values() if t.worker is None]
         functions = {name: FunctionView(sorted(f.workers), f.result_count) for name, f in self.functions.items()}
-        idle = [n for n, w in enumerate(self.workers) if w.alive and w.task is None and not w.refusing]
+        idle = [n for n, w in enumerate(self.workers) if w.state == _IDLE]
         return Info(waiting, functions, idle, self.objects.refs.targets(), self.objects.refs.counts())
 
     def _worker(self, number: int) -> Worker:
         worker = self.workers[number] if number < len(self.workers) else None
-        if worker is None or not worker.alive:
-            state = "was lost, or replaced by another one at its address" if worker is not None else "is not registered"
+        if worker is None or worker.state == _LOST:
+            state = (
+                "was lost, or replaced by another worker at its address" if worker is not None else "is not registered"
+            )
             raise Refused(Code.NOT_FOUND, f"Worker {number} {state} (workerid). Register it, and use the new number.")
         return worker
 
@@ -494,12 +512,15 @@ class SchedulerState:
         self.placement.check_invariants()
         self.groups.check_invariants(self.workers)
         for number, worker in enumerate(self.workers):
-            if worker.alive:
+            assert (worker.task is not None) == (worker.state == _BUSY), f"worker {number} has the wrong state"
+            if worker.state != _LOST:
                 assert self.stores[worker.store] is not None, f"worker {number} is at a lost store"
             if worker.task is not None:
                 assert worker.task.worker is worker, f"worker {number} and its call disagree"
         for number, task in self.tasks.items():
-            assert task.number == number, f"call {number} is under another's number"
+            assert task.number == number, f"call {number} is listed under the wrong number"
+            assert (task.worker is not None) == (task.state in (_SENT, _TAKEN)), f"call {number} has the wrong state"
+            assert (number in self.backlog) == (task.state == _QUEUED), f"call {number} has the wrong state"
             if task.worker is not None:
                 assert task.worker.task is task, f"call {number} and its worker disagree"
                 continue
@@ -508,6 +529,6 @@ class SchedulerState:
             hopeless = [ref for ref in task.waits_for if self.objects.why_lost(ref) is not None]
             assert number in self.backlog or not hopeless, f"call {number} waits for {hopeless}, which are lost"
             for ref in (*task.args, *task.nested):
-                assert self.objects.refs.is_alive(ref), f"call {number} has lost its argument {ref}"
+                assert self.objects.refs.is_alive(ref), f"argument {ref} of call {number} is deallocated"
         for waits in self.backlog:
             assert waits in self.tasks, f"call {waits} is in the backlog after its end"

@@ -1,9 +1,9 @@
-"""The seed's messages and the state's events: one becomes the other here, checked, and nowhere else.
+"""Converts the seed's messages to events and answers to messages, and validates every request.
 
-Every length and count that comes in is looked at before it is used, and a refusal names the field. What is inside a
-call's values is left as it came, but for the references in it, which are looked for as deep as is allowed.
+Each length and count of a request is checked before it is used, and a rejection names the field. The values of a call
+are passed on unchanged; only the references in them are collected, to the greatest depth allowed.
 
-Source: protos/ray; limits as SECURITY.md says.
+Source: protos/ray; the limits are those of SECURITY.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.scheduler import events as ev
 from fastrt.scheduler.events import Code, Event, Refused
 
-# Between nodes; larger values travel in chunks between stores.
+# Larger values travel between stores in chunks.
 MESSAGE_BYTES_MAX = 8 << 20
 NAME_BYTES_MAX = 256
 ADDRESS_BYTES_MAX = 256
@@ -41,9 +41,9 @@ class Method(NamedTuple):
 
     Attributes:
         request: the class of its request.
-        parse: request and call number to an event; raises `Refused`.
-        build: the answer's value to the response's bytes.
-        changes: whether it changes anything, and so is kept.
+        parse: makes an event of a request and a call number; raises `Refused`.
+        build: makes the response's bytes of the answer's value.
+        changes: whether it changes the state, so that the log keeps it.
     """
 
     request: Any
@@ -53,10 +53,10 @@ class Method(NamedTuple):
 
 
 def parse_request(path: str, body: bytes, call: int) -> Event:
-    """The event that a request is.
+    """The event of a request.
 
     Raises:
-        Refused: it is no such message, or a field is out of its limits.
+        Refused: the body cannot be parsed, or a field is outside of its limits.
     """
     method = METHODS[path]
     try:
@@ -71,7 +71,7 @@ def parse_request(path: str, body: bytes, call: int) -> Event:
 
 
 def invoke_request(body: bytes, results: Sequence[int]) -> bytes:
-    """The bytes of an InvokeCallRequest: the call as it came, with its results."""
+    """The bytes of an InvokeCallRequest: the submitted call with the references of its results."""
     call = _Call.FromString(body)
     del call.result[:]
     call.result.extend(results)
@@ -114,7 +114,7 @@ def _remote_call(request: Any, call: int) -> Event:
 
 
 def _find_refs(obj: Any, field: str, found: list[int]) -> None:
-    """Add the references inside a value, level by level."""
+    """Collect the references inside of a value, level by level."""
     level, depth = [obj], 1
     while level:
         if depth > DEPTH_MAX:

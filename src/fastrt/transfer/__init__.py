@@ -1,1 +1,1 @@
-"""Objects between nodes: early Ray's ObjStore over gRPC for everyone, a native TCP stream between fastrt's stores."""
+"""Transfer of objects between nodes over a native TCP stream, and the form of values in early Ray's ObjStore."""

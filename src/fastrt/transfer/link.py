@@ -1,14 +1,13 @@
 """Opens connections of the native stream: authenticated, in the clear within one machine, sealed between machines.
 
-Both ends decide alike, from the addresses of the connection itself:
+Both ends make the same choice, from the addresses of the connection itself:
 
 - **Within one machine** (loopback, or both ends at one address) both ends prove the cluster's secret to each other, and
-  the stream is in the clear. The proof is bound to this very connection, so a relay of another local user fails
-  (`fastrt.net.grpc.proof` says how), and the kernel shows the bytes to nobody but root. A Unix socket in the runtime
-  folder would be as safe, but it would be a second listener and a second address per node, and TCP over loopback is as
-  fast.
-- **Between machines** the two ends shake hands by TLS and go on with sealed records (`fastrt.net.grpc.sealed`).
-  `insecure` replaces this by the proof and a stream in the clear. That stops strangers who connect, but not an attacker
+  the stream is in the clear. The proof is bound to this connection, so a relay by another local user fails (see
+  `fastrt.net.grpc.proof`), and only root can read the bytes in the kernel. A Unix socket in the runtime folder would be
+  as safe, but it would be a second listener and a second address per node, and TCP over loopback is as fast.
+- **Between machines** the two ends make a TLS handshake and continue with sealed records (`fastrt.net.grpc.sealed`).
+  `insecure` replaces this by the proof and a stream in the clear. That stops unauthenticated peers, but not an attacker
   who can read or change packets.
 """
 
@@ -40,16 +39,16 @@ def dial(
 
     Args:
         address: host:port.
-        identity: of the cluster.
-        insecure: stay in the clear also between machines.
-        timeout_s: for the connection, and again for the greeting.
-        tls_on_loopback: use TLS also within this machine, as through a tunnel. The source must do the same.
+        identity: the cluster's identity.
+        insecure: stay in the clear between machines too.
+        timeout_s: for the connection, and again for the authentication.
+        tls_on_loopback: use TLS within this machine too, as through a tunnel. The source must do the same.
     Returns:
         The link.
     Raises:
         WireError: the peer has not proved the secret, is not the end of this connection, or speaks another protocol; or
-            this is no address.
-        OSError, EOFError: nothing listens there, or the connection broke during the greeting.
+            the address is invalid.
+        OSError, EOFError: nothing listens there, or the connection broke during the authentication.
     """
     try:
         place = split_address(address)
@@ -61,16 +60,16 @@ def dial(
     except OSError:  # also a handshake that the peer did not finish
         raise
     except FastrtError as exc:
-        raise WireError(f"the native stream at {address} was refused: {exc}") from exc
+        raise WireError(f"the native stream at {address} was rejected: {exc}") from exc
     finally:
-        sock.close()  # a link has the connection in a socket object of its own
+        sock.close()  # a link holds the connection in another socket object
 
 
 def _greet(sock: socket.socket, identity: Identity, insecure: bool, timeout_s: float, tls_on_loopback: bool) -> Link:
     prepare(sock)
     if _in_the_clear(sock, insecure, tls_on_loopback):
         proof.prove_as_client(sock, identity.key(PURPOSE), PURPOSE, None, timeout_s)
-        local = proof.is_local(sock)  # fails when the connection is gone; from the next line on nothing does
+        local = proof.is_local(sock)  # raises when the connection is gone; the next line cannot fail
         return Link(moved(sock), local)
     until = time.monotonic() + timeout_s
     with identity.open_client(sock, timeout_s) as tls:
@@ -88,15 +87,15 @@ def accept(
 
     Args:
         sock: an accepted socket; it belongs to the link.
-        identity: of the cluster.
-        insecure: stay in the clear also between machines.
-        timeout_s: for the whole greeting.
-        tls_on_loopback: use TLS also within this machine.
+        identity: the cluster's identity.
+        insecure: stay in the clear between machines too.
+        timeout_s: for the whole authentication.
+        tls_on_loopback: use TLS within this machine too.
     Returns:
         The link.
     Raises:
         IdentityError, ProofError: the peer has not proved the secret, or is not the end of this connection.
-        OSError, EOFError: the connection broke during the greeting.
+        OSError, EOFError: the connection broke during the authentication.
     """
     sock.setblocking(True)
     prepare(sock)
@@ -112,7 +111,7 @@ def accept(
 
 
 def prepare(sock: socket.socket) -> None:
-    """Have small frames go at once, and a peer that vanished noticed within a minute."""
+    """Set socket options: send small frames at once, and detect a peer that vanished within a minute."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -129,12 +128,12 @@ def _in_the_clear(sock: socket.socket, insecure: bool, tls_on_loopback: bool) ->
 
 
 def _expect_tls(sock: socket.socket, timeout_s: float) -> None:
-    """Refuse a taker that begins with anything but TLS in words at both ends; OpenSSL would only hang up."""
+    """Reject a taker that does not begin with TLS, with an error at both ends; OpenSSL would only disconnect."""
     sock.settimeout(timeout_s)
     first = sock.recv(1, socket.MSG_PEEK)
     if first and first != _TLS_BEGIN:
         with contextlib.suppress(OSError):
-            sock.recv(1 << 16)  # closing a socket with unread bytes would take the alert back
+            sock.recv(1 << 16)  # closing a socket with unread bytes would discard the alert
             sock.sendall(_TLS_ALERT)
         raise WireError(
             "it does not speak TLS, and links between machines need it. Give --insecure to both sides or to neither"

@@ -1,21 +1,22 @@
-"""Values as early Ray's stores carry them: a serialised `Obj`, and what is pickled inside it.
+"""Values in the form of early Ray's stores: a serialised `Obj`, with pickles inside of it.
 
-What has a field of its own in `Obj` goes there, so that a client in any language can read it; everything else is a
-`PyObj`, a pickle. A value that lies in the arena in fastrt's own form becomes a pickle without being rebuilt: a fixed
-head, the bytes as they lie, a fixed tail (`envelope`). Another fastrt store knows the head and writes the bytes
-straight into its arena; any other Python with fastrt unpickles it.
+Values that `Obj` has a field for are written there, so that a client in any language can read them; all others are a
+`PyObj`, a pickle. A value in fastrt's arena format becomes a pickle without being rebuilt: a fixed head, the arena's
+bytes, a fixed tail (`envelope`). Another fastrt store recognises the head and writes the bytes straight into its arena;
+any other Python with fastrt unpickles it.
 
     Python                    Obj
-    str                       string_data (UTF-8)       what comes as String or Unicode becomes str, bytes if no UTF-8
+    str                       string_data (UTF-8)       String and Unicode become str, or bytes if not UTF-8
     int within 64 bits        int_data                  else long_data, decimal digits
     float, bool, None         double_data, bool_data, empty_data
-    list, tuple, dict         list_data, tuple_data, dict_data, of the same
+    list, tuple, dict         list_data, tuple_data, dict_data of such values
     NumPy array               array_data; bool, integers, float32 and float64
     ObjectRef                 objref_data, by its name in the cluster
-    anything else             pyobj_data: bytes too, so that they come back as bytes
+    anything else             pyobj_data; bytes too, so that they return as bytes
 
-Depth and shapes that arrive are checked before they are used. A pickle is opened only when the caller says that who
-sent it has shown the session's token.
+Received depths and shapes are checked before they are used. A pickle is opened only when the caller says that its
+sender has shown the session's token.
+
 Source: types.proto, L. types of ray-legacy of April 2016, with the fields that it gained later.
 """
 
@@ -43,7 +44,7 @@ _INT64 = 1 << 63
 _MESSAGES = message_set("ray")
 Obj = _MESSAGES.message("Obj")
 
-# Numbers of NumPy's types that are the same everywhere, with the field that carries them.
+# NumPy types with the same number on all platforms, with the field that carries them.
 _ARRAY_FIELDS = {"b": "uint_data", "i": "int_data", "u": "uint_data", "f4": "float_data", "f8": "double_data"}
 _ARRAY_CODES = "?bBhHiIlLqQfd"
 
@@ -53,18 +54,18 @@ TAIL = b"\x87R."
 
 
 class ObjError(FastrtError, ValueError):
-    """The bytes are no `Obj`, or one that says what no value can be; the message says which part."""
+    """The bytes are not an `Obj`, or one with an impossible value; the message names the part."""
 
 
 class UntrustedPickleError(FastrtError):
-    """A pickled value came from somebody who has not shown the session's token; it was not opened."""
+    """A pickled value came from a sender that has not shown the session's token; it was not opened."""
 
 
 # ---- pickles around bytes of the arena ----
 
 
 def envelope(kind: int, is_error: bool, nbytes: int) -> bytes:
-    """The head of an `Obj` whose `PyObj` holds `nbytes` bytes of fastrt's own form; `TAIL` follows them."""
+    """The head of an `Obj` whose `PyObj` holds `nbytes` bytes in the arena's format; `TAIL` follows them."""
     flag = b"\x88" if is_error else b"\x89"
     head = b"\x80\x04cfastrt.transfer.obj\nrestore\nM" + struct.pack("<H", kind) + flag + b"\x8e"
     head += struct.pack("<Q", nbytes)
@@ -79,7 +80,7 @@ def opened(start: bytes | memoryview, total: int) -> tuple[int, bool, int, int] 
         start: the first bytes of an object.
         total: its size.
     Returns:
-        (kind, is_error, bytes of the value, bytes of the head); None when it is something else.
+        (kind, is_error, bytes of the value, bytes of the head); None when the bytes are no such head.
     """
     text = bytes(start[:128])
     match = _HEAD.search(text)
@@ -93,7 +94,7 @@ def opened(start: bytes | memoryview, total: int) -> tuple[int, bool, int, int] 
 
 
 def restore(kind: int, is_error: bool, data: bytes) -> Any:
-    """What a pickle around bytes of the arena calls to become the value again.
+    """Rebuild a value; the pickle around bytes of the arena calls this.
 
     Raises:
         BaseException: the value itself, where it is an error.
@@ -107,7 +108,7 @@ def restore(kind: int, is_error: bool, data: bytes) -> Any:
 
 
 def is_raw(kind: int) -> bool:
-    """Whether values of a kind can travel in an envelope."""
+    """Whether values of a kind can be sent in an envelope."""
     return kind in _RAW_KINDS
 
 
@@ -119,7 +120,7 @@ def to_obj(value: Any, name: Callable[[ObjectRef], int] | None = None) -> Any:
 
     Args:
         value: anything that can be pickled.
-        name: gives references their names in the cluster; without it they are refused.
+        name: returns the name of a reference in the cluster; without it references are rejected.
     Raises:
         SerializationError: a part cannot be pickled, or is a reference without a name.
     """
@@ -146,17 +147,17 @@ def from_bytes(data: bytes, trusted: bool, find: Callable[[int], ObjectRef] | No
 
     Args:
         data: its bytes.
-        trusted: whether who sent them has shown the session's token.
-        find: the reference for a name in the cluster.
+        trusted: whether their sender has shown the session's token.
+        find: returns the reference for a name in the cluster.
     Raises:
-        ObjError: they are none.
+        ObjError: they are not an `Obj`.
         UntrustedPickleError: it holds a pickle and is not trusted.
     """
     message = Obj()
     try:
         message.ParseFromString(data)
     except DecodeError as exc:
-        raise ObjError(f"these {len(data)} bytes are no Obj: {exc}") from exc
+        raise ObjError(f"these {len(data)} bytes are not an Obj: {exc}") from exc
     return from_obj(message, trusted, find)
 
 
@@ -164,7 +165,7 @@ def from_obj(message: Any, trusted: bool, find: Callable[[int], ObjectRef] | Non
     """Read an `Obj`; arguments and errors as for `from_bytes`.
 
     Raises:
-        ObjError: it has no field, several, or one that says what cannot be.
+        ObjError: it has no field, several, or one with an impossible value.
         UntrustedPickleError: it holds a pickle and is not trusted.
     """
     return _read(message, trusted, find, 0)
@@ -223,7 +224,7 @@ def _fill_int(message: Any, value: int) -> None:
 
 
 def _is_unicode(value: str) -> bool:
-    """Whether it can be written as UTF-8; lone surrogates cannot."""
+    """Whether a string can be written as UTF-8; lone surrogates cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -232,7 +233,7 @@ def _is_unicode(value: str) -> bool:
 
 
 def _fill_array(message: Any, value: Any) -> bool:
-    """Write an array of a type that `Array` has a field for; False when the value is something else."""
+    """Write an array of a type that `Array` has a field for; False for any other value."""
     if not (type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"):
         return False
     dtype = value.dtype
@@ -253,8 +254,8 @@ def _pickled(value: Any) -> bytes:
     parts = serialize(value)
     if parts.refs:
         raise SerializationError(
-            f"a {type(value).__name__} contains references in a part that must be pickled; those go between fastrt's "
-            "own stores only, over the native stream"
+            f"a {type(value).__name__} contains references in a part that must be pickled; such values can be sent "
+            "between fastrt stores only, over the native stream"
         )
     data = parts.to_bytes()
     if parts.kind == PICKLE:
@@ -281,7 +282,9 @@ def _read(message: Any, trusted: bool, find: Callable[[int], ObjectRef] | None, 
             return part.data
     if field == "long_data":
         if not re.fullmatch(rf"-?[0-9]{{1,{_LONG_DIGITS_MAX}}}", part.data):
-            raise ObjError(f"a Long of {len(part.data)} characters is no decimal number of {_LONG_DIGITS_MAX} at most")
+            raise ObjError(
+                f"a Long of {len(part.data)} characters is not a decimal number of at most {_LONG_DIGITS_MAX}"
+            )
         return int(part.data)
     if field in ("list_data", "tuple_data"):
         items = [_read(item, trusted, find, depth + 1) for item in part.elem]
@@ -298,7 +301,7 @@ def _read(message: Any, trusted: bool, find: Callable[[int], ObjectRef] | None, 
         raise UntrustedPickleError("a pickled value came from a caller that has not shown the session's token")
     try:
         return pickle.loads(part.data)
-    except Exception as exc:  # whatever the pickle's own code raises
+    except Exception as exc:  # the pickle's code can raise anything
         raise ObjError(f"a PyObj of {len(part.data)} bytes cannot be unpickled: {exc!r}") from exc
 
 

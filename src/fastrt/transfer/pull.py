@@ -1,8 +1,9 @@
-"""The side of the native stream that wants objects: one connection and one thread a source.
+"""The taking side of the native stream: one connection and one thread per source.
 
-However many ask for an object, and whoever they ask, there is one transfer: the table's `Receipt`. After a broken
-connection a new one goes on at the last good frame; only when several in a row bring nothing at all do those who wait
-get a TransferError. A source that breaks the rules is not asked again: all that is still expected of it fails.
+There is one transfer of an object, the table's `Receipt`, however many callers request it and from any sources.
+After a broken connection a new one continues at the last good frame; the waiting callers get a TransferError only after
+several connections in a row that brought no data. A source that violates the protocol is not asked again: all objects
+still expected from it fail.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ _log = logging.getLogger(__name__)
 
 WINDOW = 4 * wire.BUNDLE_MAX  # requests open at once: 12 MiB of objects of 64 KiB, more than a connection can hold
 _REFILL = WINDOW - wire.BUNDLE_MAX
-_PAUSES_S = (0.02, 0.1, 0.5)  # before each new attempt that follows one that brought nothing
-_IDLE_S = 10.0  # after which a connection that nobody needs is closed
+_PAUSES_S = (0.02, 0.1, 0.5)  # pauses before attempts that follow one without data
+_IDLE_S = 10.0  # idle time after which a connection is closed
 
 
 class _Without(Exception):
-    """An object cannot be taken although it is on the wire: go on with the others over a new connection."""
+    """Raised when an object on the wire cannot be stored: the others continue over a new connection."""
 
 
 class Puller:
-    """Brings objects here from sources of the native stream.
+    """Fetches objects from sources of the native stream.
 
     Args:
-        table: where they go.
-        identity: of the cluster; sources must prove its secret.
-        checksum: whether data are checksummed on the way; None: in the clear between machines only.
-        insecure: stay in the clear also between machines, as the sources must do then.
-        timeout_s: how long a source may send no byte at all.
+        table: the table that receives them.
+        identity: the cluster's identity; sources must prove its secret.
+        checksum: whether data have checksums; None: in the clear between machines only.
+        insecure: stay in the clear between machines too, as the sources must do then.
+        timeout_s: the longest time without a byte from a source.
         tls_on_loopback: use TLS within this machine too, as through a tunnel. The sources must do the same.
     """
 
@@ -74,34 +75,34 @@ class Puller:
         self._closing = False
 
     def pull(self, objref: int, address: str) -> Future[ObjectRef]:
-        """Have an object here; as `pull_many` for one."""
+        """Fetch one object; see `pull_many`."""
         return self.pull_many([objref], address)[0]
 
     def pull_many(self, objrefs: Iterable[int], address: str) -> list[Future[ObjectRef]]:
-        """Have objects here, each with a future of its own.
+        """Fetch objects, with one future for each.
 
         Args:
             objrefs: their names in the cluster.
-            address: host:port of a source that has them; not asked for those that are here or on their way.
+            address: host:port of a source that has them; not asked for objects that are here or being received.
         Returns:
-            A future of each. Its error is a TransferError, a NotFoundError when the source does not have the object, an
+            A future for each. Its error is a TransferError, a NotFoundError when the source lacks the object, an
             ObjectStoreFullError when there is no room, an ObjectLostError when it was deallocated meanwhile.
         """
         found = self.ask(objrefs, address)
         return [part.future if isinstance(part, Receipt) else _done(part) for part in found]
 
     def bring(self, objrefs: Iterable[int], address: str) -> Future[list[ObjectRef]]:
-        """Have objects here, with one future for all: of 10,000 small ones, their futures cost as much as the bytes.
+        """Fetch objects, with one future for all: for 10,000 small ones, single futures cost as much as the bytes.
 
         Args:
             objrefs, address: as for `pull_many`.
         Returns:
-            A future of their references. The first that cannot be had decides its error; others may still arrive.
+            A future of their references. The first failure is its error; others may still arrive.
         """
         return self._table.whole(self.ask(objrefs, address))
 
     def ask(self, objrefs: Iterable[int], address: str) -> list[ObjectRef | Receipt]:
-        """Begin as `pull_many` does, and return each object's reference or its receipt instead of futures."""
+        """Start fetching objects; returns each object's reference or its receipt instead of futures."""
         found, new = self._table.begin_many(objrefs)
         if new:
             self._ask(new, address)
@@ -120,14 +121,14 @@ class Puller:
             receipt.fail(TransferError("this store is closing"))
 
     def cancel(self, receipt: Receipt) -> None:
-        """Write no more into an object's memory, and let it be; others of its source go on over a new connection."""
+        """Stop receiving an object; others of its source continue over a new connection."""
         with self._lock:
             links = list(self._links.values())
         for link in links:
             link.cancel(receipt)
 
     def close(self) -> None:
-        """Fail all that is still expected, close the connections, and wait for their threads."""
+        """Fail all outstanding objects, close the connections, and wait for their threads."""
         with self._lock:
             self._closing = True
             links = list(self._links.values())
@@ -142,7 +143,7 @@ def _done(ref: ObjectRef) -> Future[ObjectRef]:
 
 
 class _Link:
-    """One source: its connection, what is asked of it and what is still to be asked."""
+    """One source: its connection, the open requests, and the receipts still to be requested."""
 
     def __init__(
         self,
@@ -164,10 +165,10 @@ class _Link:
         self._asked: dict[int, Receipt] = {}  # by ticket: an object may be dropped and asked for again
         self._tickets = itertools.count()
         self._wire: Link | None = None
-        self._ended = False  # under the lock: takes nothing more
+        self._ended = False  # under the lock: accepts no more receipts
         self._cut = False  # under the lock: the connection was broken by `cancel`
         self._writing: Receipt | None = None  # whose memory is being written
-        self._failures = 0  # in a row that brought nothing
+        self._failures = 0  # attempts in a row that brought no data
         self._head = bytearray(wire.HEAD.size)
         self._have = 0  # bytes of the next header that came with the data before it
         self._checked = False
@@ -175,24 +176,24 @@ class _Link:
         self._thread.start()
 
     def take(self, receipts: list[Receipt]) -> bool:
-        """Ask for more objects; False when this link has ended."""
+        """Request more objects; False when this link has ended."""
         with self._lock:
             if self._ended:
                 return False
             self._waiting.extend(receipts)
             if self._wire is not None and len(self._asked) < _REFILL:
-                # The thread may sleep until data come: nobody but us can ask now.
+                # The thread may sleep until data arrive, so the request is sent from here.
                 with contextlib.suppress(OSError):
                     self._ask()
             self._news.notify_all()
             return True
 
     def cancel(self, receipt: Receipt) -> None:
-        """Forget an object; when this returns, its memory is not written any more."""
+        """Cancel an object; when this returns, its memory is not written any more."""
         with self._lock:
             for ticket in [ticket for ticket, one in self._asked.items() if one is receipt]:
                 del self._asked[ticket]
-                self._cut = True  # what still comes of it would be taken for an answer that nobody asked for
+                self._cut = True  # its remaining data would look like an answer without a request
                 if self._wire is not None:
                     self._wire.shutdown()
             with contextlib.suppress(ValueError):
@@ -223,12 +224,12 @@ class _Link:
                             return
                         error = TransferError(
                             f"objects from {self._address} did not arrive, after {self._failures} attempts that "
-                            f"brought nothing: {exc}"
+                            f"brought no data: {exc}"
                         )
                         return
         except FastrtError as exc:
             error = exc
-        except BaseException as exc:  # nobody else would ever answer those who wait
+        except BaseException as exc:  # without this, the waiting callers would never get an answer
             _log.exception("pulling from %s failed", self._address)
             error = TransferError(f"pulling from {self._address} failed: {exc!r}")
         finally:
@@ -241,7 +242,7 @@ class _Link:
                 receipt.fail(error)
 
     def _wanted(self) -> bool:
-        """Wait until there is something to bring; False at the end."""
+        """Wait until an object is requested; False at the end."""
         with self._lock:
             if not self._waiting and not self._asked and not self._ended:
                 self._news.wait(_IDLE_S)
@@ -250,7 +251,7 @@ class _Link:
             return not self._ended
 
     def _was_cut(self) -> bool:
-        """Whether it was `cancel` that broke the connection, and others are still wanted."""
+        """Whether `cancel` broke the connection, and this link goes on."""
         with self._lock:
             cut, self._cut = self._cut, False
             return cut and not self._ended
@@ -262,12 +263,12 @@ class _Link:
             self._failures += 1
             if self._failures > len(_PAUSES_S):
                 return False
-            _log.info("the native stream from %s broke, going on over a new one: %s", self._address, str(exc))
+            _log.info("the native stream from %s broke, continuing over a new one: %s", self._address, str(exc))
             self._news.wait_for(lambda: self._ended, _PAUSES_S[self._failures - 1])
             return not self._ended
 
     def _converse(self) -> None:
-        """One connection, until nothing is wanted any more or it breaks."""
+        """Use one connection until nothing is requested any more or it breaks."""
         made = self._dial(self._address)
         try:
             with self._lock:
@@ -276,7 +277,7 @@ class _Link:
                 self._have = 0
                 self._checked = not (made.sealed or made.local) if self._checksum is None else self._checksum
                 made.send([wire.pack_opening(self._checked)], self._timeout_s)
-                # What was under way goes on; in the order in which it was asked for.
+                # Objects under way continue, in the order in which they were requested.
                 self._waiting.extendleft(reversed(self._asked.values()))
                 self._asked.clear()
                 self._wire, self._cut = made, False
@@ -309,7 +310,7 @@ class _Link:
             self._wire.send([b"".join(requests)], self._timeout_s)
 
     def _receive_frame(self, made: Link) -> None:
-        """Take one frame, straight into the arena, and with it what has come of the next one's header."""
+        """Receive one frame straight into the arena, with the bytes of the next header that are already there."""
         head, missing = self._head, wire.HEAD.size - self._have
         if missing:
             made.receive([memoryview(head)[self._have :]], missing, self._timeout_s)
@@ -324,11 +325,11 @@ class _Link:
         if self._checked and frame.status == wire.OK and not frame.flags & wire.CHECKED:
             raise wire.WireError(f"{self._address} sends object {frame.objref:#x} without the checksums it promised")
         if receipt is None or receipt.objref != frame.objref:
-            raise wire.WireError(f"{self._address} sends object {frame.objref:#x}, which nobody asked it for")
+            raise wire.WireError(f"{self._address} sends object {frame.objref:#x}, which was not requested")
         if frame.status != wire.OK:
             text = bytearray(frame.length)
             made.receive([text], frame.length, self._timeout_s)
-            said = f"{self._address} says: {text.decode('utf-8', 'replace')}"
+            said = f"{self._address} reports: {text.decode('utf-8', 'replace')}"
             self._finish(frame.ticket, NotFoundError(said) if frame.status == wire.ABSENT else TransferError(said))
             return
         names = bytearray(8 * frame.nrefs)
@@ -347,7 +348,7 @@ class _Link:
 
     @contextlib.contextmanager
     def _into(self, ticket: int, receipt: Receipt) -> Iterator[None]:
-        """Around all that writes into an object's memory; not for one that was cancelled."""
+        """Guard writes into an object's memory; raises if it was cancelled."""
         with self._lock:
             if self._asked.get(ticket) is not receipt:
                 raise EOFError("the object was cancelled")
@@ -360,7 +361,7 @@ class _Link:
                 self._news.notify_all()
 
     def _receive_bundle(self, made: Link, frame: Frame) -> None:
-        """Take small objects, all at once."""
+        """Receive a bundle of small objects."""
         table = bytearray(frame.nrefs * wire.ENTRY.size)
         made.receive([table], len(table), self._timeout_s)
         entries = wire.read_entries(frame, table)
@@ -381,29 +382,29 @@ class _Link:
                 del self._asked[entry.ticket]
 
     def _expected(self, entry: wire.Entry) -> Receipt:
-        """What somebody asked for, and nothing of it is here yet."""
+        """The receipt of an entry: it was requested, and none of its data have arrived."""
         receipt = self._asked.get(entry.ticket)
         if receipt is None or receipt.objref != entry.objref or receipt.received:
-            raise wire.WireError(f"{self._address} sends object {entry.objref:#x}, which nobody asked it for")
+            raise wire.WireError(f"{self._address} sends object {entry.objref:#x}, which was not requested")
         if self._checked and not entry.flags & wire.CHECKED:
             raise wire.WireError(f"{self._address} sends object {entry.objref:#x} without the checksums it promised")
         return receipt
 
     def _make_room(self, entries: list[wire.Entry]) -> list[Writer]:
-        """Memory for the objects of a bundle, if need be after spilling, one by one."""
+        """Allocate memory for the objects of a bundle, one by one after spilling if there is no room."""
         specs = [(entry.total, entry.kind, bool(entry.flags & wire.ERROR)) for entry in entries]
         writers = self._table.allocate_many(specs)
         for entry, (total, kind, is_error) in zip(entries[len(writers) :], specs[len(writers) :], strict=True):
             try:
                 writers.append(self._table.store.create(total, kind, 0, is_error))
             except FastrtError as exc:
-                writers.clear()  # they may be what there is no room for
+                writers.clear()  # their memory may be what another object needs
                 self._finish(entry.ticket, exc)
                 raise _Without from None
         return writers
 
     def _place(self, receipt: Receipt, frame: Frame) -> memoryview:
-        """Where a frame's data go: memory of the arena, allocated with the first frame."""
+        """The memory for a frame's data, in the arena, allocated with the first frame."""
         if receipt.view is None and receipt.received == 0 and frame.offset == 0:
             try:
                 receipt.allocate(frame.total, frame.kind, bool(frame.flags & wire.ERROR), frame.nrefs)
@@ -414,7 +415,7 @@ class _Link:
         if view is None or frame.total != receipt.total or frame.offset != receipt.received:
             raise wire.WireError(
                 f"{self._address} sends {frame.length} bytes at {frame.offset} of {frame.total} of object "
-                f"{frame.objref:#x}, of which {receipt.received} of {receipt.total} bytes are here"
+                f"{frame.objref:#x}; {receipt.received} of {receipt.total} bytes have arrived"
             )
         return view[frame.offset : frame.offset + frame.length]
 
@@ -425,7 +426,7 @@ class _Link:
             self._finish(ticket, exc)
         else:
             with self._lock:
-                self._asked.pop(ticket, None)  # unless it was cancelled just now
+                self._asked.pop(ticket, None)  # it may have been cancelled just now
 
     def _finish(self, ticket: int, error: BaseException) -> None:
         with self._lock:

@@ -1,8 +1,8 @@
-"""The side of the native stream that has the objects: one thread a connection, objects take turns.
+"""The sending side of the native stream: one thread per connection, and objects take turns.
 
-Several objects that were asked for over one connection are sent a frame each in turn, so that a small one does not
-wait for a large one before it; at most ACTIVE_MAX at once, which also bounds what is pinned here and half received
-there. Small objects that were asked for together leave together, in one bundle.
+Objects that are requested over one connection are sent in turn, a frame each, so that a small object does not wait for
+a large one before it. At most ACTIVE_MAX take turns at once, which also bounds the memory that is pinned here and half
+received there. Small objects that are requested together are sent together, in one bundle.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ACTIVE_MAX = 8
-_BATCH_BYTES = 4 << 20  # of frames in one call to the kernel: 2 to 8 MiB are fastest
+_BATCH_BYTES = 4 << 20  # bytes of frames in one call to the kernel: 2 to 8 MiB are fastest
 _BATCH_PARTS = stream.PARTS_MAX - 3  # a frame has up to three parts
 _CONNECTIONS_MAX = 256
-# Connections whose peer has not proved the secret. One more ends the oldest of the host that has most of them: a true
-# taker needs milliseconds for its greeting, and strangers at another address cannot take its place at all.
+# Connections whose peer has not proved the secret. One more ends the oldest of the host that has most of them: a real
+# taker authenticates within milliseconds, and peers at another address cannot take its place.
 _GREETINGS_MAX = 64
-_COMPLAINT_S = 1.0  # at most one refusal is logged in this time
+_COMPLAINT_S = 1.0  # at most one rejection is logged in this time
 _OUT_OF_FILES_S = 0.01
 _IDLE_S = 3600.0
 
 
 class _Sending:
-    """An object on its way out: pinned, and how much of it has gone."""
+    """An object that is being sent: its pin, and the offset of the next frame."""
 
     __slots__ = ("checksum", "flags", "objref", "offset", "sealed", "ticket", "total", "view")
 
@@ -60,7 +60,7 @@ class _Sending:
         self.view = memoryview(sealed.pin)
 
     def next_frame(self, parts: list[object]) -> int:
-        """Append the parts of the next frame; how many bytes of data it has."""
+        """Append the parts of the next frame; returns its bytes of data."""
         start, refs = self.offset, self.sealed.refs if self.offset == 0 else []
         length = min(self.total - start, wire.FRAME_BYTES)
         data = self.view[start : start + length]
@@ -76,38 +76,38 @@ class _Sending:
         return length
 
 
-class _Guest:
-    """A connection: its socket, for ending it from another thread, and the thread that serves it."""
+class _Peer:
+    """A connected peer: a handle to end its connection from another thread, and the thread that serves it."""
 
     __slots__ = ("handle", "host", "thread")
 
-    def __init__(self, sock: socket.socket, host: str, serve: Callable[[_Guest, socket.socket], None]) -> None:
-        # TLS takes the socket object itself. The file behind both is one.
+    def __init__(self, sock: socket.socket, host: str, serve: Callable[[_Peer, socket.socket], None]) -> None:
+        # TLS takes over the socket object; both share one file.
         self.handle = sock.dup()
         self.host = host
         self.thread = threading.Thread(target=serve, args=(self, sock), name="fastrt-source-stream", daemon=True)
 
     def end(self) -> None:
-        with contextlib.suppress(OSError):  # the peer has done so already
+        with contextlib.suppress(OSError):  # the peer has ended it already
             self.handle.shutdown(socket.SHUT_RDWR)
 
 
 class Source:
-    """Gives the objects of a table to processes of the same cluster.
+    """Sends the objects of a table to processes of the same cluster.
 
     Within one machine the stream is in the clear, between machines it is sealed; see `fastrt.transfer.link`.
 
     Args:
         table: the objects.
-        identity: of the cluster; peers must prove its secret.
-        host: where to listen.
-        port: 0 for any.
-        insecure: stay in the clear also between machines.
-        timeout_s: how long a taker may take no byte at all before its connection is given up.
-        tls_on_loopback: use TLS within this machine too, as for takers that come through a tunnel.
+        identity: the cluster's identity; peers must prove its secret.
+        host: the address to listen on.
+        port: the port; 0 for any.
+        insecure: stay in the clear between machines too.
+        timeout_s: how long a taker may accept no byte before its connection is closed.
+        tls_on_loopback: use TLS within this machine too, for takers that connect through a tunnel.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the address cannot be bound.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class Source:
                 self.address,
             )
         self._lock = threading.Lock()
-        self._guests: set[_Guest] = set()
-        self._greetings: dict[_Guest, None] = {}  # those that have not proved the secret, oldest first
+        self._peers: set[_Peer] = set()
+        self._greetings: dict[_Peer, None] = {}  # those that have not proved the secret, oldest first
         self._next_complaint = 0.0
         self._unsaid = 0
         self._closing = threading.Event()
@@ -145,93 +145,93 @@ class Source:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more connections, break those that are open, and wait for their threads."""
+        """Accept no more connections, close the open ones, and wait for their threads."""
         self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
         with self._lock:
-            guests = list(self._guests)
-            for guest in guests:
-                guest.end()
-        for guest in guests:
-            guest.thread.join()
+            peers = list(self._peers)
+            for peer in peers:
+                peer.end()
+        for peer in peers:
+            peer.thread.join()
 
     def _accept_all(self) -> None:
         while not self._closing.is_set():
             try:
-                sock, peer = self._listener.accept()
+                sock, name = self._listener.accept()
             except OSError as exc:
                 if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    with self._lock:  # a stranger's descriptors are the first to be given back
+                    with self._lock:  # descriptors of unauthenticated peers are released first
                         self._end_one_greeting()
                     self._closing.wait(_OUT_OF_FILES_S)
                 continue
-            while not self._take_in(sock, peer[0]):
+            while not self._take_in(sock, name[0]):
                 self._closing.wait(_OUT_OF_FILES_S)
 
     def _take_in(self, sock: socket.socket, host: str) -> bool:
-        """Serve a connection, or close it. False when it must wait for what a stranger's connection gives back."""
+        """Serve a connection, or close it. False when it must wait for a descriptor of an unauthenticated peer."""
         with self._lock:
-            if self._closing.is_set() or len(self._guests) - len(self._greetings) >= _CONNECTIONS_MAX:
+            if self._closing.is_set() or len(self._peers) - len(self._greetings) >= _CONNECTIONS_MAX:
                 sock.close()
                 return True
             if len(self._greetings) >= _GREETINGS_MAX:
                 self._end_one_greeting()
             try:
                 self._let_in(sock, host)
-            except (OSError, RuntimeError):  # neither a descriptor nor a thread is left for it
+            except (OSError, RuntimeError):  # no descriptor or thread is left
                 if self._end_one_greeting():
                     return False
                 sock.close()
             return True
 
     def _let_in(self, sock: socket.socket, host: str) -> None:
-        """Under the lock: serve a connection on a thread of its own."""
-        guest = _Guest(sock, host, self._serve)
+        """Serve a connection on a new thread, under the lock."""
+        peer = _Peer(sock, host, self._serve)
         try:
-            guest.thread.start()
+            peer.thread.start()
         except RuntimeError:
-            guest.handle.close()
+            peer.handle.close()
             raise
-        self._guests.add(guest)  # the thread needs the lock before it takes itself out
-        self._greetings[guest] = None
+        self._peers.add(peer)  # the thread needs the lock to remove itself
+        self._greetings[peer] = None
 
     def _end_one_greeting(self) -> bool:
-        """Under the lock: end the oldest connection without a proof of the host that has most of these, if any."""
+        """End the oldest unauthenticated connection of the host that has most of them, under the lock."""
         if not self._greetings:
             return False
-        crowded = Counter(guest.host for guest in self._greetings).most_common(1)[0][0]
-        oldest = next(guest for guest in self._greetings if guest.host == crowded)
+        crowded = Counter(peer.host for peer in self._greetings).most_common(1)[0][0]
+        oldest = next(peer for peer in self._greetings if peer.host == crowded)
         oldest.end()
         del self._greetings[oldest]
         return True
 
-    def _serve(self, guest: _Guest, sock: socket.socket) -> None:
-        """One connection, to its end."""
+    def _serve(self, peer: _Peer, sock: socket.socket) -> None:
+        """Serve one connection to its end."""
         made: Link | None = None
         try:
             timeout_s = min(self._timeout_s, GREETING_S)
             made = link.accept(sock, self._identity, self._insecure, timeout_s, self._tls_on_loopback)
             with self._lock:
-                self._greetings.pop(guest, None)
+                self._greetings.pop(peer, None)
             opening = bytearray(wire.OPENING.size)
             made.receive([opening], len(opening), timeout_s)
             _Connection(self._table, made, wire.read_opening(opening), self._timeout_s).run()
         except (OSError, EOFError):
-            pass  # the taker has gone, or will find out; it asks again over a new connection
-        except FastrtError as exc:  # its text only: a log may be kept, and its frames show what was being sent
-            self._complain(guest.host, str(exc))
+            pass  # the taker is gone, or will notice and request again over a new connection
+        except FastrtError as exc:  # log its text only: the frames of a traceback would show the data being sent
+            self._complain(peer.host, str(exc))
         finally:
             with self._lock:
-                self._greetings.pop(guest, None)
-                self._guests.discard(guest)
-                guest.handle.close()
+                self._greetings.pop(peer, None)
+                self._peers.discard(peer)
+                peer.handle.close()
             (made or sock).close()
 
     def _complain(self, host: str, why: str) -> None:
-        """Log why a connection ended; strangers who come all the time do not fill the log."""
+        """Log why a connection ended, at a limited rate, so that repeated attempts cannot fill the log."""
         with self._lock:
             if time.monotonic() < self._next_complaint:
                 self._unsaid += 1
@@ -239,7 +239,7 @@ class Source:
             self._next_complaint = time.monotonic() + _COMPLAINT_S
             unsaid, self._unsaid = self._unsaid, 0
         more = f" ({unsaid} more since the last such message)" if unsaid else ""
-        _log.warning("a native stream from %s was refused or ended: %s%s", host, why, more)
+        _log.warning("a native stream from %s was rejected or ended: %s%s", host, why, more)
 
 
 class _Connection:
@@ -261,13 +261,13 @@ class _Connection:
             self._send_batch()
 
     def _send_batch(self) -> None:
-        """Send some frames. What they show is let go of before the next wait."""
+        """Send some frames; their memory is released before the next wait."""
         parts: list[object] = []
         nbytes = self._bundle(parts) if len(self._asked) > 1 else 0
         while nbytes < _BATCH_BYTES and len(parts) < _BATCH_PARTS:
             while self._asked and len(self._active) < ACTIVE_MAX and len(parts) < _BATCH_PARTS:
                 if (self._active or parts) and not self._table.is_at_hand(self._asked[0].objref):
-                    break  # what is pinned here may be what there is no room for
+                    break  # the objects pinned here may fill the room that restoring it needs
                 self._start(parts)
             if not self._active or len(parts) >= _BATCH_PARTS:
                 break
@@ -279,9 +279,9 @@ class _Connection:
             self._link.send(parts, self._timeout_s)
 
     def _bundle(self, parts: list[object]) -> int:
-        """Append small objects that were asked for, all in one; how many bytes of data they have.
+        """Append a bundle of the small objects among the requests; returns its bytes of data.
 
-        They overtake what is large, or cannot be sent at once.
+        They overtake large objects, and those that cannot be sent at once.
         """
         asked = list(itertools.islice(self._asked, wire.BUNDLE_MAX))
         pins = self._table.read_many([request.objref for request in asked], wire.SMALL_BYTES, wire.FRAME_BYTES)
@@ -298,7 +298,7 @@ class _Connection:
             entries.append(wire.Entry(request.ticket, kind, flags, request.objref, len(pin), crc))
             data.append(pin)
         if len(entries) < 2:
-            return 0  # one alone goes as any other object does
+            return 0  # a single one is sent like any other object
         for _ in asked:
             self._asked.popleft()
         self._asked.extendleft(reversed(left))
@@ -307,7 +307,7 @@ class _Connection:
         return sum(entry.total for entry in entries)
 
     def _start(self, parts: list[object]) -> None:
-        """Pin the next object that was asked for; or say why it cannot be had."""
+        """Pin the next requested object, or send the reason why it cannot be sent."""
         request = self._asked.popleft()
         ticket, objref, offset = request
         try:
@@ -322,7 +322,7 @@ class _Connection:
             self._active.append(_Sending(request, sealed, self._checksum))
 
     def _read_requests(self) -> None:
-        """Take what has come; wait for some when there is nothing else to do."""
+        """Read the requests that have arrived; wait for one when there is nothing to send."""
         room = memoryview(self._inbox)[self._filled :]
         if self._active or self._asked:
             got = self._link.receive_ready(room)
@@ -340,11 +340,11 @@ class _Connection:
         self._filled -= whole
 
     def _receive_patiently(self, room: memoryview) -> int:
-        """Wait for the next request without an end, but once it has begun no longer than for any other byte."""
+        """Wait for the next request without a limit, but with the usual timeout once its first byte has arrived."""
         while True:
             begun = self._filled > 0 or self._link.has_begun()
             try:
                 return self._link.receive([room], 1, self._timeout_s if begun else _IDLE_S)
             except TimeoutError:
                 if begun:
-                    raise  # a taker may keep its connection idle; one that has vanished is noticed by keep-alive
+                    raise  # a taker may keep its connection idle; keep-alive detects one that vanished

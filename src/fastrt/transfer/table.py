@@ -1,11 +1,11 @@
-"""Which objects of the cluster are in this store, under which names, and which are on their way.
+"""The table of the cluster's objects in this store: their names, their aliases, and the transfers under way.
 
-The cluster's references (64 bits, made by the scheduler or by any node) and the arena's own differ: this table maps
-the first to the second, and holds one reference to each object until it is told to drop it.
+The cluster's references (64 bits, made by the scheduler or by any node) differ from the arena's. This table maps the
+first to the second, and holds one reference to each object until `drop`.
 
-Invariants, under `_lock`: an objref is here, or being received, or neither; there is at most one `Receipt` of it, so
-however many ask there is one transfer; an alias names an object that was here when it was made. Whoever holds a
-Receipt ends it by `seal` or `fail`, and until then nothing of the object is visible.
+Invariants, under `_lock`: an objref is present, being received, or neither; it has at most one `Receipt`, so there is
+one transfer however many callers ask; an alias names an object that was present when the alias was made. The holder of
+a Receipt ends it by `seal` or `fail`; until then the object is not visible.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from fastrt.errors import FastrtError, NotFoundError, ObjectLostError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 
-# Kinds of values that every store of this version can read: the core's scalars, and those of store.serialize.
+# Kinds of values that every store of this version can read: the core's scalars and those of store.serialize.
 _SCALAR_BYTES = {0: 0, 1: 0, 2: 0, 3: 8, 4: 8, 5: -1, 6: -1}
 _KINDS = {**_SCALAR_BYTES, 16: -1, 17: -1, 18: -1}
 
 
 class TransferError(FastrtError):
-    """An object did not arrive: its source is gone, does not have it, or sends something else than it said.
+    """An object did not arrive: its source is gone, does not have it, or sent other data than it announced.
 
-    Nothing of it is kept. Ask for it again, from another source if there is one.
+    Nothing of it is kept. Request it again, from another source if there is one.
     """
 
 
 class DuplicateError(FastrtError):
-    """The object is in this store already, or another stream is bringing it; the one that asks is not needed."""
+    """The object is in this store already, or another transfer of it is under way; this one is not needed."""
 
 
 class Sealed:
-    """An object's bytes as they lie in the arena, pinned while this lives.
+    """An object's bytes in the arena, pinned while this lives.
 
     Attributes:
-        kind: how the value is written.
+        kind: the format of the value.
         is_error: whether `get` raises it.
         pin: the bytes, read-only.
-        refs: the cluster's names of what it contains.
+        refs: the cluster's names of the references that it contains.
     """
 
     __slots__ = ("is_error", "kind", "pin", "refs")
@@ -57,11 +57,11 @@ class Sealed:
 
 
 class Receipt:
-    """One object on its way here: its memory until it is sealed, and who is told when it is here.
+    """One object that is being received: its memory until it is sealed, and its waiting callers.
 
     Attributes:
-        ended: whether it is here, or known not to come: `ref` or `error`.
-        groups: that it is part of; changed under the table's lock until it has ended.
+        ended: whether it has arrived (`ref`) or failed (`error`).
+        groups: the groups that it is part of; changed under the table's lock until it has ended.
     """
 
     __slots__ = (
@@ -71,20 +71,20 @@ class Receipt:
     def __init__(self, table: Table, objref: int) -> None:
         self._table = table
         self.objref = objref
-        self._future: Future[ObjectRef] | None = None  # made for whoever asks: few do for one of many objects
+        self._future: Future[ObjectRef] | None = None  # made on request: most objects of a large group never need one
         self.groups: tuple[Whole, ...] = ()
         self.ended = False
         self.ref: ObjectRef | None = None
         self.error: BaseException | None = None
         self.total = 0
         self.received = 0
-        self.refs: list[int] = []  # the cluster's names of what the object contains
+        self.refs: list[int] = []  # the cluster's names of the references that it contains
         self.writer: Writer | None = None
         self.view: memoryview | None = None
 
     @property
     def future(self) -> Future[ObjectRef]:
-        """The future of all who wait for it alone."""
+        """The future for callers that wait for this object alone."""
         with self._table._lock:
             future = self._future
             if future is None:
@@ -98,11 +98,11 @@ class Receipt:
             return future
 
     def end(self, ref: ObjectRef | None, error: BaseException | None) -> None:
-        """Under the table's lock, once: it is here, or will not come. `tell` follows, without the lock."""
+        """Set the result, once, under the table's lock. `notify` follows, without the lock."""
         self.ended, self.ref, self.error = True, ref, error
 
-    def tell(self) -> None:
-        """Whoever waits learns how it ended."""
+    def notify(self) -> None:
+        """Complete the futures of the waiting callers."""
         groups, self.groups = self.groups, ()
         if self._future is not None and self.ref is not None:
             self._future.set_result(self.ref)
@@ -112,20 +112,22 @@ class Receipt:
             whole.count(self.error)
 
     def allocate(self, total: int, kind: int, is_error: bool, nrefs: int = 0) -> memoryview:
-        """Take memory for the object; it goes back by itself when the receipt fails.
+        """Allocate memory for the object; it is released when the receipt fails.
 
         Args:
             total: its size in bytes.
-            kind, is_error, nrefs: as the source says.
+            kind, is_error, nrefs: the fields that the source sent.
         Returns:
             The memory, to be written.
         Raises:
             TransferError: no store of this version can read such a value.
-            ObjectStoreFullError: there is no room, also after spilling.
+            ObjectStoreFullError: there is no room, even after spilling.
         """
         wanted = _KINDS.get(kind)
         if wanted is None or wanted not in (-1, total):
-            raise TransferError(f"object {self.objref:#x} comes as kind {kind} of {total} bytes, which is no value")
+            raise TransferError(
+                f"object {self.objref:#x} is announced as kind {kind} of {total} bytes, which is not a value"
+            )
         store = self._table.store
         self.writer = store.with_room(total, lambda: handles.create(store.client, total, kind, nrefs, is_error))
         self.total = total
@@ -136,7 +138,7 @@ class Receipt:
         """Make the object visible, after its last byte.
 
         Raises:
-            TransferError: it is not whole, was dropped meanwhile, or contains what this store does not know.
+            TransferError: it is incomplete, was dropped meanwhile, or contains an unknown reference.
         """
         if self.writer is None or self.received != self.total:
             raise TransferError(f"object {self.objref:#x} has {self.received} of {self.total} bytes")
@@ -148,7 +150,7 @@ class Receipt:
         return sealed
 
     def put(self, value: Any) -> ObjectRef:
-        """Store a value that was built from what came, instead of the bytes themselves.
+        """Store a value that was built from the received bytes, instead of the bytes.
 
         Raises:
             ObjectStoreFullError: there is no room.
@@ -159,20 +161,20 @@ class Receipt:
         return ref
 
     def fail(self, error: BaseException) -> None:
-        """Give the memory back and tell whoever waits; nothing if the object has arrived."""
+        """Release the memory and fail the waiting callers; does nothing if the object has arrived."""
         self.view = self.writer = None
         chain: BaseException | None = error
-        while chain is not None:  # frames of the failed attempt show its memory, and callers may keep the error
+        while chain is not None:  # its frames hold the memory of the failed attempt, and callers may keep the error
             chain.__traceback__ = None
             chain = chain.__cause__ or chain.__context__
         self._table._failed(self, error)
 
 
 class Whole:
-    """Objects that are wanted together: one future for all of them.
+    """Objects that are requested together, with one future for all of them.
 
     Args:
-        parts: of each object its reference, or the Receipt of one that is on its way.
+        parts: for each object its reference, or the Receipt of one that is being received.
     """
 
     def __init__(self, parts: list[ObjectRef | Receipt]) -> None:
@@ -185,7 +187,7 @@ class Whole:
             self._end(None)
 
     def count(self, error: BaseException | None) -> None:
-        """One more is here, or failed; the first that fails decides."""
+        """Count one more object that arrived or failed; the first failure fails the group."""
         with self._lock:
             ended = self._left == 0
             self._left = 0 if error is not None else max(0, self._left - 1)
@@ -207,9 +209,9 @@ class Table:
 
     Args:
         store: this process's attachment.
-        resolve: finds the reference for the cluster's name of a contained object that is not here; without it such
-            an object is refused.
-        name: the cluster's name of a contained reference that this table does not know.
+        resolve: finds the reference for the cluster's name of a contained object that is not here; without it, a value
+            that contains one is rejected.
+        name: returns the cluster's name of a contained reference that this table does not know.
     """
 
     def __init__(
@@ -228,10 +230,10 @@ class Table:
         self._coming: dict[int, Receipt] = {}
         self._waiting: dict[int, list[Future[ObjectRef]]] = {}
 
-    # ---- what is here ----
+    # ---- objects in this store ----
 
     def add(self, objref: int, ref: ObjectRef) -> None:
-        """Enter an object that was made on this node.
+        """Add an object that was made on this node.
 
         Raises:
             DuplicateError: the name is taken.
@@ -249,16 +251,16 @@ class Table:
             return self._here.get(self._aliases.get(objref, objref))
 
     def listed(self) -> list[int]:
-        """Every name and alias under which an object is here, in order."""
+        """The names and aliases of all objects in this store, in order."""
         with self._lock:
             return sorted([*self._here, *self._aliases])
 
     def read(self, objref: int) -> Sealed:
-        """Pin an object's bytes, restored from a file if need be.
+        """Pin an object's bytes, after restoring them from a file if they were spilled.
 
         Raises:
             NotFoundError: it is not here.
-            FastrtError: it is not ready, or contains what has no name in the cluster.
+            FastrtError: it is not ready, or contains a reference without a name in the cluster.
         """
         ref = self.find(objref)
         if ref is None:
@@ -268,38 +270,38 @@ class Table:
         return Sealed(kind, is_error, pin, [self.name_of(one) for one in contained] if contained else [])
 
     def is_at_hand(self, objref: int) -> bool:
-        """Whether `read` does not have to wait until an object is restored from a file."""
+        """Whether `read` can return at once, without restoring the object from a file."""
         ref = self.find(objref)
         return ref is None or not spill.is_spilled(self.store.client, ref)
 
     def read_many(self, objrefs: list[int], bytes_max: int, total_max: int) -> list[tuple[int, bool, Pin] | None]:
-        """Pin the bytes of small objects at once, as `bulk.pin_many` does; None: it must be asked for by `read`."""
+        """Pin the bytes of small objects by `bulk.pin_many`; None for each that only `read` can pin."""
         with self._lock:
             refs = [self._here.get(self._aliases.get(objref, objref)) for objref in objrefs]
         return bulk.pin_many(self.store.client, refs, bytes_max, total_max)
 
     def allocate_many(self, specs: list[tuple[int, int, bool]]) -> list[Writer]:
-        """Memory for small objects, as `bulk.create_many`: for as many as there is room for at once.
+        """Allocate memory for small objects by `bulk.create_many`: for as many as there is room for at once.
 
         Args:
-            specs: size, kind and whether it is an error, of each.
+            specs: for each its size, its kind, and whether it is an error.
         Raises:
             TransferError: no store of this version can read one of them.
         """
         for total, kind, _ in specs:
             if _KINDS.get(kind) not in (-1, total):
-                raise TransferError(f"an object comes as kind {kind} of {total} bytes, which is no value")
+                raise TransferError(f"an object is announced as kind {kind} of {total} bytes, which is not a value")
         return bulk.create_many(self.store.client, specs)
 
     def seal_many(self, receipts: list[Receipt], writers: list[Writer]) -> None:
-        """Make what `allocate_many` gave memory for visible, after the last byte; not what was dropped meanwhile."""
+        """Make objects of `allocate_many` visible, after their last byte, except those that were dropped meanwhile."""
         self._arrive(receipts, bulk.seal_many(writers))
 
     def drop(self, objref: int) -> None:
-        """Let go of an object and its aliases; one that is on its way is thrown away when it arrives.
+        """Drop an object and its aliases; one that is being received is discarded when it arrives.
 
         Raises:
-            NotFoundError: there is none of that name.
+            NotFoundError: no object has that name.
         """
         with self._lock:
             ref = self._here.pop(objref, None)
@@ -313,10 +315,10 @@ class Table:
             for alias in [alias for alias, target in self._aliases.items() if target == objref]:
                 del self._aliases[alias]
         if receipt is not None:
-            receipt.tell()
+            receipt.notify()
 
     def clear(self) -> None:
-        """Let go of everything, and fail whoever waits."""
+        """Drop all objects, and fail all waiting callers."""
         with self._lock:
             coming, self._coming = list(self._coming.values()), {}
             waiting = [future for futures in self._waiting.values() for future in futures]
@@ -325,19 +327,19 @@ class Table:
             for receipt in coming:
                 receipt.end(None, TransferError("this store is closing"))
         for receipt in coming:
-            receipt.tell()
+            receipt.notify()
         for future in waiting:
             future.set_exception(TransferError("this store is closing"))
 
     # ---- aliases ----
 
     def alias(self, alias: int, canonical: int) -> None:
-        """Let an object be found under another name too.
+        """Add another name of an object.
 
         Raises:
             ValueError: the two are the same.
             NotFoundError: the object is not here.
-            DuplicateError: the alias names something else already.
+            DuplicateError: the alias names another object already.
         """
         if alias == canonical:
             raise ValueError(f"object {alias:#x} cannot be an alias of itself")
@@ -346,17 +348,17 @@ class Table:
             if target not in self._here:
                 raise NotFoundError(f"object {canonical:#x} is not in this store; {alias:#x} cannot be its alias here")
             if self._aliases.get(alias, target) != target or alias in self._here or alias in self._coming:
-                raise DuplicateError(f"object {alias:#x} is something else here already, not {canonical:#x}")
+                raise DuplicateError(f"object {alias:#x} names another object here already, not {canonical:#x}")
             self._aliases[alias] = target
             ref = self._here[target]
             waiting = self._waiting.pop(alias, [])
         for future in waiting:
             future.set_result(ref)
 
-    # ---- what is on its way ----
+    # ---- objects being received ----
 
     def expect(self, objref: int) -> Future[ObjectRef]:
-        """A future of the object, done when it is here by whatever way; asks nobody for it."""
+        """A future of the object, done when it arrives in any way; starts no transfer."""
         future = _running()
         with self._lock:
             ref = self._here.get(self._aliases.get(objref, objref))
@@ -370,7 +372,7 @@ class Table:
         """Claim the one transfer of an object.
 
         Returns:
-            (receipt, future): the receipt is None when the object is here or somebody else brings it.
+            (receipt, future): the receipt is None when the object is here or another transfer is under way.
         """
         (found,), new = self.begin_many([objref])
         if isinstance(found, Receipt):
@@ -383,7 +385,7 @@ class Table:
         """Claim the one transfer of each of several objects.
 
         Returns:
-            (found, new): of each object its reference, or the Receipt of one on its way; those that are the caller's.
+            (found, new): for each object its reference or its Receipt; and the Receipts that the caller must end.
         """
         found: list[ObjectRef | Receipt] = []
         new = []
@@ -398,7 +400,7 @@ class Table:
         return found, new
 
     def whole(self, parts: list[ObjectRef | Receipt]) -> Future[list[ObjectRef]]:
-        """One future for all of what `begin_many` has found; the first that fails decides."""
+        """One future for all objects that `begin_many` found; the first failure fails it."""
         with self._lock:
             parts = [part.ref if isinstance(part, Receipt) and part.ref is not None else part for part in parts]
             failed = [part for part in parts if isinstance(part, Receipt) and part.ended]
@@ -411,7 +413,7 @@ class Table:
         return group.future
 
     def coming(self) -> int:
-        """How many objects are on their way."""
+        """How many objects are being received."""
         return len(self._coming)
 
     def resolve(self, objref: int) -> ObjectRef:
@@ -442,7 +444,7 @@ class Table:
         return name
 
     def _enter(self, objref: int, ref: ObjectRef) -> list[Future[ObjectRef]]:
-        """Under the lock: the object is here; those who wait for it."""
+        """Add an object, under the lock; returns the futures that wait for it."""
         self._here[objref] = ref
         self._names[ref] = objref
         return self._waiting.pop(objref, [])
@@ -452,8 +454,8 @@ class Table:
             raise _dropped(receipt.objref)
 
     def _arrive(self, receipts: list[Receipt], refs: list[ObjectRef]) -> int:
-        """Objects are here and visible: how many of them are still wanted."""
-        told = []
+        """Add received objects; returns how many of them were not dropped meanwhile."""
+        arrived = []
         waiting: list[tuple[Future[ObjectRef], ObjectRef]] = []
         with self._lock:
             for receipt, ref in zip(receipts, refs, strict=True):
@@ -461,12 +463,12 @@ class Table:
                     del self._coming[receipt.objref]
                     waiting += [(future, ref) for future in self._enter(receipt.objref, ref)]
                     receipt.end(ref, None)
-                    told.append(receipt)
-        for receipt in told:
-            receipt.tell()
+                    arrived.append(receipt)
+        for receipt in arrived:
+            receipt.notify()
         for future, ref in waiting:
             future.set_result(ref)
-        return len(told)
+        return len(arrived)
 
     def _failed(self, receipt: Receipt, error: BaseException) -> None:
         with self._lock:
@@ -474,15 +476,15 @@ class Table:
                 return
             del self._coming[receipt.objref]
             receipt.end(None, error)
-        receipt.tell()
+        receipt.notify()
 
 
 def _running() -> Future[ObjectRef]:
-    """A future that nobody can cancel: it is not only theirs."""
+    """A future that its callers cannot cancel, because they share it."""
     future: Future[ObjectRef] = Future()
     future.set_running_or_notify_cancel()
     return future
 
 
 def _dropped(objref: int) -> ObjectLostError:
-    return ObjectLostError(f"object {objref:#x} was deallocated while it was on its way here")
+    return ObjectLostError(f"object {objref:#x} was deallocated while it was being received")

@@ -1,17 +1,18 @@
-"""The native stream between two stores: the messages on an authenticated link, and the checks of each.
+"""The protocol of the native stream between two stores: its messages and their validation.
 
     taker  -> source  opening  magic, version, flags
     taker  -> source  request  {ticket, objref, offset}, any number, at any time
     source -> taker   frame    header with the request's ticket, names of contained references, data
                    or bundle   header, a list of small objects, the data of all of them
 
-Objects that were asked for over one connection take turns, frame by frame. Small ones without references that were
-asked for together come together.
+Objects that are requested over one connection take turns, frame by frame. Small objects without references that are
+requested together are sent together, in a bundle.
 
-`fastrt.transfer.link` authenticates both ends before the first byte of this. A frame holds at most FRAME_BYTES of data,
-in order within its object. Its header always has a CRC-32C. Its data have one if the taker wants it: in the clear
-between machines, as sealed records and the memory of one machine need none. A frame counts when it is whole and its
-checksum right: after a broken connection the object goes on at that offset. All numbers are little-endian.
+`fastrt.transfer.link` authenticates both ends before the first byte of this protocol. A frame holds at most FRAME_BYTES
+of data, in order within its object. Its header always has a CRC-32C. Its data have one if the taker requests it: in the
+clear between machines, because sealed records and the memory of one machine need none. A frame is accepted when it is
+complete and its checksum is right; after a broken connection the object continues at that offset. All numbers are
+little-endian.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ VERSION = 3
 FRAME_BYTES = 4 << 20
 REFS_MAX = 1 << 20
 TEXT_BYTES_MAX = 4096
-REQUESTS_MAX = 256  # that a taker may have open; so a few KiB, which fit into a socket's buffer while nobody reads
+REQUESTS_MAX = (
+    256  # open requests of a taker: a few KiB, which fit into a socket's buffer while the source does not read
+)
 
-# A frame's status; with ABSENT and REFUSED the data are a text that says why.
+# A frame's status; with ABSENT and REFUSED the data are a text with the reason.
 OK, ABSENT, REFUSED, BUNDLE = 0, 1, 2, 3
 BUNDLE_MAX = 48  # objects in a bundle
 SMALL_BYTES = 256 << 10  # of an object in a bundle
@@ -47,15 +50,15 @@ ENTRY = struct.Struct("<IHHQII")  # of a bundle's list
 
 
 class WireError(TransferError):
-    """The peer of a native stream breaks the rules: it is no store of this version, or lies about an object."""
+    """The peer of a native stream violates the protocol: another version, or wrong data about an object."""
 
 
 class BrokenError(TransferError):
-    """What came over a native stream was damaged on the way; the object goes on over a new connection."""
+    """Data of a native stream were damaged in transit; the object continues over a new connection."""
 
 
 class Frame(NamedTuple):
-    """A frame's header, checked for itself but not against its object."""
+    """A frame's header, validated by itself but not against its object."""
 
     status: int
     kind: int
@@ -70,7 +73,7 @@ class Frame(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A whole object of a bundle."""
+    """The list entry of one object in a bundle."""
 
     ticket: int
     kind: int
@@ -81,7 +84,7 @@ class Entry(NamedTuple):
 
 
 class Request(NamedTuple):
-    """An object is wanted from a byte on; its frames carry the ticket."""
+    """A request for an object from an offset on; its frames carry the ticket."""
 
     ticket: int
     objref: int
@@ -156,7 +159,7 @@ def read_frame(head: bytearray) -> Frame:
     most = min(FRAME_BYTES, frame.total - frame.offset)
     if frame.offset > frame.total or frame.length > most or (frame.length == 0 and frame.total):
         raise WireError(
-            f"a frame of object {frame.objref:#x} brings {frame.length} bytes at {frame.offset} of {frame.total}"
+            f"a frame of object {frame.objref:#x} has {frame.length} bytes at {frame.offset} of {frame.total}"
         )
     if frame.nrefs > REFS_MAX or (frame.nrefs and frame.offset):
         raise WireError(f"a frame of object {frame.objref:#x} names {frame.nrefs} references at {frame.offset}")
