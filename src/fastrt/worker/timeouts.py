@@ -55,7 +55,7 @@ class Timeouts:
         self.clock = clock
         self.retries = retries
         self.runs = runs
-        self._name_of = name_of
+        self.name_of = name_of
         self._fail = fail
         self._timers: dict[int, _Timer] = {}  # by task
         self._answered: set[int] = set()  # threads whose call has been answered with a timeout and still runs
@@ -66,11 +66,21 @@ class Timeouts:
         On the main thread an exception is raised in it; if that does not help, the process is killed. In one of
         several threads nothing can interrupt it: its caller gets the error, and the call runs on.
         """
-        return (self._answering if self.in_threads else self._interrupting)(task, timeout_s, function)
+        if self.in_threads:
+            return self._answering(task, timeout_s, function)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            timer = self._timers[task] = _Timer(self, task, timeout_s)
+            try:
+                return function(*args, **kwargs)
+            finally:  # not reached if the timeout interrupts it here; the timer then notices the end by itself
+                timer.stop()
+
+        return call
 
     def error(self, task: int, timeout_s: float) -> TaskTimeoutError:
         """Return the exception for a task that did not end in time."""
-        return TaskTimeoutError(f"task {self._name_of(task)!r} did not end within its timeout of {timeout_s:g} s")
+        return _late(self.name_of(task), timeout_s)
 
     def raise_if_over(self, task: int) -> None:
         """Raise in a task whose timeout is over; called by the handler of SIGINT.
@@ -80,7 +90,7 @@ class Timeouts:
         """
         timer = self._timers.get(task)
         if timer is not None and timer.is_over():
-            raise timer.error
+            raise timer.error()
 
     def is_answered_here(self) -> bool:
         """Whether the call that runs on this thread has been answered with a timeout."""
@@ -89,16 +99,6 @@ class Timeouts:
     def end_call_here(self) -> None:
         """Let this thread take another call."""
         self._answered.discard(threading.get_ident())
-
-    def _interrupting(self, task: int, timeout_s: float, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            timer = self._timers[task] = _Timer(self, task, timeout_s)
-            try:
-                return function(*args, **kwargs)
-            finally:  # not reached if the timeout interrupts it here; the timer then notices the end by itself
-                timer.stop()
-
-        return call
 
     def _answering(self, task: int, timeout_s: float, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -130,14 +130,11 @@ class _Timer:
         timeouts: its owner.
         task: the task, which runs on this thread.
         timeout_s: of the attempt.
-
-    Attributes:
-        error: the exception to raise in the attempt.
     """
 
     def __init__(self, timeouts: Timeouts, task: int, timeout_s: float) -> None:
-        self._timeouts, self._task = timeouts, task
-        self.error = timeouts.error(task, timeout_s)
+        self._timeouts, self._task, self._timeout_s = timeouts, task, timeout_s
+        self._name = timeouts.name_of(task)
         self._thread = threading.get_ident()
         self._attempt = self._attempt_now()
         self._interrupts = 0  # that reached the task itself, and not another one on top of it
@@ -153,6 +150,10 @@ class _Timer:
         """Whether the attempt still runs although its time is over."""
         return self._over and not self._stopped and self._attempt_now() == self._attempt
 
+    def error(self) -> TaskTimeoutError:
+        """Return the exception to raise in the attempt."""
+        return _late(self._name, self._timeout_s)
+
     def _attempt_now(self) -> tuple[int, int]:
         info = core.info(self._timeouts.client, self._task)
         return info["id"], info["attempts"]
@@ -166,8 +167,12 @@ class _Timer:
             if self._timeouts.runs(self._task):
                 self._interrupts += 1
             if self._interrupts * _REPEAT_S > _GRACE_S:
-                again = self._timeouts.retries.wanted(self._task, self.error)
+                again = self._timeouts.retries.wanted(self._task, self.error())
                 cancel.end_for(self._timeouts.client, self._task, self._attempt[0], again)
             signal.pthread_kill(self._thread, signal.SIGINT)
             return _REPEAT_S
         return None
+
+
+def _late(name: str, timeout_s: float) -> TaskTimeoutError:
+    return TaskTimeoutError(f"task {name!r} did not end within its timeout of {timeout_s:g} s")
