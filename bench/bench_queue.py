@@ -11,6 +11,7 @@ import pytest
 from fastrt._core.memory.clients import KIND_WORKER, Client, admit
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import handles
+from fastrt._core.tasks import submission
 from fastrt._core.tasks import tasks as core_tasks
 
 BATCH = 1000
@@ -29,7 +30,7 @@ def test_push_pop(measure, core: Client) -> None:
     function = handles.put_scalar(core, "function")
 
     def push_pop() -> None:
-        core_tasks.submit_scalars(core, function, (1,), 1, 0, 0)
+        submission.submit(core, submission.TaskOptions(function), (1,))
         pop_and_finish(core, 0.0, 0.0)
 
     measure(push_pop)
@@ -41,7 +42,7 @@ def test_push_1000_pop_1000(measure, core: Client) -> None:
     function = handles.put_scalar(core, "function")
 
     def push_pop() -> None:
-        refs = [core_tasks.submit_scalars(core, function, (k,), 1, 0, 0) for k in range(BATCH)]
+        refs = [submission.submit(core, submission.TaskOptions(function), (k,)) for k in range(BATCH)]
         for _ in refs:
             pop_and_finish(core, 0.0, 0.0)
 
@@ -79,7 +80,7 @@ def test_round_trip(measure, core: Client, popper: int) -> None:
     function = handles.put_scalar(core, "function")
 
     def round_trip() -> None:
-        ref = core_tasks.submit_scalars(core, function, (1,), 1, 0, 0)
+        ref = submission.submit(core, submission.TaskOptions(function), (1,))
         handles.wait_all(core, [ref], 10.0, SPIN_S)
 
     measure(round_trip)
@@ -90,7 +91,7 @@ def test_1000_in_flight(measure, core: Client, popper: int) -> None:
     function = handles.put_scalar(core, "function")
 
     def stream() -> None:
-        refs = [core_tasks.submit_scalars(core, function, (k,), 1, 0, 0) for k in range(BATCH)]
+        refs = [submission.submit(core, submission.TaskOptions(function), (k,)) for k in range(BATCH)]
         handles.wait_all(core, refs, 10.0, SPIN_S)
 
     measure(stream, per=BATCH)

@@ -12,7 +12,7 @@ from fastrt.errors import FastrtError
 def submit(client, function, limit=0, retries=3):
     """A stream, its end, and the task that shall fill it, claimed."""
     stream = generators.create(client, limit)
-    end = submission.submit_scalars(client, function, (1,), 1, retries, 0, None, None, stream)
+    end = submission.submit(client, submission.TaskOptions(function, 1, retries), (1,), stream)
     return stream, end
 
 
@@ -135,7 +135,7 @@ def test_items_passed_on_are_unread_until_readers_elsewhere_tell(client, functio
 
 def test_stream_goes_on_where_an_attempt_elsewhere_has_ended(client, function):
     stream = generators.create(client, 2, (1 << 32) + 7)
-    end = submission.submit_scalars(client, function, (1,), 1, 0, 0, None, None, stream)
+    end = submission.submit(client, submission.TaskOptions(function), (1,), stream)
     task = next_task(client)
     producer = Producer(client, task)
     assert (producer.skip, producer.taken, producer.limit) == ((1 << 32) + 7, 7, 2)
@@ -229,7 +229,7 @@ def test_readers_share_the_items(node, client, function):
 
 
 def test_producer_of_another_task_is_refused(client, function):
-    ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), ())
     task = next_task(client)
     with pytest.raises(FastrtError, match="has no stream"):
         Producer(client, task)

@@ -97,10 +97,14 @@ class Lineage:
         flags = info["flags"] & core.RETRY_ERRORS
         again = left if left == RETRIES_FOREVER else left - 1
 
+        options = submission.TaskOptions(
+            function, info["returns"], again, flags, demand=demand, policy=policy, priority=info["priority"]
+        )
+        args = submission.PackedArgs(kind, data, refs, info["deps"])
+
         def run() -> list[ObjectRef]:
             self._client.adopt_job(info["job"])
-            about = (self._client, function, kind, data, refs, info["deps"], info["returns"], again, flags)
-            submitted = submission.submit(*about, demand, policy, None, info["priority"])
+            submitted = submission.submit(self._client, options, args)
             return [submitted] if info["returns"] == 1 else list(submitted)
 
         nbytes = _RECORD_BYTES + len(data) + sum(handles.describe(self._client, ref)["bytes"] for ref in refs)

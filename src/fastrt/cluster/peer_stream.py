@@ -217,12 +217,18 @@ class Exchange:
         if function is None:
             raise PeerError(f"node {self.name} sends a task with a function that it has not sent")
         flags, policy, stream = self.special(message)
-        about = (
-            self._client, function, message.kind, message.argument, refs, message.dependencies, message.results,
-            min(message.retries, RETRIES_FOREVER), flags,
-        )  # fmt: skip
-        demand = self.demand(message.demand) if message.demand else None
-        results = submission.submit(*about, demand, policy, stream, message.priority, min(message.hops, _HOPS_TOLD_MAX))
+        options = submission.TaskOptions(
+            function,
+            message.results,
+            min(message.retries, RETRIES_FOREVER),
+            flags,
+            demand=self.demand(message.demand) if message.demand else None,
+            policy=policy,
+            priority=message.priority,
+            hops=min(message.hops, _HOPS_TOLD_MAX),
+        )
+        args = submission.PackedArgs(message.kind, message.argument, refs, message.dependencies)
+        results = submission.submit(self._client, options, args, stream)
         self.borrow(message, [results] if message.results == 1 else results, stream)
 
     def borrow(

@@ -84,6 +84,7 @@ class Store:
         self.task_name: Callable[[int], str] = str
         self.actor_here: int | None = None
         self.on_exit: Callable[[str], None] | None = None  # ends this actor, for a reason
+        self.note: Callable[[Any], object] | None = None  # called with the references that this process makes
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
         self.watcher: Any = None  # the thread that waits for many, see `store.watch`
 
@@ -122,6 +123,8 @@ class Store:
             ref = self.with_room(size, lambda: handles.put_scalar(self.client, value))
         if ref is None:
             ref = self.put_serialized(serialize(value))
+        if self.note is not None:
+            self.note(ref)
         return ref
 
     def put_serialized(self, parts: Serialized, error: bool = False) -> ObjectRef:

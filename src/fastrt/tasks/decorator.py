@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from fastrt.tasks import actor_class
 from fastrt.tasks.actor_class import ActorClass
+from fastrt.tasks.options import CLASSES, OPTIONS
 from fastrt.tasks.remote import remote as remote_function
 
 
@@ -47,8 +47,8 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         if options:
             raise TypeError("use @remote or @remote(option=...), not both at once")
         return ActorClass(target) if inspect.isclass(target) else remote_function(target)
-    if not any(actor_class.knows(name) for name in options):
-        make_function = remote_function(**options)  # complains about what no function has
+    if not any(name in OPTIONS[CLASSES] for name in options):
+        make_function = remote_function(**options)  # complains about unknown options
     else:
         make_function = None
 

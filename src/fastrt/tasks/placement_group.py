@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt._core.tasks import actors, admission
+from fastrt._core.tasks import actors
+from fastrt._core.tasks.submission import TaskOptions, submit
 from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
 from fastrt.errors import ConfigError, FastrtError, NameTakenError, NotFoundError
 from fastrt.store import client as store_client
@@ -287,7 +288,7 @@ def _await_group(store: Store, group: PlacementGroup) -> ObjectRef:
     """
     function, _ = functions.export(store, "placement_group.ready", _reserved)
     demand = export(store, Demand((), bundle=group.id))
-    ref: ObjectRef = admission.submit_scalars(store.client, function, (), 1, RETRIES_FOREVER, 0, demand)
+    ref: ObjectRef = submit(store.client, TaskOptions(function, 1, RETRIES_FOREVER, demand=demand), ())
     return ref
 
 
@@ -309,14 +310,14 @@ def _there(store: Store, group: PlacementGroup, function: Callable[[PlacementGro
     Raises:
         NotFoundError: that node is not there, and has not come for some time: a head that is new hears of all soon.
     """
-    from fastrt.tasks.remote import make
+    from fastrt.tasks.remote import RemoteFunction
 
     until = time.monotonic() + _KNOWN_S
     while group.session not in [row[0] for row in join.inquire(store.socket_path, "nodes", patient=True)["others"]]:
         if time.monotonic() > until:
             raise NotFoundError(f"placement group {group.id} was made on node {group.session}, which is lost")
         threading.Event().wait(_LOOK_S)
-    there = make(function=function, num_cpus=0, scheduling=group.session).remote(group)
+    there = RemoteFunction(function, num_cpus=0, scheduling=group.session).remote(group)
     assert isinstance(there, ObjectRef)
     return there
 

@@ -5,7 +5,7 @@ Submission, results, cancellation, and what a death leaves are those of every ta
 arena (links); who admits them, the node daemon, takes them off it, remembers them, and makes them READY one by one.
 What the memory of a dead daemon held is in the tasks' own words: the next one calls `take_over`.
 """
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.errors cimport check
@@ -14,41 +14,11 @@ from fastrt._core.objects.handles cimport Ref, ref_wrap
 from fastrt._core.objects.objects cimport object_acquire
 from fastrt._core.objects.references cimport (
     links_relist, links_take_held, links_take_waiting, links_tell_held, task_is_mine)
-from fastrt._core.objects.scalar cimport args_write
-from fastrt._core.tasks.tasks cimport ARGS_SCALARS, task_start, task_submit
+from fastrt._core.tasks.tasks cimport task_start
 
 DEMAND = FRT_TASK_DEMAND
 # Where a task is, for `states`.
 GONE, WAITING, QUEUED, RUNNING, BLOCKED = 0, 1, 2, 3, 4
-
-cdef enum:
-    SCALAR_ROOM = 2048
-
-
-def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, uint8_t retries, uint8_t flags,
-                   Ref demand):
-    """As `tasks.submit_scalars`, for a task that demands what the sealed object `demand` says."""
-    cdef char room[SCALAR_ROOM]
-    cdef list refs = []
-    cdef Py_ssize_t n = args_write(args, Ref, room, SCALAR_ROOM, refs)
-    if n < 0:
-        return None
-    client.ensure()
-    refs.append(demand)
-    return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns,
-                       retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0, 0)
-
-
-def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
-           uint8_t retries, uint8_t flags, Ref demand):
-    """As `tasks.submit`, for a task that demands what the sealed object `demand` says."""
-    client.ensure()
-    if ndeps > len(refs):
-        raise ValueError(f"{ndeps} dependencies among {len(refs)} references")
-    if len(args) >= 1 << 32:
-        raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
-    return task_submit(client, function, kind, args, <uint32_t>len(args), [*refs[:ndeps], demand, *refs[ndeps:]],
-                       ndeps + 1, nreturns, retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0, 0)
 
 
 def demand_of(Client client, uint32_t t, uint64_t id):

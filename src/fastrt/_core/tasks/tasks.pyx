@@ -1,26 +1,27 @@
 # cython: language_level=3
-"""The task path: submit, claim, run, finish, cancel. No system call and no daemon when both sides are awake.
+"""The task path: claim, run, finish, cancel; `submission` is its beginning.
+
+No system call and no daemon takes part when both sides are awake.
 
     WAITING -> READY -> CLAIMED -> RUNNING (<-> BLOCKED) -> gone, its results sealed
     WAITING | READY -> ENDING (cancelled)   RUNNING | BLOCKED of a dead worker -> READY again, or ENDING
 
-Commit points: submit by storing WAITING or READY, claim by the swap to CLAIMED, the end by sealing the last
-result and then giving the record back. What a task needs is counted (links) from before its commit until its end,
-so the submitter may drop its own references at once.
+Commit points: a task is submitted by the store of WAITING or READY, claimed by the swap to CLAIMED, and ended by
+sealing its last result and then giving the record back. The record counts the objects that it names (`references`)
+from before the first commit until the end.
 """
-from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from fastrt._core.memory.clients cimport Client, client_new_objref
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
-from fastrt._core.memory.priority_queue cimport ranked_mark
 from fastrt._core.memory.queue cimport queue_length, queue_pop, queue_push
 from fastrt._core.memory.wait cimport wait_nap, wait_task
 from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.objects cimport *
 from fastrt._core.objects.references cimport (
-    links_count, links_hold, links_unwait, links_wait, task_is_mine, task_result)
-from fastrt._core.objects.scalar cimport args_read, args_write, scalar_size, scalar_write
+    links_hold, links_unwait, task_is_mine, task_result)
+from fastrt._core.objects.scalar cimport args_read, scalar_size, scalar_write
 from fastrt._core.tasks.records cimport *
 from fastrt.errors import FastrtError
 
@@ -30,113 +31,13 @@ cdef extern from "Python.h":
 cdef enum:
     SIGNALS_NS = 1000000000  # a signal that came before the sleep does not end it; 20 looks a second cost 0.15 % CPU
     CHILDREN_MAX = 1 << 24  # of one task; their paths come after its own, and no other task's are that near
-    SCALAR_ROOM = 2048  # larger argument tuples go through the store's serializer
 
 RETRY_ERRORS = FRT_TASK_RETRY_ERRORS
 NO_TASK = FRT_NOT_FOUND
 PATH_STEP = FRT_PATH_STEP
 
 
-# ---- submit ----
-
-cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
-    """Make a filled record a task."""
-    cdef frt_task *task = x.tasks + t
-    cdef frt_refslot *slots = task_slots(x, t)
-    cdef int rc
-    if task.nrefs:
-        rc = links_count(x, slots + task.nreturns, task.nrefs, &task.flags, FRT_TASK_COUNTED)
-        if rc != FRT_OK:
-            task_forget(x, t)
-            return rc
-    task_announce(x, t)
-    task.ndeps = ndeps
-    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far
-    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING if ndeps else FRT_TASK_READY, x.me,
-                                            frt_word_gen(x.task_words[t])))  # commit
-    if ndeps:
-        links_wait(x, t)
-    else:
-        queue_push(x, t)
-    a32_store_rel(&x.clients[x.me].pushing, 0)
-    return FRT_OK
-
-
-cdef int _rank(frt_ctx *x, uint32_t t, int8_t priority) noexcept nogil:
-    """Give a filled record a priority; it is forgotten when there is no room for that."""
-    cdef int rc = ranked_mark(x, t, priority)
-    if rc != FRT_OK:
-        task_forget(x, t)
-    return rc
-
-
-cdef object task_submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
-                        uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags, int8_t priority,
-                        uint8_t hops):
-    cdef frt_refslot *slots
-    cdef uint32_t t, k
-    ref_use(client, function)
-    t = task_fill(client, function.objref, function.index, kind, args, nbytes, refs, nreturns, retries, flags)
-    client.x.tasks[t].hops = hops
-    if priority:
-        check(_rank(&client.x, t, priority))
-    slots = task_slots(&client.x, t)
-    # The results' indexes are read before the commit: a fast worker may end the task before we look again.
-    if nreturns == 1:
-        k = slots[0].index
-        check(_commit(&client.x, t, ndeps))
-        return ref_wrap(client, k)
-    indexes = [slots[k].index for k in range(nreturns)]
-    check(_commit(&client.x, t, ndeps))
-    return [ref_wrap(client, k) for k in indexes]
-
-
-def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, uint8_t retries, uint8_t flags):
-    """Submit a task whose arguments are scalars and references, the common case.
-
-    Args:
-        function: reference to the function's object.
-        args: positional arguments; references among them are resolved before the task runs.
-        nreturns: number of results; 1 gives one Ref, anything else a list.
-        retries, flags: runs allowed beyond the first; RETRY_ERRORS or 0.
-    Returns:
-        The result's Ref or a list of them; None when an argument is of another kind (nothing happened).
-    Raises: as `submit`.
-    """
-    cdef char room[SCALAR_ROOM]
-    cdef list refs = []
-    cdef Py_ssize_t n = args_write(args, Ref, room, SCALAR_ROOM, refs)
-    if n < 0:
-        return None
-    client.ensure()
-    return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns, retries,
-                       flags & FRT_TASK_RETRY_ERRORS, 0, 0)
-
-
-def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
-           uint8_t retries, uint8_t flags):
-    """Submit a task with serialized arguments.
-
-    Args:
-        kind: how `args` is written, a number >= 16 that the worker understands.
-        args: the serialized arguments.
-        refs: references that the arguments name; the first `ndeps` must be sealed before the task runs,
-            all stay alive until it has ended.
-        function, nreturns, retries, flags: as for `submit_scalars`.
-    Returns:
-        The result's Ref or a list of them.
-    Raises:
-        ObjectStoreFullError: no room for the task or its results.
-        StaleReferenceError: a reference of an ended session.
-    """
-    client.ensure()
-    if ndeps > len(refs):
-        raise ValueError(f"{ndeps} dependencies among {len(refs)} references")
-    if len(args) >= 1 << 32:
-        raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
-    return task_submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries,
-                       flags & FRT_TASK_RETRY_ERRORS, 0, 0)
-
+# ---- results without a function ----
 
 def promise(Client client):
     """An object that this client will seal, while everybody may name it and wait for it already.
