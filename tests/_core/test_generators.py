@@ -118,16 +118,16 @@ def test_items_passed_on_are_unread_until_readers_elsewhere_tell(client, functio
     assert value(client, generator_relay.pass_on(client, stream, end)) == 2
     assert producer.taken == 2
     assert producer.full
-    generator_relay.told(client, stream, 1, generators.ITEMS)
+    generator_relay.note_readers(client, stream, 1, generators.ITEMS)
     assert not producer.full
     assert producer.wanted == generators.ITEMS
     assert fsck.fsck(client, True) == []
-    generator_relay.told(client, stream, 2, generators.END)
+    generator_relay.note_readers(client, stream, 2, generators.END)
     assert producer.wanted == generators.END
     assert producer.wait(None, 0.0), "nobody makes room any more, and nobody needs it"
-    generator_relay.told(client, stream, 2, generators.NOTHING)
+    generator_relay.note_readers(client, stream, 2, generators.NOTHING)
     assert producer.wanted == generators.NOTHING
-    generator_relay.told(client, stream, 0, generators.ITEMS)
+    generator_relay.note_readers(client, stream, 0, generators.ITEMS)
     del stream
     assert producer.wanted == generators.END, "not more than whoever reads here"
     assert tasks.finish_scalar(client, task, None)

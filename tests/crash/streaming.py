@@ -124,9 +124,9 @@ def pass_on(client: Client, function: Ref, stream: Stream) -> None:
             generator_relay.wait_either(client, [], [(Producer(client, task), 0)], [], 0.0003)
         generator_relay.pass_on(client, *stream[:2])
         generator_relay.pass_on(client, *stream[:2])
-        generator_relay.told(client, stream[0], 1, generators.ITEMS)
+        generator_relay.note_readers(client, stream[0], 1, generators.ITEMS)
         generator_relay.wait_either(client, [stream[:2]], [], [], 0.0003)
-        generator_relay.told(client, stream[0], 0, generators.NOTHING)
+        generator_relay.note_readers(client, stream[0], 0, generators.NOTHING)
         work.perform(client, function, task)
     del end
     fill(client)

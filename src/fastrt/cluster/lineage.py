@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from fastrt._core.objects import handles
 from fastrt._core.objects.functions import function_name
+from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt._core.tasks import admission, submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.readiness import Readiness
@@ -31,7 +32,6 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.options import RETRIES_FOREVER, retries_left
 
-_SCALAR_KINDS_END = 16
 _RECORD_BYTES = 512  # what a record takes by itself, about
 
 
@@ -174,7 +174,7 @@ class Lineage:
                     raise ObjectLostError(f"an object of task {about}; when it ran again it made no such object")
                 self._watch(task, ref, path[1:], about, contains[path[0]])
                 return
-            if kind < _SCALAR_KINDS_END and not error and core.finish_scalar(self._client, task, data):
+            if kind < CORE_KINDS_END and not error and core.finish_scalar(self._client, task, data):
                 return
             self._copy(task, kind, error, data, contains)
         except FastrtError as exc:

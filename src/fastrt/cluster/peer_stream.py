@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from fastrt._core.objects import handles, spill
+from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt._core.tasks import actors, admission, calls, generators, submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.budget import ArgumentBudget
@@ -47,7 +48,6 @@ _Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel = (
     _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel")
 )
 _HOPS_TOLD_MAX = 255  # what a task's record can hold
-_SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
 _SHORT_BYTES_MIN = 16 << 10  # values from here on are offered while the other node is short of room, or much waits here
 _BACKLOG_BYTES = 4 << 20
 
@@ -359,7 +359,7 @@ class Exchange:
             kind, is_error, data = self._store.read(ref)
         except FastrtError as exc:  # the other node gets that as the value
             kind, is_error, data = PICKLE, True, serialize(exc).to_bytes()
-        if kind < _SCALAR_KINDS_END:
+        if kind < CORE_KINDS_END:  # the core's own scalars travel pickled, as kind 0
             data = pickle.dumps(data, 5)
             first = _Value(error=is_error, size=len(data), **where)
         else:

@@ -89,7 +89,7 @@ class Runtime:
     def _rejoin(self) -> Store:
         """In a forked child: join the session as a client of its own."""
         store, self._link = self._join()
-        store.note = self._store.note
+        store.note = None if self._store is None else self._store.note
         self._store = store
         return store
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrt._core.memory import arena
 from fastrt._core.memory.clients import Client, ForkedHandle
-from fastrt._core.objects import handles, spill, unread, unread_list
+from fastrt._core.objects import handles, scalar, spill, unread, unread_list
 from fastrt._core.repair import recovery
 from fastrt._core.tasks import tasks as core_tasks
 from fastrt.errors import (
@@ -285,7 +285,6 @@ class Store:
 
         Args:
             raw: give the bytes as they lie in the arena, whatever the kind.
-
         Returns:
             `data` is the value itself for the core's scalars (kind below 16), else bytes or a view of the arena;
             always such a view with `raw`.
@@ -308,7 +307,7 @@ class Store:
             Exception: the error that it holds.
         """
         kind, is_error, data = self.read(ref)
-        if kind < 16:
+        if kind < scalar.CORE_KINDS_END:
             value = data
         else:
             value = deserialize(kind, data, handles.contained(self.client, ref), copy)

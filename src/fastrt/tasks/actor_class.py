@@ -1,7 +1,7 @@
 """`@fastrt.remote` on a class: actors. An actor is one instance in a process of its own, called through handles.
 
-Making one writes a record into the arena and tells the daemon, which has the zygote fork a process; that builds the
-instance and takes the calls. Nothing here waits for that: calls can be made at once.
+To make an actor, the caller writes a record into the arena and notifies the daemon. The daemon lets the zygote fork a
+process, which builds the instance and takes the calls. The caller does not wait for that: calls can be made at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ActorClass:
         self._options[runtime_env.OPTION] = runtime_env.environment_of(self._options[runtime_env.OPTION])
         self._demand = demand_of_actor(self._options)
         self._constructor: MethodPlan | None = None  # read at the first use: a class being unpickled is still empty
-        # The session, the class's object in it, and what says that this object is out of date.
+        # The session, the class's object in it, and the watch that says that this object is out of date.
         self._bound: tuple[Store, ObjectRef, functions_core.Watched | None] | None = None
         functools.update_wrapper(self, cls, updated=())
 
@@ -107,7 +107,7 @@ class ActorClass:
             self._bound = None
             return self._make(args, kwargs)
         except NameTakenError:
-            if self._options["get_if_exists"]:  # another process was quicker
+            if self._options["get_if_exists"]:  # another process has made it meanwhile
                 return get_actor(*named)
             raise
 

@@ -258,10 +258,10 @@ class ActorHandle:
 
 
 def own_method(handle: ActorHandle, name: str) -> Any:
-    """What Ray's handles have beside the methods of the class: `__ray_call__`, `__ray_ready__`, `__ray_terminate__`.
+    """Return a method that Ray's handles have beside those of the class: `__ray_call__`, `__ray_ready__` and so on.
 
     Raises:
-        AttributeError: there is no such one.
+        AttributeError: no handle has such a method.
     """
     if name == "__ray_call__":
         return getattr(handle, CALL)
@@ -271,7 +271,7 @@ def own_method(handle: ActorHandle, name: str) -> Any:
 
 
 def plan_of(handle: ActorHandle) -> ActorPlan:
-    """Return what a handle's actor can do; a handle that came from elsewhere looks it up now.
+    """Return the plan of a handle's actor; a handle that was made by another process reads it now.
 
     Raises:
         StaleReferenceError: the handle belongs to a session that has ended.
@@ -284,12 +284,12 @@ def plan_of(handle: ActorHandle) -> ActorPlan:
 
 
 def check_session(store: Store, ref: ObjectRef) -> None:
-    """See to it that a handle is of this process's session.
+    """Check that a handle belongs to this process's session.
 
     Raises:
         StaleReferenceError: its session has ended.
     """
-    with contextlib.suppress(ForkedHandle):  # the call itself attaches anew
+    with contextlib.suppress(ForkedHandle):  # the call itself attaches again
         handles.use(store.client, ref)
 
 
@@ -298,7 +298,7 @@ def dead_actor(store: Store, ref: ObjectRef, name: str = "") -> ActorDiedError:
 
     Args:
         ref: the actor's object.
-        name: of its class; default: as it is known here.
+        name: of its class; default: looked up here.
     """
     actor = actors.index_of(store.client, ref)
     info = actors.info(store.client, actor)
@@ -326,7 +326,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True, force: bool = True) -> 
         raise TypeError(f"kill takes the handle of an actor, not {type(actor).__name__}; tasks are ended by cancel")
     other = engines.current()
     if other is not None:
-        other.kill(actor, no_restart)  # in its own way
+        other.kill(actor, no_restart)
         return
     plan_of(actor)
     store = store_client.require()
@@ -336,7 +336,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True, force: bool = True) -> 
 
 
 def _caller(store: Store) -> str:
-    """The code that runs here, for messages on any node."""
+    """Describe the code that runs here, for messages on any node."""
     task = store.task_here()
     what = "the driver" if store.actor_here is None else "an actor"
     if task is not None:
@@ -345,7 +345,7 @@ def _caller(store: Store) -> str:
 
 
 def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, force: bool = True) -> None:
-    """`kill`, of the actor with that index.
+    """Kill the actor with that index, as `kill` does.
 
     Args:
         reason: why it ends.
@@ -355,7 +355,7 @@ def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, forc
         actors.end_for_good(store.client, index, actors.KILLED, reason)
     info = actors.info(store.client, index)
     if info["bare"] and info["state"] != actors.AWAY:
-        return  # the daemon sees it
+        return  # the daemon notices it by itself
     if info["state"] == actors.AWAY:
         actors.order(store.client, index, actors.ORDER_KILL if force else actors.ORDER_END)
         return
@@ -372,7 +372,7 @@ def _end_process(store: Store, index: int, info: dict[str, Any], number: signal.
     except ProcessLookupError:
         return
     try:
-        # The number was the actor's after the descriptor was there, so it is the descriptor's.
+        # The pid was the actor's after the descriptor was opened, so the descriptor is the actor's.
         known = {row["client"]: row["pid"] for row in table(store.client.segment)}
         now = actors.info(store.client, index)
         if now["state"] != actors.AWAY and now["client"] == info["client"] and known.get(info["client"]) == info["pid"]:
@@ -410,7 +410,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 
 
 def not_found(name: str, namespace: str | None, there: list[dict[str, str]]) -> ActorNotFoundError:
-    """The error where no actor has a name, and others have these."""
+    """Return the error for a name that no actor has; `there` are the names that there are."""
     space = namespaces.here() if namespace is None else namespace
     inside = ", ".join(row["name"] for row in there if row["namespace"] == space) or "none"
     where = f"namespace {space!r} of this session" if space else "this session"
@@ -420,12 +420,12 @@ def not_found(name: str, namespace: str | None, there: list[dict[str, str]]) -> 
 
 
 def find_elsewhere(store: Store, name: str) -> ObjectRef | None:
-    """The object that stands here for the actor of that name on another node of the cluster; None: there is none."""
+    """Return the object that represents the actor of that name on another node here; None: there is none."""
     for _ in range(_FIND_TRIES):
         answer = _ask_cluster(store, name)
         if not answer["objref"]:
             return None
-        with contextlib.suppress(StaleReferenceError):  # the uplink died, or kept it for too short a time
+        with contextlib.suppress(StaleReferenceError):  # the uplink died, or has dropped it already
             ref: ObjectRef = handles.acquire(store.client, answer["objref"], answer["index"])
             return ref
     return None
@@ -435,7 +435,7 @@ def _ask_cluster(store: Store, name: str) -> dict[str, Any]:
     try:
         if store.socket_path:
             return join.inquire(store.socket_path, "find_actor", patient=True, name=name)
-    except AttachError:  # its uplink has just died, and does not answer
+    except AttachError:  # the uplink has just died and does not answer
         pass
     return {"names": [], "objref": 0}
 
@@ -444,7 +444,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     """Return the names of all actors of this cluster that have one and live, in the order of the alphabet.
 
     Args:
-        all_namespaces: whether those of other namespaces, too; then each is {"name": ..., "namespace": ...}.
+        all_namespaces: whether to list the names of all namespaces; each is then {"name": ..., "namespace": ...}.
     Source:
         The semantics of `ray.util.list_named_actors`.
     """

@@ -17,8 +17,8 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import deserialize, is_large_array, serialize
 
-IN_OBJECT = 32  # the pair is the value of the first reference; other kinds are those of the serializer
-# Below this the arguments travel in the task's record; above, their buffers are worth reading in place.
+IN_OBJECT = 32  # the pair is the value of the first reference; the serializer has the other kinds
+# Up to this size the arguments travel in the task's record; above, their buffers are worth reading in place.
 RECORD_BYTES_MAX = 32 << 10
 # An array argument from this size on is put by itself and passed by reference: it is then read without pickle.
 PUT_BYTES_MIN = 4 << 10
@@ -81,7 +81,7 @@ def unpack(store: Store, kind: int, data: bytes, refs: Sequence[ObjectRef], ndep
     """Build (args, kwargs) again in the worker, with the values of dependencies in their places.
 
     Raises:
-        TaskError: a dependency is an error; it is raised as it is.
+        TaskError: a dependency is an error; it is raised unchanged.
         SerializationError: something cannot be rebuilt here.
     """
     if kind == IN_OBJECT:

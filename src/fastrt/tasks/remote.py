@@ -26,7 +26,7 @@ from fastrt.tasks.runtime_env import Environment
 _DEFAULTS = {name: tasks_options.OPTIONS[FUNCTIONS][name].default for name in (
     "num_returns", "max_retries", "retry_exceptions"
 )}  # fmt: skip
-_SENT_AGAIN_MAX = 1000  # each stays in the store, and takes 40 times as long as a call
+_SENT_AGAIN_MAX = 1000  # each copy stays in the store, and takes 40 times as long as a call
 # A session, how its tasks are submitted there, and the watch that says that the function's object is out of date.
 Bound = tuple[Store, TaskOptions, functions_core.Watched | None]
 
@@ -177,7 +177,7 @@ class RemoteFunction:
         return options
 
     def _heir(self) -> RemoteFunction:
-        """This function as it is submitted here: it inherits the environment that this process is in."""
+        """Return the function as it is submitted here: it inherits the environment of this process."""
         here = runtime_env.current()
         if here is None:
             return self
@@ -219,17 +219,17 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
             (default 2) times as long, up to `retry_delay_max` (default 60).
         timeout: seconds that an attempt may run, from when it begins; then `TaskTimeoutError` is raised in it, and
             its worker is killed if it does not end.
-        priority: from -100 to 100, default 0: of tasks that are ready, the one with the highest is run first, and of
-            equal ones the one that was submitted first. A task that runs is not interrupted for another.
-        max_calls: how many calls of this function a worker process runs before it ends, and gives back what they have
-            left in it, such as memory; another takes its place. Default 0: any number.
+        priority: from -100 to 100, default 0: of the ready tasks the one with the highest runs first, and of equal
+            ones the one that was submitted first. A running task is not interrupted for another.
+        max_calls: how many calls of this function a worker process runs before it ends, which frees all that they
+            have left in it, such as memory; another process takes its place. Default 0: any number.
         name: for error messages and listings; default: the function's qualified name.
-        num_cpus, num_gpus, resources: what a call takes while it runs, in amounts that may be fractions, and
-            resources by name ({"license": 0.5}); default: one CPU. It waits until that is free.
-        scheduling: "spread" over the nodes, "pack" onto as few as will do, or the name or id of the only node that
-            will do; default: here if there is room, else elsewhere.
+        num_cpus, num_gpus, resources: the resources of a call while it runs, in amounts that may be fractions, and
+            by name ({"license": 0.5}); default: one CPU. The call waits until they are free.
+        scheduling: "spread" over the nodes, "pack" onto as few as possible, or the name or id of the only node to
+            use; default: this node if it has room, else another.
         scheduling_strategy: the same as Ray spells it: "SPREAD", "DEFAULT", or a `NodeAffinity`.
-        runtime_env: variables, folder and modules that a call finds around it, over those that it inherits:
+        runtime_env: variables, working folder and modules of a call, over those that it inherits:
             {"env_vars": {...}, "working_dir": path, "py_modules": [paths], "import_paths": [paths]}.
     Returns:
         A `RemoteFunction`, or a decorator that makes one.

@@ -40,7 +40,7 @@ PATH_STEP = FRT_PATH_STEP
 # ---- results without a function ----
 
 def promise(Client client):
-    """An object that this client will seal, while everybody may name it and wait for it already.
+    """Make an object that this client will seal later; any process may name it and wait for it at once.
 
     It is the result of a task without a function that this client runs from the start: seal it by
     `handles.result(client, task, 0, ...)` and end the task by `finish`. When the client dies first, it becomes an
@@ -227,12 +227,12 @@ def retry(Client client, uint32_t t):
 
 
 def give_back(Client client, uint32_t t):
-    """Let whoever comes next run a task that this client has claimed, and not begun with: it was no attempt.
+    """Queue a task again that this client has claimed and not begun; the claim does not count as an attempt.
 
     Returns:
-        False when it was cancelled meanwhile: it is this client's to end.
+        False when it was cancelled meanwhile: this client must end it.
     Raises:
-        FastrtError: it is not this client's.
+        FastrtError: this client has not claimed it.
     """
     cdef frt_ctx *x = &client.x
     _check_mine(client, t)
@@ -245,11 +245,11 @@ def give_back(Client client, uint32_t t):
 
 
 cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Have a task that this client has claimed run by whoever comes next."""
+    """Queue a task again that this client has claimed; a task with a demand waits for its admission again."""
     if x.tasks[t].flags & FRT_TASK_DEMAND:
         links_hold(x, t)
         return
-    if x.clients[x.me].task == t + 1:  # not when it was kept for later, and another runs here by now
+    if x.clients[x.me].task == t + 1:  # not for a parked task, when this client runs another one
         x.clients[x.me].task = 0
     a32_store_rel(&x.clients[x.me].pushing, t + 1)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
@@ -258,7 +258,7 @@ cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 def set_blocked(Client client, uint32_t t, bint blocked):
-    """Say that the task this client runs sleeps in a get or wait, or that it goes on."""
+    """Note in the task's word that it sleeps in a get or wait, or that it goes on."""
     cdef frt_ctx *x = &client.x
     _check_mine(client, t)
     x.clients[x.me].blocked = 1 if blocked else 0
@@ -267,13 +267,13 @@ def set_blocked(Client client, uint32_t t, bint blocked):
 
 
 def claim_for(Client client, Ref ref):
-    """Claim the task that `ref` waits for, or one that it in turn waits for, if nobody has started it.
+    """Claim the task that `ref` waits for, or a task that this one waits for in turn, if none has started it.
 
     For a worker that must wait while no other worker can be had: running just these tasks cannot deadlock,
-    because the waiting task cannot go on without them. A generator may wait for whoever reads it: never one of those.
+    because the waiting task cannot go on without them. A generator is never claimed: it may wait for its reader.
 
     Returns:
-        The task's index, now RUNNING here; NO_TASK when others run what is needed.
+        The task's index, now RUNNING here; NO_TASK when other processes run the needed tasks.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i, t, task, dep
@@ -291,8 +291,8 @@ def claim_for(Client client, Ref ref):
             break
         t = task - 1
         word = a64_load_sc(x.task_words + t)
-        # We hold only the first of these objects; another may have gone while we looked, and its entry and its task
-        # be strangers'. If it is there after the word was read, the word is its task's, or the swap fails.
+        # We hold only the first of these objects. Another may be deleted while we look, and its entry and record be
+        # used again. If the object still exists after the word was read, the word is its task's, or the swap fails.
         if frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING or \
                 a64_load_rlx(&x.entries[i].objref) != objref or a32_load_rlx(&x.entries[i].task) != task:
             break
@@ -314,7 +314,7 @@ def claim_for(Client client, Ref ref):
 
 
 def resume(Client client, uint32_t t):
-    """Say that this client is back at task `t` after it ran another on top of it."""
+    """Note that this client is back at task `t` after it ran another one on top of it."""
     _check_mine(client, t)
     client.x.clients[client.x.me].task = t + 1
     client.x.clients[client.x.me].job = client.x.tasks[t].job
@@ -323,7 +323,7 @@ def resume(Client client, uint32_t t):
 # ---- look and cancel ----
 
 def info(Client client, uint32_t t):
-    """What a task's record says: a dict for people, the daemon and error messages."""
+    """Return a task's record as a dict, for the daemon, listings and error messages."""
     _check_task(client, t)
     cdef frt_ctx *x = &client.x
     cdef frt_task *task = x.tasks + t
@@ -338,7 +338,7 @@ def info(Client client, uint32_t t):
 
 
 def queued(Client client):
-    """How many tasks are ready and not yet taken."""
+    """Return how many tasks are ready and not claimed."""
     client.ensure()
     return queue_length(&client.x)
 
@@ -378,31 +378,32 @@ cdef uint32_t _load(frt_ctx *x) noexcept nogil:
 
 
 def cancelled(Client client, uint32_t t):
-    """Whether somebody asked for the task's end."""
+    """Return whether the task was cancelled."""
     _check_task(client, t)
     return task_is_cancelled(&client.x, t)
 
 
 def cancel_terms(Client client, uint32_t t):
-    """What those who asked for the task's end want: (its process shall end for it, what it submitted is spared).
+    """Return how a task was cancelled: (whether its process must end for it, whether its children are spared).
 
-    None when nobody has asked for it.
+    None when the task was not cancelled.
     """
     _check_task(client, t)
-    cdef uint64_t told = a64_load_sc(&client.x.tasks[t].cancelled)
-    if not frt_cancels(told, client.x.tasks[t].id):
+    cdef uint64_t mark = a64_load_sc(&client.x.tasks[t].cancelled)
+    if not frt_cancels(mark, client.x.tasks[t].id):
         return None
-    return told & FRT_CANCEL_FORCE != 0, told & FRT_CANCEL_ALONE != 0
+    return mark & FRT_CANCEL_FORCE != 0, mark & FRT_CANCEL_ALONE != 0
 
 
 def cancel(Client client, Ref ref, bint force=False, bint alone=False):
     """Cancel the task that will make `ref`.
 
     Args:
-        force: its process shall end for it; `alone`: what it submitted is spared. For whoever runs it.
+        force: its process must end for it.
+        alone: the tasks that it submitted are spared. The process that runs it reads both.
     Returns:
-        (what, task, pid): "ending" when the task had not started: it is now this client's to end, by sealing its
-        results with an error and `finish`; "running" when process `pid` runs it, must be interrupted; else "done".
+        (what, task, pid): "ending" when the task had not started: this client must now end it, by sealing its
+        results with an error and `finish`; "running" when process `pid` runs it and must be interrupted; else "done".
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t t
@@ -417,7 +418,7 @@ def cancel(Client client, Ref ref, bint force=False, bint alone=False):
 
 
 def cancel_task(Client client, uint32_t t, uint64_t id, bint force=False, bint alone=False):
-    """As `cancel`, for the task of that id, if it is still in record `t`."""
+    """Cancel the task of that id, if it is still in record `t`; otherwise like `cancel`."""
     client.ensure()
     if t >= frt_tasks(&client.x):
         return "done", 0, 0
@@ -451,13 +452,13 @@ cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id, uint32_t how
 
 
 def begin_path(Client client, uint64_t parent):
-    """Let the paths of the tasks that this client submits from now on count up from a parent's that is no task."""
+    """Count the paths of the tasks that this client submits from now on up from a parent that is no task."""
     client.ensure()
     client.x.path = (parent ^ <uint64_t>1 << 63) * FRT_PATH_STEP  # its number may be some task's path, too
 
 
 def maker_of(Client client, Ref ref):
-    """(job, path) of the task that will make `ref`, to find its children by; None when its value is there."""
+    """Return (job, path) of the task that will make `ref`, for `children`; None when the value is sealed."""
     cdef frt_ctx *x = &client.x
     cdef uint32_t t
     cdef uint64_t job, path
@@ -471,7 +472,7 @@ def maker_of(Client client, Ref ref):
 
 
 def children(Client client, uint64_t job, uint64_t path):
-    """The tasks that are there and that the task of a job with that path has submitted.
+    """Find the tasks in the table that the task of a job with that path has submitted.
 
     Returns:
         A list of (index, id, path, whether it is an actor's call).
@@ -485,7 +486,7 @@ def children(Client client, uint64_t job, uint64_t path):
     cdef tuple row
     client.ensure()
     if path == 0:
-        return found  # not a task: those of every driver, and of whoever else runs none, come after it
+        return found  # no task: 0 is the parent of all that drivers and idle processes submit
     for t in range(frt_tasks(x)):
         word = a64_load_acq(x.task_words + t)
         if frt_word_state(word) <= FRT_TASK_RESERVED:
