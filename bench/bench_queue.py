@@ -11,6 +11,7 @@ import pytest
 from fastrt._core.memory.clients import KIND_WORKER, Client, admit
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import handles
+from fastrt._core.tasks import submission
 from fastrt._core.tasks import tasks as core_tasks
 
 BATCH = 1000
@@ -26,10 +27,10 @@ def pop_and_finish(client: Client, timeout_s: float, spin_s: float) -> bool:
 
 @pytest.mark.benchmark(group="queue, one process")
 def test_push_pop(measure, core: Client) -> None:
-    function = handles.put_scalar(core, "function")
+    options = submission.TaskOptions(handles.put_scalar(core, "function"))
 
     def push_pop() -> None:
-        core_tasks.submit_scalars(core, function, (1,), 1, 0, 0)
+        submission.submit(core, options, (1,))
         pop_and_finish(core, 0.0, 0.0)
 
     measure(push_pop)
@@ -38,10 +39,10 @@ def test_push_pop(measure, core: Client) -> None:
 
 @pytest.mark.benchmark(group="queue, one process")
 def test_push_1000_pop_1000(measure, core: Client) -> None:
-    function = handles.put_scalar(core, "function")
+    options = submission.TaskOptions(handles.put_scalar(core, "function"))
 
     def push_pop() -> None:
-        refs = [core_tasks.submit_scalars(core, function, (k,), 1, 0, 0) for k in range(BATCH)]
+        refs = [submission.submit(core, options, (k,)) for k in range(BATCH)]
         for _ in refs:
             pop_and_finish(core, 0.0, 0.0)
 
@@ -76,10 +77,10 @@ def popper(core: Client) -> Iterator[int]:
 @pytest.mark.benchmark(group="queue, two processes")
 def test_round_trip(measure, core: Client, popper: int) -> None:
     """Push in this process, pop in the other, read the result in this one."""
-    function = handles.put_scalar(core, "function")
+    options = submission.TaskOptions(handles.put_scalar(core, "function"))
 
     def round_trip() -> None:
-        ref = core_tasks.submit_scalars(core, function, (1,), 1, 0, 0)
+        ref = submission.submit(core, options, (1,))
         handles.wait_all(core, [ref], 10.0, SPIN_S)
 
     measure(round_trip)
@@ -87,10 +88,10 @@ def test_round_trip(measure, core: Client, popper: int) -> None:
 
 @pytest.mark.benchmark(group="queue, two processes")
 def test_1000_in_flight(measure, core: Client, popper: int) -> None:
-    function = handles.put_scalar(core, "function")
+    options = submission.TaskOptions(handles.put_scalar(core, "function"))
 
     def stream() -> None:
-        refs = [core_tasks.submit_scalars(core, function, (k,), 1, 0, 0) for k in range(BATCH)]
+        refs = [submission.submit(core, options, (k,)) for k in range(BATCH)]
         handles.wait_all(core, refs, 10.0, SPIN_S)
 
     measure(stream, per=BATCH)

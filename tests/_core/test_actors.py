@@ -4,7 +4,7 @@ import pytest
 
 from fastrt._core.objects import handles
 from fastrt._core.repair import fsck
-from fastrt._core.tasks import actors, calls, tasks
+from fastrt._core.tasks import actors, calls, submission, tasks
 from fastrt._core.tasks.inbox import Inbox, wait_any
 from fastrt.errors import FastrtError, ObjectStoreFullError
 
@@ -39,7 +39,7 @@ def serve(client, index, ordered=True):
 
 
 def call(client, ref, *args):
-    return calls.call_scalars(client, ref, 0, args, 1, 0)
+    return submission.submit(client, submission.CallOptions(ref, 0), args)
 
 
 def end(client, index, reason="over"):
@@ -61,7 +61,7 @@ def test_calls_are_taken_in_the_order_in_which_they_were_made(client, made):
 
 def test_call_that_waits_holds_back_those_behind_it(client, function, made):
     ref, index = made
-    argument = tasks.submit_scalars(client, function, (1,), 1, 0, 0)
+    argument = submission.submit(client, submission.TaskOptions(function), (1,))
     results = [call(client, ref, k, *([argument] if k == 1 else [])) for k in range(4)]
     ordered, free = serve(client, index), Inbox(client, index, False)
     assert drain(client, ordered) == [0]
@@ -117,7 +117,7 @@ def test_call_of_a_dead_actor_is_the_callers_to_end(client, made):
     waiting = call(client, ref, 1)
     end(client, index)
     assert handles.is_ready(client, waiting)
-    with pytest.raises(calls.CallOfDead) as caught:
+    with pytest.raises(submission.CallOfDead) as caught:
         call(client, ref, 2)
     task, result = caught.value.args
     handles.result(client, task, 0, 0, 20, 0, True).seal([])

@@ -4,7 +4,7 @@ import pytest
 
 from fastrt._core.objects import handles
 from fastrt._core.repair import fsck
-from fastrt._core.tasks import admission, tasks
+from fastrt._core.tasks import admission, submission, tasks
 from fastrt.errors import FastrtError
 
 
@@ -15,7 +15,7 @@ def demand(node, client):
 
 
 def submit(client, function, demand, *args, retries=0):
-    return admission.submit_scalars(client, function, args, 1, retries, 0, demand)
+    return submission.submit(client, submission.TaskOptions(function, 1, retries, demand=demand), args)
 
 
 def next_task(client) -> int:
@@ -70,7 +70,9 @@ def test_task_is_held_only_once_its_arguments_are_there(client, function, demand
 
 def test_serialized_arguments_keep_their_references_in_order(client, function, demand):
     refs = [handles.put_scalar(client, k) for k in range(3)]
-    admission.submit(client, function, 17, b"args", refs, 1, 1, 0, 0, demand)
+    submission.submit(
+        client, submission.TaskOptions(function, demand=demand), submission.PackedArgs(17, b"args", refs, 1)
+    )
     admission.admit(client, *admission.take_held(client)[0])
     task = next_task(client)
     kind, args, got = tasks.arguments(client, task)
@@ -181,7 +183,8 @@ def test_dead_drivers_held_tasks_end(node, client, function):
     peer = node.peer(kind=2)
     peer.run(f"function = handles.acquire(client, {function.objref}, {function.index})")
     peer.run("client.adopt_job(client.job); demand = handles.put_scalar(client, 'd')")
-    peer.run("refs = [admission.submit_scalars(client, function, (k,), 1, 3, 0, demand) for k in range(5)]")
+    peer.run("options = submission.TaskOptions(function, 1, 3, demand=demand)")
+    peer.run("refs = [submission.submit(client, options, (k,)) for k in range(5)]")
     ending = node.bury(peer)["ending"]
     assert len(ending) == 5
     for task in ending:

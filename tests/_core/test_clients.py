@@ -11,7 +11,7 @@ from fastrt._core.memory.clients import Client, ForkedHandle
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import functions, handles
 from fastrt._core.repair import fsck, recovery
-from fastrt._core.tasks import tasks
+from fastrt._core.tasks import submission, tasks
 from fastrt.errors import AttachError, NotInitializedError
 
 
@@ -44,7 +44,7 @@ def test_table_grows_with_the_clients_and_what_they_hold_goes_with_them(make_nod
             del there
             assert handles.describe(node.client, ref)["refs"] == [0]
         function = handles.put_scalar(other, b"f")
-        result = tasks.submit_scalars(other, function, (), 1, 0, 0)
+        result = submission.submit(other, submission.TaskOptions(function), ())
         thread = in_thread(lambda other=other, result=result: handles.wait_all(other, [result], 10.0, 0.0))
         tasks.finish_scalar(node.client, tasks.next_task(node.client, 10.0, 0.0), at)
         thread.join(10)
@@ -75,7 +75,7 @@ def test_admit_of_256_clients_holds_and_waits_in_every_word(make_node, in_thread
         assert handles.describe(node.client, ref)["refs"] == [0, slots[at][0]]
         del there
         function = handles.put_scalar(other, b"f")
-        result = tasks.submit_scalars(other, function, (), 1, 0, 0)
+        result = submission.submit(other, submission.TaskOptions(function), ())
         thread = in_thread(lambda other=other, result=result: handles.wait_all(other, [result], 10.0, 0.0))
         task = tasks.next_task(node.client, 10.0, 0.0)
         tasks.finish_scalar(node.client, task, at)
@@ -189,8 +189,8 @@ def calls_on(client, ref, task):
         lambda: tasks.resume(client, task),
         lambda: tasks.retry(client, task),
         lambda: tasks.set_blocked(client, task, True),
-        lambda: tasks.submit(client, ref, 16, b"", [], 0, 1, 0, 0),
-        lambda: tasks.submit_scalars(client, ref, (), 1, 0, 0),
+        lambda: submission.submit(client, submission.TaskOptions(ref), submission.PackedArgs(16, b"", [], 0)),
+        lambda: submission.submit(client, submission.TaskOptions(ref), ()),
         lambda: trace.drain(client, 0),
         lambda: trace.enabled(client),
         lambda: trace.record(client, 1, 1),
@@ -202,7 +202,7 @@ def calls_on(client, ref, task):
 def busy(node, client, function):
     """A reference and the index of a running task."""
     node.keeps += 1  # pytest holds it
-    ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), ())
     task = tasks.next_task(client, 0.0, 0.0)
     yield ref, task
     if not client.closed:
@@ -218,7 +218,7 @@ def test_call_with_none_as_client_is_refused(busy):
 def test_call_after_close_is_refused(node):
     other = node.attach()
     ref = handles.put_scalar(other, b"function")
-    result = tasks.submit_scalars(other, ref, (), 1, 0, 0)
+    result = submission.submit(other, submission.TaskOptions(ref), ())
     task = tasks.next_task(other, 0.0, 0.0)
     tasks.finish_scalar(other, task, None)
     other.close()

@@ -56,7 +56,9 @@ def damaged(client, raw, at: int, form: str, value: int, quiet: bool = True) -> 
 
 def test_quiet_arena_is_whole_in_any_state(node, client, function):
     held = [node.put(n, function) for n in (0, 100, 5000, 100_000)]
-    waiting = tasks.submit_scalars(client, function, (tasks.submit_scalars(client, function, (), 1, 0, 0),), 1, 0, 0)
+    waiting = submission.submit(
+        client, submission.TaskOptions(function), (submission.submit(client, submission.TaskOptions(function), ()),)
+    )
     writer = handles.create(client, 5000, node.KIND, 3)
     task = tasks.next_task(client, 0.0, 0.0)
     assert fsck.fsck(client) == fsck.fsck(client, quiet=True) == []
@@ -96,7 +98,7 @@ def test_damaged_pages_are_found(node, client, raw):
 
 
 def test_damaged_task_words_are_found(node, client, function, raw):
-    ref = tasks.submit(client, function, 17, b"x" * 500, [], 0, 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), submission.PackedArgs(17, b"x" * 500, [], 0))
     _, task, _ = tasks.cancel(client, ref)
     word = raw.at(TASK_WORDS, 8 * task)
     assert "state 99, which does not exist" in damaged(client, raw, word + 7, "B", 99)[0]
@@ -110,7 +112,7 @@ def test_damaged_task_words_are_found(node, client, function, raw):
 
 def test_damaged_streams_are_found(node, client, function, raw):
     stream = generators.create(client, 0)
-    end = submission.submit_scalars(client, function, (), 1, 0, 0, None, None, stream)
+    end = submission.submit(client, submission.TaskOptions(function), (), stream)
     task = tasks.next_task(client, 0.0, 0.0)
     producer = generators.Producer(client, task)
     items = [handles.put_scalar(client, k) for k in range(3)]
@@ -142,7 +144,7 @@ def changed(raw, at: int, form: str, value: int):
 
 
 def test_impossible_state_under_a_lock_ends_the_session_for_all(node, client, function, raw):
-    ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), ())
     peer = node.peer()
     assert peer.run("handles.put_scalar(client, 1) is not None")
     with changed(raw, raw.at(RING, 0), "Q", 1 << 30):
@@ -178,7 +180,7 @@ def test_number_of_another_length_is_not_read(client, raw, value):
     ("place", "form", "value"), [(52, "I", 1 << 31), (56, "I", 1 << 20), (60, "I", 9), (32, "Q", 64)]
 )
 def test_body_outside_of_its_task_is_not_read(node, client, function, raw, place, form, value):
-    ref = tasks.submit_scalars(client, function, (1, "two"), 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), (1, "two"))
     task = tasks.next_task(client, 0.0, 0.0)
     with changed(raw, raw.at(TASKS, 256 * task + place), form, value), pytest.raises(ArenaCorrupt):
         tasks.arguments(client, task)
@@ -187,8 +189,8 @@ def test_body_outside_of_its_task_is_not_read(node, client, function, raw, place
 
 
 def test_entry_with_another_tenant_is_not_claimed_for(node, client, function, raw):
-    inner = tasks.submit_scalars(client, function, (), 1, 0, 0)
-    outer = tasks.submit_scalars(client, function, (inner,), 1, 0, 0)
+    inner = submission.submit(client, submission.TaskOptions(function), ())
+    outer = submission.submit(client, submission.TaskOptions(function), (inner,))
     with changed(raw, raw.at(ENTRIES, ENTRY_BYTES * inner.index), "Q", 77):
         assert tasks.claim_for(client, outer) == tasks.NO_TASK
     task = tasks.claim_for(client, outer)

@@ -12,7 +12,7 @@ from fastrt.errors import FastrtError
 def submit(client, function, limit=0, retries=3):
     """A stream, its end, and the task that shall fill it, claimed."""
     stream = generators.create(client, limit)
-    end = submission.submit_scalars(client, function, (1,), 1, retries, 0, None, None, stream)
+    end = submission.submit(client, submission.TaskOptions(function, 1, retries), (1,), stream)
     return stream, end
 
 
@@ -118,16 +118,16 @@ def test_items_passed_on_are_unread_until_readers_elsewhere_tell(client, functio
     assert value(client, generator_relay.pass_on(client, stream, end)) == 2
     assert producer.taken == 2
     assert producer.full
-    generator_relay.told(client, stream, 1, generators.ITEMS)
+    generator_relay.note_readers(client, stream, 1, generators.ITEMS)
     assert not producer.full
     assert producer.wanted == generators.ITEMS
     assert fsck.fsck(client, True) == []
-    generator_relay.told(client, stream, 2, generators.END)
+    generator_relay.note_readers(client, stream, 2, generators.END)
     assert producer.wanted == generators.END
     assert producer.wait(None, 0.0), "nobody makes room any more, and nobody needs it"
-    generator_relay.told(client, stream, 2, generators.NOTHING)
+    generator_relay.note_readers(client, stream, 2, generators.NOTHING)
     assert producer.wanted == generators.NOTHING
-    generator_relay.told(client, stream, 0, generators.ITEMS)
+    generator_relay.note_readers(client, stream, 0, generators.ITEMS)
     del stream
     assert producer.wanted == generators.END, "not more than whoever reads here"
     assert tasks.finish_scalar(client, task, None)
@@ -135,7 +135,7 @@ def test_items_passed_on_are_unread_until_readers_elsewhere_tell(client, functio
 
 def test_stream_goes_on_where_an_attempt_elsewhere_has_ended(client, function):
     stream = generators.create(client, 2, (1 << 32) + 7)
-    end = submission.submit_scalars(client, function, (1,), 1, 0, 0, None, None, stream)
+    end = submission.submit(client, submission.TaskOptions(function), (1,), stream)
     task = next_task(client)
     producer = Producer(client, task)
     assert (producer.skip, producer.taken, producer.limit) == ((1 << 32) + 7, 7, 2)
@@ -229,7 +229,7 @@ def test_readers_share_the_items(node, client, function):
 
 
 def test_producer_of_another_task_is_refused(client, function):
-    ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), ())
     task = next_task(client)
     with pytest.raises(FastrtError, match="has no stream"):
         Producer(client, task)

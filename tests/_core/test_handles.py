@@ -15,7 +15,7 @@ from fastrt._core.memory.clients import Client
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import handles
 from fastrt._core.repair import fsck
-from fastrt._core.tasks import tasks
+from fastrt._core.tasks import submission, tasks
 from fastrt.errors import FastrtError, StaleReferenceError
 
 
@@ -176,7 +176,7 @@ def test_bytes_of_any_kind_are_read_as_they_lie_and_pinned(node, client, value, 
 
 
 def test_read_before_the_seal_is_refused(client, function):
-    ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), ())
     with pytest.raises(FastrtError, match="not ready yet"):
         handles.read(client, ref)
     with pytest.raises(FastrtError, match="not ready yet"):
@@ -283,7 +283,7 @@ def test_describe_says_who_holds_what(node, client):
 
 def test_writer_that_a_traceback_keeps_does_no_harm(client, function):
     """A result half-written when its serializer raised: the frame keeps the writer while the error is sealed."""
-    ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), ())
     task = tasks.next_task(client, 0.0, 0.0)
 
     def fail():

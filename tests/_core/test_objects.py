@@ -6,7 +6,7 @@ import pytest
 
 from fastrt._core.objects import handles
 from fastrt._core.repair import fsck
-from fastrt._core.tasks import tasks
+from fastrt._core.tasks import submission, tasks
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
 
 
@@ -78,7 +78,7 @@ def test_chain_of_a_million_is_freed_without_recursion(make_node):
 
 
 def test_unsealed_result_may_be_contained(node, client, function):
-    result = tasks.submit_scalars(client, function, (), 1, 0, 0)
+    result = submission.submit(client, submission.TaskOptions(function), ())
     parent = node.put(10, result)
     name = result.objref, result.index
     del result
@@ -92,7 +92,7 @@ def test_unsealed_result_may_be_contained(node, client, function):
 
 def test_result_nobody_wants_is_gone_when_it_is_sealed(client, function):
     for value in (5, b"x" * 5000):
-        tasks.submit_scalars(client, function, (), 1, 0, 0)
+        submission.submit(client, submission.TaskOptions(function), ())
         task = tasks.next_task(client, 0.0, 0.0)
         assert objects(client) == 2
         tasks.finish_scalar(client, task, value)
@@ -107,7 +107,7 @@ def test_table_full_raises_and_recovers(make_node):
         with pytest.raises(ObjectStoreFullError):
             handles.create(node.client, 10, node.KIND)
         with pytest.raises(ObjectStoreFullError):
-            tasks.submit_scalars(node.client, held[0], (), 1, 0, 0)
+            submission.submit(node.client, submission.TaskOptions(held[0]), ())
         assert fsck.fsck(node.client, quiet=True) == []
         del held
 

@@ -4,11 +4,11 @@ import threading
 
 from fastrt._core.objects import handles, pending
 from fastrt._core.repair import fsck
-from fastrt._core.tasks import tasks
+from fastrt._core.tasks import submission, tasks
 
 
 def submit(client, function, *args):
-    return tasks.submit_scalars(client, function, args, 1, 0, 0)
+    return submission.submit(client, submission.TaskOptions(function), args)
 
 
 def end(client, task):

@@ -13,7 +13,7 @@ RING_CELLS = 16384  # FRT_RING_CELLS: the ring's first size
 
 
 def submit(client, function, *args):
-    return tasks.submit_scalars(client, function, args, 0, 0, 0)
+    return submission.submit(client, submission.TaskOptions(function, 0), args)
 
 
 def take(client) -> int | None:
@@ -55,9 +55,9 @@ def test_ring_at_its_largest_drops_what_is_stale(make_node):
     node = make_node(tasks_max=8192)
     client = node.client
     function = handles.put_scalar(client, b"function")
-    keep = [tasks.submit_scalars(client, function, (k,), 1, 0, 0) for k in range(4000)]
+    keep = [submission.submit(client, submission.TaskOptions(function), (k,)) for k in range(4000)]
     for k in range(40_000):
-        ref = tasks.submit_scalars(client, function, (k,), 1, 0, 0)
+        ref = submission.submit(client, submission.TaskOptions(function), (k,))
         what, task, _ = tasks.cancel(client, ref)
         assert what == "ending"
         assert tasks.finish_scalar(client, task, None)
@@ -76,7 +76,7 @@ def test_task_claimed_beside_the_queue_runs_once(node, client, function):
     rng = random.Random(1)
     waiting, expected = [], 0
     for k in range(5000):
-        waiting.append(tasks.submit_scalars(client, function, (k,), 1, 0, 0))
+        waiting.append(submission.submit(client, submission.TaskOptions(function), (k,)))
         if rng.random() < 0.5:
             task = tasks.claim_for(client, waiting.pop(rng.randrange(len(waiting))))
             if task >= 0:
@@ -100,7 +100,7 @@ f = handles.acquire(client, {name.objref}, {name.index})
 for k in range({each}):
     while True:
         try:
-            tasks.submit_scalars(client, f, ({k * each} + k,), 0, 0, 0)
+            submission.submit(client, submission.TaskOptions(f, 0), ({k * each} + k,))
             break
         except Exception as exc:
             assert type(exc).__name__ == "ObjectStoreFullError"
@@ -139,7 +139,7 @@ for k in range({count}):
     )
     missing = object()
     for _ in range(count):
-        ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
+        ref = submission.submit(client, submission.TaskOptions(function), ())
         value = missing
         while value is missing:
             value = handles.read_scalar(client, ref, missing)
@@ -148,7 +148,7 @@ for k in range({count}):
 
 
 def submit_ranked(client, function, value, priority):
-    return submission.submit_scalars(client, function, (value,), 0, 0, 0, None, None, None, priority)
+    return submission.submit(client, submission.TaskOptions(function, 0, priority=priority), (value,))
 
 
 def take_all(client) -> list[int]:
@@ -179,15 +179,15 @@ def test_equal_priorities_of_two_clients_go_in_the_order_of_submission(node, cli
     peer.run(f"globals().update(f=handles.acquire(client, {function.objref}, {function.index}))")
     for k in range(0, 40, 2):
         submit_ranked(client, function, k, 3)
-        peer.run(f"submission.submit_scalars(client, f, ({k + 1},), 0, 0, 0, None, None, None, 3)")
+        peer.run(f"submission.submit(client, submission.TaskOptions(f, 0, priority=3), ({k + 1},))")
     assert take_all(client) == list(range(40))
     peer.run("globals().pop('f')")
 
 
 def test_retried_and_waiting_tasks_keep_their_turn(node, client, function):
-    first = tasks.submit_scalars(client, function, (-1,), 1, 0, 0)
+    first = submission.submit(client, submission.TaskOptions(function), (-1,))
     submit_ranked(client, function, 0, 7)
-    waiting = submission.submit_scalars(client, function, (1, first), 1, 2, 0, None, None, None, 7)
+    waiting = submission.submit(client, submission.TaskOptions(function, 1, 2, priority=7), (1, first))
     submit_ranked(client, function, 2, 7)
     submit_ranked(client, function, 3, 8)
     assert tasks.finish_scalar(client, tasks.claim_for(client, first), None)
@@ -210,7 +210,7 @@ def test_full_heap_drops_what_is_stale_and_keeps_the_rest(make_node):
     for k in range(4000):
         submit_ranked(client, function, k, 1)
     for k in range(20_000):
-        ref = submission.submit_scalars(client, function, (k,), 1, 0, 0, None, None, None, -1)
+        ref = submission.submit(client, submission.TaskOptions(function, priority=-1), (k,))
         what, task, _ = tasks.cancel(client, ref)
         assert what == "ending"
         assert tasks.finish_scalar(client, task, None)

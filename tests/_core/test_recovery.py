@@ -11,7 +11,7 @@ import pytest
 from fastrt._core.memory import clients
 from fastrt._core.objects import functions, handles
 from fastrt._core.repair import fsck, recovery
-from fastrt._core.tasks import tasks
+from fastrt._core.tasks import submission, tasks
 from fastrt.errors import ObjectStoreFullError, StaleReferenceError
 
 NOTHING = {"ending": [], "running": []}
@@ -23,7 +23,7 @@ def state(client, task: int) -> int:
 
 
 def submit(client, function, *args, returns=1, retries=0):
-    return tasks.submit_scalars(client, function, args, returns, retries, 0)
+    return submission.submit(client, submission.TaskOptions(function, returns, retries), args)
 
 
 def give(peer, **refs) -> None:
@@ -201,8 +201,8 @@ def test_death_of_a_submitter_that_is_no_driver_leaves_its_tasks(node, client, f
     peer = node.peer()
     give(peer, f=function)
     peer.run("t = tasks.next_task(client, 5.0, 0.0)")
-    peer.run("nested = [tasks.submit_scalars(client, f, (k,), 1, 0, 0) for k in range(3)]")
-    peer.run("after = tasks.submit_scalars(client, f, (nested[0],), 1, 0, 0)")
+    peer.run("nested = [submission.submit(client, submission.TaskOptions(f), (k,)) for k in range(3)]")
+    peer.run("after = submission.submit(client, submission.TaskOptions(f), (nested[0],))")
     node.end(node.bury(peer)["ending"])
     ran = 0
     while (task := tasks.next_task(client, 0.0, 0.0)) >= 0:
@@ -219,9 +219,9 @@ def test_death_of_a_driver_ends_its_tasks_only(node, client, function):
     mine = submit(client, function, "mine")
     code = """
 client.adopt_job(client.job)
-running = tasks.submit_scalars(client, f, ("running",), 1, 5, 0)
-ready = [tasks.submit_scalars(client, f, (b"x" * 1000,), 1, 5, 0) for _ in range(5)]
-waiting = [tasks.submit_scalars(client, f, (running, r), 1, 5, 0) for r in ready]
+running = submission.submit(client, submission.TaskOptions(f, 1, 5), ("running",))
+ready = [submission.submit(client, submission.TaskOptions(f, 1, 5), (b"x" * 1000,)) for _ in range(5)]
+waiting = [submission.submit(client, submission.TaskOptions(f, 1, 5), (running, r)) for r in ready]
 """
     driver.run(code)
     tasks.finish_scalar(client, tasks.next_task(client, 0.0, 0.0), "mine")
@@ -381,7 +381,7 @@ while True:
     if what == 0: held.append(handles.put_scalar(client, 1))
     elif what == 1: held.append(handles.create(client, rng.choice([10, 300, 9000, 100_000]), 16, 1).seal([anchor]))
     elif what == 2 and held: del held[rng.randrange(len(held))]
-    elif what == 3: held.append(tasks.submit_scalars(client, f, tuple(held[-2:]), 1, 1, 0))
+    elif what == 3: held.append(submission.submit(client, submission.TaskOptions(f, 1, 1), tuple(held[-2:])))
     elif what == 4:
         t = tasks.next_task(client, 0.0, 0.0)
         if t >= 0: tasks.arguments(client, t); tasks.finish_scalar(client, t, "x" * rng.choice([1, 500]))

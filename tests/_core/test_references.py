@@ -2,7 +2,7 @@
 
 from fastrt._core.objects import handles
 from fastrt._core.repair import fsck
-from fastrt._core.tasks import tasks
+from fastrt._core.tasks import submission
 
 
 def test_sealers_and_submitters_race_for_dependencies(node, client, function):
@@ -24,11 +24,11 @@ ran
     submitted = 0
     last = []
     for _ in range(300):
-        layer = [tasks.submit_scalars(client, function, (1,), 1, 0, 0) for _ in range(8)]
+        layer = [submission.submit(client, submission.TaskOptions(function), (1,)) for _ in range(8)]
         submitted += 8
         while len(layer) > 1:
             layer = [
-                tasks.submit_scalars(client, function, (a, b), 1, 0, 0)
+                submission.submit(client, submission.TaskOptions(function), (a, b))
                 for a, b in zip(layer[::2], layer[1::2], strict=True)
             ]
             submitted += len(layer)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrt._core.objects import handles, scalar
-from fastrt._core.tasks import tasks
+from fastrt._core.tasks import submission, tasks
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 SCALARS = st.one_of(
@@ -100,7 +100,7 @@ def test_value_that_is_no_scalar_is_left_alone(client, value):
 
 @pytest.mark.parametrize("value", NOT_SCALARS, ids=lambda value: re.sub(" at 0x.*>", ">", repr(value)))
 def test_argument_that_is_no_scalar_is_left_alone(client, function, value):
-    assert tasks.submit_scalars(client, function, (1, value, 2), 1, 0, 0) is None
+    assert submission.submit(client, submission.TaskOptions(function), (1, value, 2)) is None
 
 
 @QUICK
@@ -108,7 +108,7 @@ def test_argument_that_is_no_scalar_is_left_alone(client, function, value):
 def test_arguments_come_back_as_they_were(module_node, args):
     client = module_node.client
     function = handles.put_scalar(client, b"function")
-    ref = tasks.submit_scalars(client, function, args, 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), args)
     size = sum(
         8 + (len(a.encode() if isinstance(a, str) else a) + 7) // 8 * 8
         if isinstance(a, (str, bytes))
@@ -130,7 +130,7 @@ def test_arguments_come_back_as_they_were(module_node, args):
 
 @pytest.mark.parametrize(("nbytes", "fits"), [(2040, True), (2041, False), (4000, False)])
 def test_arguments_above_the_room_are_left_to_the_store(client, function, nbytes, fits):
-    ref = tasks.submit_scalars(client, function, (b"x" * nbytes,), 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), (b"x" * nbytes,))
     assert (ref is not None) is fits
     if fits:
         task = tasks.next_task(client, 0.0, 0.0)
@@ -140,7 +140,7 @@ def test_arguments_above_the_room_are_left_to_the_store(client, function, nbytes
 
 def test_arguments_may_mix_scalars_and_references(client, function):
     a, b = handles.put_scalar(client, "a"), handles.put_scalar(client, "b")
-    tasks.submit_scalars(client, function, (1, b, "x", a, b, None), 1, 0, 0)
+    submission.submit(client, submission.TaskOptions(function), (1, b, "x", a, b, None))
     task = tasks.next_task(client, 0.0, 0.0)
     _, args, refs = tasks.arguments(client, task)
     assert args == (1, b, "x", a, b, None)

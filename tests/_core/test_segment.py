@@ -353,7 +353,7 @@ import gc, os
 from fastrt._core.memory import clients, segment
 from fastrt._core.repair import fsck
 from fastrt._core.objects import handles
-from fastrt._core.tasks import tasks
+from fastrt._core.tasks import tasks, submission
 from fastrt.errors import AttachError, ObjectStoreFullError
 
 def attach(**sizes):
@@ -397,7 +397,7 @@ def test_put_into_a_full_shm_raises_and_recovers():
             full += 1
         try:
             while True:
-                held.append(tasks.submit_scalars(c, held[0], (), 1, 0, 0))
+                held.append(submission.submit(c, submission.TaskOptions(held[0]), ()))
         except ObjectStoreFullError:
             full += 1
         while (t := tasks.next_task(c, 0, 0)) >= 0:
@@ -418,7 +418,7 @@ def test_queue_grows_in_a_full_shm():
         c = attach(store_bytes=1 << 20, tasks_max=1 << 16, objects_max=1 << 17)
         f = handles.put_scalar(c, b"f")
         for _ in range(20000):
-            tasks.submit_scalars(c, f, (), 0, 0, 0)
+            submission.submit(c, submission.TaskOptions(f, 0), ())
         filler = open("/dev/shm/filler", "wb", buffering=0)
         try:
             while True:
@@ -428,7 +428,7 @@ def test_queue_grows_in_a_full_shm():
         n = 20000
         try:
             while True:
-                tasks.submit_scalars(c, f, (), 0, 0, 0)
+                submission.submit(c, submission.TaskOptions(f, 0), ())
                 n += 1
         except ObjectStoreFullError:
             pass

@@ -13,7 +13,7 @@ WAITING, READY, CLAIMED, RUNNING, BLOCKED, ENDING = 2, 3, 4, 5, 6, 7
 
 
 def submit(client, function, *args, returns=1, retries=0, flags=0):
-    return tasks.submit_scalars(client, function, args, returns, retries, flags)
+    return submission.submit(client, submission.TaskOptions(function, returns, retries, flags), args)
 
 
 def next_task(client) -> int:
@@ -63,7 +63,11 @@ def test_tasks_run_in_the_order_of_submission(client, function):
 def test_serialized_arguments_of_any_size_arrive(node, client, function, nbytes, returns):
     args = bytes(k % 251 for k in range(nbytes))
     held = [node.put(10), handles.put_scalar(client, 5)]
-    refs = tasks.submit(client, function, 17, args, held, 1, returns, 3, tasks.RETRY_ERRORS)
+    refs = submission.submit(
+        client,
+        submission.TaskOptions(function, returns, 3, tasks.RETRY_ERRORS),
+        submission.PackedArgs(17, args, held, 1),
+    )
     names = [(ref.objref, ref.index) for ref in held]
     held.clear()
     task = next_task(client)
@@ -144,7 +148,7 @@ def test_chain_of_tasks_runs_to_its_end(client, function):
 @pytest.mark.parametrize("order", [1, -1])
 def test_fan_in_of_a_thousand_is_released_by_the_last(client, function, order):
     parts = [submit(client, function, k) for k in range(1000)]
-    whole = tasks.submit(client, function, 17, b"", parts, 1000, 1, 0, 0)
+    whole = submission.submit(client, submission.TaskOptions(function), submission.PackedArgs(17, b"", parts, 1000))
     got = [next_task(client) for _ in range(1000)]
     for task in got[::order][:-1]:
         tasks.finish_scalar(client, task, 1)
@@ -175,7 +179,7 @@ def test_same_argument_twice_is_one_wait(client, function):
 def test_reference_beyond_the_dependencies_is_not_waited_for(client, function):
     unsealed = submit(client, function, 1)
     task = next_task(client)
-    tasks.submit(client, function, 17, b"", [unsealed], 0, 1, 0, 0)
+    submission.submit(client, submission.TaskOptions(function), submission.PackedArgs(17, b"", [unsealed], 0))
     other = next_task(client)
     assert tasks.arguments(client, other)[2] == [unsealed]
     tasks.finish_scalar(client, other, None)
@@ -433,15 +437,15 @@ def test_finish_scalar_after_its_result_is_sealed_does_nothing(node, client, fun
 @pytest.mark.parametrize("refs", [[None], [5], ["x"], [handles.Ref()]], ids=["none", "number", "text", "made by hand"])
 def test_submit_of_what_is_no_reference_is_refused(client, function, refs):
     with pytest.raises((TypeError, StaleReferenceError)):
-        tasks.submit(client, function, 17, b"", refs, 0, 1, 0, 0)
+        submission.submit(client, submission.TaskOptions(function), submission.PackedArgs(17, b"", refs, 0))
     with pytest.raises((TypeError, StaleReferenceError)):
-        tasks.submit(client, handles.Ref(), 17, b"", [], 0, 1, 0, 0)
+        submission.submit(client, submission.TaskOptions(handles.Ref()), submission.PackedArgs(17, b"", [], 0))
     assert fsck.usage(client)["tasks"] == 0
 
 
 def test_more_dependencies_than_references_are_refused(client, function):
     with pytest.raises(ValueError, match="1 dependencies among 0"):
-        tasks.submit(client, function, 17, b"", [], 1, 1, 0, 0)
+        submission.submit(client, submission.TaskOptions(function), submission.PackedArgs(17, b"", [], 1))
 
 
 @pytest.mark.parametrize("returns", [-1, 1 << 32])
@@ -453,7 +457,9 @@ def test_count_of_results_out_of_range_is_refused(client, function, returns):
 @pytest.mark.parametrize("returns", [20_000, 1 << 20, (1 << 32) - 1])
 def test_more_results_than_fit_are_refused_and_leave_nothing(client, function, returns):
     with pytest.raises(ObjectStoreFullError):
-        tasks.submit(client, function, 17, b"", [function], 1, returns, 0, 0)
+        submission.submit(
+            client, submission.TaskOptions(function, returns), submission.PackedArgs(17, b"", [function], 1)
+        )
     assert fsck.fsck(client, quiet=True) == []
     assert fsck.usage(client)["objects"] == 1
 
@@ -475,7 +481,12 @@ def test_table_of_tasks_full_raises_and_recovers(make_node):
 
 
 def test_store_full_of_arguments_raises_and_recovers(node, client, function):
-    held = node.fill(lambda: tasks.submit(client, function, 17, bytes(1 << 20), [], 0, 1, 0, 0), "store is full")
+    held = node.fill(
+        lambda: submission.submit(
+            client, submission.TaskOptions(function), submission.PackedArgs(17, bytes(1 << 20), [], 0)
+        ),
+        "store is full",
+    )
     assert len(held) == 15
     while (task := next_task(client)) >= 0:
         tasks.finish_scalar(client, task, None)

@@ -11,7 +11,7 @@ import pytest
 from fastrt._core.memory import clients
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import handles
-from fastrt._core.tasks import tasks
+from fastrt._core.tasks import submission, tasks
 from fastrt.errors import ArenaCorrupt, NotInitializedError
 
 NAP_S = 0.05  # the longest sleep of a wait; whoever is woken comes back long before
@@ -31,7 +31,7 @@ def pending(node, client, function):
 
     class Pending:
         def __init__(self, count: int) -> None:
-            self.refs = [tasks.submit_scalars(client, function, (k,), 1, 0, 0) for k in range(count)]
+            self.refs = [submission.submit(client, submission.TaskOptions(function), (k,)) for k in range(count)]
             self.tasks = [tasks.next_task(client, 0.0, 0.0) for _ in range(count)]
             self.names = [(ref.objref, ref.index) for ref in self.refs]
 
@@ -165,7 +165,7 @@ def test_idle_worker_is_woken_by_a_task(node, client, function, wait_until):
         peer.start("t = tasks.next_task(client, 10.0, 0.0)\ntasks.arguments(client, t)[1]")
         wait_until(peer.is_asleep, "the worker to sleep")
         start = time.perf_counter()
-        ref = tasks.submit_scalars(client, function, (k,), 1, 0, 0)
+        ref = submission.submit(client, submission.TaskOptions(function), (k,))
         assert peer.finish() == [k]
         times.append(time.perf_counter() - start)
         peer.run("tasks.finish_scalar(client, t, None)")
@@ -181,7 +181,7 @@ def test_burst_wakes_as_many_workers_as_it_needs(node, client, function, wait_un
         peer.start(f"t = tasks.next_task(client, 10.0, {spin_s})\ntasks.arguments(client, t)[1][0]")
     for peer in peers:
         wait_until(peer.is_asleep, "every worker to sleep")
-    refs = [tasks.submit_scalars(client, function, (k,), 1, 0, 0) for k in range(4)]
+    refs = [submission.submit(client, submission.TaskOptions(function), (k,)) for k in range(4)]
     assert sorted(peer.finish() for peer in peers) == [0, 1, 2, 3]
     for peer in peers:
         peer.run("tasks.finish_scalar(client, t, None)")
@@ -191,7 +191,7 @@ def test_burst_wakes_as_many_workers_as_it_needs(node, client, function, wait_un
 def test_task_released_by_a_seal_wakes_a_worker(node, client, function, pending, wait_until):
     peer = node.peer()
     one = pending(1)
-    ref = tasks.submit_scalars(client, function, (one.refs[0],), 1, 0, 0)
+    ref = submission.submit(client, submission.TaskOptions(function), (one.refs[0],))
     peer.start("t = tasks.next_task(client, 10.0, 0.0)\ntasks.finish_scalar(client, t, 7)")
     wait_until(peer.is_asleep, "the worker to sleep")
     one.seal(0)
@@ -203,7 +203,7 @@ def test_task_submitted_while_a_worker_spins_is_taken(node, client, function):
     peer = node.peer()
     for k in range(20):
         peer.start("t = tasks.next_task(client, 10.0, 5.0)\ntasks.finish_scalar(client, t, 0)")
-        ref = tasks.submit_scalars(client, function, (k,), 1, 0, 0)
+        ref = submission.submit(client, submission.TaskOptions(function), (k,))
         assert handles.wait_all(client, [ref], 10.0, 0.0)
         peer.finish()
 
@@ -353,7 +353,7 @@ def test_wait_ends_when_the_segment_is_poisoned(drop_arguments, alarm):
     try:
         client = clients.Client(made, *clients.admit(made, os.getpid(), clients.KIND_TOOL))
         function = handles.put_scalar(client, b"f")
-        ref = tasks.submit_scalars(client, function, (), 1, 0, 0)
+        ref = submission.submit(client, submission.TaskOptions(function), ())
         tasks.next_task(client, 0.0, 0.0)
         alarm(0.02, lambda: made.poison("while they wait"))
         with pytest.raises(ArenaCorrupt, match="while they wait"):

@@ -7,9 +7,9 @@ import work
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import handles
 from fastrt._core.objects.handles import Ref
-from fastrt._core.tasks import actors, calls, tasks
-from fastrt._core.tasks.calls import CallOfDead
+from fastrt._core.tasks import actors, calls, submission, tasks
 from fastrt._core.tasks.inbox import Inbox, wait_any
+from fastrt._core.tasks.submission import CallOfDead
 
 
 def make(client: Client, function: Ref, name: str = "", detached: bool = False) -> tuple[Ref, int | None]:
@@ -21,12 +21,9 @@ def make(client: Client, function: Ref, name: str = "", detached: bool = False) 
 def call(client: Client, actor: Ref, op: int, seed: int, refs: Sequence[Ref] = (), big: int = 0) -> list[Ref]:
     """As `work.submit`, for an actor; a dead one's call is ended at once."""
     count = 3 if op == work.MANY else 1
+    options = submission.CallOptions(actor, 0, count, work.RETRIES)
     try:
-        if big:
-            args = work.struct.pack("<QQ", op, seed) + bytes(big)
-            made = calls.call(client, actor, 0, work.KIND, args, list(refs), len(refs), count, work.RETRIES)
-        else:
-            made = calls.call_scalars(client, actor, 0, (op, seed, *refs), count, work.RETRIES)
+        made = submission.submit(client, options, work.packed(op, seed, refs, big))
     except CallOfDead as dead:
         task, made = dead.args
         work.fail(client, task)

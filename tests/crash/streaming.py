@@ -26,10 +26,13 @@ def submit(client: Client, function: Ref, seed: int, limit: int = 0, big: int = 
     if big:
         args = struct.pack("<QQ", work.YIELD, seed) + bytes(big)
         end = submission.submit(
-            client, function, work.KIND, args, [function], 0, 1, work.RETRIES, 0, None, function, stream
+            client,
+            submission.TaskOptions(function, 1, work.RETRIES, policy=function),
+            submission.PackedArgs(work.KIND, args, [function], 0),
+            stream,
         )
     else:
-        end = submission.submit_scalars(client, function, (work.YIELD, seed), 1, work.RETRIES, 0, None, None, stream)
+        end = submission.submit(client, submission.TaskOptions(function, 1, work.RETRIES), (work.YIELD, seed), stream)
     return stream, end, seed
 
 
@@ -114,16 +117,16 @@ def play(client: Client, function: Ref, shared: Stream) -> list[Stream]:
 def pass_on(client: Client, function: Ref, stream: Stream) -> None:
     """Take items for readers elsewhere, who read one of them and then want nothing, as between two nodes."""
     again = generators.create(client, 2, 3)  # where three items were produced elsewhere
-    end = submission.submit_scalars(client, function, (work.YIELD, stream[2]), 1, work.RETRIES, 0, None, None, again)
+    end = submission.submit(client, submission.TaskOptions(function, 1, work.RETRIES), (work.YIELD, stream[2]), again)
     task = _begin(client, stream)
     if task is not None:
         if work.seed_of(client, task) == stream[2]:
             generator_relay.wait_either(client, [], [(Producer(client, task), 0)], [], 0.0003)
         generator_relay.pass_on(client, *stream[:2])
         generator_relay.pass_on(client, *stream[:2])
-        generator_relay.told(client, stream[0], 1, generators.ITEMS)
+        generator_relay.note_readers(client, stream[0], 1, generators.ITEMS)
         generator_relay.wait_either(client, [stream[:2]], [], [], 0.0003)
-        generator_relay.told(client, stream[0], 0, generators.NOTHING)
+        generator_relay.note_readers(client, stream[0], 0, generators.NOTHING)
         work.perform(client, function, task)
     del end
     fill(client)

@@ -96,29 +96,27 @@ def read(client: Client, ref: Ref, seed: int | None = None) -> int:
     return there
 
 
+def packed(op: int, seed: int, refs: Sequence[Ref], big: int) -> tuple[Any, ...] | submission.PackedArgs:
+    """A task's arguments; with `big` they are so many serialized bytes."""
+    if not big:
+        return (op, seed, *refs)
+    return submission.PackedArgs(KIND, struct.pack("<QQ", op, seed) + bytes(big), list(refs), len(refs))
+
+
 def submit(
     client: Client, function: Ref, op: int, seed: int, refs: Sequence[Ref] = (), big: int = 0, priority: int = 0
 ) -> list[Ref]:
     """Submit one task of the given kind; with `big` its arguments are so many serialized bytes."""
     count = 3 if op == MANY else 1
-    if priority:
-        more = (None, None, None, priority)
-        made = submission.submit_scalars(client, function, (op, seed, *refs), count, RETRIES, 0, *more)
-    elif big:
-        args = struct.pack("<QQ", op, seed) + bytes(big)
-        made = tasks.submit(client, function, KIND, args, list(refs), len(refs), count, RETRIES, 0)
-    else:
-        made = tasks.submit_scalars(client, function, (op, seed, *refs), count, RETRIES, 0)
+    options = submission.TaskOptions(function, count, RETRIES, priority=priority)
+    made = submission.submit(client, options, packed(op, seed, refs, big))
     return made if count > 1 else [made]
 
 
 def submit_demanding(client: Client, function: Ref, op: int, seed: int, refs: Sequence[Ref] = (), big: int = 0) -> Ref:
     """As `submit`, a task with one result that somebody has to admit."""
-    if big:
-        args = struct.pack("<QQ", op, seed) + bytes(big)
-        ref: Ref = admission.submit(client, function, KIND, args, list(refs), len(refs), 1, RETRIES, 0, function)
-    else:
-        ref = admission.submit_scalars(client, function, (op, seed, *refs), 1, RETRIES, 0, function)
+    options = submission.TaskOptions(function, 1, RETRIES, demand=function)
+    ref: Ref = submission.submit(client, options, packed(op, seed, refs, big))
     return ref
 
 

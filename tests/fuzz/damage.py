@@ -86,14 +86,18 @@ class Scene:
         functions.add_function(driver, b"0123456789abcdef", function, "function")
         place = (function.objref, handles.describe(driver, function)["index"])
         known = [handles.acquire(client, *place) for client in (daemon, worker, other)]
-        ready = tasks.submit_scalars(driver, function, (1, "two", put(driver, 600)), 1, 1, 0)
-        kept += [ready, tasks.submit_scalars(driver, function, (ready, 3), 1, 0, 0)]
-        kept += tasks.submit(driver, function, 17, bytes(900), [ready, put(driver, 10)], 1, 3, 2, tasks.RETRY_ERRORS)
+        ready = submission.submit(driver, submission.TaskOptions(function, 1, 1), (1, "two", put(driver, 600)))
+        kept += [ready, submission.submit(driver, submission.TaskOptions(function), (ready, 3))]
+        kept += submission.submit(
+            driver,
+            submission.TaskOptions(function, 3, 2, tasks.RETRY_ERRORS),
+            submission.PackedArgs(17, bytes(900), [ready, put(driver, 10)], 1),
+        )
         worker.adopt_job(driver.job)
         running = tasks.next_task(worker, 0.0, 0.0)
         handles.result(worker, running, 0, 2000, KIND, 0)
-        kept += [tasks.submit_scalars(driver, function, (n,), 1, 0, 0) for n in range(5)]
-        kept += [tasks.submit_scalars(worker, known[1], (1,), 1, 0, 0), *known]
+        kept += [submission.submit(driver, submission.TaskOptions(function), (n,)) for n in range(5)]
+        kept += [submission.submit(worker, submission.TaskOptions(known[1]), (1,)), *known]
         kept += self._actors(driver, other, function.objref, [put(driver, 60) for _ in range(3)], ready)
         tasks.next_task(other, 0.0, 0.0)
         _, _, index, objref = spill.candidates(daemon)[0]
@@ -114,7 +118,7 @@ class Scene:
         """One actor at work, one that wants a process, one that is dead; with calls under way, ready and waiting."""
         made = [actors.create(driver, ref, function, f"actor {n}", 1, n == 1) for n, ref in enumerate(own)]
         working, _, dead = (index for index in made if index is not None)
-        results = [calls.call_scalars(driver, ref, n, (n, late) if n == 2 else (n,), 1, 1)
+        results = [submission.submit(driver, submission.CallOptions(ref, n, 1, 1), (n, late) if n == 2 else (n,))
                    for ref in own for n in range(4)]  # fmt: skip
         assert actors.enter(other, working)
         actors.alive(other, working)
@@ -357,11 +361,13 @@ class User:
     def submit(self) -> None:
         function = attempt(functions.find_function, self.client, b"0123456789abcdef")
         if function is not None:
-            made = [attempt(tasks.submit_scalars, self.client, function, (n,), 1, 0, 0) for n in range(3)]
-            given = (self.client, function, (3,), 1, 0, 0, None, None, None)
-            made += [attempt(submission.submit_scalars, *given, priority) for priority in (1, -1, 2)]
+            TaskOptions, PackedArgs = submission.TaskOptions, submission.PackedArgs
+            made = [attempt(submission.submit, self.client, TaskOptions(function), (n,)) for n in range(3)]
+            ranked = [TaskOptions(function, priority=priority) for priority in (1, -1, 2)]
+            made += [attempt(submission.submit, self.client, options, (3,)) for options in ranked]
             made = [ref for ref in made if ref is not None]
-            made += attempt(tasks.submit, self.client, function, 17, bytes(400), made, len(made), 2, 0, 0) or []
+            packed = PackedArgs(17, bytes(400), made, len(made))
+            made += attempt(submission.submit, self.client, TaskOptions(function, 2), packed) or []
             self.refs += made
 
     def find(self) -> None:
@@ -379,11 +385,10 @@ class User:
             if index is not None:
                 attempt(actors.info, client, index)
                 attempt(actors.is_over, client, index)
-                several = (calls.call, 17, bytes(400), [ref], 1, 2, 0)
-                for call, *args in ((calls.call_scalars, (1, "two"), 1, 0), several):
+                for returns, args in ((1, (1, "two")), (2, submission.PackedArgs(17, bytes(400), [ref], 1))):
                     try:
-                        made = attempt(call, client, ref, 0, *args)
-                    except calls.CallOfDead as exc:
+                        made = attempt(submission.submit, client, submission.CallOptions(ref, 0, returns), args)
+                    except submission.CallOfDead as exc:
                         self.carry_out(exc.args[0])
                         made = exc.args[1]
                     self.refs += made if isinstance(made, list) else [made] * (made is not None)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from .explorer import BLOCKED, Memory, Model, Program, at, await_victim, cas, get, load, lock, put, store, unlock
 
 FREE, MAKING, READY, RUNNING, ENDING = "FREE", "MAKING", "READY", "RUNNING", "ENDING"
-C, M, IN, R, A, K = "calls.", "mailbox.", "inbox.", "recovery.", "actors.", "records."
+C, M, IN, R, A, K, S = "calls.", "mailbox.", "inbox.", "recovery.", "actors.", "records.", "submission."
 Cell = Any
 
 
@@ -127,7 +127,7 @@ class Mailbox(Model):
 
     def call(self, me: int, number: int) -> Program:
         record, gen = yield at(K + "task_fill: t = check(task_record"), take_record, number
-        where = at(C + "_commit: a64_store_sc(x.task_words")
+        where = at(S + "_commit_call: a64_store_sc(x.task_words")
         if self.no("pushed before it is READY"):
             yield where, commit, record, gen, number
             yield from self.push(record, gen)
@@ -135,9 +135,9 @@ class Mailbox(Model):
             yield from self.push(record, gen)
             yield where, commit, record, gen, number
         if not self.no("looks for DEAD after READY") and (
-            (yield at(C + "_commit: FRT_ACTOR_DEAD"), load, "actor") == "DEAD"
+            (yield at(S + "_commit_call: FRT_ACTOR_DEAD"), load, "actor") == "DEAD"
         ):
-            swap = at(C + "_commit: a64_cas_sc(x.task_words")
+            swap = at(S + "_commit_call: a64_cas_sc(x.task_words")
             if (yield swap, swap_word, record, (READY, gen, number), ENDING + str(me)):
                 yield at(K + "task_done: FRT_TASK_RESERVED"), finish, record
             return

@@ -39,7 +39,7 @@ EMPTY, RESERVED, PENDING, SEALED, DELETING, FREEING = (
     "FREEING",
 )
 BIAS = 100
-OBJ, L, R, T = "objects.", "references.", "recovery.", "tasks."
+OBJ, L, R, T, S = "objects.", "references.", "recovery.", "tasks.", "submission."
 NEW, READY, RUNNING, ENDING, GONE, STRAY = (
     "NEW",
     "READY",
@@ -239,7 +239,7 @@ class Objects(Model):
         if early:
             yield from self.release(me)
         yield from self.count(me)
-        yield at(T + "_commit: a64_store_sc(x.task_words + t"), store, "task", (READY, 0)
+        yield at(S + "_commit_task: a64_store_sc(x.task_words + t"), store, "task", (READY, 0)
         if not early:
             yield from self.release(me)
 

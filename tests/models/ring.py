@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from .explorer import BLOCKED, Memory, Model, Program, at, bit_on, get, load, lock, put, store, unlock
 
-T, Q = "tasks.", "queue."
+S, T, Q = "submission.", "tasks.", "queue."
 
 
 class Ring(Model):
@@ -58,7 +58,7 @@ class Ring(Model):
         for k in range(6):
             t = min(k, 1)
             yield at("records.task_done: FRT_TASK_RESERVED"), self.recycle, t
-            yield at(T + "_commit: a64_store_sc(x.task_words"), put, "ready", t, True
+            yield at(S + "_commit_task: a64_store_sc(x.task_words"), put, "ready", t, True
             yield from self.push(me, t)
             yield "ghost: queued", bit_on, "seen", t
 

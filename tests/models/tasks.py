@@ -19,7 +19,7 @@ EMPTY, RESERVED, READY, CLAIMED, RUNNING, ENDING = (
     "RUNNING",
     "ENDING",
 )
-T, C, Q, R, OBJ = "tasks.", "records.", "queue.", "recovery.", "objects."
+T, C, Q, R, OBJ, S = "tasks.", "records.", "queue.", "recovery.", "objects.", "submission."
 RETRIES = 1
 STRANGE, LATE = 8, 9
 
@@ -159,7 +159,8 @@ class Tasks(Model):
 
     def driver(self, me: int) -> Program:
         yield at(C + "task_announce: FRT_OBJ_PENDING"), store, "result", "PENDING"
-        yield from self.to_ready(me, 0, at(T + "_commit: a64_store_sc(x.task_words"), "submitter announces the push")
+        commit = at(S + "_commit_task: a64_store_sc(x.task_words")
+        yield from self.to_ready(me, 0, commit, "submitter announces the push")
 
     def worker(self, me: int) -> Program:
         while (yield at("wait.wait_task: rc = wait_nap"), sleep_for_task):

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from .explorer import BLOCKED, Memory, Model, Program, at, await_victim, bit_on, get, lock, put, store, unlock
 
-L, R, T, OBJ = "references.", "recovery.", "tasks.", "objects."
+L, R, T, OBJ, S = "references.", "recovery.", "tasks.", "objects.", "submission."
 NEW, WAITING, READY, ENDING, GONE = "NEW", "WAITING", "READY", "ENDING", "GONE"
 
 
@@ -193,10 +193,10 @@ class Waiting(Model):
         yield from self.seal(me, 1)
 
     def submit(self, me: int, t: int) -> Program:
-        yield at(T + "_commit: pushing, t + 1"), put, "pushing", me, t + 1
-        yield at(T + "_commit: a64_store_sc(x.task_words + t"), put, "word", t, (WAITING, me)
+        yield at(S + "_commit_task: pushing, t + 1"), put, "pushing", me, t + 1
+        yield at(S + "_commit_task: a64_store_sc(x.task_words + t"), put, "word", t, (WAITING, me)
         yield from self.wait(me, t)
-        yield at(T + "_commit: pushing, 0"), put, "pushing", me, 0
+        yield at(S + "_commit_task: pushing, 0"), put, "pushing", me, 0
 
     def submitter(self, me: int) -> Program:
         yield from self.submit(me, 0)

@@ -41,7 +41,7 @@ class Side:
 
     def submit(self, *args):
         """Submit a task; its result."""
-        return core.submit_scalars(self.client, self.function, args, 1, 0, 0)
+        return submission.submit(self.client, submission.TaskOptions(self.function), args)
 
     def lend(self, *args):
         """Submit a task and lend it; its result."""
@@ -337,7 +337,10 @@ async def test_bytes_that_the_other_node_has_been_sent_are_known():
         assert 70_000 <= here.exchange.holds([sent, own]) < 80_000
         assert [objref for objref, nbytes in held if nbytes >= 70_000] == [sent.objref]
         near, far = Peer(None, False, here.exchange, target=1.0), Peer(None, False, another, target=9.0)
-        tasks = [core.submit_scalars(here.client, here.function, args, 1, 0, 0) for args in ((sent, 1), (own,), (3,))]
+        tasks = [
+            submission.submit(here.client, submission.TaskOptions(here.function), args)
+            for args in ((sent, 1), (own,), (3,))
+        ]
         claimed = [core.next_task(here.client, 0.0, 0.0) for _ in tasks]
         assert nearest(here.client, [far, near], claimed[0]) is near
         assert nearest(here.client, [far, near], claimed[1]) is far
@@ -360,7 +363,7 @@ def give(side, **value):
 async def test_items_are_added_in_order_and_make_no_sense_twice_or_with_gaps():
     async with pair() as (here, there):
         stream = generators.create(here.client, 0)
-        end = submission.submit_scalars(here.client, here.function, (1,), 1, 0, 0, None, None, stream)
+        end = submission.submit(here.client, submission.TaskOptions(here.function), (1,), stream)
         here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
         frame = await here.frames(lambda frame: frame.task)
         frame.task[0].results = 2
@@ -384,7 +387,7 @@ async def test_items_are_added_in_order_and_make_no_sense_twice_or_with_gaps():
 def lend_stream(side, limit=0):
     """Lend a generator's task: its stream and its end."""
     stream = generators.create(side.client, limit)
-    end = submission.submit_scalars(side.client, side.function, (1,), 1, 0, 0, None, None, stream)
+    end = submission.submit(side.client, submission.TaskOptions(side.function), (1,), stream)
     side.exchange.lend(core.next_task(side.client, 0.0, 0.0))
     return stream, end
 
@@ -441,9 +444,11 @@ async def test_limit_of_unread_items_holds_over_a_node_between():
 async def name_stream(here, there):
     """Name a generator that runs here to the other node: its producer here, and its stream and end there."""
     stream = generators.create(here.client, 0)
-    end = submission.submit_scalars(here.client, here.function, (1,), 1, 0, 0, None, None, stream)
+    end = submission.submit(here.client, submission.TaskOptions(here.function), (1,), stream)
     task = core.next_task(here.client, 0.0, 0.0)
-    core.submit(here.client, here.function, 16, b"", [stream, end], 0, 0, 0, 0)
+    submission.submit(
+        here.client, submission.TaskOptions(here.function, 0), submission.PackedArgs(16, b"", [stream, end], 0)
+    )
     here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
     there.exchange.on_frame(await here.frames(lambda frame: frame.task))
     reader = core.next_task(there.client, 0.0, 0.0)
@@ -506,7 +511,9 @@ async def test_a_generator_of_a_node_that_is_lost_ends_with_an_error():
 async def test_a_task_with_a_demand_is_held_where_it_is_lent_to():
     async with pair() as (here, there):
         wanted = Demand((("CPU", 5000), ("gpu", 10000)), "spread")
-        ref = admission.submit_scalars(here.client, here.function, (1,), 1, 0, 0, export(here.store, wanted))
+        ref = submission.submit(
+            here.client, submission.TaskOptions(here.function, demand=export(here.store, wanted)), (1,)
+        )
         ((task, number),) = admission.take_held(here.client)
         assert admission.claim(here.client, task, number)
         here.exchange.lend(task)
@@ -541,7 +548,7 @@ async def test_a_function_that_its_node_drops_leaves_the_other_node_and_comes_ag
             names.append(function.objref)
             before = usage(there.client)["functions"]
             for _ in range(2):  # the second time, the other node has it
-                result = core.submit_scalars(here.client, function, (1,), 1, 0, 0)
+                result = submission.submit(here.client, submission.TaskOptions(function), (1,))
                 here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
                 there.exchange.on_frame(await here.frames(lambda frame: frame.task))
                 assert functions.sweep(there.client) == 0  # a task there names it
@@ -567,7 +574,7 @@ async def test_a_function_that_a_frame_forgets_and_brings_again_stays():
             function = functions.add_function(
                 here.client, b"p" * 16, here.store.put(b"the same code"), "passing", False
             )
-            result = core.submit_scalars(here.client, function, (), 0, 0, 0)
+            result = submission.submit(here.client, submission.TaskOptions(function, 0), ())
             here.exchange.lend(core.next_task(here.client, 0.0, 0.0))
             ((number, lent),) = here.exchange.ledger.open()
             here.exchange.ledger.take(number)

@@ -185,6 +185,7 @@ def test_line_is_written_down_whatever_options_a_call_has(rt):
         adder.add.remote(1, 2),
         adder.add.options(timeout=30).remote(1, 2),
         adder.add.options(num_returns=2, retry_exceptions=True).remote((1,), (2,))[1],
+        adder.__ray_ready__.remote(),
         leaf.options(num_cpus=0.1, priority=3, timeout=30).remote(1),
         items.remote(1, 2).completed(),
         items.options(num_returns=2).remote(1, 2)[0],
@@ -194,6 +195,21 @@ def test_line_is_written_down_whatever_options_a_call_has(rt):
     sites = [row["site"] for ref in made for row in fastrt.list_objects(object_id=ref.hex())]
     assert [site.split(" in ")[0] for site in sites] == [f"{__file__}:{first + k}" for k in range(len(made))]
     del made, adder
+
+
+def test_line_is_written_down_in_a_forked_child_too(rt):
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ref = leaf.remote(1)
+            os.write(write, fastrt.list_objects(object_id=ref.hex())[0]["site"].encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as file:
+        assert file.read().endswith("in test_line_is_written_down_in_a_forked_child_too")
+    os.waitpid(pid, 0)
 
 
 def test_timeline_shows_tasks_calls_waits_and_values_in_chromes_format(rt, tmp_path, fifo, wait_until):

@@ -99,7 +99,7 @@ def test_slots_of_swept_functions_are_used_again_and_all_others_are_found(rt):
         assert one._bound is not None
         again = make(kept.index(one))
         assert fastrt.get(again.remote()) == fastrt.get(one.remote())
-        assert again._bound[1] == one._bound[1]  # found, not stored once more
+        assert again._bound[1].target == one._bound[1].target  # found, not stored once more
     assert fsck.fsck(client, True) == []
 
 

@@ -470,5 +470,5 @@ def test_wrong_options_are_refused():
         fastrt.method(max_calls=1)
     settings = {"retry_exceptions": [Passing], "retry_delay": 2, "timeout": 3, "max_retries": -1}
     again = fastrt.remote(**settings)(note).options(timeout=4)
-    assert again.options()._special.policy.timeout_s == 4
-    assert again.options()._special.policy.retry_on == (Passing,)
+    assert again.options()._settings.policy.timeout_s == 4
+    assert again.options()._settings.policy.retry_on == (Passing,)

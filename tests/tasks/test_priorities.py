@@ -144,6 +144,6 @@ def test_wrong_use_is_refused_at_the_call(rt):
         with pytest.raises(TypeError, match="an actor's calls have no priority"):
             wrong()
     assert fastrt.get(counter.count.remote()) == 1
-    settings = fastrt.remote(priority=3)(note).options(num_cpus=2).options(max_retries=1)._settings()
+    settings = fastrt.remote(priority=3)(note).options(num_cpus=2).options(max_retries=1)._settings.given
     assert (settings["priority"], settings["num_cpus"]) == (3, 2)
-    assert type(fastrt.remote(priority=3)(note).options(priority=0)) is type(fastrt.remote(note))
+    assert fastrt.remote(priority=3)(note).options(priority=0)._settings.priority == 0

@@ -223,7 +223,8 @@ def test_demands_survive_options_and_pickle(rt):
 
     @fastrt.remote
     def submit(function):
-        return fastrt.get(function.remote(1)), type(function).__name__
+        return fastrt.get(function.remote(1)), function._demand
 
-    assert fastrt.get(submit.remote(needy)) == (2, type(needy).__name__)
-    assert type(add.options(num_cpus=1)) is type(add) is not type(needy)
+    assert fastrt.get(submit.remote(needy)) == (2, needy._demand)
+    assert needy._demand is not None
+    assert add.options(num_cpus=1)._demand is add._demand is None

@@ -222,7 +222,7 @@ class Outflow:
 
     def on_reads(self, taken: int, wanted: int) -> None:
         """Readers over there have taken so many items, modulo 2^32, and want that much more."""
-        generator_relay.told(self.exchange.client, self.stream, (self.next - taken) % (1 << 32), wanted)
+        generator_relay.note_readers(self.exchange.client, self.stream, (self.next - taken) % (1 << 32), wanted)
         if wanted != ITEMS and not self.over:
             self.stop()
 
@@ -363,7 +363,7 @@ class Flows:
             raise PeerError(f"node {self._exchange.name} sends a generator with {message.results} results")
         plan = message.stream
         stream: ObjectRef = generators.create(self._store.client, plan.limit, plan.produced)
-        generator_relay.told(self._store.client, stream, (plan.produced - plan.taken) % (1 << 32), ITEMS)
+        generator_relay.note_readers(self._store.client, stream, (plan.produced - plan.taken) % (1 << 32), ITEMS)
         return stream
 
     def run(self, message: Any, stream: ObjectRef, end: ObjectRef, send: Callable[[ObjectRef], None]) -> None:
@@ -395,5 +395,5 @@ class Flows:
             self.drop(number)
         for flow in self._out.values():
             self.watch.drop(flow)
-            generator_relay.told(self._store.client, flow.stream, 0, NOTHING)
+            generator_relay.note_readers(self._store.client, flow.stream, 0, NOTHING)
         self._out.clear()

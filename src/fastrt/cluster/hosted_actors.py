@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from fastrt._core.tasks import actors, submission
 from fastrt._core.tasks import tasks as core
-from fastrt._core.tasks.calls import CallOfDead
 from fastrt.cluster.references import PeerError
 from fastrt.errors import ActorDiedError, FastrtError, ObjectStoreFullError
 from fastrt.net.grpc.descriptors import message_set
@@ -97,17 +96,17 @@ class Guests:
                 raise PeerError(f"node {self._exchange.name} calls an actor that it was never named")
             self._exchange.out.add("fallen", _Fallen(task=message.task))
             return
-        more = self._exchange.special(message)
+        flags, policy, stream = self._exchange.special(message)
+        retries = min(message.retries, RETRIES_FOREVER)
+        options = submission.CallOptions(ref, message.method, message.results, retries, flags, policy=policy)
+        args = submission.PackedArgs(message.kind, message.argument, refs, message.dependencies)
         try:
-            made = submission.call(
-                self._client, ref, message.method, message.kind, message.argument, refs, message.dependencies,
-                message.results, min(message.retries, RETRIES_FOREVER), *more,
-            )  # fmt: skip
-        except CallOfDead as dead:
+            made = submission.submit(self._client, options, args, stream)
+        except submission.CallOfDead as dead:
             task, made = dead.args
             self._store.put_error(task, dead_actor(self._store, ref))
             core.finish(self._client, task)
-        self._exchange.borrow(message, [made] if message.results == 1 else made, more[-1], guest, True)
+        self._exchange.borrow(message, [made] if message.results == 1 else made, stream, guest, True)
 
     def fell(self, guest: Guest, number: int, ref: ObjectRef) -> bool:
         """Whether a result is only what a call becomes when its actor's process ends; its node is told just that."""

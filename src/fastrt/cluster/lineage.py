@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from fastrt._core.objects import handles
 from fastrt._core.objects.functions import function_name
+from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt._core.tasks import admission, submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.readiness import Readiness
@@ -31,7 +32,6 @@ from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.tasks.options import RETRIES_FOREVER, retries_left
 
-_SCALAR_KINDS_END = 16
 _RECORD_BYTES = 512  # what a record takes by itself, about
 
 
@@ -97,10 +97,14 @@ class Lineage:
         flags = info["flags"] & core.RETRY_ERRORS
         again = left if left == RETRIES_FOREVER else left - 1
 
+        options = submission.TaskOptions(
+            function, info["returns"], again, flags, demand=demand, policy=policy, priority=info["priority"]
+        )
+        args = submission.PackedArgs(kind, data, refs, info["deps"])
+
         def run() -> list[ObjectRef]:
             self._client.adopt_job(info["job"])
-            about = (self._client, function, kind, data, refs, info["deps"], info["returns"], again, flags)
-            submitted = submission.submit(*about, demand, policy, None, info["priority"])
+            submitted = submission.submit(self._client, options, args)
             return [submitted] if info["returns"] == 1 else list(submitted)
 
         nbytes = _RECORD_BYTES + len(data) + sum(handles.describe(self._client, ref)["bytes"] for ref in refs)
@@ -170,7 +174,7 @@ class Lineage:
                     raise ObjectLostError(f"an object of task {about}; when it ran again it made no such object")
                 self._watch(task, ref, path[1:], about, contains[path[0]])
                 return
-            if kind < _SCALAR_KINDS_END and not error and core.finish_scalar(self._client, task, data):
+            if kind < CORE_KINDS_END and not error and core.finish_scalar(self._client, task, data):
                 return
             self._copy(task, kind, error, data, contains)
         except FastrtError as exc:

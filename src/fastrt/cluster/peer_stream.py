@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from fastrt._core.objects import handles, spill
+from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt._core.tasks import actors, admission, calls, generators, submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.budget import ArgumentBudget
@@ -47,7 +48,6 @@ _Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel = (
     _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel")
 )
 _HOPS_TOLD_MAX = 255  # what a task's record can hold
-_SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
 _SHORT_BYTES_MIN = 16 << 10  # values from here on are offered while the other node is short of room, or much waits here
 _BACKLOG_BYTES = 4 << 20
 
@@ -217,12 +217,18 @@ class Exchange:
         if function is None:
             raise PeerError(f"node {self.name} sends a task with a function that it has not sent")
         flags, policy, stream = self.special(message)
-        about = (
-            self._client, function, message.kind, message.argument, refs, message.dependencies, message.results,
-            min(message.retries, RETRIES_FOREVER), flags,
-        )  # fmt: skip
-        demand = self.demand(message.demand) if message.demand else None
-        results = submission.submit(*about, demand, policy, stream, message.priority, min(message.hops, _HOPS_TOLD_MAX))
+        options = submission.TaskOptions(
+            function,
+            message.results,
+            min(message.retries, RETRIES_FOREVER),
+            flags,
+            demand=self.demand(message.demand) if message.demand else None,
+            policy=policy,
+            priority=message.priority,
+            hops=min(message.hops, _HOPS_TOLD_MAX),
+        )
+        args = submission.PackedArgs(message.kind, message.argument, refs, message.dependencies)
+        results = submission.submit(self._client, options, args, stream)
         self.borrow(message, [results] if message.results == 1 else results, stream)
 
     def borrow(
@@ -353,7 +359,7 @@ class Exchange:
             kind, is_error, data = self._store.read(ref)
         except FastrtError as exc:  # the other node gets that as the value
             kind, is_error, data = PICKLE, True, serialize(exc).to_bytes()
-        if kind < _SCALAR_KINDS_END:
+        if kind < CORE_KINDS_END:  # the core's own scalars travel pickled, as kind 0
             data = pickle.dumps(data, 5)
             first = _Value(error=is_error, size=len(data), **where)
         else:

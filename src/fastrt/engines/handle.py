@@ -8,8 +8,8 @@ from typing import Any, NoReturn, Protocol
 from fastrt.store import engine as engines
 from fastrt.tasks import options as tasks_options
 from fastrt.tasks.actor_handle import ActorHandle, own_method
-from fastrt.tasks.method import RETURNS_MAX, MethodPlan, check_options, whole
-from fastrt.tasks.options import DYNAMIC, STREAMING
+from fastrt.tasks.method import MethodPlan
+from fastrt.tasks.options import METHODS
 
 
 class CallingEngine(engines.Engine, Protocol):
@@ -42,15 +42,12 @@ class EngineMethod:
         Raises:
             TypeError, ValueError: a setting is unknown or wrong.
         """
-        options = {name: value for name, value in options.items() if value is not None}
-        unlike = {name: value for name, value in options.items() if name not in ("num_returns", "max_task_retries")}
-        check_options(unlike)
-        tasks_options.take({"num_returns": self._settings["num_returns"], **options}, None, method=True)
-        if options.get("num_returns", 1) not in (STREAMING, DYNAMIC):
-            whole("num_returns", options.get("num_returns", 1), 0, RETURNS_MAX)
-        if "max_task_retries" in options:
-            whole("max_task_retries", options["max_task_retries"], -1, 250)
-        return EngineMethod(self._handle, self._plan, {**self._settings, **options})
+        given = {name: value for name, value in options.items() if value is not None}
+        if "max_task_retries" in given:
+            tasks_options.task_retries_of(given["max_task_retries"])
+        single = {name: value for name, value in given.items() if name != "max_task_retries"}
+        tasks_options.read(METHODS, {"num_returns": self._settings["num_returns"], **single})
+        return EngineMethod(self._handle, self._plan, {**self._settings, **given})
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method; see `ActorMethod.remote`.
@@ -88,7 +85,7 @@ class EngineHandle(ActorHandle):
         else:
             found = [which for which in self._methods if which.name == name]
         if found:
-            return EngineMethod(self, found[0], {"num_returns": _returns_of(found[0])})
+            return EngineMethod(self, found[0], {"num_returns": found[0].settings.count})
         if name.startswith("__"):
             return own_method(self, name)
         there = ", ".join(which.name for which in self._methods if not which.name.startswith("_")) or "none"
@@ -106,11 +103,3 @@ class EngineHandle(ActorHandle):
 
     def __hash__(self) -> int:
         return hash(self._actor)
-
-
-def _returns_of(which: MethodPlan) -> int | str:
-    """What a method's num_returns is where nobody has said another."""
-    unlike = which.special
-    if unlike is not None and unlike.streaming:
-        return STREAMING
-    return DYNAMIC if unlike is not None and unlike.policy is not None and unlike.policy.dynamic else which.num_returns

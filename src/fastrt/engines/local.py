@@ -562,6 +562,5 @@ def _tries(retries: int) -> int:
 
 def _again(actor: LocalActor, which: MethodPlan, settings: Mapping[str, Any]) -> tuple[int, Any]:
     """How often a call runs at most, and after which exceptions again."""
-    given = dict(which.special.given) if which.special is not None else {}
-    wanted = settings.get("retry_exceptions", given.get("retry_exceptions", False))
+    wanted = settings.get("retry_exceptions", which.settings.given.get("retry_exceptions", False))
     return _tries(settings.get("max_task_retries", actor.task_retries)) if wanted else 1, wanted

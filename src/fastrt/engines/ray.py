@@ -235,8 +235,7 @@ class RayEngine:
 
     def call(self, handle: RayHandle, which: MethodPlan, settings: dict[str, Any], args: Any, kwargs: Any) -> Any:
         """`.remote` of an actor's method."""
-        given = dict(which.special.given) if which.special is not None else {}
-        options = _options("methods", _CALL_OPTIONS, {**given, **settings})
+        options = _options("methods", _CALL_OPTIONS, {**which.settings.given, **settings})
         if options.get("num_returns") == DYNAMIC:
             _refuse("num_returns='dynamic' of a method")
         if which.group:

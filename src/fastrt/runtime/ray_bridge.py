@@ -190,7 +190,7 @@ class Bridge:
         for slot in self._slots:
             slot.number = self._scheduler.register_worker(slot.address, self.address)
             for name, function in self._functions.items():
-                self._scheduler.register_function(slot.number, name, function._num_returns)
+                self._scheduler.register_function(slot.number, name, function._settings.returns)
 
     def _is_known(self) -> bool:
         info = self._scheduler.info()

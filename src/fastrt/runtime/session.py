@@ -90,6 +90,7 @@ class Runtime:
     def _rejoin(self) -> Store:
         """In a forked child: join the session as a new client."""
         store, self._link = self._join()
+        store.note = None if self._store is None else self._store.note
         self._store = store
         return store
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrt._core.memory import arena
 from fastrt._core.memory.clients import Client, ForkedHandle
-from fastrt._core.objects import handles, spill, unread, unread_list
+from fastrt._core.objects import handles, scalar, spill, unread, unread_list
 from fastrt._core.repair import recovery
 from fastrt._core.tasks import tasks as core_tasks
 from fastrt.errors import (
@@ -85,6 +85,7 @@ class Store:
         self.task_name: Callable[[int], str] = str
         self.actor_here: int | None = None
         self.on_exit: Callable[[str], None] | None = None  # ends this actor, for a reason
+        self.note: Callable[[Any], object] | None = None  # called with the references that this process makes
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
         self.watcher: Any = None  # the thread that waits for many, see `store.watch`
 
@@ -123,6 +124,8 @@ class Store:
             ref = self.with_room(size, lambda: handles.put_scalar(self.client, value))
         if ref is None:
             ref = self.put_serialized(serialize(value))
+        if self.note is not None:
+            self.note(ref)
         return ref
 
     def put_serialized(self, parts: Serialized, error: bool = False) -> ObjectRef:
@@ -283,7 +286,6 @@ class Store:
 
         Args:
             raw: give the bytes as they lie in the arena, whatever the kind.
-
         Returns:
             `data` is the value itself for the core's scalars (kind below 16), else bytes or a view of the arena;
             always such a view with `raw`.
@@ -306,7 +308,7 @@ class Store:
             Exception: the error that it holds.
         """
         kind, is_error, data = self.read(ref)
-        if kind < 16:
+        if kind < scalar.CORE_KINDS_END:
             value = data
         else:
             value = deserialize(kind, data, handles.contained(self.client, ref), copy)

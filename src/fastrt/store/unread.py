@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.objects import unread, unread_list
+from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt.errors import (
     ActorDiedError,
     ForkedRuntimeError,
@@ -36,7 +37,6 @@ from fastrt.store.serialize import deserialize
 PRINTED_MAX, WINDOW_S = 10, 5.0
 _EXPECTED = (TaskCancelledError, ObjectLostError, StaleReferenceError, NotInitializedError, ForkedRuntimeError)
 _FORWARDED_BYTES_MAX = 64 << 10  # of one message to a driver
-_SCALAR_KINDS_END = 16
 _SIBLINGS = 64
 
 
@@ -110,7 +110,7 @@ def _text_of(kind: int, data: bytes) -> str | None:
     """Put an error into words; None for one that the program expects."""
     if kind == unread_list.ACTOR:
         return f"an actor could not be made: {data.decode('utf-8', 'replace')}"
-    if kind < _SCALAR_KINDS_END:
+    if kind < CORE_KINDS_END:
         return None
     try:
         error = deserialize(kind, data, ())

@@ -1,7 +1,7 @@
 """`@fastrt.remote` on a class: actors. An actor is one instance in a process of its own, called through handles.
 
-Making one writes a record into the arena and tells the daemon, which has the zygote fork a process; that builds the
-instance and takes the calls. Nothing here waits for that: calls can be made at once.
+To make an actor, the caller writes a record into the arena and notifies the daemon. The daemon lets the zygote fork a
+process, which builds the instance and takes the calls. The caller does not wait for that: calls can be made at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from fastrt._core.memory.clients import ForkedHandle
 from fastrt._core.objects import functions as functions_core
 from fastrt._core.tasks import actors
-from fastrt.errors import ActorNotFoundError, ConfigError, NameTakenError
+from fastrt.errors import ActorNotFoundError, NameTakenError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
 from fastrt.store import messages, namespaces
@@ -22,31 +22,14 @@ from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import serialize
 from fastrt.tasks import functions, runtime_env
 from fastrt.tasks import namespaces as tasks_namespaces
-from fastrt.tasks.actor_handle import ActorHandle, ActorPlan, find_elsewhere, get_actor, retries_of
-from fastrt.tasks.method import MethodPlan, constructor_of, methods_of, whole
-from fastrt.tasks.options import NO_PRIORITY
+from fastrt.tasks import options as tasks_options
+from fastrt.tasks.actor_handle import ActorHandle, ActorPlan, find_elsewhere, get_actor
+from fastrt.tasks.method import MethodPlan, constructor_of, methods_of
+from fastrt.tasks.options import CLASSES
 from fastrt.tasks.resources import demand_of_actor, export, group_strategy, place_given
 
-CONCURRENCY_MAX = 100_000
 ASYNC_CONCURRENCY = 1000  # of an actor with coroutine methods, unless said otherwise
-_RESTARTS_MAX = 1 << 30
-_DEFAULTS: dict[str, Any] = {
-    "name": None,
-    "namespace": None,
-    "get_if_exists": False,
-    "lifetime": None,
-    "max_restarts": 0,
-    "max_task_retries": 0,
-    "max_concurrency": None,
-    "concurrency_groups": None,
-    "num_cpus": None,
-    "num_gpus": None,
-    "memory": None,
-    "resources": None,
-    "scheduling": None,
-    "scheduling_strategy": None,
-    runtime_env.OPTION: None,
-}
+_DEFAULTS = {name: option.default for name, option in tasks_options.OPTIONS[CLASSES].items()}
 
 
 class ActorClass:
@@ -59,11 +42,12 @@ class ActorClass:
                 "plain one: RemoteClass.cls"
             )
         self.cls = cls
-        self._options = {**_DEFAULTS, **_checked(options)}
+        given = {**_DEFAULTS, **_checked(options)}
+        self._options = {name: _DEFAULTS[name] if value is None else value for name, value in given.items()}
         self._options[runtime_env.OPTION] = runtime_env.environment_of(self._options[runtime_env.OPTION])
         self._demand = demand_of_actor(self._options)
         self._constructor: MethodPlan | None = None  # read at the first use: a class being unpickled is still empty
-        # The session, the class's object in it, and what says that this object is out of date.
+        # The session, the class's object in it, and the watch that says that this object is out of date.
         self._bound: tuple[Store, ObjectRef, functions_core.Watched | None] | None = None
         functools.update_wrapper(self, cls, updated=())
 
@@ -123,7 +107,7 @@ class ActorClass:
             self._bound = None
             return self._make(args, kwargs)
         except NameTakenError:
-            if self._options["get_if_exists"]:  # another process was quicker
+            if self._options["get_if_exists"]:  # another process has made it meanwhile
                 return get_actor(*named)
             raise
 
@@ -148,7 +132,7 @@ class ActorClass:
             methods,
             cls_ref,
             store.put_serialized(serialize((args, kwargs))),
-            retries_of(options["max_task_retries"]),
+            tasks_options.retries_of(options["max_task_retries"]),
             concurrency,
             groups,
             tasks_namespaces.inside(tasks_namespaces.here(), around),
@@ -165,6 +149,8 @@ class ActorClass:
             raise taken_error(name)
         if store.tell is not None:
             store.tell(messages.ActorsChanged())
+        if store.note is not None:
+            store.note(ref)
         return ActorHandle(ref, plan)
 
     def _bind(self) -> tuple[Store, ObjectRef]:
@@ -188,53 +174,11 @@ def taken_error(whole: str) -> NameTakenError:
     return NameTakenError(f"an actor with the name {name!r} lives in {where} already; choose another name")
 
 
-def knows(option: str) -> bool:
-    """Whether there is such an option of remote classes."""
-    return option in _DEFAULTS
-
-
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    for name, value in options.items():
-        if name == "priority":
-            raise TypeError(NO_PRIORITY)
-        if name not in _DEFAULTS:
-            raise TypeError(f"{name!r} is not an option of remote classes; there are: {', '.join(_DEFAULTS)}")
-        if value is not None:
-            _check_option(name, value)
+    tasks_options.check(CLASSES, options)
     if options.get("get_if_exists") and not options.get("name"):
         raise ValueError("get_if_exists finds an actor by its name: give one, too")
     return options
-
-
-def _check_option(name: str, value: Any) -> None:
-    if name == "max_restarts":
-        whole(name, value, -1, _RESTARTS_MAX)
-    elif name == "max_task_retries":
-        retries_of(value)
-    elif name == "max_concurrency":
-        whole(name, value, 1, CONCURRENCY_MAX)
-    elif name == "lifetime":
-        if value not in ("detached", "non_detached"):
-            raise ValueError(f"lifetime is {value!r}; it must be 'detached', 'non_detached' or None")
-    elif name == "name":
-        tasks_namespaces.stored(value, "")
-    elif name == "namespace":
-        tasks_namespaces.checked(name, value)
-    elif name == "get_if_exists":
-        if not isinstance(value, bool):
-            raise TypeError(f"get_if_exists is {value!r}; it must be True or False")
-    elif name == "concurrency_groups":
-        if not isinstance(value, dict) or not all(isinstance(group, str) and group for group in value):
-            raise ConfigError(f"concurrency_groups is {value!r}; it must be like {{'io': 2}}")
-        for group, count in value.items():
-            whole(f"concurrency_groups[{group!r}]", count, 1, CONCURRENCY_MAX)
-    elif name == "memory":
-        _amount(name, value)
-
-
-def _amount(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise ValueError(f"{name} is {value!r}; it must be a number from 0 on")
 
 
 def _empty() -> ActorClass:

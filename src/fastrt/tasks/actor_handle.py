@@ -1,7 +1,7 @@
-"""Handles of actors: what their users hold. A handle is a reference to the actor's object and can go anywhere.
+"""Handles of actors. A handle is a reference to the actor's object and can be passed to any process.
 
-The object holds the actor's plan, and the actor lives as long as the object: handles inside values, arguments and
-other actors count as references inside of them do. A call goes from here into the actor's mailbox.
+The object holds the actor's plan, and the actor lives as long as the object. Handles inside values, arguments and other
+actors keep it alive as references inside of them do. A call goes straight from the caller into the actor's mailbox.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from fastrt._core.memory.clients import ForkedHandle, table
 from fastrt._core.objects import handles, unread
 from fastrt._core.objects.functions import function_name
-from fastrt._core.tasks import actors, calls, generators
-from fastrt._core.tasks import submission as submission_core
+from fastrt._core.tasks import actors, generators
 from fastrt._core.tasks import tasks as core
+from fastrt._core.tasks.submission import CallOfDead, CallOptions, submit
 from fastrt.errors import ActorDiedError, ActorNotFoundError, AttachError, ObjectStoreFullError, StaleReferenceError
 from fastrt.store import client as store_client
 from fastrt.store import engine as engines
@@ -28,8 +28,8 @@ from fastrt.store.ref import ObjectRef
 from fastrt.tasks import arguments, namespaces
 from fastrt.tasks import options as tasks_options
 from fastrt.tasks.exit_actor import OWN, OwnMethod
-from fastrt.tasks.method import CALL, RETURNS_MAX, MethodPlan, check_options, whole
-from fastrt.tasks.options import Special
+from fastrt.tasks.method import CALL, MethodPlan
+from fastrt.tasks.options import METHODS
 from fastrt.tasks.runtime_env import Environment
 
 _FIND_TRIES = 3
@@ -43,15 +43,15 @@ class ActorPlan:
     Attributes:
         name: of the class.
         session: where the actor lives.
-        methods: what can be called, by number.
+        methods: plans of its methods, by number.
         cls: reference to the class's object; None on nodes where the actor does not run.
-        init: reference to (args, kwargs) of the constructor; None as well.
+        init: reference to (args, kwargs) of the constructor; None on nodes where the actor does not run.
         retries: runs of a call allowed beyond the first; 255: any number.
         concurrency: calls of the default group that may run at once.
-        groups: the same for the others.
-        environment: what its process is given; None: nothing.
-        group: of what is reserved for a placement group: that.
-        demand: reference to what the actor demands.
+        groups: the same for the other concurrency groups.
+        environment: of its process; None: the common one.
+        group: of a bundle's record: the placement group that the bundle is reserved for.
+        demand: reference to the resources that the actor demands.
     """
 
     name: str
@@ -67,7 +67,7 @@ class ActorPlan:
     demand: ObjectRef | None = None
 
     def method_of(self, number: int) -> tuple[MethodPlan, str]:
-        """The method that a call's number names, and the concurrency group that the call runs in.
+        """Return the method that a call's number names, and the concurrency group that the call runs in.
 
         Numbers from len(methods) on name the same methods in a group that the caller chose.
         """
@@ -76,13 +76,11 @@ class ActorPlan:
         return which, which.group if not chosen else ("", *self.groups)[chosen - 1]
 
     def in_group(self, which: MethodPlan, group: str) -> MethodPlan:
-        """A method whose calls run in that concurrency group.
+        """Return the plan of a method whose calls run in that concurrency group.
 
         Raises:
-            TypeError, ValueError: there is no such group.
+            ValueError: there is no such group.
         """
-        if not isinstance(group, str):
-            raise TypeError(f"concurrency_group is {group!r}; it must be text")
         if group and group not in self.groups:
             raise ValueError(f"there is no concurrency group {group!r}; class {self.name} names {sorted(self.groups)}")
         chosen = 1 + ("", *self.groups).index(group)
@@ -91,57 +89,55 @@ class ActorPlan:
 
 
 class ActorMethod:
-    """A method of an actor as its handle gives it: call `.remote(...)`."""
+    """A method of an actor as its handle gives it: call `.remote(...)`.
 
-    __slots__ = ("__weakref__", "_num_returns", "_number", "_plan", "_ref", "_retries", "_store", "_whose")
-    _special: Special | None = None
+    Args:
+        ref: the actor's object.
+        actor: the actor's plan.
+        plan: of the method.
+        retries: runs of a call allowed beyond the first; 255: any number.
+    """
 
-    def __init__(self, ref: ObjectRef, plan: ActorPlan, which: MethodPlan, num_returns: int, retries: int) -> None:
+    __slots__ = ("__weakref__", "_actor", "_bound", "_plan", "_ref", "_retries", "_returns", "_streaming")
+
+    def __init__(self, ref: ObjectRef, actor: ActorPlan, plan: MethodPlan, retries: int) -> None:
         self._ref = ref
-        self._whose = plan
-        self._plan = which
-        self._number = which.number
-        self._num_returns = num_returns
+        self._actor = actor
+        self._plan = plan
         self._retries = retries
-        self._store: Store | None = None
+        self._returns = plan.settings.returns
+        self._streaming = plan.settings.streaming
+        self._bound: tuple[Store, CallOptions] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = self._plan.name
-        raise TypeError(f"{self._whose.name}.{name} is a method of an actor: call .{name}.remote(...)")
+        raise TypeError(f"{self._actor.name}.{name} is a method of an actor: call .{name}.remote(...)")
 
     def __repr__(self) -> str:
-        return f"ActorMethod({self._whose.name}.{self._plan.name})"
+        return f"ActorMethod({self._actor.name}.{self._plan.name})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ActorMethod, (self._ref, self._whose, self._plan, self._num_returns, self._retries)
+        return ActorMethod, (self._ref, self._actor, self._plan, self._retries)
 
     def options(
-        self,
-        *,
-        num_returns: int | str | None = None,
-        max_task_retries: int | None = None,
-        concurrency_group: str | None = None,
-        **options: Any,
+        self, *, max_task_retries: int | None = None, concurrency_group: str | None = None, **options: Any
     ) -> ActorMethod:
         """Return the same method with other settings.
 
         Args:
-            num_returns: how many results a call has; "streaming" or "dynamic" of generators.
             max_task_retries: how often a call runs again after the actor's process died; -1: any number.
             concurrency_group: the group that its calls run in, one of the actor's; "": the default group.
             **options: as for `fastrt.method`.
         Raises:
             TypeError, ValueError: a setting is wrong.
         """
-        check_options(options)
-        retries = self._retries if max_task_retries is None else retries_of(max_task_retries)
-        if num_returns is not None and not isinstance(num_returns, str):
-            whole("num_returns", num_returns, 0, RETURNS_MAX)
-        settings = {**(dict(self._special.given) if self._special is not None else {}), **options}
-        settings["num_returns"] = settings.get("num_returns", self._num_returns) if num_returns is None else num_returns
-        unlike = tasks_options.take(settings, None, method=True)
-        which = self._plan if concurrency_group is None else self._whose.in_group(self._plan, concurrency_group)
-        return method_of(self._ref, self._whose, which, settings["num_returns"], retries, unlike)
+        tasks_options.check(METHODS, {**options, "concurrency_group": concurrency_group})
+        given = {name: value for name, value in options.items() if value is not None}
+        plan = replace(self._plan, settings=tasks_options.read(METHODS, {**self._plan.settings.given, **given}))
+        if concurrency_group is not None:
+            plan = self._actor.in_group(plan, concurrency_group)
+        retries = self._retries if max_task_retries is None else tasks_options.task_retries_of(max_task_retries)
+        return ActorMethod(self._ref, self._actor, plan, retries)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method in the actor's process, after all earlier calls by this process.
@@ -150,136 +146,73 @@ class ActorMethod:
             *args, **kwargs: its arguments. ObjectRefs among them are replaced by their values before it runs;
                 references inside containers are passed on as they are.
         Returns:
-            An ObjectRef to the result; a list of them when num_returns is not 1; None when it is 0. The results of
-            a call of a dead actor are `ActorDiedError`.
+            An ObjectRef to the result; a list of them when num_returns is not 1; None when it is 0. An
+            ObjectRefGenerator when it is "streaming". The results of a call of a dead actor are `ActorDiedError`.
         Raises:
             TypeError: the arguments do not fit the method's signature.
             SerializationError: an argument cannot be pickled.
             ObjectStoreFullError: there is no room for the arguments or for another call.
             StaleReferenceError: the handle belongs to a session that has ended.
         """
-        store = self._store
-        if store is None or store is not store_client.current():
-            store = self._bind()
+        bound = self._bound
+        if bound is None or bound[0] is not store_client.current():
+            bound = self._bind()
+        store, options = bound
         plan = self._plan
         if kwargs or not plan.least <= len(args) or 0 <= plan.most < len(args):
             plan.check(args, kwargs)
         try:
-            if not kwargs:
-                refs = calls.call_scalars(store.client, self._ref, self._number, args, self._num_returns, self._retries)
+            if not kwargs and not self._streaming:
+                refs = submit(store.client, options, args)
                 if refs is not None:
-                    return refs if self._num_returns else None
-            return self._call(store, args, kwargs)
+                    return refs if self._returns else None
+            return self._submit(store, options, args, kwargs)
         except ForkedHandle:
-            self._store = None
+            self._bound = None
             return self.remote(*args, **kwargs)
-        except calls.CallOfDead as dead:
+        except CallOfDead as dead:
             return self._give_up(store, *dead.args)
         except ObjectStoreFullError:
-            return store.with_room(0, lambda: self._call(store, args, kwargs))
+            return store.with_room(0, lambda: self._submit(store, options, args, kwargs))
 
-    def _call(self, store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args = arguments.put_large_arrays(store, args)
-        settings = (self._num_returns, self._retries)
-        refs = None
+    def _submit(self, store: Store, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Submit a call whose arguments are not all scalars, or whose items come one by one."""
+        stream = generators.create(store.client, self._plan.settings.limit) if self._streaming else None
         try:
-            if not kwargs:
-                refs = calls.call_scalars(store.client, self._ref, self._number, args, *settings)
-            if refs is None:
-                kind, data, named, ndeps = arguments.pack(store, args, kwargs)
-                refs = calls.call(store.client, self._ref, self._number, kind, data, named, ndeps, *settings)
-        except calls.CallOfDead as dead:
-            return self._give_up(store, *dead.args)
-        return refs if self._num_returns else None
-
-    def _give_up(self, store: Store, task: int, refs: Any) -> Any:
-        """End a call of a dead actor."""
-        store.put_error(task, dead_actor(store, self._ref, self._whose.name))
-        core.finish(store.client, task)
-        return refs if self._num_returns else None
-
-    def _bind(self) -> Store:
-        store_client.refuse_stale(self._ref)
-        store = store_client.require()
-        check_session(store, self._ref)
-        self._store = store
-        store.users.add(self)
-        return store
-
-    def forget(self) -> None:
-        """Let go of the session that has ended, or its segment would stay mapped."""
-        self._store = None
-
-
-class SpecialMethod(ActorMethod):
-    """A method whose calls are special: see `fastrt.tasks.options`."""
-
-    __slots__ = ("_policy_ref", "_special")
-
-    def __init__(
-        self, ref: ObjectRef, plan: ActorPlan, which: MethodPlan, num_returns: int, retries: int, unlike: Special
-    ) -> None:
-        super().__init__(ref, plan, which, num_returns, retries)
-        self._special: Special = unlike
-        self._policy_ref: ObjectRef | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SpecialMethod, (self._ref, self._whose, self._plan, self._num_returns, self._retries, self._special)
-
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method; see `ActorMethod.remote`.
-
-        Returns:
-            An ObjectRefGenerator when its num_returns is "streaming".
-        """
-        store = self._store
-        if store is None or store is not store_client.current():
-            store = self._bind()
-        self._plan.check(args, kwargs)
-        try:
-            return self._call(store, args, kwargs)
-        except ForkedHandle:
-            self._store = None
-            return self.remote(*args, **kwargs)
-        except ObjectStoreFullError:
-            return store.with_room(0, lambda: self._call(store, args, kwargs))
-
-    def _call(self, store: Store, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args = arguments.put_large_arrays(store, args)
-        stream = generators.create(store.client, self._special.limit) if self._special.streaming else None
-        flags = core.RETRY_ERRORS if self._special.retries else 0
-        settings = (self._num_returns, self._retries, flags, self._policy_ref, stream)
-        refs = None
-        try:
-            if not kwargs:
-                refs = submission_core.call_scalars(store.client, self._ref, self._number, args, *settings)
-            if refs is None:
-                kind, data, named, ndeps = arguments.pack(store, args, kwargs)
-                refs = submission_core.call(store.client, self._ref, self._number, kind, data, named, ndeps, *settings)
-        except calls.CallOfDead as dead:
+            refs = submit(store.client, options, arguments.pack(store, args, kwargs), stream)
+        except CallOfDead as dead:
             refs = self._give_up(store, *dead.args)
         if stream is not None:
             return ObjectRefGenerator(stream, refs)
-        return refs if self._num_returns else None
+        return refs if self._returns else None
 
-    def _bind(self) -> Store:
-        store = super()._bind()
-        self._policy_ref = tasks_options.export(store, self._special.policy)
-        return store
+    def _give_up(self, store: Store, task: int, refs: Any) -> Any:
+        """End a call of a dead actor."""
+        store.put_error(task, dead_actor(store, self._ref, self._actor.name))
+        core.finish(store.client, task)
+        return refs if self._returns else None
+
+    def _bind(self) -> tuple[Store, CallOptions]:
+        store_client.refuse_stale(self._ref)
+        store = store_client.require()
+        check_session(store, self._ref)
+        settings = self._plan.settings
+        options = CallOptions(
+            self._ref,
+            self._plan.number,
+            settings.returns,
+            self._retries,
+            core.RETRY_ERRORS if settings.retry_errors else 0,
+            policy=tasks_options.export(store, settings.policy),
+            note=store.note,
+        )
+        self._bound = store, options
+        store.users.add(self)
+        return self._bound
 
     def forget(self) -> None:
         """Let go of the session that has ended, or its segment would stay mapped."""
-        super().forget()
-        self._policy_ref = None
-
-
-def method_of(
-    ref: ObjectRef, plan: ActorPlan, which: MethodPlan, num_returns: int, retries: int, unlike: Special | None
-) -> ActorMethod:
-    """A method of the kind that its settings call for."""
-    if unlike is None:
-        return ActorMethod(ref, plan, which, num_returns, retries)
-    return SpecialMethod(ref, plan, which, num_returns, retries, unlike)
+        self._bound = None
 
 
 class ActorHandle:
@@ -302,8 +235,8 @@ class ActorHandle:
         plan = plan_of(self)
         for which in plan.methods:
             if which.name == name:
-                method = method_of(self._actor_ref, plan, which, which.num_returns, plan.retries, which.special)
-                self.__dict__[name] = method  # the next time nobody asks for it
+                method = ActorMethod(self._actor_ref, plan, which, plan.retries)
+                self.__dict__[name] = method  # from now on an attribute like any other
                 return method
         raise AttributeError(
             f"actor class {plan.name} has no method {name!r}; it has "
@@ -325,10 +258,10 @@ class ActorHandle:
 
 
 def own_method(handle: ActorHandle, name: str) -> Any:
-    """What Ray's handles have beside the methods of the class: `__ray_call__`, `__ray_ready__`, `__ray_terminate__`.
+    """Return a method that Ray's handles have beside those of the class: `__ray_call__`, `__ray_ready__` and so on.
 
     Raises:
-        AttributeError: there is no such one.
+        AttributeError: no handle has such a method.
     """
     if name == "__ray_call__":
         return getattr(handle, CALL)
@@ -338,7 +271,7 @@ def own_method(handle: ActorHandle, name: str) -> Any:
 
 
 def plan_of(handle: ActorHandle) -> ActorPlan:
-    """Return what a handle's actor can do; a handle that came from elsewhere looks it up now.
+    """Return the plan of a handle's actor; a handle that was made by another process reads it now.
 
     Raises:
         StaleReferenceError: the handle belongs to a session that has ended.
@@ -351,12 +284,12 @@ def plan_of(handle: ActorHandle) -> ActorPlan:
 
 
 def check_session(store: Store, ref: ObjectRef) -> None:
-    """See to it that a handle is of this process's session.
+    """Check that a handle belongs to this process's session.
 
     Raises:
         StaleReferenceError: its session has ended.
     """
-    with contextlib.suppress(ForkedHandle):  # the call itself attaches anew
+    with contextlib.suppress(ForkedHandle):  # the call itself attaches again
         handles.use(store.client, ref)
 
 
@@ -365,7 +298,7 @@ def dead_actor(store: Store, ref: ObjectRef, name: str = "") -> ActorDiedError:
 
     Args:
         ref: the actor's object.
-        name: of its class; default: as it is known here.
+        name: of its class; default: looked up here.
     """
     actor = actors.index_of(store.client, ref)
     info = actors.info(store.client, actor)
@@ -373,15 +306,6 @@ def dead_actor(store: Store, ref: ObjectRef, name: str = "") -> ActorDiedError:
     error.on_purpose = info["ended"] in (actors.KILLED, actors.EXITED)
     unread.mark(store.client, [ref])
     return error
-
-
-def retries_of(value: Any) -> int:
-    """Check max_task_retries; as the record of a call has it.
-
-    Raises:
-        TypeError, ValueError: it is no number of retries.
-    """
-    return 255 if whole("max_task_retries", value, -1, 250) == -1 else int(value)
 
 
 def kill(actor: ActorHandle, *, no_restart: bool = True, force: bool = True) -> None:
@@ -402,7 +326,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True, force: bool = True) -> 
         raise TypeError(f"kill takes the handle of an actor, not {type(actor).__name__}; tasks are ended by cancel")
     other = engines.current()
     if other is not None:
-        other.kill(actor, no_restart)  # in its own way
+        other.kill(actor, no_restart)
         return
     plan_of(actor)
     store = store_client.require()
@@ -412,7 +336,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True, force: bool = True) -> 
 
 
 def _caller(store: Store) -> str:
-    """The code that runs here, for messages on any node."""
+    """Describe the code that runs here, for messages on any node."""
     task = store.task_here()
     what = "the driver" if store.actor_here is None else "an actor"
     if task is not None:
@@ -421,7 +345,7 @@ def _caller(store: Store) -> str:
 
 
 def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, force: bool = True) -> None:
-    """`kill`, of the actor with that index.
+    """Kill the actor with that index, as `kill` does.
 
     Args:
         reason: why it ends.
@@ -431,7 +355,7 @@ def kill_in(store: Store, index: int, reason: str, no_restart: bool = True, forc
         actors.end_for_good(store.client, index, actors.KILLED, reason)
     info = actors.info(store.client, index)
     if info["bare"] and info["state"] != actors.AWAY:
-        return  # the daemon sees it
+        return  # the daemon notices it by itself
     if info["state"] == actors.AWAY:
         actors.order(store.client, index, actors.ORDER_KILL if force else actors.ORDER_END)
         return
@@ -448,7 +372,7 @@ def _end_process(store: Store, index: int, info: dict[str, Any], number: signal.
     except ProcessLookupError:
         return
     try:
-        # The number was the actor's after the descriptor was there, so it is the descriptor's.
+        # The pid was the actor's after the descriptor was opened, so the descriptor is the actor's.
         known = {row["client"]: row["pid"] for row in table(store.client.segment)}
         now = actors.info(store.client, index)
         if now["state"] != actors.AWAY and now["client"] == info["client"] and known.get(info["client"]) == info["pid"]:
@@ -486,7 +410,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
 
 
 def not_found(name: str, namespace: str | None, there: list[dict[str, str]]) -> ActorNotFoundError:
-    """The error where no actor has a name, and others have these."""
+    """Return the error for a name that no actor has; `there` are the names that there are."""
     space = namespaces.here() if namespace is None else namespace
     inside = ", ".join(row["name"] for row in there if row["namespace"] == space) or "none"
     where = f"namespace {space!r} of this session" if space else "this session"
@@ -496,12 +420,12 @@ def not_found(name: str, namespace: str | None, there: list[dict[str, str]]) -> 
 
 
 def find_elsewhere(store: Store, name: str) -> ObjectRef | None:
-    """The object that stands here for the actor of that name on another node of the cluster; None: there is none."""
+    """Return the object that represents the actor of that name on another node here; None: there is none."""
     for _ in range(_FIND_TRIES):
         answer = _ask_cluster(store, name)
         if not answer.objref:
             return None
-        with contextlib.suppress(StaleReferenceError):  # the uplink died, or kept it for too short a time
+        with contextlib.suppress(StaleReferenceError):  # the uplink died, or has dropped it already
             ref: ObjectRef = handles.acquire(store.client, answer.objref, answer.entry)
             return ref
     return None
@@ -511,7 +435,7 @@ def _ask_cluster(store: Store, name: str) -> messages.ActorFound:
     try:
         if store.socket_path:
             return join.inquire(store.socket_path, messages.FindActor(name), messages.ActorFound, patient=True)
-    except AttachError:  # its uplink has just died, and does not answer
+    except AttachError:  # the uplink has just died and does not answer
         pass
     return messages.ActorFound([], 0, 0)
 
@@ -520,7 +444,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     """Return the names of all actors of this cluster that have one and live, in the order of the alphabet.
 
     Args:
-        all_namespaces: whether those of other namespaces, too; then each is {"name": ..., "namespace": ...}.
+        all_namespaces: whether to list the names of all namespaces; each is then {"name": ..., "namespace": ...}.
     Source:
         The semantics of `ray.util.list_named_actors`.
     """

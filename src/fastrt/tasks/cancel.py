@@ -22,18 +22,18 @@ def cancel(ref: ObjectRef | ObjectRefGenerator, *, force: bool = False, recursiv
 
     A task that has not started never runs. One that runs gets a KeyboardInterrupt; with `force` its worker is
     killed, unless that runs another task by then. `get` on its results raises `TaskCancelledError`; it is not retried.
-    A call of an actor is cancelled alike: before it has begun; with a KeyboardInterrupt where the actor runs one call
-    at a time; with `asyncio.CancelledError` where it is a coroutine. One that runs in a thread goes on to its end.
+    An actor's call that has not begun never runs. A running call gets a KeyboardInterrupt where the actor runs one call
+    at a time, and `asyncio.CancelledError` where it is a coroutine. A call that runs in a thread goes on to its end.
 
-    It does not matter which node has submitted the task, and which runs it.
+    The task may have been submitted by any node, and run on any node.
 
     Args:
-        ref: a result of the task, or what a generator's call gave. A reference made by `put` has no task and is left
-            alone.
+        ref: a result of the task, or the ObjectRefGenerator of its call. A reference made by `put` has no task and is
+            left alone.
         force: kill the worker process instead of interrupting it. A call of an actor that another node has made is
             cancelled without force.
-        recursive: cancel also what a task that runs has submitted, and so on, as far as it has not ended. Of an actor
-            that runs several calls at once nobody knows which of them submitted a task: none is its child.
+        recursive: cancel also the tasks that a running task has submitted, their tasks, and so on. The tasks that an
+            actor with several concurrent calls submits have no parent and are not cancelled with a call.
     Raises:
         TypeError: `ref` is not an ObjectRef.
         ValueError: `force` with a call of an actor: it would end all of the actor.
@@ -54,7 +54,7 @@ def cancel(ref: ObjectRef | ObjectRefGenerator, *, force: bool = False, recursiv
 
 
 def cancel_in(store: Store, ref: ObjectRef, force: bool = False, recursive: bool = True) -> None:
-    """`cancel`, in the session of `store`.
+    """Cancel a task in the session of `store`, as `cancel` does.
 
     Raises:
         ValueError: `force` with a call of an actor.
@@ -72,9 +72,9 @@ def cancel_in(store: Store, ref: ObjectRef, force: bool = False, recursive: bool
 
 
 def _cancel_children(store: Store, job: int, path: int, force: bool) -> None:
-    """Cancel what a task has submitted that was told to end, and what that has, and so on.
+    """Cancel the tasks that a cancelled task has submitted, and the tasks of those, and so on.
 
-    After it was told, so that what it submits meanwhile is found, too, as far as that can be.
+    This comes after the mark of the parent, so that most tasks which it submits meanwhile are found, too.
     """
     paths = [path]
     while paths:
@@ -88,7 +88,7 @@ def _cancel_children(store: Store, job: int, path: int, force: bool) -> None:
 
 
 def _carry_out(store: Store, what: str, task: int, pid: int, force: bool, words: str) -> None:
-    """Do what is left to do after the core has cancelled a task; `words` are its error if it never runs."""
+    """Finish a cancellation after the core has marked the task; `words` are its error if it never runs."""
     if what == "ending":
         store.put_error(task, TaskCancelledError(words))
         core.finish(store.client, task)
@@ -97,20 +97,20 @@ def _carry_out(store: Store, what: str, task: int, pid: int, force: bool, words:
 
 
 def interrupt(store: Store, pid: int, force: bool) -> None:
-    """Tell a process that runs a task which was marked as cancelled.
+    """Interrupt a process that runs a task which was marked as cancelled.
 
     Args:
         store: this process's attachment to its session.
         pid: the process.
-        force: it shall end, if it is a worker and still runs that task. One that has lent the task to another node
-            reads in the task's record what it shall ask for there.
+        force: it must end, if it is a worker and still runs that task. A process that has forwarded the task to
+            another node reads in the task's record whether to force it there.
     """
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        return  # it died by itself; recovery sees that the task is cancelled
+        return  # it has died meanwhile; recovery sees that the task is cancelled
     try:
-        # The number was its own after the descriptor was there, so the descriptor is its own, too.
+        # The pid was the process's after the descriptor was opened, so the descriptor is the process's, too.
         kinds = [row["kind"] for row in table(store.client.segment) if row["pid"] == pid]
         if kinds:
             kill = force and KIND_WORKER in kinds

@@ -1,4 +1,4 @@
-"""`fastrt.runtime_context()`: where a program runs, and as what."""
+"""`fastrt.runtime_context()`: the session, process, task and actor that code runs in."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from fastrt.tasks.resources import ONE_CPU, Demand, by_name
 
 @dataclass(frozen=True)
 class RuntimeContext:
-    """What is true of the code that asked for it. Its methods are those of Ray's context.
+    """The session, process, task and actor of the code that asked for it. Its methods are those of Ray's context.
 
     Attributes:
-        job_id: of the driver that the work is for.
+        job_id: of the driver that the task runs for.
         node_id: as `fastrt.nodes()` has it.
         worker_id: of this process in its session.
         task_id: of the task or call that runs here; None in a driver.
         task_name: its name; None in a driver.
-        actor_id: of the actor that this is; None elsewhere.
-        actor_name: as it was given; None where it was not.
+        actor_id: of the actor in whose process the code runs; None elsewhere.
+        actor_name: the name that it was given; None where it was not.
         restarts: how often the actor's instance was built again.
         attempt: runs of the task before this one.
-        assigned_resources: what the task takes while it runs, or the actor while it lives, by the names that it was
-            asked for by, also where a placement group has it.
-        namespace: of names of actors; empty: the session's own.
+        assigned_resources: the resources of the task while it runs, or of the actor while it lives, by the names of
+            the request, also where they come from a placement group.
+        namespace: of names of actors; empty: the session's default.
     """
 
     job_id: str
@@ -86,10 +86,10 @@ class RuntimeContext:
 
 
 def runtime_context() -> RuntimeContext:
-    """Say where this code runs: session, process, task and actor.
+    """Return the session, process, task and actor that this code runs in.
 
     Returns:
-        What is true now; it does not change when the task ends.
+        The context as it is now; it does not change when the task ends.
     Source:
         The semantics of `ray.get_runtime_context`.
     """

@@ -1,4 +1,4 @@
-"""An actor that ends by itself, `fastrt.exit_actor()`; and how a handle asks for that, or whether the actor lives."""
+"""`fastrt.exit_actor()`: an actor ends itself. And the methods by which a handle ends it, or asks whether it lives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ActorLeaves(SystemExit):
     """Raised in an actor's code to end the actor. Threads and event loops treat it as any SystemExit.
 
     Args:
-        error: what whoever made the call gets.
+        error: the result of the call.
     """
 
     def __init__(self, error: ActorDiedError) -> None:
@@ -30,7 +30,7 @@ class Callable(Protocol):
         """Call it."""
 
     def options(self, **options: Any) -> Callable:
-        """The same method with other settings."""
+        """Return the same method with other settings."""
 
 
 class OwnMethod:
@@ -48,11 +48,11 @@ class OwnMethod:
         self._function = function
 
     def options(self, **options: Any) -> OwnMethod:
-        """Return the same method with other settings; see `ActorMethod.options`."""
+        """Return the same method with other settings, as `ActorMethod.options` does."""
         return OwnMethod(self._call.options(**options), self._function)
 
     def remote(self) -> Any:
-        """Call it; see `ActorMethod.remote`."""
+        """Call the function in the actor's process; returns as `ActorMethod.remote`."""
         return self._call.remote(self._function)
 
 
@@ -81,12 +81,12 @@ def exit_actor() -> NoReturn:
 
 
 def is_ready(instance: object) -> bool:
-    """What `handle.__ray_ready__` calls: the actor has been built, and has come to this call."""
+    """Return True: `handle.__ray_ready__` calls this in an actor that is built and takes calls."""
     return True
 
 
 def leave(instance: object) -> NoReturn:
-    """What `handle.__ray_terminate__` calls.
+    """End the actor, for `handle.__ray_terminate__`.
 
     Raises:
         ActorLeaves: always.

@@ -1,6 +1,6 @@
 """Functions in the object store: shipped once per node, found by the hash of their content.
 
-One stays while a process can submit tasks of it, or a task or an actor of it is there; then the node daemon sweeps it.
+A function stays while a process can submit tasks of it, or a task or an actor of it exists; then the daemon sweeps it.
 
 The stored value is the pair (name, function). Functions of importable modules are pickled by reference and
 imported where they run; those of `__main__`, closures and lambdas travel by value (cloudpickle).
@@ -27,11 +27,11 @@ def export(store: Store, name: str, function: Callable[..., Any]) -> tuple[Objec
     """Store a function unless this node has it already.
 
     Args:
-        name: for people: error messages and listings.
+        name: for error messages and listings.
         function: any callable that cloudpickle can take.
     Returns:
-        The reference that tasks name their function by, and what says that it is out of date: an assignment to one
-        of the globals that travelled with it. None: it names none that are watched.
+        The reference that tasks name their function by, and the watch that says when it is out of date: after an
+        assignment to one of the globals that travelled with it. None: it names no globals that are watched.
     Raises:
         SerializationError: it captures something that cannot be pickled.
     """
@@ -65,13 +65,13 @@ class FunctionCache:
         self._store = store
         self.loaded: dict[int, tuple[str, Callable[..., Any]]] = {}
         self._places: dict[int, int] = {}  # the index of each one's object
-        self._looks_at = 0  # how many are loaded when those that were swept are dropped
+        self._looks_at = 0  # with this many loaded, the swept ones are dropped
 
     def get(self, task: int) -> tuple[str, Callable[..., Any]]:
         """Return (name, function) for a task that this process has claimed.
 
         Raises:
-            FunctionNotFoundError: it cannot be rebuilt here; the message says what is missing.
+            FunctionNotFoundError: it cannot be rebuilt here; the message names the missing part.
         """
         objref, index = core.function_of(self._store.client, task)
         found = self.loaded.get(objref)
@@ -79,7 +79,7 @@ class FunctionCache:
             ref = handles.acquire(self._store.client, objref, index)
             try:
                 found = self._store.load(ref)
-            except (Exception, SystemExit) as exc:  # its module's own code runs here, and may raise anything
+            except (Exception, SystemExit) as exc:  # its module's code runs here and may raise anything
                 raise FunctionNotFoundError(f"this worker cannot load the task's function: {exc}") from exc
             if len(self.loaded) >= self._looks_at:
                 self.drop_swept()

@@ -20,7 +20,7 @@ def mark(job: int, name: str) -> bytes:
 
 
 def read_mark(about: bytes) -> tuple[int, str]:
-    """Read what lies between MARK and the end of the line; 0 for the job if it is no mark of `mark`'s."""
+    """Read the bytes between MARK and the end of the line; the job is 0 if `mark` has not written them."""
     job, _, name = about.partition(b" ")
     text = name[: 4 * NAME_MAX].decode("utf-8", "replace")[:NAME_MAX]
     return int(job, 16) if _JOB.fullmatch(job) else 0, text

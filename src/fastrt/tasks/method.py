@@ -1,6 +1,6 @@
-"""What a handle knows of an actor's class: its methods, how each may be called, and the settings of each.
+"""Plans of an actor's methods: how each may be called, and its settings.
 
-It is taken from the class when the actor is made and travels with the actor, so a wrong call is found where it is
+They are read from the class when the actor is made, and travel with the actor. A wrong call is refused where it is
 made, also by a process that does not have the class.
 """
 
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastrt.errors import ConfigError
 from fastrt.tasks import options as tasks_options
-from fastrt.tasks.options import Special
+from fastrt.tasks.options import METHODS, Settings
 
 _SETTINGS = "__fastrt_method__"
-CALL = "__fastrt_call__"  # what every actor has: calls a function with the instance before the other arguments
+CALL = "__fastrt_call__"  # every actor has this method: it calls a function with the instance as first argument
 _CALL_SIGNATURE = inspect.signature(lambda function, /, *args, **kwargs: None)
-_SPECIAL = ("retry_exceptions", *(name for name in tasks_options.OPTIONS if name not in tasks_options.OF_FUNCTIONS))
-_OPTIONS = ("num_returns", "concurrency_group", *_SPECIAL)
-RETURNS_MAX = 10_000
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -30,24 +27,22 @@ class MethodPlan:
 
     Attributes:
         name: of the method.
-        number: what calls name it by.
-        num_returns: results of a call.
-        special: what is special about its calls; None when nothing is.
+        number: names it in calls.
         group: its concurrency group; "": the default one.
         least, most: positional arguments that a call without keywords may have; most -1: any number.
         signature: without `self`, its annotations and defaults that are not plain; None where there is none.
         is_async: whether it is a coroutine function, or an asynchronous generator's.
+        settings: of its calls.
     """
 
     name: str
     number: int
-    num_returns: int
     group: str
     least: int
     most: int
     signature: inspect.Signature | None
     is_async: bool
-    special: Special | None = None
+    settings: Settings = field(default_factory=Settings)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare arguments with the signature.
@@ -74,7 +69,8 @@ def method(
         concurrency_group: the group that its calls run in, one of those that `fastrt.remote` was given.
         **options: generator_backpressure, retry_exceptions (up to `max_task_retries` times), retry_delay,
             retry_backoff, retry_delay_max and timeout, as for `fastrt.remote`. A call that does not end although its
-            timeout was raised in it ends with the actor's process; one in a thread goes on, and its caller is told.
+            timeout was raised in it ends with the actor's process; a call in a thread goes on, and its caller gets the
+            error.
     Returns:
         A decorator.
     Raises:
@@ -82,31 +78,25 @@ def method(
     Source:
         The semantics of `ray.method`.
     """
-    check_options(options)
-    if isinstance(num_returns, str):
-        tasks_options.check_count(num_returns)
-    elif num_returns is not None:
-        whole("num_returns", num_returns, 0, RETURNS_MAX)
-    if concurrency_group is not None and not isinstance(concurrency_group, str):
-        raise TypeError(f"concurrency_group is {concurrency_group!r}; it must be text")
+    options = {"num_returns": num_returns, "concurrency_group": concurrency_group, **options}
+    tasks_options.check(METHODS, options)
 
     def mark(function: _F) -> _F:
-        settings = {"num_returns": num_returns, **options}
-        tasks_options.take(dict(settings), function, method=True)
-        setattr(function, _SETTINGS, (settings, concurrency_group or ""))
+        tasks_options.read(METHODS, options, function)
+        setattr(function, _SETTINGS, options)
         return function
 
     return mark
 
 
 def methods_of(cls: type, groups: dict[str, int]) -> tuple[MethodPlan, ...]:
-    """Describe what can be called of a class.
+    """Return the plans of a class's methods.
 
     Args:
         cls: the class.
-        groups: the concurrency groups that there are.
+        groups: the actor's concurrency groups.
     Returns:
-        Its methods, by their numbers; special ones only if they are the class's own.
+        The plans, by the methods' numbers. Of the methods with two underscores only `__call__` is among them.
     Raises:
         ConfigError: a method names a group that does not exist.
     """
@@ -117,10 +107,8 @@ def methods_of(cls: type, groups: dict[str, int]) -> tuple[MethodPlan, ...]:
         function = kind.__func__ if isinstance(kind, (staticmethod, classmethod)) else kind
         if own or not callable(function) or inspect.isclass(function):
             continue
-        given, group = getattr(function, _SETTINGS, ({}, ""))
-        settings = dict(given)
-        unlike = tasks_options.take(settings, function, method=True)
-        num_returns = settings.get("num_returns")
+        given = dict(getattr(function, _SETTINGS, {}))
+        group = given.pop("concurrency_group", None) or ""
         if group and group not in groups:
             raise ConfigError(
                 f"{cls.__qualname__}.{name} is of concurrency group {group!r}; there are {sorted(groups)}: "
@@ -129,9 +117,9 @@ def methods_of(cls: type, groups: dict[str, int]) -> tuple[MethodPlan, ...]:
         signature = _signature_of(function, 0 if isinstance(kind, staticmethod) else 1)
         least, most = _arity(signature)
         is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-        count = 1 if num_returns is None else num_returns
-        plans.append(MethodPlan(name, len(plans), count, group, least, most, signature, is_async, unlike))
-    plans.append(MethodPlan(CALL, len(plans), 1, "", 1, -1, _CALL_SIGNATURE, False))
+        settings = tasks_options.read(METHODS, given, function)
+        plans.append(MethodPlan(name, len(plans), group, least, most, signature, is_async, settings))
+    plans.append(MethodPlan(CALL, len(plans), "", 1, -1, _CALL_SIGNATURE, False))
     return tuple(plans)
 
 
@@ -155,37 +143,11 @@ def bound_method(instance: Any, name: str) -> Callable[..., Any]:
     return found
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Refuse what is no option of a method.
-
-    Raises:
-        TypeError: one is none.
-    """
-    for name in options:
-        if name == "priority":
-            raise TypeError(tasks_options.NO_PRIORITY)
-        if name not in _SPECIAL:
-            raise TypeError(f"{name!r} is not an option of methods; there are: {', '.join(_OPTIONS)}")
-
-
 def constructor_of(cls: type) -> MethodPlan:
-    """Describe how a class is called."""
+    """Return the plan of a class's constructor."""
     takes_nothing = all(inspect.getattr_static(cls, n) is getattr(object, n) for n in ("__init__", "__new__"))
     signature = inspect.Signature() if takes_nothing else _signature_of(cls, 0)
-    return MethodPlan(cls.__name__, 0, 0, "", *_arity(signature), signature, False)
-
-
-def whole(name: str, value: Any, low: int, high: int) -> int:
-    """Return `value` if it is a whole number from `low` to `high`.
-
-    Raises:
-        TypeError, ValueError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}; it must be a whole number")
-    if not low <= value <= high:
-        raise ValueError(f"{name} is {value}; it must be from {low} to {high}")
-    return value
+    return MethodPlan(cls.__name__, 0, "", *_arity(signature), signature, False)
 
 
 def _signature_of(function: Any, skip: int) -> inspect.Signature | None:

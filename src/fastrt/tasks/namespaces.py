@@ -1,9 +1,9 @@
 """Names of actors and the namespaces that they are in: one text in an actor's record, which all nodes compare.
 
-What a driver's `init(namespace=...)` says holds for all that its tasks and actors do. It is noted in the arena for the
-driver's job, where only who deals with names looks for it, so that tasks cost nothing for it. An actor takes it along
-in its environment, as it outlives the job and is called by others; so do tasks that go to another node. The session's
-own namespace is the empty one, and its names are written as they are.
+The namespace of a driver's `init(namespace=...)` holds for all its tasks and actors. It is noted in the arena for the
+driver's job and read only where a name is looked up, so tasks pay nothing for it. An actor carries it in its
+environment, as it outlives the job and is called by others; so does a task that is forwarded to another node. The
+session's default namespace is the empty one, and its names are written without it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def checked(what: str, value: Any) -> str:
     """Return a name or a namespace if it can be one.
 
     Args:
-        what: which of both it is.
-        value: that.
+        what: "name" or "namespace", for messages.
+        value: the text.
     Raises:
-        TypeError, ValueError: it cannot.
+        TypeError, ValueError: it cannot be one.
     """
     if not isinstance(value, str):
         raise TypeError(f"{what} is {value!r}; it must be text")
@@ -39,7 +39,7 @@ def checked(what: str, value: Any) -> str:
 
 
 def here() -> str:
-    """The namespace of the code that runs here."""
+    """Return the namespace of the code that runs here."""
     now = runtime_env.current()
     if now is not None and now.namespace is not None:
         return now.namespace
@@ -51,19 +51,19 @@ def here() -> str:
 
 
 def note(store: Store, namespace: str) -> None:
-    """Have the job of this process, which is a driver, be in a namespace."""
+    """Put the job of this process, a driver, into a namespace."""
     ref = store.put(namespace)
     functions.add_function(store.client, _digest(store.client.job), ref, f"namespace {namespace}")
 
 
 def of_job(store: Store, job: int) -> str:
-    """The namespace that a job is in."""
+    """Return the namespace that a job is in."""
     ref = functions.find_function(store.client, _digest(job))
     return "" if ref is None else str(store.get(ref))
 
 
 def inside(namespace: str, own: Environment | None) -> Environment | None:
-    """An environment as it is taken to where the job is not known."""
+    """Return an environment with the namespace, for a process or a node that does not know the job."""
     if not namespace or (own is not None and own.namespace is not None):
         return own
     return replace(own or Environment(), namespace=namespace)
@@ -76,7 +76,7 @@ def _digest(job: int) -> bytes:
 
 
 def stored(name: str, namespace: str | None) -> str:
-    """A name as the record has it; a namespace of None is the one that this code is in.
+    """Return a name as the record has it; a namespace of None is the one that this code is in.
 
     Raises:
         TypeError, ValueError: it cannot be a name.
@@ -90,7 +90,7 @@ def stored(name: str, namespace: str | None) -> str:
 
 
 def split(whole: str) -> tuple[str, str]:
-    """(namespace, name) of what a record has."""
+    """Split the text of a record into (namespace, name)."""
     if not whole.startswith(_MARK):
         return "", whole
     _, space, name = whole.split(_MARK, 2)
@@ -98,7 +98,7 @@ def split(whole: str) -> tuple[str, str]:
 
 
 def listed(whole: list[str], all_namespaces: bool) -> list[Any]:
-    """What `fastrt.list_named_actors` says of what the records have."""
+    """Return the texts of records in the form of `fastrt.list_named_actors`."""
     found = sorted(map(split, whole))
     if all_namespaces:
         return [{"name": name, "namespace": space} for space, name in found]

@@ -1,40 +1,226 @@
-"""What makes a task or a call more than the common one: its items come one by one, or it is run by a policy.
+"""Options of remote functions, remote classes and methods: one table says which there are and which values each takes.
 
-A policy is what whoever runs the task must know and the core need not: it travels as an object of its own, one for
-each policy, which the task's record names.
+`read` checks the options of a function or a method and returns them as `Settings`. The part of them that a worker must
+know and the core need not is a `Policy`: an object of its own in the store, one for each different policy, which the
+records of the tasks name.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastrt._core.objects import functions
 from fastrt._core.tasks import submission as core_submission
 from fastrt._core.tasks.submission import PRIORITY_MAX
-from fastrt.errors import ObjectStoreFullError
+from fastrt.errors import ConfigError, ObjectStoreFullError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, deserialize, serialize
-from fastrt.tasks import namespaces
+from fastrt.tasks import namespaces, resources, runtime_env
 from fastrt.tasks.runtime_env import OPTION as ENVIRONMENT
-from fastrt.tasks.runtime_env import Environment, environment_of
+from fastrt.tasks.runtime_env import Environment
 
+FUNCTIONS, CLASSES, METHODS = "remote functions", "remote classes", "methods"
 STREAMING = "streaming"
 DYNAMIC = "dynamic"
-LIMIT_MAX = (1 << 31) - 1
 RETRIES_FOREVER = 255  # in a task's record
-_LIMITS = ("generator_backpressure", "_generator_backpressure_num_objects")  # ours, and as Ray spells it
-_DELAYS = ("retry_delay", "retry_backoff", "retry_delay_max")
-OPTIONS = (*_LIMITS, *_DELAYS, "timeout", "priority", "max_calls")
-OF_FUNCTIONS = ("priority", "max_calls")  # not of methods
-CALLS_MAX = 1 << 30
-SECONDS_MAX = 1e9
+CONCURRENCY_MAX = 100_000
 NO_PRIORITY = (
     "an actor's calls have no priority: those of one caller run in the order in which they are made; give priority to "
     "remote functions, or make several actors"
 )
+_RETRIES_MAX = 250  # attempts are counted in one byte of the task's record
+_LIMITS = ("generator_backpressure", "_generator_backpressure_num_objects")  # fastrt's name, and Ray's
+_DELAYS = ("retry_delay", "retry_backoff", "retry_delay_max")
+_SECONDS_MAX = 1e9
+_LIMIT_MAX = (1 << 31) - 1
+_CALLS_MAX = _RESTARTS_MAX = 1 << 30
+_TYPES: dict[str, tuple[type, ...]] = {
+    "a whole number": (int,),
+    "a number": (int, float),
+    "text": (str,),
+    "True or False": (bool,),
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """The values that one option takes.
+
+    Attributes:
+        type: one of `_TYPES`; empty: any.
+        low, high: the range of a number.
+        range: the range in words, where "from low to high" does not say enough.
+        words: texts that it may be instead.
+        number: a number outside the range that it may be, too.
+        check: called with the name and the value, raises an error for what the other fields do not say.
+        default: the value where the option is not given.
+        required: whether None is an error, and not the same as leaving the option out.
+    """
+
+    type: str = ""
+    low: float = 0
+    high: float = 0
+    range: str = ""
+    words: tuple[str, ...] = ()
+    number: int | None = None
+    check: Callable[[str, Any], object] | None = None
+    default: Any = None
+    required: bool = False
+
+    def validate(self, name: str, value: Any) -> None:
+        """Check a value.
+
+        Args:
+            name: of the option, for messages.
+            value: as the program gave it.
+        Raises:
+            TypeError: it is of another type.
+            ValueError: it is out of range.
+        """
+        if self.words and (isinstance(value, str) or not self.type):
+            if value not in self.words:
+                words = " or ".join(map(repr, self.words))
+                raise ValueError(f"{name} is {value!r}; it must be {'a number, ' if self.type else ''}{words}")
+            return
+        if self.type:
+            classes = _TYPES[self.type]
+            if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
+                raise TypeError(f"{name} is {value!r}; it must be {self.type}")
+            if (
+                self.high
+                and isinstance(value, (int, float))
+                and value != self.number
+                and not (self.low <= value <= self.high)
+            ):
+                allowed = self.range or f"from {self.low:{_spec(self.low)}} to {self.high:{_spec(self.high)}}"
+                raise ValueError(f"{name} is {value}; it must be {allowed}")
+        if self.check is not None:
+            self.check(name, value)
+
+
+def _spec(number: float) -> str:
+    return "d" if isinstance(number, int) else "g"
+
+
+def _exceptions(name: str, value: Any) -> None:
+    classes = value if isinstance(value, (list, tuple)) else ()
+    named = bool(classes) and all(isinstance(one, type) and issubclass(one, Exception) for one in classes)
+    if not isinstance(value, bool) and not named:
+        raise TypeError(f"{name} is {value!r}; it must be True, False or a list of exception classes")
+
+
+def _timeout(name: str, value: float) -> None:
+    if not value:
+        raise ValueError(f"{name} is 0; it must be a number of seconds above 0")
+
+
+def _actor_name(name: str, value: Any) -> None:
+    namespaces.stored(value, "")
+
+
+def _groups(name: str, value: Any) -> None:
+    if not isinstance(value, dict) or not all(isinstance(group, str) and group for group in value):
+        raise ConfigError(f"{name} is {value!r}; it must be like {{'io': 2}}")
+    for group, count in value.items():
+        _CONCURRENCY.validate(f"{name}[{group!r}]", count)
+
+
+def _memory(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ValueError(f"{name} is {value!r}; it must be a number from 0 on")
+
+
+_CONCURRENCY = Option("a whole number", 1, CONCURRENCY_MAX)
+_RETRIES = Option("a whole number", -1, _RETRIES_MAX, default=0)
+_LIMIT = Option("a whole number", 1, _LIMIT_MAX, f"from 1 to {_LIMIT_MAX}, or -1 for no limit", number=-1)
+_OF_CALLS = {
+    "num_returns": Option("a whole number", 0, 10_000, words=(STREAMING, DYNAMIC), default=1),
+    "retry_exceptions": Option(check=_exceptions, default=False),
+    **dict.fromkeys(_LIMITS, _LIMIT),
+    "retry_delay": Option("a number", 0.0, _SECONDS_MAX, default=0.0),
+    "retry_backoff": Option("a number", 1.0, _SECONDS_MAX, default=2.0),
+    "retry_delay_max": Option("a number", 0.0, _SECONDS_MAX, default=60.0),
+    "timeout": Option("a number", 0.0, _SECONDS_MAX, default=0.0, check=_timeout),
+}
+_OF_PROCESSES = {
+    **dict.fromkeys(resources.OPTIONS, Option()),  # `resources.demand_of` reads them together
+    ENVIRONMENT: Option(),  # `runtime_env.environment_of` reads it
+}
+OPTIONS: dict[str, dict[str, Option]] = {
+    FUNCTIONS: {
+        **_OF_CALLS,
+        "num_returns": replace(_OF_CALLS["num_returns"], required=True),
+        "max_retries": replace(_RETRIES, default=3, required=True),
+        "name": Option("text"),
+        "priority": Option("a whole number", -PRIORITY_MAX, PRIORITY_MAX, default=0),
+        "max_calls": Option("a whole number", 0, _CALLS_MAX, f"from 0 (any number) to {_CALLS_MAX}", default=0),
+        **_OF_PROCESSES,
+    },
+    METHODS: {**_OF_CALLS, "concurrency_group": Option("text")},
+    CLASSES: {
+        "name": Option(check=_actor_name),
+        "namespace": Option(check=namespaces.checked),
+        "get_if_exists": Option("True or False", default=False),
+        "lifetime": Option(words=("detached", "non_detached")),
+        "max_restarts": Option("a whole number", -1, _RESTARTS_MAX, default=0),
+        "max_task_retries": _RETRIES,
+        "max_concurrency": _CONCURRENCY,
+        "concurrency_groups": Option(check=_groups),
+        "memory": Option(check=_memory),
+        **_OF_PROCESSES,
+    },
+}
+
+
+def check_names(kind: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that there are not.
+
+    Args:
+        kind: FUNCTIONS, METHODS or CLASSES.
+        options: by name.
+    Raises:
+        TypeError: one is unknown.
+    """
+    for name in options:
+        if name == "priority" and kind != FUNCTIONS:
+            raise TypeError(NO_PRIORITY)
+        if name not in OPTIONS[kind]:
+            raise TypeError(f"{name!r} is not an option of {kind}; there are: {', '.join(OPTIONS[kind])}")
+
+
+def check(kind: str, options: Mapping[str, Any]) -> None:
+    """Refuse unknown options, and values that an option does not take.
+
+    Args:
+        kind, options: as for `check_names`; None means "not given".
+    Raises:
+        TypeError: an option is unknown, or its value is of another type.
+        ValueError: a value is out of range.
+    """
+    check_names(kind, options)
+    for name, value in options.items():
+        option = OPTIONS[kind][name]
+        if value is not None or option.required:
+            option.validate(name, value)
+
+
+def retries_of(value: int) -> int:
+    """Return a number of retries as a task's record has it; -1 means any number."""
+    return RETRIES_FOREVER if value == -1 else value
+
+
+def task_retries_of(value: Any) -> int:
+    """Check `max_task_retries`, and return it as the record of a call has it.
+
+    Raises:
+        TypeError, ValueError: it is no number of retries.
+    """
+    _RETRIES.validate("max_task_retries", value)
+    return retries_of(value)
 
 
 @dataclass(frozen=True)
@@ -42,13 +228,14 @@ class Policy:
     """How a task is run.
 
     Attributes:
-        dynamic: what it yields are its items, and a list of references to them is its result.
-        retry_on: exceptions after which it runs again; `Exception`: all but fastrt's own; empty: what its record says.
-        delay_s: how long the first further attempt waits.
-        backoff: how many times as long each one waits as the one before it.
-        delay_max_s: how long one waits at most.
-        timeout_s: how long an attempt may run; 0: for ever.
-        environment: what it finds around it; None: what its worker has.
+        dynamic: whether it is a generator whose result is a list of references to its items.
+        retry_on: exceptions after which it runs again; `Exception`: all but fastrt's own; empty: the record's flags
+            decide.
+        delay_s: seconds that the first further attempt waits.
+        backoff: each further attempt waits this many times as long as the one before it.
+        delay_max_s: seconds that an attempt waits at most.
+        timeout_s: seconds that an attempt may run; 0: no limit.
+        environment: in which it runs; None: its worker's.
         max_calls: how many tasks of this function a worker runs before it leaves; 0: any number.
     """
 
@@ -62,180 +249,146 @@ class Policy:
     max_calls: int = 0
 
     def delay(self, attempts: int) -> float:
-        """How many seconds the next attempt waits after so many."""
+        """Return how many seconds the next attempt waits after that many attempts."""
         if not self.delay_s:
             return 0.0
         return min(self.delay_max_s, self.delay_s * self.backoff ** min(attempts - 1, 64))
 
 
 def retries_left(info: dict[str, Any]) -> int:
-    """How many more attempts a task may have than the one that its record, as `core.info` says it, has counted."""
+    """Return how many attempts a task may have beyond those that its record counts.
+
+    Args:
+        info: the record, as `core.info` gives it.
+    """
     if info["retries"] == RETRIES_FOREVER:
         return RETRIES_FOREVER
     return max(0, int(info["retries"]) - int(info["attempts"]) + 1)
 
 
 @dataclass(frozen=True)
-class Special:
-    """What is special about the tasks of a function, or the calls of a method.
+class Settings:
+    """The checked options of a remote function or of a method, as far as they concern single tasks and calls.
 
     Attributes:
-        streaming: whether each call gives an `ObjectRefGenerator`.
-        limit: unread items from which on the generator waits; 0: it never does.
-        policy: how it is run; None: as any other.
-        priority: of a function's tasks: the higher, the sooner each is run once it is ready.
-        retries: whether it runs again after an exception, of a method (a function's settings say it themselves).
-        given: the options that said so.
+        count: `num_returns`; of a generator STREAMING where it was not given.
+        limit: unread items from which on a streaming generator waits; 0: it never waits.
+        retry_errors: whether a task runs again after exceptions of its own.
+        policy: how a worker runs it; None: like any other.
+        priority: of a function's tasks: of the ready ones the task with the highest runs first.
+        given: all options that were given, in the form that `read` takes again.
     """
 
-    retries: bool = False
-    streaming: bool = False
+    count: int | str = 1
     limit: int = 0
+    retry_errors: bool = False
     policy: Policy | None = None
     priority: int = 0
-    given: tuple[tuple[str, Any], ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def returns(self) -> int:
+        """The number of results that the core knows: a generator has one, its end or its list."""
+        return 1 if isinstance(self.count, str) else self.count
+
+    @property
+    def streaming(self) -> bool:
+        """Whether each call gives an `ObjectRefGenerator`."""
+        return self.count == STREAMING
 
 
-def take(settings: dict[str, Any], function: Any, method: bool = False) -> Special | None:
-    """Take what is special out of a function's settings; what is left is a common one's.
+def read(kind: str, options: Mapping[str, Any], function: Any = None) -> Settings:
+    """Check the options of a function or a method.
 
     Args:
-        settings: options by name; changed.
-        function: whose: a generator function's items come one by one unless it is said otherwise.
-        method: whether they are an actor's method's.
-    Returns:
-        What is special; None when nothing is.
+        kind: FUNCTIONS or METHODS.
+        options: by name; None means "not given".
+        function: a generator function's items come one by one unless the options say another number of results.
     Raises:
-        TypeError, ValueError: an option is wrong, or does not fit the others.
+        TypeError, ValueError: an option is unknown or wrong, or does not fit the others.
     """
-    given = {name: settings.pop(name) for name in OPTIONS if settings.get(name) is not None}
-    for name in OPTIONS:
-        settings.pop(name, None)
-    if method and settings.get("retry_exceptions") is True:
-        settings["retry_exceptions"] = (Exception,)  # in words that its policy can carry
-    count = settings.get("num_returns")
-    if count is None and is_generator(function):
-        count = STREAMING
-    if isinstance(count, str):
-        check_count(count)
-        given["num_returns"] = count
-        settings["num_returns"] = 1
-    limit = _limit_of(given)
+    given = dict(options)
+    if given.get("num_returns") is None and is_generator(function):
+        given["num_returns"] = STREAMING
+    check(kind, given)
+    given = {name: value for name, value in given.items() if value is not None}
+    around = runtime_env.environment_of(given.pop(ENVIRONMENT, None))
+    around = runtime_env.grouped(around, resources.group_strategy(given))
+    if around is not None:
+        given[ENVIRONMENT] = around
+    wanted = given.get("retry_exceptions", False)
+    if wanted is True and kind == METHODS:
+        wanted = (Exception,)  # in words that its policy can carry
+    if not isinstance(wanted, bool):
+        given["retry_exceptions"] = tuple(wanted)
+    policy = Policy(
+        dynamic=given.get("num_returns") == DYNAMIC,
+        retry_on=() if isinstance(wanted, bool) else tuple(wanted),
+        delay_s=_seconds(given, "retry_delay"),
+        backoff=_seconds(given, "retry_backoff"),
+        delay_max_s=_seconds(given, "retry_delay_max"),
+        timeout_s=_seconds(given, "timeout"),
+        environment=around,
+        max_calls=given.get("max_calls", 0),
+    )
+    if not policy.delay_s and any(name in given for name in _DELAYS[1:]):
+        raise ValueError(f"{' and '.join(_DELAYS[1:])} say how retry_delay grows: give that, too")
+    count = given.get("num_returns", 1)
+    limit = _limit_of(given, count)
+    return Settings(count, limit, bool(wanted), None if policy == Policy() else policy, given.get("priority", 0), given)
+
+
+def _seconds(given: Mapping[str, Any], name: str) -> float:
+    return float(given.get(name, _OF_CALLS[name].default))
+
+
+def _limit_of(given: Mapping[str, Any], count: int | str) -> int:
+    names = [name for name in _LIMITS if name in given]
+    if len(names) > 1:
+        raise TypeError(f"{names[0]} and {names[1]} are two names for one option: give one of them")
+    limit = max(0, given[names[0]]) if names else 0
     if limit and count != STREAMING:
         raise ValueError(
             f"a limit of unread items ({_LIMITS[0]}) is for generators with num_returns={STREAMING!r}, "
-            f"this one has num_returns={1 if count is None else count!r}"
+            f"this one has num_returns={count!r}"
         )
-    named = _retry_on(settings, given)
-    retries = method and bool(settings.pop("retry_exceptions", False))
-    surroundings = environment_of(settings.pop(ENVIRONMENT, None))
-    if surroundings is not None:
-        given[ENVIRONMENT] = surroundings
-    calls = _calls_of(given)
-    policy = Policy(count == DYNAMIC, named, *_delays_of(given), _timeout_of(given), surroundings, calls)
-    special = Special(
-        retries, count == STREAMING, limit, None if policy == Policy() else policy, _priority_of(given),
-        tuple(given.items()),
-    )  # fmt: skip
-    return None if special == Special(retries, given=special.given) else special
-
-
-def _retry_on(settings: dict[str, Any], given: dict[str, Any]) -> tuple[type[BaseException], ...]:
-    """The exceptions that are named; what is left of the option says that there are some."""
-    named = settings.get("retry_exceptions")
-    if named is None or isinstance(named, bool):
-        return ()
-    classes = named if isinstance(named, (list, tuple)) else ()
-    if not classes or not all(isinstance(one, type) and issubclass(one, Exception) for one in classes):
-        raise TypeError(f"retry_exceptions is {named!r}; it must be True, False or a list of exception classes")
-    given["retry_exceptions"] = tuple(classes)
-    settings["retry_exceptions"] = True
-    return tuple(classes)
-
-
-def _delays_of(given: dict[str, Any]) -> tuple[float, float, float]:
-    delay = _seconds(given, "retry_delay", 0.0, 0.0)
-    if not delay and any(name in given for name in _DELAYS[1:]):
-        raise ValueError(f"{' and '.join(_DELAYS[1:])} say how retry_delay grows: give that, too")
-    return delay, _seconds(given, "retry_backoff", 2.0, 1.0), _seconds(given, "retry_delay_max", 60.0, 0.0)
-
-
-def _timeout_of(given: dict[str, Any]) -> float:
-    timeout = _seconds(given, "timeout", 0.0, 0.0)
-    if "timeout" in given and not timeout:
-        raise ValueError("timeout is 0; it must be a number of seconds above 0")
-    return timeout
-
-
-def _calls_of(given: dict[str, Any]) -> int:
-    value = given.get("max_calls", 0)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"max_calls is {value!r}; it must be a whole number")
-    if not 0 <= value <= CALLS_MAX:
-        raise ValueError(f"max_calls is {value}; it must be from 0 (any number) to {CALLS_MAX}")
-    return value
-
-
-def _priority_of(given: dict[str, Any]) -> int:
-    value = given.get("priority", 0)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"priority is {value!r}; it must be a whole number")
-    if not -PRIORITY_MAX <= value <= PRIORITY_MAX:
-        raise ValueError(f"priority is {value}; it must be from {-PRIORITY_MAX} to {PRIORITY_MAX}")
-    return value
-
-
-def _seconds(given: dict[str, Any], name: str, default: float, least: float) -> float:
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is {value!r}; it must be a number")
-    if not least <= value <= SECONDS_MAX:
-        raise ValueError(f"{name} is {value}; it must be from {least:g} to {SECONDS_MAX:g}")
-    return float(value)
-
-
-def check_count(count: str) -> None:
-    """Refuse what says no number of results.
-
-    Raises:
-        ValueError: it is neither "streaming" nor "dynamic".
-    """
-    if count not in (STREAMING, DYNAMIC):
-        raise ValueError(f"num_returns is {count!r}; it must be a number, {STREAMING!r} or {DYNAMIC!r}")
+    return limit
 
 
 def is_generator(function: Any) -> bool:
-    """Whether calling it gives a generator, of the asynchronous kind or not."""
+    """Return whether a function is a generator function, asynchronous or not."""
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def export(store: Store, policy: Policy | None) -> ObjectRef | None:
-    """The object that says how a task is run: one for each policy, among the functions, and for as long as these."""
+    """Return the object of a policy. There is one for each different policy; it is kept like a function's object."""
     if policy is None:
         return None
     import hashlib  # here: it loads OpenSSL, which most processes never need
 
     parts = serialize(policy)
     if policy.environment is not None and policy.environment.strategy is not None:
-        return store.put_serialized(parts)  # as its demand: there may be very many groups
+        return store.put_serialized(parts)  # not kept, like the demand: there may be very many groups
     digest = hashlib.blake2b(parts.to_bytes(), digest_size=16, person=b"policy").digest()
     found: ObjectRef | None = functions.find_function(store.client, digest)
     if found is None:
         made = store.put_serialized(parts)
         try:
             found = functions.add_function(store.client, digest, made, "a policy")
-        except ObjectStoreFullError:  # of different ones there are too many to keep: this one lives with its tasks
+        except ObjectStoreFullError:  # too many different ones are kept: this one lives with its tasks
             found = made
     return found
 
 
 def carried(store: Store, task: int, job: int) -> bytes:
-    """What the policy of a task is, as bytes for another node, where its job's namespace is not known; empty: none.
+    """Return the policy of a task as bytes for another node, which does not know its job's namespace.
 
     Args:
-        store: of the process that has claimed it.
+        store: of the process that has claimed the task.
         task: its index.
-        job: whose it is; 0: its actor knows where it is.
+        job: its job; 0 for a call: the actor knows its namespace.
+    Returns:
+        The bytes; empty for a task without policy and namespace.
     """
     ref = core_submission.policy_of(store.client, task)
     data = b"" if ref is None else bytes(store.read(ref)[2])  # as it is: its types may be unknown here
@@ -245,7 +398,7 @@ def carried(store: Store, task: int, job: int) -> bytes:
 
 @dataclass(frozen=True)
 class _Carried:
-    """A policy, pickled, that is to have a namespace when it is read."""
+    """A pickled policy and the namespace that it gets when it is unpickled."""
 
     data: bytes
     namespace: str
@@ -257,17 +410,3 @@ class _Carried:
 def _read_carried(data: bytes, namespace: str) -> Policy:
     policy: Policy = deserialize(PICKLE, data, []) if data else Policy()
     return replace(policy, environment=namespaces.inside(namespace, policy.environment))
-
-
-def _limit_of(given: dict[str, Any]) -> int:
-    names = [name for name in _LIMITS if name in given]
-    if len(names) > 1:
-        raise TypeError(f"{names[0]} and {names[1]} are two names for one option: give one of them")
-    if not names:
-        return 0
-    value = given[names[0]]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{names[0]} is {value!r}; it must be a whole number")
-    if value != -1 and not 1 <= value <= LIMIT_MAX:
-        raise ValueError(f"{names[0]} is {value}; it must be from 1 to {LIMIT_MAX}, or -1 for no limit")
-    return max(0, value)

@@ -1,8 +1,8 @@
 """Placement groups: resources of one node or several, reserved together for tasks and actors that name the group.
 
-A group is made of bundles, each of which lies on one node as a whole. What is reserved for a bundle is a record as an
-actor has it, without a process: it holds what it demands as long as it lives, moves to another node when its own is
-lost, and ends with whoever made it. Tasks of the group demand resources under names that only such a node has.
+A group consists of bundles; each bundle lies on one node as a whole. A bundle is reserved by a record in the table of
+actors, without a process. The record holds its resources as long as it lives, moves to another node when its node is
+lost, and ends with the process that made it. Tasks of the group demand resources under names that only such nodes have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastrt._core.tasks import actors, admission
+from fastrt._core.tasks import actors
+from fastrt._core.tasks.submission import TaskOptions, submit
 from fastrt.config import RESOURCE_PARTS, read_amount, read_resources
 from fastrt.errors import ConfigError, FastrtError, NameTakenError, NotFoundError
 from fastrt.store import client as store_client
@@ -29,10 +30,12 @@ from fastrt.tasks.options import RETRIES_FOREVER
 from fastrt.tasks.resources import CPU, GPU, Amounts, Demand, Group, export, in_words, parts_of, within
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_KNOWN_S = 2.0  # in which every node of the cluster is known
+_KNOWN_S = 2.0  # after which every node of the cluster is known
 _LOOK_S = 0.05
 _BUNDLES_MAX = 512  # a node knows 8,192 actors and bundles
-_kept: dict[str, tuple[Store, list[ObjectRef]]] = {}  # what this process has reserved, by group
+_kept: dict[
+    str, tuple[Store, list[ObjectRef]]
+] = {}  # references to bundles, by group
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +44,8 @@ class PlacementGroup(Group):
 
     Attributes:
         id: 16 hex digits.
-        bundle_specs: what each bundle has, by name.
-        strategy: how the bundles lie on nodes.
+        bundle_specs: the resources of each bundle, by name.
+        strategy: how the bundles are spread over nodes.
         name: for `get_placement_group`; empty: none.
         session: the node where it was made.
     """
@@ -61,7 +64,7 @@ class PlacementGroup(Group):
 
     @property
     def bundle_count(self) -> int:
-        """How many bundles there are."""
+        """The number of bundles."""
         return len(self.bundle_specs)
 
     def ready(self) -> ObjectRef:
@@ -80,7 +83,7 @@ class PlacementGroup(Group):
         """Wait until everything is reserved.
 
         Args:
-            timeout: seconds; None waits for ever.
+            timeout: seconds; None: no limit.
         Returns:
             Whether it is.
         Raises:
@@ -94,7 +97,7 @@ class PlacementGroup(Group):
         return bool(store.get(ref))
 
     def inside(self, amounts: Amounts, index: int) -> Amounts:
-        """What a task demands that shall have its resources from the bundle of that index; -1: from any.
+        """Return the demand of a task that gets its resources from the bundle of that index; -1: from any.
 
         Raises:
             ValueError: no bundle has that much, or there is no such bundle.
@@ -118,7 +121,7 @@ class PlacementGroupSchedulingStrategy:
         placement_group: the group.
         placement_group_bundle_index: of the bundle; -1: any.
         placement_group_capture_child_tasks: whether the tasks and actors that it starts are in the group, too, in any
-            bundle, and those that they start; those that say where they run are there.
+            bundle, and the ones that these start; options that say where to run take precedence.
     Source:
         The semantics of `ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy`.
     """
@@ -137,16 +140,16 @@ class PlacementGroupSchedulingStrategy:
 def placement_group(
     bundles: Sequence[Mapping[str, float]], strategy: str = "PACK", name: str = "", lifetime: str | None = None
 ) -> PlacementGroup:
-    """Reserve resources together. Returns at once; `.ready()` and `.wait()` tell when they are there.
+    """Reserve resources together. Returns at once; `.ready()` and `.wait()` report when they are reserved.
 
     Args:
-        bundles: what each takes of one node: [{"CPU": 1}, {"CPU": 1, "gpu": 0.5}].
-        strategy: "PACK": on as few nodes as will do, "SPREAD": on as many; "STRICT_PACK": on one, "STRICT_SPREAD":
-            each on a node of its own, or not at all.
-        name: under which `get_placement_group` finds it, on every node.
-        lifetime: "detached": to the end of the session; else as long as the process that makes it.
+        bundles: the resources of each, all from one node: [{"CPU": 1}, {"CPU": 1, "gpu": 0.5}].
+        strategy: "PACK": on as few nodes as possible, "SPREAD": on as many; "STRICT_PACK": on one, "STRICT_SPREAD":
+            each on another node, or not at all.
+        name: for `get_placement_group`, on every node.
+        lifetime: "detached": to the end of the session; else it ends with the process that makes it.
     Raises:
-        ValueError, TypeError: a bundle or the strategy is none.
+        ValueError, TypeError: a bundle or the strategy is invalid.
         NameTakenError: another group has the name.
         ObjectStoreFullError: there is no room for the records.
     Source:
@@ -164,7 +167,7 @@ def placement_group(
     group = PlacementGroup(os.urandom(8).hex(), tuple(dict(bundle) for bundle in bundles), strategy, name, session)
     refs = _record(store, group, amounts, lifetime == "detached")
     if lifetime != "detached":
-        for stale in [known for known, (whose, _) in _kept.items() if whose is not store]:
+        for stale in [known for known, (session_store, _) in _kept.items() if session_store is not store]:
             del _kept[stale]
         _kept[group.id] = store, refs
         store.users.add(_keeper)
@@ -174,9 +177,9 @@ def placement_group(
 
 
 def remove_placement_group(group: PlacementGroup) -> None:
-    """Give back what is reserved. Its actors end; its tasks that run go on to their end.
+    """Give the group's resources back. Its actors end; its running tasks go on to their end.
 
-    Tasks that wait become errors on the node where the group was made; on others they wait until they are cancelled.
+    Waiting tasks become errors on the node where the group was made; on other nodes they wait until they are cancelled.
 
     Raises:
         TypeError: not a group.
@@ -196,7 +199,7 @@ def remove_placement_group(group: PlacementGroup) -> None:
 
 
 def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]:
-    """What is known of a group, wherever it was made, or of all groups that were made on this node, by their ids.
+    """Return the state of a group of any node, or of all groups that were made on this node, by their ids.
 
     Returns:
         For each: placement_group_id, strategy, state ("PENDING", "CREATED", "RESCHEDULING" or "REMOVED"), bundles
@@ -209,8 +212,8 @@ def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]
     store = store_client.require()
     if group is not None and group.session != store.client.segment.session:
         with contextlib.suppress(NotFoundError):
-            told: dict[str, Any] = store.get(_there(store, group, placement_group_table))
-            return told
+            table: dict[str, Any] = store.get(_there(store, group, placement_group_table))
+            return table
     rows = join.inquire(store.socket_path, messages.ListGroups(), messages.GroupList, patient=True).groups
     found = {row.group: _row(row) for row in rows}
     if group is None:
@@ -246,7 +249,7 @@ def get_current_placement_group() -> PlacementGroup | None:
 
 
 def _record(store: Store, group: PlacementGroup, amounts: Sequence[Amounts], detached: bool) -> list[ObjectRef]:
-    """Make the records of a group's bundles, all or none; the objects that they live as long as."""
+    """Make the records of a group's bundles, all or none; return the objects that keep them alive."""
     refs: list[ObjectRef] = []
     made: list[int] = []
     try:
@@ -271,7 +274,7 @@ def _record(store: Store, group: PlacementGroup, amounts: Sequence[Amounts], det
 
 
 class _Keeper:
-    """Lets go of a session's groups when it ends."""
+    """Drops the references to a session's groups when the session ends."""
 
     def forget(self) -> None:
         _kept.clear()
@@ -283,11 +286,11 @@ _keeper = _Keeper()
 def _await_group(store: Store, group: PlacementGroup) -> ObjectRef:
     """Submit the task that the daemon ends when a group made on this node is reserved.
 
-    It waits like any task with a demand, so a daemon that takes over finds it. No worker ever runs it.
+    The task waits like any task with a demand, so a daemon that takes over finds it. No worker ever runs it.
     """
     function, _ = functions.export(store, "placement_group.ready", _reserved)
     demand = export(store, Demand((), bundle=group.id))
-    ref: ObjectRef = admission.submit_scalars(store.client, function, (), 1, RETRIES_FOREVER, 0, demand)
+    ref: ObjectRef = submit(store.client, TaskOptions(function, 1, RETRIES_FOREVER, demand=demand), ())
     return ref
 
 
@@ -307,16 +310,16 @@ def _there(store: Store, group: PlacementGroup, function: Callable[[PlacementGro
     """Call a function with a group on the node where it was made.
 
     Raises:
-        NotFoundError: that node is not there, and has not come for some time: a head that is new hears of all soon.
+        NotFoundError: that node is not in the cluster. A new head gets some time to hear of all nodes.
     """
-    from fastrt.tasks.remote import make
+    from fastrt.tasks.remote import RemoteFunction
 
     until = time.monotonic() + _KNOWN_S
     while group.session not in [row.node for row in _nodes(store).others]:
         if time.monotonic() > until:
             raise NotFoundError(f"placement group {group.id} was made on node {group.session}, which is lost")
         threading.Event().wait(_LOOK_S)
-    there = make(function=function, num_cpus=0, scheduling=group.session).remote(group)
+    there = RemoteFunction(function, num_cpus=0, scheduling=group.session).remote(group)
     assert isinstance(there, ObjectRef)
     return there
 
@@ -343,10 +346,10 @@ def _checked(bundles: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, fl
 
 
 def _amounts(bundle: Mapping[str, float]) -> Amounts:
-    """What a bundle takes.
+    """Return the resources of a bundle.
 
     Raises:
-        ValueError: an amount is none, or all are 0.
+        ValueError: an amount is invalid, or all are 0.
     """
     others = {name: amount for name, amount in bundle.items() if str(name).upper() != CPU}
     try:

@@ -1,7 +1,7 @@
-"""What a task demands: resources, and where it wants to run.
+"""Demands of tasks and actors: resources, and where to run.
 
-A task that demands one CPU and is content with any place is the common one, and has no demand at all: there is one
-worker for each CPU. Every other carries a reference to an object that says it, for the daemon and for other nodes.
+The common task needs one CPU on any node and has no demand at all: there is one worker for each CPU. Every other task
+carries a reference to an object with its demand, for the daemon and for other nodes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _PLACES = ("scheduling", "scheduling_strategy")
 OPTIONS = ("num_cpus", "num_gpus", "resources", *_PLACES)
 Amounts = tuple[tuple[str, int], ...]  # in parts, see `fastrt.config.RESOURCE_PARTS`; in order of name
 ONE_CPU: Amounts = ((CPU, RESOURCE_PARTS),)
-_A_BUNDLE = "bundle"  # that a task is in one, also if it takes nothing
-_BUNDLE_USE, _BUNDLE_USES = 1, 10_000  # how much of that one task takes, and how many there may be
+_A_BUNDLE = "bundle"  # every task of a group takes some of it, also if it takes nothing else
+_BUNDLE_USE, _BUNDLE_USES = 1, 10_000  # how much one task takes, and how many tasks there may be
 
 
 @dataclass(frozen=True)
 class NodeAffinity:
-    """A task's wish for one node, for `scheduling_strategy=`.
+    """One node for a task, for `scheduling_strategy=`.
 
     Attributes:
         node_id: the node's id, as `fastrt.nodes()` has it, or its name.
-        soft: whether another will do when that node is gone, or could never run the task.
+        soft: whether another node may run the task when that node is gone, or could never run it.
     Source:
-        The semantics of `ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy`, which is taken, too.
+        The semantics of `ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy`, which is accepted, too.
     """
 
     node_id: str
@@ -47,27 +47,27 @@ class NodeAffinity:
 
 
 class Group:
-    """Something that has resources of its own to give to tasks: a placement group."""
+    """A placement group: reserved resources for tasks and actors."""
 
     def inside(self, amounts: Amounts, index: int) -> Amounts:
-        """What a task demands that shall have its resources from here, from the part of that index; -1: any.
+        """Return the demand of a task that gets its resources from this group, from the bundle of that index; -1: any.
 
         Raises:
-            ValueError: it has not that much.
+            ValueError: the group does not have that much.
         """
         raise NotImplementedError
 
 
 class Demand(NamedTuple):
-    """What one task demands.
+    """The demand of one task or actor.
 
     Attributes:
         amounts: of resources by name.
         strategy: empty, `spread` or `pack`.
-        node: the id or name of the only node that will do; empty: any.
-        soft: whether others will do when that one cannot.
-        bundle: of what is reserved for a placement group: which part of which group it is; see `tasks.placement`. Of a
-            task: the group that it waits for, and that is all.
+        node: the id or name of the only node that it may run on; empty: any.
+        soft: whether it may run on others when that node cannot run it.
+        bundle: of a bundle's record: "group/index/count/strategy", see `tasks.placement_group`. Of a task without
+            amounts: the group whose reservation it waits for.
     """
 
     amounts: Amounts
@@ -77,15 +77,15 @@ class Demand(NamedTuple):
     bundle: str = ""
 
     def to_bytes(self) -> bytes:
-        """As one node tells another."""
+        """Return the demand as bytes, in the form that nodes send to each other."""
         return json.dumps(self).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Demand:
-        """What `to_bytes` wrote.
+        """Read a demand that `to_bytes` wrote.
 
         Raises:
-            ValueError: it did not write that.
+            ValueError: the bytes are no demand.
         """
         try:
             amounts, strategy, node, soft, bundle = read_json(data, "a demand")
@@ -98,14 +98,14 @@ class Demand(NamedTuple):
 
 
 def demand_of(options: Mapping[str, Any]) -> Demand | None:
-    """Read the options of a remote function that say what its tasks demand.
+    """Read the options of a remote function that make the demand of its tasks.
 
     Args:
         options: any of OPTIONS; None means "not given".
     Returns:
         The demand; None for one CPU anywhere.
     Raises:
-        TypeError: a strategy is none, or two are given.
+        TypeError: a strategy is invalid, or two are given.
         ValueError: an amount is out of range.
     """
     given = {name: value for name, value in options.items() if value is not None}
@@ -130,7 +130,7 @@ def demand_of(options: Mapping[str, Any]) -> Demand | None:
 
 
 def group_strategy(options: Mapping[str, Any]) -> Any:
-    """What options say of a placement group; None when they name none."""
+    """Return the strategy of options that name a placement group; None when they name none."""
     for name in _PLACES:
         if isinstance(getattr(options.get(name), "placement_group", None), Group):
             return options[name]
@@ -138,12 +138,12 @@ def group_strategy(options: Mapping[str, Any]) -> Any:
 
 
 def place_given(options: Mapping[str, Any]) -> bool:
-    """Whether options say where to run."""
+    """Return whether options say where to run."""
     return any(options.get(name) is not None for name in _PLACES)
 
 
 def demand_of_actor(options: Mapping[str, Any]) -> Demand | None:
-    """Read what an actor takes while it lives: no CPU unless it says so, as it has a process of its own.
+    """Read the demand of an actor while it lives: no CPU by default, as it has a process of its own.
 
     Args:
         options: as for `demand_of`, among others.
@@ -160,12 +160,12 @@ def demand_of_actor(options: Mapping[str, Any]) -> Demand | None:
 
 
 def export(store: Store, demand: Demand) -> ObjectRef:
-    """The object that says what a task demands: one for each demand, among the functions, and for as long as these.
+    """Return the object of a demand. There is one for each different demand; it is kept like a function's object.
 
-    Of a placement group's it lives as long as it is held.
+    The demand of a placement group's task lives only as long as references to it.
     """
     data = demand.to_bytes()
-    if demand.bundle or group_of(demand):  # one for each group would fill the table: whoever demands it keeps it
+    if demand.bundle or group_of(demand):  # one for each group would fill the table: its tasks keep it
         return store.put(data)
     import hashlib  # here: it loads OpenSSL, which most processes never need
 
@@ -177,17 +177,17 @@ def export(store: Store, demand: Demand) -> ObjectRef:
 
 
 def parts_of(amounts: Mapping[str, float]) -> Amounts:
-    """Amounts as they are counted; those of 0 are left out."""
+    """Return amounts in the parts that they are counted in; those of 0 are left out."""
     counted = ((name, round(amount * RESOURCE_PARTS)) for name, amount in sorted(amounts.items()))
     return tuple((name, parts) for name, parts in counted if parts)
 
 
 def within(amounts: Amounts, group: str, index: int) -> Amounts:
-    """What a task demands that shall have these amounts from a placement group.
+    """Return the amounts that a task demands which gets its resources from a placement group.
 
     Args:
-        amounts: what it would take of a node.
-        group: which one.
+        amounts: its amounts without a group.
+        group: the group's id.
         index: of the bundle; -1: any.
     """
     wanted = [*amounts, (_A_BUNDLE, _BUNDLE_USE)]
@@ -198,12 +198,12 @@ def within(amounts: Amounts, group: str, index: int) -> Amounts:
 
 
 def bundle_name(group: str, index: int) -> str:
-    """The resource that a node has exactly while that bundle of a placement group can be used there."""
+    """Return the name of the resource that a node has exactly while that bundle of a group can be used there."""
     return f"{_A_BUNDLE}{INSIDE}{group}/{index}"
 
 
 def given_by(demand: Demand) -> Amounts:
-    """What a node has for tasks of a placement group because this bundle of it is reserved there."""
+    """Return the amounts that a node has for tasks of a placement group while this bundle is reserved there."""
     if not demand.bundle:
         return ()
     group, index, *_ = demand.bundle.split("/")
@@ -213,33 +213,35 @@ def given_by(demand: Demand) -> Amounts:
 
 
 def group_of(demand: Demand) -> str:
-    """The placement group that a task demands something of; empty: none."""
+    """Return the placement group that a task gets its resources from; empty: none."""
     return next((name.split(INSIDE)[1].split("/")[0] for name, _ in demand.amounts if INSIDE in name), "")
 
 
 def by_name(amounts: Amounts) -> dict[str, float]:
-    """Amounts under the names that the program gave them, wherever they come from: the node or a placement group."""
+    """Return amounts under the names of the program, for resources of a node and of a placement group."""
     found: dict[str, float] = {}
     for name, parts in amounts:
         plain, inside, group = name.partition(INSIDE)
-        if "/" not in group and not (inside and plain == _A_BUNDLE):  # what is of one bundle is of its group, too
+        if "/" not in group and not (
+            inside and plain == _A_BUNDLE
+        ):  # a bundle's are its group's, too
             found[plain] = parts / RESOURCE_PARTS
     return found
 
 
 def cpus_of(demand: Demand) -> float:
-    """CPUs that a task with this demand has, of its node or of a placement group's bundle."""
+    """Return how many CPUs a task with this demand has, of its node or of a placement group's bundle."""
     return by_name(demand.amounts).get(CPU, 0.0)
 
 
 def in_words(amounts: Mapping[str, int]) -> str:
-    """Amounts for people: "CPU 2, gpu 0.5"."""
+    """Return amounts as text for messages: "CPU 2, gpu 0.5"."""
     shown = ((name, parts / RESOURCE_PARTS) for name, parts in sorted(amounts.items()) if INSIDE not in name)
     return ", ".join(f"{name} {amount:g}" for name, amount in shown) or "nothing"
 
 
 def _strategy(option: str, value: Any) -> tuple[str, str, bool]:
-    """(strategy, node, soft) of what the user wrote."""
+    """Return (strategy, node, soft) of the user's option."""
     if isinstance(value, str) and value:
         word = value.lower()
         if word in (SPREAD, PACK, "default"):

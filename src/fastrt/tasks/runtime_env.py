@@ -1,7 +1,7 @@
-"""What a task or an actor finds around it: variables, working folder, modules. `runtime_env={...}` says what.
+"""`runtime_env={...}`: the environment of a task or an actor: variables, working folder, modules.
 
-It is checked where it is given, and travels with what runs in it. What is submitted from inside inherits it; only the
-worker that enters an environment, and an actor's process, change anything of their own.
+An environment is checked where it is given, and travels with its tasks and actors. Tasks that are submitted from inside
+inherit it. Only a worker that enters an environment, and an actor's process, change their variables, folder and path.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _INSTALLERS = ("pip", "conda", "uv", "container", "image_uri")
 
 @dataclass(frozen=True)
 class Environment:
-    """A checked `runtime_env`. What is None was not given.
+    """A checked `runtime_env`. A field that was not given is None.
 
     Attributes:
         env_vars: variables, by name and in its order.
         working_dir: the current folder, and the first place where modules are looked for.
         py_modules: packages and modules, each imported by the name of its folder or file.
         import_paths: folders in which modules are looked for.
-        namespace: of names of actors; not given by a `runtime_env`, but inherited with it.
-        strategy: the placement group that it runs in, and whether what it starts does, too; given by another option.
+        namespace: of names of actors; not part of a `runtime_env`, but inherited with it.
+        strategy: the placement group to run in, and whether tasks from inside run there, too; from another option.
     """
 
     env_vars: tuple[tuple[str, str], ...] | None = None
@@ -40,14 +40,14 @@ class Environment:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the process that enters it stays as it is."""
+        """Whether it changes nothing in a process that enters it."""
         return self == Environment(namespace=self.namespace, strategy=self.strategy)
 
     def extended_by(self, own: Environment | None) -> Environment:
-        """This environment as what is submitted inside of it gets it.
+        """Return the environment that tasks submitted from inside this one inherit.
 
         Args:
-            own: what that was given itself: its variables are added to these, anything else replaces what is here.
+            own: the task's own `runtime_env`: its variables are added to these, its other fields replace these.
         """
         if own is None:
             return self
@@ -57,16 +57,16 @@ class Environment:
         return Environment(**{**merged, "strategy": own.strategy})
 
     def folders(self) -> list[str]:
-        """Where its modules are looked for, before anywhere else."""
+        """Return the folders that come first on the module path."""
         first = [] if self.working_dir is None else [self.working_dir]
         parents = [os.path.dirname(path) for path in self.py_modules or ()]
         return list(dict.fromkeys([*first, *parents, *(self.import_paths or ())]))
 
     def for_ray(self) -> dict[str, Any]:
-        """The same as Ray takes it.
+        """Return the environment in the form that Ray takes.
 
         Raises:
-            UnsupportedError: Ray has nothing like it.
+            UnsupportedError: Ray has no such field.
         """
         if self.import_paths is not None:
             raise UnsupportedError("runtime_env's import_paths has no counterpart in Ray; name packages in py_modules")
@@ -90,17 +90,17 @@ _bound: weakref.WeakSet[_Bound] = weakref.WeakSet()
 
 
 def current() -> Environment | None:
-    """What this process is in: a worker's or an actor's environment, or the job's default."""
+    """Return the environment of this process: a worker's or an actor's, or the job's default."""
     return _current
 
 
 def heritage() -> Environment | None:
-    """What is submitted by this process inherits this: all of its own but the placement group."""
+    """Return the environment that tasks of this process inherit: the current one without the placement group."""
     return _heritage
 
 
 def captured() -> Any:
-    """The strategy of what is submitted here and says none; None: as always."""
+    """Return the strategy of tasks that are submitted here without one; None: the default."""
     strategy = None if _current is None else _current.strategy
     if strategy is None or not strategy.placement_group_capture_child_tasks:
         return None
@@ -108,12 +108,12 @@ def captured() -> Any:
 
 
 def inherited(own: Environment | None) -> Environment | None:
-    """What is submitted here runs in this, if `own` was given for it."""
+    """Return the environment of a task that is submitted here with the environment `own`."""
     return own if _heritage is None else _heritage.extended_by(own)
 
 
 def grouped(own: Environment | None, strategy: Any) -> Environment | None:
-    """An environment as it is in a placement group, or in none."""
+    """Return an environment with another placement group, or with none."""
     if strategy is None and (own is None or own.strategy is None):
         return own
     found = replace(own or Environment(), strategy=strategy)
@@ -121,7 +121,7 @@ def grouped(own: Environment | None, strategy: Any) -> Environment | None:
 
 
 def set_current(environment: Environment | None) -> None:
-    """Change what is inherited. Whoever has bound itself to what was is told to let go of it."""
+    """Change the environment of this process, and call `forget` of everything bound to the former one."""
     global _current, _heritage
     if environment != _current:
         for user in list(_bound):
@@ -130,7 +130,7 @@ def set_current(environment: Environment | None) -> None:
 
 
 def bind(user: _Bound) -> None:
-    """Have `user.forget()` called when what is inherited changes: until then it need not look."""
+    """Call `user.forget()` when the inherited environment changes; until then it need not look."""
     _bound.add(user)
 
 
@@ -140,10 +140,10 @@ def environment_of(given: Any) -> Environment | None:
     Args:
         given: a dict, None, or an `Environment`, which was checked where it was given.
     Returns:
-        None when nothing was asked for.
+        The environment; None when `given` is empty.
     Raises:
-        TypeError: it, or a value of it, is of the wrong kind.
-        ConfigError: an unknown key, a variable that cannot be set, or a path that is not there.
+        TypeError: it, or a value of it, has the wrong type.
+        ConfigError: an unknown key, a variable that cannot be set, or a path that does not exist.
     """
     if given is None or isinstance(given, Environment):
         return given
@@ -171,7 +171,7 @@ def _unknown(key: object) -> str:
     if key in _INSTALLERS:
         return (
             f"runtime_env has the key {key!r}: nothing is installed for a task; install it on the nodes before they "
-            f"start, or name the folder of what is installed in import_paths; {there}"
+            f"start, or name the folder of installed packages in import_paths; {there}"
         )
     return f"runtime_env has the key {key!r}, which is not known; {there}"
 

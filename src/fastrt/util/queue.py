@@ -17,6 +17,7 @@ from typing import Any
 from fastrt._core.memory.clients import ForkedHandle
 from fastrt._core.objects import fifo, handles
 from fastrt._core.objects.fifo import Fifo
+from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt.errors import ActorDiedError, FastrtError, ObjectLostError, StaleReferenceError
 from fastrt.store import client as store_client
 from fastrt.store.client import Store
@@ -312,7 +313,7 @@ class Queue:
             self._attach(bound, tail=False)
 
     def _value(self, bound: tuple[Store, Fifo], kind: int, data: Any) -> Any:
-        if kind < 16:
+        if kind < CORE_KINDS_END:
             return data
         if kind != _KIND_REF:
             return deserialize(kind, data, ())

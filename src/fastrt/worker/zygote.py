@@ -268,7 +268,7 @@ def _become_worker(session: dict[str, Any], out_fd: int, err_fd: int, actor: int
         forked = client.Store(
             tool, session["spin_s"], rejoin, join.Lasting(session["socket"], own).send, session["patience_s"]
         )
-        forked.socket_path = session["socket"]
+        forked.socket_path, forked.note = session["socket"], store.note
         return forked
 
     store = client.Store(core_client, session["spin_s"], rejoin, daemon.send, session["patience_s"])

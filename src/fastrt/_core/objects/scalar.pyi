@@ -1,1 +1,3 @@
+CORE_KINDS_END: int
+
 def is_plain(value: object, depth: int = ...) -> bool: ...

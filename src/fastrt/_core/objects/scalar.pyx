@@ -15,6 +15,8 @@ from fastrt.errors import ArenaCorrupt
 from libc.stdint cimport int64_t, uint16_t, uint32_t
 from libc.string cimport memcpy
 
+CORE_KINDS_END = 16  # kinds of values below are the core's own; those of serializers begin here
+
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *) except NULL
 

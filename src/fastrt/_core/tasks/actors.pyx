@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""The table of actors: made, started, found by name, ended.
+"""The table of actors: make, start, find by name, end.
 
     WANTED -> STARTING -> LIVE -> DOWN -> WANTED again, or DEAD        WANTED | STARTING -> DOWN | DEAD
-    WANTED -> AWAY -> DOWN: by the client that stands for its process, which is on another node
+    WANTED -> AWAY -> DOWN: by the client that represents its process, which runs on another node
 
-The word says it all, and each change commits by one store or swap of it. A creator makes it WANTED, the actor's own
-process STARTING and LIVE, recovery DOWN, and everything else is the daemon's: it alone decides whether an actor is
-started again. Names are looked up under the lock, in the records; there is no index that could disagree with them.
+An actor's state is its word; each change commits by one store or swap of it. The creator makes it WANTED, the actor's
+own process STARTING and LIVE, recovery DOWN. Every other change is made by the daemon: it alone decides whether an
+actor is started again. Names are looked up under the lock, in the records; there is no index that could disagree with them.
 """
 from fastrt.errors import AttachError
 
@@ -37,7 +37,7 @@ ORDER_NONE, ORDER_KILL = FRT_ORDER_NONE, FRT_ORDER_KILL
 ORDER_END = FRT_ORDER_KILL + 1  # the same after cleanup code
 NAME_BYTES_MAX = 63
 cdef enum:
-    KEPT = 4  # slots of the client table that actors leave to tools and drivers that come later
+    KEPT = 4  # slots of the client table that actors leave free for tools and drivers that join later
 SLOTS_KEPT = KEPT
 
 
@@ -73,19 +73,19 @@ cdef frt_refslot _object(frt_actor *actor) noexcept nogil:
 
 
 cdef bint _has_client(uint64_t word) noexcept nogil:
-    """Whether a client is its process, or stands for it."""
+    """Return whether a client is the actor's process, or represents it."""
     return frt_word_state(word) in (FRT_ACTOR_STARTING, FRT_ACTOR_LIVE, FRT_ACTOR_AWAY)
 
 
 cdef bint _answers(frt_actor *actor, const char *name) noexcept nogil:
-    """Whether it is there to stay and has that name."""
+    """Return whether an actor has that name and is not ending."""
     cdef int state = frt_word_state(a64_load_sc(&actor.word))
     return state != FRT_ACTOR_EMPTY and state != FRT_ACTOR_DEAD and a32_load_sc(&actor.ended) == 0 and \
         a32_load_sc(&actor.released) == 0 and strncmp(actor.name, name, sizeof(actor.name)) == 0
 
 
 cdef bint _needs_slot(frt_actor *actor) noexcept nogil:
-    """Whether an actor has a process on this node, or will get one and nothing else has to happen first."""
+    """Return whether an actor has a process on this node, or gets one and nothing else has to happen first."""
     cdef int state = frt_word_state(a64_load_acq(&actor.word))
     if actor.flags & FRT_ACTOR_BARE or a32_load_acq(&actor.ended) or a32_load_acq(&actor.released):
         return False
@@ -94,7 +94,7 @@ cdef bint _needs_slot(frt_actor *actor) noexcept nogil:
 
 
 cdef uint32_t _others(frt_ctx *x) noexcept nogil:
-    """How many slots actors cannot have: those of other processes, of workers to come, and those kept for tools."""
+    """Count the slots that actors cannot have: of other processes, of workers to come, and those kept for tools."""
     cdef uint32_t c, kind, workers = 0, tools = 0, others = 0
     for c in range(frt_clients(x)):
         if frt_word_state(a64_load_acq(&x.clients[c].word)) != FRT_CLIENT_FREE:
@@ -125,17 +125,18 @@ def create(Client client, Ref ref, uint64_t function, str name, int32_t max_rest
     """Make the actor that lives as long as an object, and have it started.
 
     Args:
-        ref: the object. Nobody else knows it yet.
+        ref: the object, which no other process knows yet.
         function: objref of the object of its class.
-        name: under which others find it; at most 63 bytes; "": none.
+        name: for `find`; at most 63 bytes; "": none.
         max_restarts: how often it gets another process; -1: any number.
-        detached: it also lives without any handle, to the end of the session.
-        demand: what it takes while it lives, an object that `ref` or the table of functions keeps; None: nothing.
-        bare: it has no process, and only holds what it demands.
+        detached: it lives to the end of the session, also without any handle.
+        demand: object with the resources that it takes while it lives; `ref` or the table of functions keeps it alive.
+            None: nothing.
+        bare: it has no process, and only holds its resources.
     Returns:
         The actor's index; None when another actor has that name.
     Raises:
-        AttachError: it demands nothing, so it is for this node, which has no client slot for another process.
+        AttachError: it demands nothing, so it must run on this node, which has no client slot for another process.
         ObjectStoreFullError: the table of actors is full.
     """
     return _create(client, ref, function, name, max_restarts,
@@ -143,7 +144,7 @@ def create(Client client, Ref ref, uint64_t function, str name, int32_t max_rest
 
 
 def stand_in(Client client, Ref ref, uint64_t function):
-    """Make an object stand for an actor of another node: calls of it come to this client, which passes them on.
+    """Make an object represent an actor of another node: calls of it come to this client, which forwards them.
 
     Args:
         ref, function: as for `create`; the object may still be without its value.
@@ -220,7 +221,7 @@ cdef object _create(Client client, Ref ref, uint64_t function, str name, int32_t
 
 
 def find(Client client, str name):
-    """A reference to the object of the actor of that name; None when there is none."""
+    """Return a reference to the object of the actor of that name; None when there is none."""
     cdef frt_ctx *x = &client.x
     cdef bytes text = name.encode() + b"\0"
     cdef const char *chars = text
@@ -266,7 +267,7 @@ def is_actor(Client client, Ref ref):
 
 
 def info(Client client, uint32_t a):
-    """What an actor's record says: a dict for people, the daemon and error messages."""
+    """Return an actor's record as a dict, for the daemon, listings and error messages."""
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_acq(&actor.word)
     cdef uint32_t w = frt_word_client(word)
@@ -285,7 +286,7 @@ def info(Client client, uint32_t a):
 # ---- the actor's own process ----
 
 def enter(Client client, uint32_t a):
-    """Become the process of an actor that is WANTED; False when it is not, or not any more."""
+    """Become the process of an actor that is WANTED; False when it is in another state or must end."""
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_sc(&actor.word)
     if frt_word_state(word) != FRT_ACTOR_WANTED or actor.ended:
@@ -295,7 +296,7 @@ def enter(Client client, uint32_t a):
 
 
 def alive(Client client, uint32_t a):
-    """Say that the actor, whose process this client is, takes calls now."""
+    """Mark the actor LIVE: its process, which is this client, takes calls from now on."""
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_sc(&actor.word)
     if frt_word_client(word) == client.x.me and frt_word_state(word) == FRT_ACTOR_STARTING:
@@ -305,15 +306,15 @@ def alive(Client client, uint32_t a):
 
 
 def hold(Client client, uint32_t a):
-    """Say that a bare actor has what it demands: its client is this one, the daemon."""
+    """Mark a bare actor LIVE: its resources are reserved. This client, the daemon, becomes its client."""
     if enter(client, a):
         alive(client, a)
 
 
-# ---- a client that stands for a process on another node ----
+# ---- a client that represents a process on another node ----
 
 def carry(Client client, uint32_t a, uint32_t gen):
-    """Take an actor that is WANTED in order to have another node run it; False when it is not, or not any more."""
+    """Take an actor that is WANTED, to run it on another node; False when it is in another state or must end."""
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_sc(&actor.word)
     if frt_word_state(word) != FRT_ACTOR_WANTED or frt_word_gen(word) != gen or actor.ended:
@@ -324,17 +325,17 @@ def carry(Client client, uint32_t a, uint32_t gen):
 
 
 def carried(Client client, uint32_t a):
-    """Say that the other node has all that it takes to build an actor that this client stands for."""
+    """Drop the count of an actor's object: the other node has received everything that it needs to build the actor."""
     cdef frt_actor *actor = _at(client, a)
     if _is_mine(client, actor) and not actor.flags & FRT_ACTOR_DETACHED:
         check(_uncount(&client.x, actor))
 
 
 def tell_how(Client client, uint32_t a, str how):
-    """Note in an actor's record how its process ended, before the record says DOWN: whoever decides finds it then.
+    """Note in an actor's record how its process ended. It is noted before the record says DOWN, so the daemon finds it.
 
     Args:
-        how: about 250 bytes of it are kept; what was noted first stays, until the actor is started again.
+        how: about 250 bytes of it are kept; the first note stays until the actor is started again.
     """
     cdef frt_actor *actor = _at(client, a)
     if not actor.how[0]:
@@ -342,9 +343,9 @@ def tell_how(Client client, uint32_t a, str how):
 
 
 def drop(Client client, uint32_t a, str how=""):
-    """Say that an actor that this client stands for has no process any more: the daemon decides what follows.
+    """Mark an actor DOWN that this client represents: it has no process any more. The daemon decides what follows.
 
-    Of a bare one: that it has not any more what it demands.
+    A bare actor that is dropped has lost its resources.
 
     Args:
         how: it ended, as for `tell_how`.
@@ -358,20 +359,20 @@ def drop(Client client, uint32_t a, str how=""):
 
 
 def has_calls(Client client, uint32_t a):
-    """Whether there are calls of the actor that have not ended."""
+    """Return whether there are calls of the actor that have not ended."""
     _at(client, a)
     return _has_calls(&client.x, a)
 
 
 def order(Client client, uint32_t a, uint32_t what):
-    """Ask the client that stands for an actor's process for something: ORDER_KILL or ORDER_END."""
+    """Send an order to the client that represents an actor's process: ORDER_KILL or ORDER_END."""
     cdef frt_actor *actor = _at(client, a)
     a32_store_sc(&actor.order, what)
     mailbox_wake(&client.x, actor)
 
 
 def take_order(Client client, uint32_t a):
-    """What was asked of this client, which stands for the actor's process; ORDER_NONE when nothing was."""
+    """Take the order for this client, which represents the actor's process; ORDER_NONE when there is none."""
     cdef frt_actor *actor = _at(client, a)
     cdef uint32_t what = a32_load_sc(&actor.order)
     if what != FRT_ORDER_NONE:
@@ -387,7 +388,7 @@ cdef bint _is_mine(Client client, frt_actor *actor) noexcept:
 
 
 cdef int _uncount(frt_ctx *x, frt_actor *actor) noexcept nogil:
-    """Let go of the object; it goes now if there is no handle left."""
+    """Drop the count of the actor's object; it is deleted now if there is no handle left."""
     cdef frt_refslot slot = _object(actor)
     cdef int rc = FRT_OK
     if actor.flags & FRT_ACTOR_COUNTED:
@@ -398,13 +399,13 @@ cdef int _uncount(frt_ctx *x, frt_actor *actor) noexcept nogil:
 
 
 def end_for_good(Client client, uint32_t a, uint32_t why, str reason):
-    """See to it that the actor is not started again.
+    """Mark an actor so that it is not started again.
 
     Args:
         why: KILLED, FAILED or EXITED.
         reason: for the errors of its calls; about 440 bytes of it are kept.
     Returns:
-        False when it was to end already, for another reason.
+        False when it was marked before, for another reason.
     """
     cdef frt_actor *actor = _at(client, a)
     if not a32_cas_sc(&actor.ended, 0, why):
@@ -414,7 +415,7 @@ def end_for_good(Client client, uint32_t a, uint32_t why, str reason):
 
 
 cdef int _write(char *field, size_t room, str words) except -1:
-    """Write words to a field of a record, as much as it has room for."""
+    """Write words to a field of a record, cut to its size."""
     cdef bytes text = words.encode("utf-8", "replace")[:room - 1]
     text = text.decode("utf-8", "ignore").encode() + b"\0"  # not half a character
     memcpy(field, <char *>text, len(text))
@@ -432,7 +433,7 @@ cdef bint _has_calls(frt_ctx *x, uint32_t a) noexcept nogil:
 
 
 def is_over(Client client, uint32_t a):
-    """Whether nobody can call the actor any more, and all its calls have ended."""
+    """Return whether the actor has no handles left, and all its calls have ended."""
     cdef frt_actor *actor = _at(client, a)
     return a32_load_sc(&actor.released) != 0 and not _has_calls(&client.x, a)
 
@@ -440,7 +441,7 @@ def is_over(Client client, uint32_t a):
 # ---- the daemon ----
 
 def of_client(Client client, uint32_t v):
-    """The actors whose process client v is, or stands for."""
+    """Find the actors whose process client v is, or represents."""
     cdef frt_ctx *x = &client.x
     cdef uint64_t word
     cdef uint32_t a
@@ -454,7 +455,7 @@ def of_client(Client client, uint32_t v):
 
 
 def demanding(Client client):
-    """The actors that take something while they live: a list of (index, generation)."""
+    """Find the actors with a demand: a list of (index, generation)."""
     cdef frt_ctx *x = &client.x
     cdef uint32_t a
     cdef list found = []
@@ -466,7 +467,7 @@ def demanding(Client client):
 
 
 def states(Client client, list actors):
-    """The states of actors, given (index, generation) of each; EMPTY for one whose record is another's by now."""
+    """Return the states of actors, given (index, generation) of each; EMPTY where the record was used again."""
     cdef frt_ctx *x = &client.x
     cdef uint32_t a, gen
     cdef uint64_t word
@@ -479,10 +480,10 @@ def states(Client client, list actors):
 
 
 def attention(Client client, dict waiting=None):
-    """The actors for which there is something to do: a list of (index, state); see `node.actors`.
+    """Find the actors that the daemon must act on: a list of (index, state); see `node.actors`.
 
     Args:
-        waiting: generations by index of those that may not start yet: they are left out as long as they are to start.
+        waiting: generations by index of WANTED actors that may not start yet: they are left out.
     """
     cdef frt_ctx *x = &client.x
     cdef frt_actor *actor
@@ -505,9 +506,9 @@ def attention(Client client, dict waiting=None):
 
 
 def let_go(Client client, uint32_t a):
-    """Of an actor that is DOWN and has no calls, keep only what handles keep: it ends when the last one goes.
+    """Drop the count of an actor's object when the actor is DOWN and has no calls: it ends with its last handle.
 
-    One whose process ended before it was built has kept its own object until then, for the calls that were made.
+    An actor whose process ended before it was built has kept the count until then, for the calls that were made.
     """
     cdef frt_actor *actor = _at(client, a)
     if frt_word_state(a64_load_sc(&actor.word)) == FRT_ACTOR_DOWN and not actor.flags & FRT_ACTOR_DETACHED and \
@@ -516,14 +517,14 @@ def let_go(Client client, uint32_t a):
 
 
 def lacks_process(Client client, uint32_t a):
-    """Whether all that an actor needs is a process: it is WANTED, demands nothing and shall not end."""
+    """Return whether a process is all that an actor needs: it is WANTED, demands nothing and need not end."""
     cdef frt_actor *actor = _at(client, a)
     return frt_word_state(a64_load_sc(&actor.word)) == FRT_ACTOR_WANTED and actor.demand == 0 and \
         not actor.flags & FRT_ACTOR_BARE and a32_load_sc(&actor.ended) == 0
 
 
 def start_again(Client client, uint32_t a):
-    """Make an actor that is DOWN WANTED; it is counted as a restart. False when nothing can call it."""
+    """Make an actor that is DOWN WANTED again, and count a restart. False when no handle of it is left."""
     cdef frt_ctx *x = &client.x
     cdef frt_actor *actor = _at(client, a)
     cdef uint64_t word = a64_load_sc(&actor.word)
@@ -544,12 +545,12 @@ def start_again(Client client, uint32_t a):
 
 
 def end(Client client, uint32_t a, str reason):
-    """Declare an actor that has no process dead. For one that is dead already: look for calls once more.
+    """Declare an actor dead that has no process. If it is dead already, look for calls once more.
 
     Args:
         reason: for the errors of its calls, unless there is one already.
     Returns:
-        Indexes of tasks: its calls, which are now this client's to end by sealing an error.
+        Indexes of tasks: its calls. This client must end them by sealing an error.
     """
     cdef frt_ctx *x = &client.x
     cdef frt_actor *actor = _at(client, a)
@@ -562,7 +563,7 @@ def end(Client client, uint32_t a, str reason):
         _write(actor.reason, sizeof(actor.reason), reason)
     if frt_word_state(word) == FRT_ACTOR_WANTED and not a64_cas_sc(
             &actor.word, word, frt_word(FRT_ACTOR_DEAD, 0, frt_word_gen(word))):
-        return ending  # its process has come: the next look decides
+        return ending  # its process has just started: the next look decides
     a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DEAD, 0, frt_word_gen(word)))  # before the look at its calls
     for t in range(frt_tasks(x)):
         word = a64_load_sc(x.task_words + t)
@@ -570,13 +571,13 @@ def end(Client client, uint32_t a, str reason):
                 x.task_words + t, word, frt_word(FRT_TASK_ENDING, x.me, frt_word_gen(word))):
             ending.append(t)
     check(_uncount(x, actor))
-    a32_store_sc(&actor.swept, 1)  # from here on the record may be another actor's any time
+    a32_store_sc(&actor.swept, 1)  # from here on the record may be used for another actor at any time
     mailbox_forget(actor)
     return ending
 
 
 cdef void actors_of_dead(frt_ctx *x, uint32_t v) noexcept nogil:
-    """Make the actors whose process client v was, or stood for, DOWN."""
+    """Make the actors DOWN whose process client v was, or represented."""
     cdef frt_actor *actor
     cdef uint64_t word
     cdef uint32_t a
@@ -586,4 +587,4 @@ cdef void actors_of_dead(frt_ctx *x, uint32_t v) noexcept nogil:
         if frt_word_client(word) == v and _has_client(word):
             a32_store_sc(&actor.asleep, 0)
             a64_store_sc(&actor.word, frt_word(FRT_ACTOR_DOWN, 0, frt_word_gen(word)))  # commit
-        mailbox_forget(actor)  # if the dead one saw last that nobody needs the record, and did not come to freeing it
+        mailbox_forget(actor)  # the dead client may have been about to free the record

@@ -1,7 +1,6 @@
 from typing import Any
 
 from fastrt._core.memory.clients import Client
-from fastrt._core.objects.handles import Ref
 
 DEMAND: int
 GONE: int
@@ -10,21 +9,6 @@ QUEUED: int
 RUNNING: int
 BLOCKED: int
 
-def submit_scalars(
-    client: Client, function: Ref, args: tuple[Any, ...], nreturns: int, retries: int, flags: int, demand: Ref
-) -> Any: ...
-def submit(
-    client: Client,
-    function: Ref,
-    kind: int,
-    args: bytes,
-    refs: list[Any],
-    ndeps: int,
-    nreturns: int,
-    retries: int,
-    flags: int,
-    demand: Ref,
-) -> Any: ...
 def named(client: Client, t: int, id: int) -> list[int]: ...
 def demand_of(client: Client, t: int, id: int) -> Any: ...
 def take_held(client: Client) -> list[tuple[int, int]]: ...

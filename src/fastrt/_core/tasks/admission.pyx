@@ -1,11 +1,11 @@
 # cython: language_level=3
-"""Tasks that demand resources: submitted with a reference to what they demand, held until somebody admits them.
+"""Tasks that demand resources: submitted with a reference to their demand, held until the node daemon admits them.
 
-Submission, results, cancellation, and what a death leaves are those of every task. Held tasks are on a list in the
-arena (links); who admits them, the node daemon, takes them off it, remembers them, and makes them READY one by one.
-What the memory of a dead daemon held is in the tasks' own words: the next one calls `take_over`.
+They are submitted, cancelled and recovered like every task. Held tasks are on a list in the arena (`references`). The
+node daemon takes them off it, remembers them, and makes them READY one by one. When a daemon dies, the tasks that it
+remembered are found by their words: the next daemon calls `take_over`.
 """
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.errors cimport check
@@ -14,45 +14,15 @@ from fastrt._core.objects.handles cimport Ref, ref_wrap
 from fastrt._core.objects.objects cimport object_acquire
 from fastrt._core.objects.references cimport (
     links_relist, links_take_held, links_take_waiting, links_tell_held, task_is_mine)
-from fastrt._core.objects.scalar cimport args_write
-from fastrt._core.tasks.tasks cimport ARGS_SCALARS, task_start, task_submit
+from fastrt._core.tasks.tasks cimport task_start
 
 DEMAND = FRT_TASK_DEMAND
 # Where a task is, for `states`.
 GONE, WAITING, QUEUED, RUNNING, BLOCKED = 0, 1, 2, 3, 4
 
-cdef enum:
-    SCALAR_ROOM = 2048
-
-
-def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, uint8_t retries, uint8_t flags,
-                   Ref demand):
-    """As `tasks.submit_scalars`, for a task that demands what the sealed object `demand` says."""
-    cdef char room[SCALAR_ROOM]
-    cdef list refs = []
-    cdef Py_ssize_t n = args_write(args, Ref, room, SCALAR_ROOM, refs)
-    if n < 0:
-        return None
-    client.ensure()
-    refs.append(demand)
-    return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns,
-                       retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0, 0)
-
-
-def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
-           uint8_t retries, uint8_t flags, Ref demand):
-    """As `tasks.submit`, for a task that demands what the sealed object `demand` says."""
-    client.ensure()
-    if ndeps > len(refs):
-        raise ValueError(f"{ndeps} dependencies among {len(refs)} references")
-    if len(args) >= 1 << 32:
-        raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
-    return task_submit(client, function, kind, args, <uint32_t>len(args), [*refs[:ndeps], demand, *refs[ndeps:]],
-                       ndeps + 1, nreturns, retries, flags & FRT_TASK_RETRY_ERRORS | FRT_TASK_DEMAND, 0, 0)
-
 
 def demand_of(Client client, uint32_t t, uint64_t id):
-    """A reference to what a task demands; None when the record is another task's by now."""
+    """Return a reference to a task's demand; None when the record was used again for another task."""
     cdef frt_ctx *x = &client.x
     cdef frt_body body
     cdef frt_refslot slot
@@ -68,7 +38,7 @@ def demand_of(Client client, uint32_t t, uint64_t id):
 
 
 def named(Client client, uint32_t t, uint64_t id):
-    """Numbers of the objects that the arguments of a task name; empty when the record is another task's by now."""
+    """Return the numbers of the objects that a task's arguments name; none when the record was used again."""
     cdef frt_ctx *x = &client.x
     cdef frt_body body
     cdef uint32_t k
@@ -77,13 +47,13 @@ def named(Client client, uint32_t t, uint64_t id):
     if t >= frt_tasks(x) or not _is(x, t, id) or not frt_task_body(x, t, &body):
         return found
     for k in range(body.nrefs - min(body.nrefs, frt_task_extras(x.tasks[t].flags))):
-        if k + 1 != body.ndeps:  # which says what it demands
+        if k + 1 != body.ndeps:  # which is the demand
             found.append(body.refs[k].objref)
     return found if _is(x, t, id) else []
 
 
 cdef bint _is(frt_ctx *x, uint32_t t, uint64_t id) noexcept nogil:
-    """Whether it is the record of that task, and what its arguments name is alive."""
+    """Return whether the record is that task's, and counts the objects that it names."""
     return x.tasks[t].id == id and x.tasks[t].flags & FRT_TASK_DEMAND and x.tasks[t].flags & FRT_TASK_COUNTED
 
 
@@ -104,7 +74,7 @@ def take_held(Client client):
 
 
 def take_over(Client client):
-    """Put on the list what a dead daemon had taken off it.
+    """Put the tasks on the list again that a dead daemon had taken off it.
 
     Returns:
         (index, id) of the tasks that it had admitted and that have not ended.
@@ -123,13 +93,13 @@ def take_over(Client client):
 
 
 def states(Client client, list tasks):
-    """Where tasks are.
+    """Return where tasks are.
 
     Args:
         tasks: (index, id) of each.
     Returns:
         (state, client) of each: GONE; WAITING: submitted, not admitted; QUEUED: admitted; RUNNING and BLOCKED:
-        `client` has claimed it, and runs it or has lent it to another node.
+        `client` has claimed it, and runs it or has forwarded it to another node.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t t
@@ -143,7 +113,7 @@ def states(Client client, list tasks):
         if t < frt_tasks(x):
             word = a64_load_acq(x.task_words + t)
             state = frt_word_state(word)
-        # An ending task has let go of its arguments before it gives its record back.
+        # An ending task drops its counts before it gives its record back.
         if state < FRT_TASK_WAITING or state == FRT_TASK_ENDING or x.tasks[t].id != id or \
                 not x.tasks[t].flags & FRT_TASK_COUNTED:
             found.append((0, 0))
@@ -163,7 +133,7 @@ def admit(Client client, uint32_t t, uint64_t id):
 
 
 def claim(Client client, uint32_t t, uint64_t id):
-    """Run a held task in this process (or have another node run it); False when it is not held any more."""
+    """Claim a held task, to run it here or forward it to another node; False when it is not held any more."""
     client.ensure()
     if t >= frt_tasks(&client.x) or not _done(links_take_waiting(&client.x, t, id, FRT_TASK_CLAIMED)):
         return False
@@ -172,31 +142,31 @@ def claim(Client client, uint32_t t, uint64_t id):
 
 
 def refuse(Client client, uint32_t t, uint64_t id):
-    """Take a held task in order to end it with an error; False when it is not held any more."""
+    """Take a held task to end it with an error; False when it is not held any more."""
     client.ensure()
     return t < frt_tasks(&client.x) and _done(links_take_waiting(&client.x, t, id, FRT_TASK_ENDING))
 
 
 def news(Client client):
-    """A number that changes when a task is held, and when one that demanded something has ended."""
+    """Return a number that changes when a task is held, and when a task with a demand has ended."""
     client.ensure()
     return a32_load_sc(&client.x.sb.held_news)
 
 
 def tell(Client client):
-    """Wake whoever sleeps in `wait_news`."""
+    """Wake the threads that sleep in `wait_news`."""
     client.ensure()
     links_tell_held(&client.x)
 
 
 def is_demanding(Client client, uint32_t t):
-    """Whether a task that this client has claimed demands something."""
+    """Return whether a task that this client has claimed has a demand."""
     client.ensure()
     return task_is_mine(&client.x, t) and client.x.tasks[t].flags & FRT_TASK_DEMAND != 0
 
 
 def wait_news(Client client, uint32_t seen, double timeout_s):
-    """Sleep until `news` differs from `seen`, for so many seconds at most; what it is then."""
+    """Sleep until `news` differs from `seen`, at most `timeout_s` seconds; return the news then."""
     cdef uint32_t *word = &client.x.sb.held_news
     cdef int64_t timeout = <int64_t>(timeout_s * 1e9)
     client.ensure()

@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""How a process is told to end for the sake of one task, and of no other: by a signal, whose handler looks first.
+"""End a process because of one task and no other: by a signal, whose handler checks the task first.
 
-Between a canceller's look at a task and the signal that it sends, the worker may have gone on to the next one; so it
-sends none that kills. The handler runs in the thread that runs tasks, which therefore stands still, and ends the
-process if the task that it runs is one that somebody has cancelled by force.
+Between a canceller's look at a task and the signal that it sends, the worker may have gone on to the next task; so the
+signal does not kill by itself. The handler runs in the thread that runs tasks, which therefore stands still, and ends
+the process if the task that runs there was cancelled by force.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -45,7 +45,7 @@ LATE = FRT_TASK_LATE
 
 
 def listen(Client client):
-    """Let this process be ended for the sake of a task that this thread runs for `client`.
+    """Allow this process to be ended because of a task that this thread runs for `client`.
 
     Raises:
         OSError: the handler cannot be installed.
@@ -58,15 +58,15 @@ def listen(Client client):
 
 
 def end_for(Client client, uint32_t t, uint64_t id, bint again):
-    """End this process for the sake of a task, unless that is not what it runs (any more).
+    """End this process because of a task, if it still runs that task.
 
     Called by another thread of this process. While it holds the interpreter's lock, no task begins or ends here.
 
     Args:
         id: of the task.
-        again: whether it may run again; otherwise its error is that it ran for too long.
+        again: whether the task may run again; otherwise its error is that it ran for too long.
     Returns:
-        False, if it does.
+        False when this process does not run the task any more.
     """
     cdef frt_ctx *x = &client.x
     client.ensure()
@@ -79,10 +79,10 @@ def end_for(Client client, uint32_t t, uint64_t id, bint again):
 
 
 cdef void _on_stop(int number) noexcept nogil:
-    """The signal's handler; all that it does may be done in one."""
+    """Handle the signal; everything here is safe in a signal handler."""
     cdef frt_ctx *x = _ctx
     cdef uint32_t t
-    cdef uint64_t word, told
+    cdef uint64_t word, mark
     if frt_this_thread() != _thread:
         frt_pass_on(_thread, number)  # in a forked child there is no such thread, and nothing happens
         return
@@ -90,7 +90,7 @@ cdef void _on_stop(int number) noexcept nogil:
     if t >= frt_tasks(x):
         return
     word = a64_load_acq(x.task_words + t)
-    told = a64_load_sc(&x.tasks[t].cancelled)
+    mark = a64_load_sc(&x.tasks[t].cancelled)
     if frt_word_client(word) == x.me and frt_word_state(word) in (FRT_TASK_RUNNING, FRT_TASK_BLOCKED) and \
-            frt_cancels(told, x.tasks[t].id) and told & FRT_CANCEL_FORCE:
+            frt_cancels(mark, x.tasks[t].id) and mark & FRT_CANCEL_FORCE:
         frt_end_now()

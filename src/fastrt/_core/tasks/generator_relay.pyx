@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Generators between nodes: what a process does that reads streams for another node, or fills some with its items."""
+"""Generators between nodes: read streams for readers on another node, and fill streams with another node's items."""
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t
 
@@ -15,7 +15,7 @@ from fastrt._core.tasks.generators import is_ready, take
 
 
 def pass_on(Client client, Ref stream, Ref end):
-    """As `take`, without waiting, for a process that reads for others elsewhere: to the task, they have not read it."""
+    """Take an item, without waiting, for readers on another node. To the task it counts as unread."""
     cdef frt_stream *s = generator_stream(client, stream)
     cdef object found
     a32_store_sc(&s.away, s.away + 1)  # first: the task must not see it read
@@ -25,12 +25,12 @@ def pass_on(Client client, Ref stream, Ref end):
     return found
 
 
-def told(Client client, Ref stream, uint32_t away, uint32_t wanted):
-    """What readers elsewhere, for whom this process takes the items, have told.
+def note_readers(Client client, Ref stream, uint32_t away, uint32_t wanted):
+    """Note the state of the readers on another node, for which this process takes the items.
 
     Args:
-        away: how many of the items that it took they have not read.
-        wanted: NOTHING, END or ITEMS.
+        away: how many of the taken items they have not read.
+        wanted: by them: NOTHING, END or ITEMS.
     """
     cdef frt_stream *s = generator_stream(client, stream)
     a32_store_sc(&s.away, away)
@@ -39,7 +39,7 @@ def told(Client client, Ref stream, uint32_t away, uint32_t wanted):
 
 
 def end_of(Client client, Ref stream):
-    """A reference to the end of a stream; None when its task has ended, or is another node's."""
+    """Return a reference to the end of a stream; None when its task has ended, or is another node's."""
     cdef frt_ctx *x = &client.x
     cdef frt_body body
     cdef frt_refslot slot
@@ -57,7 +57,7 @@ def end_of(Client client, Ref stream):
 
 
 def add_to(Client client, Ref stream, Ref item):
-    """Add an item of another node's."""
+    """Add an item that another node has produced."""
     generator_stream(client, stream)
     ref_use(client, item)
     check(links_add_item(&client.x, stream.index, item.index))
@@ -65,24 +65,24 @@ def add_to(Client client, Ref stream, Ref item):
 
 
 def close(Client client, Ref stream):
-    """The last item of another node's stream has been added."""
+    """Close a stream of another node's: its last item has been added."""
     a32_store_sc(&generator_stream(client, stream).limit, 0)
     generator_tell(&client.x, stream.index)
 
 
 def is_awaited(Client client, Ref stream):
-    """Whether somebody has found no item, and been told of none since."""
+    """Return whether a reader has found no item, and was not woken since."""
     generator_stream(client, stream)
     return frt_any(&client.x, stream.index, FRT_WAITS)
 
 
 def wait_either(Client client, list readers, list producers, list fed, double timeout_s):
-    """Sleep once, until there is something to do for a process that reads some streams and fills others.
+    """Sleep once, until one of several streams can be read or filled.
 
     Args:
         readers: pairs as `take` has them.
         producers: (Producer, its `taken` as last seen) of each.
-        fed: (stream, how many items of it had been taken) of those that another node's items are added to.
+        fed: (stream, how many items of it had been taken) of the streams that get another node's items.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t seen, taken

@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""Generators: a task that yields puts its items into a stream, from which others take them while it still runs.
+"""Generators: a task that yields puts its items into a stream, and readers take them while it still runs.
 
-Producer and readers meet in the arena, in the list of the stream (items): an item costs a put and the links lock twice,
-and a wake only when somebody sleeps. The task's only result is the end of the stream.
+Producer and readers share the stream's list in the arena (`stream_items`): an item costs a put and the links lock
+twice, and a wake only when a reader sleeps. The task's only result is the end of the stream.
 """
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
@@ -25,10 +25,10 @@ cdef extern from "Python.h":
     PyObject *PyIter_Next(object) except? NULL
 
 STREAM = FRT_TASK_STREAM
-# What readers still want, for `Producer.wanted`.
+# The readers' wishes, for `Producer.wanted`.
 NOTHING, END, ITEMS = 0, 1, 2
 cdef uint32_t _ELSEWHERE = 0xffffffff
-ELSEWHERE = _ELSEWHERE  # the limit of a stream that a process fills with the items of another node's, until it `ends`
+ELSEWHERE = _ELSEWHERE  # the limit of a stream that is filled with another node's items, until it is closed
 
 cdef enum:
     KIND_STREAM = 15  # never read as a value
@@ -39,13 +39,13 @@ cdef enum:
 
 
 def create(Client client, uint32_t limit, uint64_t produced=0):
-    """A stream without items.
+    """Make a stream without items.
 
     Args:
-        limit: unread items from which on its task waits; 0: it never does.
-        produced: how many an earlier attempt has produced, elsewhere; all of them were read.
+        limit: unread items from which on its task waits; 0: it never waits.
+        produced: how many items an earlier attempt has produced on another node; all of them were read.
     Returns:
-        The reference that `submit` and readers name it by.
+        A reference to the stream, for `submit` and for readers.
     Raises:
         ObjectStoreFullError: the table of objects is full.
     """
@@ -83,7 +83,7 @@ def take(Client client, Ref stream, Ref end, timeout_s, double spin_s):
 
     Args:
         stream, end: references to it, and to its task's result.
-        timeout_s: how long to wait for one, in seconds; None: for ever.
+        timeout_s: how long to wait for one, in seconds; None: no limit.
         spin_s: how much of it to spend spinning.
     Returns:
         A reference to the item; `end` when the stream has ended with an error, None when it has ended without one;
@@ -135,7 +135,7 @@ cdef int _take(frt_ctx *x, uint32_t s) except -100:
         if <uint32_t>head == 0:
             return FRT_NOT_FOUND
         i = <uint32_t>head - 1
-        # Held first, taken second: another reader may be as quick, and then the entry be anybody's. The head tells.
+        # Held first, taken second: another reader may take it meanwhile, and the entry be used again. The head decides.
         if object_acquire(x, i, a64_load_rlx(&x.entries[i].objref) if i < x.objects_max else 0, False) != FRT_OK:
             left -= 1
             continue
@@ -152,7 +152,7 @@ cdef int _take(frt_ctx *x, uint32_t s) except -100:
 
 cdef int _wait_item(frt_ctx *x, frt_stream *stream, uint32_t s, uint32_t end, int64_t deadline,
                     int64_t spin) noexcept nogil:
-    """Wait until there is an item, or there will be none: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
+    """Wait until there is an item, or the stream has ended: FRT_OK, FRT_TIMEOUT or FRT_INTERRUPTED."""
     cdef int64_t started = frt_now_ns()
     cdef uint32_t seen
     cdef int _k
@@ -171,12 +171,12 @@ cdef int _wait_item(frt_ctx *x, frt_stream *stream, uint32_t s, uint32_t end, in
 
 
 cdef inline bint _is_over(frt_ctx *x, frt_stream *stream, uint32_t end) noexcept nogil:
-    """Whether no item is added any more. The end of a stream of another node's may come before its last items."""
+    """Return whether no more items come. The end of another node's stream may arrive before its last items."""
     return object_is_sealed(x, end) and a32_load_sc(&stream.limit) != _ELSEWHERE
 
 
 def is_ready(Client client, Ref stream, Ref end):
-    """Whether `take` would not have to wait."""
+    """Return whether `take` would not have to wait."""
     cdef frt_stream *s = generator_stream(client, stream)
     ref_use(client, end)
     return <uint32_t>a64_load_sc(&s.head) != 0 or _is_over(&client.x, s, end.index)
@@ -188,7 +188,7 @@ def wait_some(Client client, list things, Py_ssize_t num_returns, timeout_s, dou
     Args:
         things: Refs, and pairs as `take` has them, of streams: these are ready when `take` would not have to wait.
         num_returns: from 1 to len(things).
-        timeout_s: seconds, or None for ever.
+        timeout_s: seconds; None: no limit.
         spin_s: how much of it to spend spinning before sleeping.
     Returns:
         The numbers of the first `num_returns` of `things` that are ready; fewer after the timeout.
@@ -229,7 +229,7 @@ def wait_some(Client client, list things, Py_ssize_t num_returns, timeout_s, dou
 
 
 cdef int _note(Client client, thing, uint32_t *at) except -1:
-    """Write down which entries to look at: of a stream two."""
+    """Write down which entries to look at: two for a stream."""
     cdef Ref ref
     if isinstance(thing, tuple):
         generator_stream(client, thing[0])
@@ -250,7 +250,7 @@ cdef inline bint _is_ready(frt_ctx *x, const uint32_t *at) noexcept nogil:
 
 
 cdef uint32_t _count_ready(frt_ctx *x, const uint32_t *all_of, uint32_t n, uint32_t want, bint mark) noexcept nogil:
-    """How many are ready, counting no further than `want`; with `mark`, ask the rest to wake us."""
+    """Count the ready ones, up to `want`; with `mark`, ask the others to wake this client."""
     cdef uint32_t k, ready = 0
     cdef const uint32_t *at
     for k in range(n):
@@ -286,14 +286,14 @@ cdef int _wait_some(frt_ctx *x, const uint32_t *all_of, uint32_t n, uint32_t wan
 
 
 def is_stream(Client client, Ref ref):
-    """Whether an object is a stream."""
+    """Return whether an object is a stream."""
     client.ensure()
     ref_use(client, ref)
     return client.x.entries[ref.index].flags & FRT_ENTRY_STREAM != 0
 
 
 def info(Client client, Ref stream):
-    """What the arena says of a stream: {taken, produced, limit, unread}; counts modulo 2^32 but for `produced`."""
+    """Return a stream's counts: {taken, produced, limit, unread}; all but `produced` modulo 2^32."""
     cdef frt_stream *s = generator_stream(client, stream)
     cdef uint64_t head = a64_load_sc(&s.head)
     return {"taken": <uint32_t>(head >> 32), "produced": s.produced, "limit": s.limit,
@@ -306,10 +306,10 @@ cdef class Producer:
     """Fills the stream of a task that this client runs.
 
     Attributes:
-        skip: items still to be left out, because an earlier attempt has produced them.
+        skip: how many more items to leave out, because an earlier attempt has produced them.
 
     Args:
-        client: whose task.
+        client: which runs the task.
         task: its index.
     """
 
@@ -338,36 +338,36 @@ cdef class Producer:
 
     @property
     def wanted(self):
-        """ITEMS while somebody can read them, END while only the task's result is wanted, else NOTHING."""
+        """ITEMS while a reader can take them, END while only the task's result is referenced, else NOTHING."""
         self._check()
         return _wanted(self)
 
     @property
     def full(self):
-        """Whether so many items are unread that the task should wait."""
+        """Whether the number of unread items has reached the limit: the task should wait."""
         self._check()
         return _full(self)
 
     @property
     def taken(self):
-        """How many items were taken, modulo 2^32."""
+        """The number of items that were taken, modulo 2^32."""
         self._check()
         return <uint32_t>(a64_load_sc(&self.stream.head) >> 32)
 
     @property
     def read(self):
-        """How many items were read, modulo 2^32: less than `taken` where a process took some for readers elsewhere."""
+        """The number of items that were read, modulo 2^32: `taken`, less those that are on the way to another node."""
         self._check()
         return <uint32_t>(a64_load_sc(&self.stream.head) >> 32) - a32_load_sc(&self.stream.away)
 
     @property
     def limit(self):
-        """Unread items from which on the task waits; 0: it never does."""
+        """The number of unread items from which on the task waits; 0: it never waits."""
         self._check()
         return self.stream.limit
 
     def skips(self):
-        """Whether the next item has been produced by an earlier attempt."""
+        """Return whether an earlier attempt has produced the next item, and count it as skipped."""
         if self.skip == 0:
             return False
         self.skip -= 1
@@ -390,20 +390,20 @@ cdef class Producer:
         _tell(self)
 
     def wait(self, timeout_s, double spin_s):
-        """Wait for room, or until nobody reads any more; False after the timeout (None: there is none)."""
+        """Wait for room, or until there are no readers; False after the timeout (None: no limit)."""
         self._check()
         return _wait_room(self, timeout_s, spin_s)
 
     def run(self, iterator, put, wait):
-        """Add all that an iterator gives.
+        """Add all items of an iterator.
 
-        It ends early, and closes the iterator, when nobody wants anything of it any more. Items that only nobody can
-        read are not kept.
+        It ends early, and closes the iterator, when neither items nor the result are wanted any more. Items that no
+        reader can take are not kept.
 
         Args:
             iterator: its items.
-            put: called with an item that is no scalar, or found no room; shall add it.
-            wait: called where there is no room; shall return when there is, or nobody reads any more.
+            put: called with an item that is no scalar, or found no room; it must add the item.
+            wait: called where there is no room; it must return when there is room, or no reader any more.
         Raises:
             Exception: what the iterator raises.
         """
@@ -440,14 +440,14 @@ cdef class Producer:
 
 
 cdef int _wanted(Producer self) noexcept:
-    """See Producer.wanted."""
+    """Return the wishes of all readers, on this node and on others."""
     cdef int here = _wanted_here(self)
     cdef uint32_t elsewhere = a32_load_sc(&self.stream.elsewhere)
     return here if elsewhere == 0 or here < <int64_t>elsewhere - 1 else <int>elsewhere - 1
 
 
 cdef int _wanted_here(Producer self) noexcept:
-    """What those want who have references on this node."""
+    """Return the wishes of the readers on this node, by the references that they hold."""
     cdef frt_ctx *x = &self.client.x
     cdef int end
     # The task itself counts once.
@@ -474,7 +474,7 @@ cdef bint _add_soon(Producer self, object value) except -1:
     try:
         return _add(self, value)
     except MemoryError:
-        return False  # the caller knows whom to ask for room
+        return False  # the caller waits for room
 
 
 cdef bint _add(Producer self, object value) except -1:
@@ -499,7 +499,7 @@ cdef bint _add(Producer self, object value) except -1:
 
 
 cdef bint _wait_room(Producer self, timeout_s, double spin_s) except -1:
-    """See Producer.wait."""
+    """Wait until the stream is not full, or items are not wanted any more; False after the timeout."""
     cdef int64_t now = frt_now_ns()
     cdef int64_t deadline = 1 << 62
     cdef int64_t spin = <int64_t>(spin_s * 1e9)

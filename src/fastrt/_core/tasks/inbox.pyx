@@ -1,15 +1,15 @@
 # cython: language_level=3
 """The actor's side: its calls in the order in which they were made, each claimed when it is about to run.
 
-An Inbox is private to the actor's process, so a death loses nothing: what it holds are hints, too, and the records
-stay READY until they are claimed. It takes all that the mailbox has at once and turns it round, oldest first. When a
-link leads to a record that is another's by now, the list below it is lost; then, and at the start of each process,
-the calls are looked up in the table of tasks and put in the order of their ids, which grow in each caller: whoever is
-found there has been pushed before, or is about to be, so a second look at the mailbox finds all that the same caller
-did earlier.
+An Inbox is private to the actor's process. Its cells are only hints, and the records stay READY until they are claimed,
+so a death loses nothing. It takes the whole list of the mailbox at once and reverses it, oldest first. When a link
+leads to a record that was used again, the list below it is lost. Then, and at the start of each process, the calls are
+looked up in the table of tasks and sorted by their ids, which grow in each caller. A call found there has been pushed
+before, or is about to be, so a second look at the mailbox finds all earlier calls of the same caller.
 
-A call whose arguments are not ready is held back, and with it, if order matters, all later ones of its caller; others
-go on. So is one that is pushed and not READY yet: its caller is between two instructions, or dead.
+A call whose arguments are not ready is held back, and with it, if order matters, all later calls of its caller; calls
+of others go on. A call that is pushed and not READY yet is held back, too: its caller is between two instructions, or
+dead.
 """
 cimport cython
 from libc.stddef cimport size_t
@@ -26,12 +26,12 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
-    STALE = -1  # the call went another way
+    STALE = -1  # the call has ended, or runs already
     HELD = -2
     LOOK_AT_HELD = 64  # calls taken between two looks at those that are held back
     SPINS_PER_LOOK = 32
     IDLE_NAP_NS = 1000000000
-    LAST_NAP_NS = 5000000  # when nobody can call any more, the end of the last call is the end of the actor
+    LAST_NAP_NS = 5000000  # without handles, the actor ends with its last call
 
 
 @cython.no_gc
@@ -80,7 +80,7 @@ cdef class Inbox:
         return taken
 
     def look(self):
-        """As `take`, without waiting: a list of cells for `claim`."""
+        """Take all calls that can run, without waiting or claiming them: a list of cells for `claim`."""
         cdef list taken = []
         cdef uint64_t cell = 0
         self.client.ensure()
@@ -98,10 +98,10 @@ cdef class Inbox:
 def wait_any(Client client, list inboxes, double timeout_s):
     """Sleep once, until one of several inboxes of this client may have a call or other news (an order, its end).
 
-    Nobody may use the inboxes meanwhile.
+    No other thread may use the inboxes meanwhile.
 
     Args:
-        inboxes: whose calls this client passes on.
+        inboxes: of the actors whose calls this client forwards.
         timeout_s: how long to sleep at most, in seconds.
     """
     cdef frt_ctx *x = &client.x
@@ -113,7 +113,7 @@ def wait_any(Client client, list inboxes, double timeout_s):
     for inbox in inboxes:
         a32_store_sc(&inbox.actor.asleep, 1)
     for inbox in inboxes:
-        # Whoever makes news stores it and then looks whether we sleep; we do it the other way round.
+        # A sender stores its news and then looks for sleepers; we note that we sleep and then look for news.
         news = news or _news(x, inbox, True) or a32_load_sc(&inbox.actor.order) != 0 or \
             a32_load_sc(&inbox.actor.released) != inbox.released
     if not news:
@@ -153,14 +153,14 @@ cdef int _claim(Inbox self, uint64_t cell) except -100:
             not a64_cas_sc(x.task_words + t, word, frt_word(FRT_TASK_RUNNING, x.me, frt_word_gen(word))):
         return FRT_NOT_FOUND
     if x.tasks[t].attempts < 255:
-        x.tasks[t].attempts += 1  # after the claim: one that dies in between has not run
+        x.tasks[t].attempts += 1  # after the claim: a process that dies in between has not run it
     x.clients[x.me].task = t + 1
     x.clients[x.me].job = x.tasks[t].job
     return <int>t
 
 
 cdef bint _find(Inbox self, uint64_t *cell) except -1:
-    """The oldest call that can run now."""
+    """Find the oldest call that can run now."""
     cdef frt_ctx *x = &self.client.x
     self.found += 1
     if self.nheld and (self.found % LOOK_AT_HELD == 0 or self.head == self.count) and _find_held(self, cell):
@@ -179,7 +179,7 @@ cdef bint _find(Inbox self, uint64_t *cell) except -1:
 
 
 cdef int _look(frt_ctx *x, Inbox self, uint64_t cell) except -100:
-    """Whether a call can run: FRT_OK, STALE, or HELD after it was put with those that are held back."""
+    """Check whether a call can run: FRT_OK, STALE, or HELD after it was added to the calls that are held back."""
     cdef uint32_t t = <uint32_t>cell - 1
     cdef uint64_t word = a64_load_sc(x.task_words + t)
     cdef uint32_t caller = x.tasks[t].caller % FRT_SLOTS_MOST
@@ -197,7 +197,7 @@ cdef int _look(frt_ctx *x, Inbox self, uint64_t cell) except -100:
 
 
 cdef uint32_t _unsealed(frt_ctx *x, uint32_t t) noexcept nogil:
-    """The entry of the first dependency that has no value yet; FRT_NONE when all have."""
+    """Return the entry of the first dependency that has no value yet; FRT_NONE when all have one."""
     cdef frt_body body
     cdef uint32_t k, i
     frt_task_body(x, t, &body)
@@ -209,7 +209,7 @@ cdef uint32_t _unsealed(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef bint _find_held(Inbox self, uint64_t *cell) except -1:
-    """Look at all that are held back once more: the first that can run now."""
+    """Look at all calls that are held back once more, and find the first that can run now."""
     cdef frt_ctx *x = &self.client.x
     cdef uint64_t *held = self.held
     cdef uint32_t k, n = self.nheld
@@ -237,7 +237,7 @@ cdef void _block(Inbox self, uint64_t cell) noexcept:
 
 
 cdef uint64_t *_room(uint64_t *cells, uint32_t used, uint32_t *room) except NULL:
-    """Room for one more; the old place is kept when there is no memory."""
+    """Make room for one more cell; without memory the old cells stay."""
     cdef uint64_t *more
     if used < room[0]:
         return cells
@@ -256,7 +256,7 @@ cdef int _append(Inbox self, uint64_t cell) except -1:
 
 
 cdef int _collect(Inbox self) except -1:
-    """Take what the mailbox has; all has been taken out before."""
+    """Take all calls out of the mailbox. The cells that were taken before are used up."""
     cdef frt_ctx *x = &self.client.x
     cdef uint32_t i, j, t
     cdef uint64_t cell, word
@@ -274,13 +274,13 @@ cdef int _collect(Inbox self) except -1:
         a32_store_sc(&self.actor.rescan, 0)
         for t in range(frt_tasks(x)):
             word = a64_load_sc(x.task_words + t)
-            # Also those that are being made: one that is linked in below a stale one would be lost.
+            # Calls in the making count, too: one that is linked in below a stale one would be lost.
             if frt_word_state(word) in (FRT_TASK_READY, FRT_TASK_RESERVED) and \
                     a32_load_acq(&x.tasks[t].actor) == self.index + 1:
                 _append(self, <uint64_t>frt_word_gen(word) << 32 | (t + 1))
         if _take(self):
             break
-    # The generation decides whose id it is: one that was reused meanwhile is stale wherever it stands.
+    # The generation says whether the id is the call's: a record that was used again is stale at any place.
     calls = sorted({(x.tasks[<uint32_t>self.cells[i] - 1].id, self.cells[i]) for i in range(self.count)})
     self.count = 0
     for _, cell in calls:
@@ -289,7 +289,7 @@ cdef int _collect(Inbox self) except -1:
 
 
 cdef bint _take(Inbox self) except -1:
-    """Append what the mailbox has, newest first; False when the list is broken."""
+    """Append the mailbox's calls, newest first; False when the list is broken."""
     cdef frt_ctx *x = &self.client.x
     cdef uint64_t before, cell = mailbox_take(self.actor)
     cdef uint32_t t, left = x.tasks_max
@@ -330,7 +330,7 @@ cdef int _wait(Inbox self, double timeout_s, double spin_s) except -1:
             break
         else:
             a32_store_sc(&self.actor.asleep, 1)
-            # Whoever makes news stores it and then looks whether we sleep; we do it the other way round.
+            # A sender stores its news and then looks for sleepers; we note that we sleep and then look for news.
             if not _news(x, self, True) and a32_load_sc(&self.actor.released) == released:
                 wait_nap(x, seen, deadline, IDLE_NAP_NS)
             a32_store_sc(&self.actor.asleep, 0)
@@ -340,7 +340,7 @@ cdef int _wait(Inbox self, double timeout_s, double spin_s) except -1:
 
 
 cdef bint _news(frt_ctx *x, Inbox self, bint mark) noexcept nogil:
-    """Whether there may be a call that can run. With `mark`, whoever seals what is missing shall wake this client."""
+    """Return whether a call may be able to run. With `mark`, the process that seals a missing argument wakes us."""
     cdef uint64_t behind[FRT_CALLER_WORDS]
     cdef uint64_t cell, word
     cdef uint32_t k, i, t, caller

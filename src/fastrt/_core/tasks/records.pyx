@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""A task's record: taken, filled in, made known, given back. Who moves it from state to state is others' business.
+"""Records of tasks: take one, fill it in, announce its results, give it back. Other modules change its state.
 
-A record names its results before they turn PENDING, so recovery finds the results of a submission that died half-way;
-and it stops naming refs and results before their slots are freed, so recovery never reads what is another's.
+A record names its results before they turn PENDING, so recovery finds the results of a submission that died half-way.
+It stops naming refs and results before their slots are freed, so recovery never reads slots that were used again.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -19,12 +19,12 @@ from fastrt._core.objects.references cimport links_names, links_tell_held, links
 
 
 cdef frt_refslot *task_slots(frt_ctx *x, uint32_t t) noexcept nogil:
-    """The slots of a record that this client is filling; whoever reads another's calls frt_task_body."""
+    """Return the slots of a record that this client is filling; records of others are read by frt_task_body."""
     return <frt_refslot *>(x.base + x.tasks[t].offset if x.tasks[t].offset else x.tasks[t].inlined)
 
 
 cdef int task_record(frt_ctx *x, uint32_t nreturns, uint32_t nrefs, uint32_t nbytes) noexcept nogil:
-    """A task record with room for its body and its result entries named; its index, or a negative code."""
+    """Take a task record with room for its body, and name its result entries; its index, or a negative code."""
     cdef int t = pool_take_task(x)
     cdef uint64_t room = (<uint64_t>nreturns + nrefs) * sizeof(frt_refslot) + nbytes
     cdef frt_task *task
@@ -82,7 +82,7 @@ cdef void task_announce(frt_ctx *x, uint32_t t) noexcept nogil:
 
 cdef int task_fill(Client client, uint64_t function, uint32_t function_index, uint16_t kind, const char *args,
                    uint32_t nbytes, list refs, uint32_t nreturns, uint8_t retries, uint8_t flags) except -1:
-    """A record with all that the task needs, still RESERVED; its index."""
+    """Take a record and fill in everything that the task needs, still RESERVED; its index."""
     cdef frt_ctx *x = &client.x
     cdef frt_task *task
     cdef frt_refslot *slots
@@ -109,7 +109,7 @@ cdef int task_fill(Client client, uint64_t function, uint32_t function_index, ui
 
 
 cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Uncount what the task's arguments name, and delete what only they kept alive."""
+    """Drop the counts of the objects that the task names, and delete those that only it kept alive."""
     cdef frt_task *task = x.tasks + t
     cdef frt_body body
     cdef frt_refslot slot
@@ -123,7 +123,7 @@ cdef int task_let_go(frt_ctx *x, uint32_t t) noexcept nogil:
             if links_names(x, &slot):
                 object_maybe_delete(x, slot.index)
         if task.flags & FRT_TASK_DEMAND:
-            links_tell_held(x)  # what it had in use is free
+            links_tell_held(x)  # its resources are free
     return rc
 
 
@@ -144,7 +144,7 @@ cdef int task_done(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Whether no result is left to seal."""
+    """Return whether all results are sealed."""
     cdef frt_body body
     frt_task_body(x, t, &body)
     for k in range(body.nreturns):
@@ -154,40 +154,40 @@ cdef bint task_results_sealed(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 cdef int task_priority(frt_ctx *x, uint32_t t) noexcept nogil:
-    """What it was submitted with; 0 when it has none."""
+    """Return the priority that the task was submitted with; 0 by default."""
     return x.tasks[t].priority if x.tasks[t].flags & FRT_TASK_RANKED else 0
 
 
 cdef bint task_is_cancelled(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Whether the record's present tenant shall end."""
+    """Return whether the task that the record is used for now was cancelled."""
     return frt_cancels(a64_load_sc(&x.tasks[t].cancelled), x.tasks[t].id)
 
 
 cdef int task_mark_cancelled(frt_ctx *x, uint32_t t, uint64_t word, uint32_t how) noexcept nogil:
     """Mark a task that a client was running when its word said `word`.
 
-    Of two cancellers one is enough to force it, or to take along what it has submitted.
+    With several cancellers, one is enough to force its end, or to include the tasks that it has submitted.
 
     Args:
         how: FRT_CANCEL_*.
     Returns:
-        The pid of that client; 0 when the word says something else by now; FRT_CORRUPT when there is no such client.
+        The pid of that client; 0 when the word has changed; FRT_CORRUPT when there is no such client.
     """
     cdef uint32_t w = frt_word_client(word)
     cdef uint64_t id = a64_load_acq(&x.tasks[t].id)
-    cdef uint64_t told, mark
+    cdef uint64_t seen, mark
     cdef int pid
     pid = x.clients[w].pid if w < frt_clients(x) else 0
     while True:
-        told = a64_load_sc(&x.tasks[t].cancelled)
-        # The id, the pid and what was told are the task's and its worker's if the word still says so.
+        seen = a64_load_sc(&x.tasks[t].cancelled)
+        # The id, the pid and the mark belong to the task and its worker if the word is still the same.
         if a64_load_sc(x.task_words + t) != word:
             return 0
         if pid <= 0:
             return FRT_CORRUPT  # -1 would be every process there is
         mark = frt_cancel_word(id, how)
-        if frt_cancels(told, id):
-            mark = frt_cancel_word(id, ((told | how) & FRT_CANCEL_FORCE) | (told & how & FRT_CANCEL_ALONE))
-        if mark == told or a64_cas_sc(&x.tasks[t].cancelled, told, mark):
+        if frt_cancels(seen, id):
+            mark = frt_cancel_word(id, ((seen | how) & FRT_CANCEL_FORCE) | (seen & how & FRT_CANCEL_ALONE))
+        if mark == seen or a64_cas_sc(&x.tasks[t].cancelled, seen, mark):
             client_wake(x, w)
             return pid

@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""The frame in which a worker runs user code: claim, call, seal, and the next, without a line of Python between.
+"""The loop in which a worker runs user code: claim, call, seal, and the next, without a line of Python between.
 
-It knows one way of its own, the common one: scalars in, a scalar out, a function that has been loaded. For all else
-it asks its worker: to `prepare` a call, to `seal` a value, to make results of an error (`fail`). Compiled, because
-most tasks of a worker that has slept start in a cold cache: the interpreter's path through the same steps cost 25 us
-more then, and 0.15 us hot.
+It handles the common case by itself: scalars in, a scalar out, a loaded function. For all else it calls its worker: to
+`prepare` a call, to `seal` a value, to make results of an error (`fail`). It is compiled because most tasks of a worker
+that has slept start in a cold cache: the interpreter's path through the same steps costs 25 us more then, and 0.15 us
+with a hot cache.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -23,20 +23,20 @@ cdef extern from "Python.h":
 cdef list _NO_REFS = []
 
 cdef enum:
-    TASKS_PER_LOOK = 64  # functions of C alone never come by the interpreter's own look at signals and threads
+    TASKS_PER_LOOK = 64  # functions in C alone never reach the interpreter's own checks of signals and threads
 
 
 cdef class Runner:
     """Runs tasks of one client on one thread.
 
     Attributes:
-        stack: tasks under way, the innermost last; more than one where a task waits and others run meanwhile.
+        stack: running tasks, the innermost last; more than one where a task waits and others run on top of it.
         interruptible: whether user code runs at this moment, so that a signal's handler may raise.
-        leaving: set it to have `run` and `serve` return after the task that runs.
+        leaving: when set, `run` and `serve` return after the task that runs.
 
     Args:
-        client: whose tasks.
-        loaded: functions that are at hand, (name, callable) by objref; others may add to it.
+        client: whose tasks are run.
+        loaded: functions, (name, callable) by objref; the worker may add to it.
         prepare: makes (function, args, kwargs or None) of a task that is not of the common kind.
         seal: seals a value that is no scalar, and ends the task.
         fail: seals an exception, and ends the task.
@@ -112,7 +112,7 @@ cdef int _execute(Runner self, uint32_t t) except -1:
             self.leave(None)
         if not _seal_scalar(self, t, value):
             self.seal(t, value)
-    except BaseException as exc:  # whatever user code raises belongs to whoever gets the result
+    except BaseException as exc:  # an error of any kind in user code is the task's result
         if not self.client.usable() and self.client.forked:
             self.leave(exc)
         self.fail(t, exc)
@@ -147,7 +147,7 @@ cdef object _call(Runner self, uint32_t t):
     finally:
         self.interruptible = False
         for output in self.outputs:
-            if output.pending:  # before the result: whoever gets it may end the session
+            if output.pending:  # before the result: its reader may end the session
                 try:
                     output.flush()
                 except (OSError, ValueError):
@@ -155,7 +155,7 @@ cdef object _call(Runner self, uint32_t t):
 
 
 cdef object _function(Runner self, uint64_t objref):
-    """The callable by that name, None when it is not at hand."""
+    """Return the callable with that number; None when it is not loaded."""
     if objref != self.last_objref or self.last_function is None:
         found = self.loaded.get(objref)
         if found is None:
@@ -168,4 +168,4 @@ cdef bint _seal_scalar(Runner self, uint32_t t, object value) except -1:
     try:
         return finish_scalar(self.client, t, value)
     except ObjectStoreFullError:
-        return False  # the worker knows whom to ask for room
+        return False  # the worker waits for room

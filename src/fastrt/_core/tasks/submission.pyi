@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 from fastrt._core.memory.clients import Client
@@ -6,58 +7,48 @@ from fastrt._core.objects.handles import Ref
 POLICY: int
 PRIORITY_MAX: int
 
-def submit_scalars(
-    client: Client,
-    function: Ref,
-    args: tuple[Any, ...],
-    nreturns: int,
-    retries: int,
-    flags: int,
-    demand: Ref | None = ...,
-    policy: Ref | None = ...,
-    stream: Ref | None = ...,
-    priority: int = ...,
-) -> Any: ...
+class CallOfDead(Exception): ...
+
+class TaskOptions:
+    target: Ref
+    returns: int
+    def __init__(
+        self,
+        function: Ref,
+        returns: int = 1,
+        retries: int = 0,
+        flags: int = 0,
+        *,
+        demand: Ref | None = None,
+        policy: Ref | None = None,
+        priority: int = 0,
+        hops: int = 0,
+        note: Callable[[Any], object] | None = None,
+    ) -> None: ...
+
+class CallOptions(TaskOptions):
+    def __init__(
+        self,
+        actor: Ref,
+        method: int,
+        returns: int = 1,
+        retries: int = 0,
+        flags: int = 0,
+        *,
+        policy: Ref | None = None,
+        note: Callable[[Any], object] | None = None,
+    ) -> None: ...
+
+class PackedArgs:
+    kind: int
+    data: bytes
+    refs: list[Any]
+    ndeps: int
+    def __init__(self, kind: int, data: bytes, refs: list[Any], ndeps: int) -> None: ...
+
+def pack_scalars(args: tuple[Any, ...]) -> PackedArgs | None: ...
 def submit(
-    client: Client,
-    function: Ref,
-    kind: int,
-    args: bytes,
-    refs: list[Any],
-    ndeps: int,
-    nreturns: int,
-    retries: int,
-    flags: int,
-    demand: Ref | None = ...,
-    policy: Ref | None = ...,
-    stream: Ref | None = ...,
-    priority: int = ...,
-    hops: int = ...,
-) -> Any: ...
-def call_scalars(
-    client: Client,
-    actor: Ref,
-    method: int,
-    args: tuple[Any, ...],
-    nreturns: int,
-    retries: int,
-    flags: int,
-    policy: Ref | None = ...,
-    stream: Ref | None = ...,
-) -> Any: ...
-def call(
-    client: Client,
-    actor: Ref,
-    method: int,
-    kind: int,
-    args: bytes,
-    refs: list[Any],
-    ndeps: int,
-    nreturns: int,
-    retries: int,
-    flags: int,
-    policy: Ref | None = ...,
-    stream: Ref | None = ...,
+    client: Client, options: TaskOptions, args: tuple[Any, ...] | PackedArgs, stream: Ref | None = None
 ) -> Any: ...
 def flags_of(client: Client, t: int) -> int: ...
 def again(client: Client, t: int) -> bool: ...

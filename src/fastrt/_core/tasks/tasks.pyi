@@ -7,20 +7,6 @@ RETRY_ERRORS: int
 NO_TASK: int
 PATH_STEP: int
 
-def submit_scalars(
-    client: Client, function: Ref, args: tuple[Any, ...], nreturns: int, retries: int, flags: int
-) -> Any: ...
-def submit(
-    client: Client,
-    function: Ref,
-    kind: int,
-    args: bytes,
-    refs: list[Any],
-    ndeps: int,
-    nreturns: int,
-    retries: int,
-    flags: int,
-) -> Any: ...
 def promise(client: Client) -> tuple[int, Any]: ...
 def next_task(client: Client, timeout_s: float, spin_s: float) -> int: ...
 def function_of(client: Client, t: int) -> tuple[int, int]: ...

@@ -1,26 +1,27 @@
 # cython: language_level=3
-"""The task path: submit, claim, run, finish, cancel. No system call and no daemon when both sides are awake.
+"""The task path: claim, run, finish, cancel; `submission` is its beginning.
+
+No system call and no daemon takes part when both sides are awake.
 
     WAITING -> READY -> CLAIMED -> RUNNING (<-> BLOCKED) -> gone, its results sealed
     WAITING | READY -> ENDING (cancelled)   RUNNING | BLOCKED of a dead worker -> READY again, or ENDING
 
-Commit points: submit by storing WAITING or READY, claim by the swap to CLAIMED, the end by sealing the last
-result and then giving the record back. What a task needs is counted (links) from before its commit until its end,
-so the submitter may drop its own references at once.
+Commit points: a task is submitted by the store of WAITING or READY, claimed by the swap to CLAIMED, and ended by
+sealing its last result and then giving the record back. The record counts the objects that it names (`references`)
+from before the first commit until the end.
 """
-from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from fastrt._core.memory.clients cimport Client, client_new_objref
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
-from fastrt._core.memory.priority_queue cimport ranked_mark
 from fastrt._core.memory.queue cimport queue_length, queue_pop, queue_push
 from fastrt._core.memory.wait cimport wait_nap, wait_task
 from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.objects cimport *
 from fastrt._core.objects.references cimport (
-    links_count, links_hold, links_unwait, links_wait, task_is_mine, task_result)
-from fastrt._core.objects.scalar cimport args_read, args_write, scalar_size, scalar_write
+    links_hold, links_unwait, task_is_mine, task_result)
+from fastrt._core.objects.scalar cimport args_read, scalar_size, scalar_write
 from fastrt._core.tasks.records cimport *
 from fastrt.errors import FastrtError
 
@@ -30,116 +31,16 @@ cdef extern from "Python.h":
 cdef enum:
     SIGNALS_NS = 1000000000  # a signal that came before the sleep does not end it; 20 looks a second cost 0.15 % CPU
     CHILDREN_MAX = 1 << 24  # of one task; their paths come after its own, and no other task's are that near
-    SCALAR_ROOM = 2048  # larger argument tuples go through the store's serializer
 
 RETRY_ERRORS = FRT_TASK_RETRY_ERRORS
 NO_TASK = FRT_NOT_FOUND
 PATH_STEP = FRT_PATH_STEP
 
 
-# ---- submit ----
-
-cdef int _commit(frt_ctx *x, uint32_t t, uint32_t ndeps) noexcept nogil:
-    """Make a filled record a task."""
-    cdef frt_task *task = x.tasks + t
-    cdef frt_refslot *slots = task_slots(x, t)
-    cdef int rc
-    if task.nrefs:
-        rc = links_count(x, slots + task.nreturns, task.nrefs, &task.flags, FRT_TASK_COUNTED)
-        if rc != FRT_OK:
-            task_forget(x, t)
-            return rc
-    task_announce(x, t)
-    task.ndeps = ndeps
-    a32_store_rel(&x.clients[x.me].pushing, t + 1)  # recovery links or queues it if we do not come that far
-    a64_store_sc(x.task_words + t, frt_word(FRT_TASK_WAITING if ndeps else FRT_TASK_READY, x.me,
-                                            frt_word_gen(x.task_words[t])))  # commit
-    if ndeps:
-        links_wait(x, t)
-    else:
-        queue_push(x, t)
-    a32_store_rel(&x.clients[x.me].pushing, 0)
-    return FRT_OK
-
-
-cdef int _rank(frt_ctx *x, uint32_t t, int8_t priority) noexcept nogil:
-    """Give a filled record a priority; it is forgotten when there is no room for that."""
-    cdef int rc = ranked_mark(x, t, priority)
-    if rc != FRT_OK:
-        task_forget(x, t)
-    return rc
-
-
-cdef object task_submit(Client client, Ref function, uint16_t kind, const char *args, uint32_t nbytes, list refs,
-                        uint32_t ndeps, uint32_t nreturns, uint8_t retries, uint8_t flags, int8_t priority,
-                        uint8_t hops):
-    cdef frt_refslot *slots
-    cdef uint32_t t, k
-    ref_use(client, function)
-    t = task_fill(client, function.objref, function.index, kind, args, nbytes, refs, nreturns, retries, flags)
-    client.x.tasks[t].hops = hops
-    if priority:
-        check(_rank(&client.x, t, priority))
-    slots = task_slots(&client.x, t)
-    # The results' indexes are read before the commit: a fast worker may end the task before we look again.
-    if nreturns == 1:
-        k = slots[0].index
-        check(_commit(&client.x, t, ndeps))
-        return ref_wrap(client, k)
-    indexes = [slots[k].index for k in range(nreturns)]
-    check(_commit(&client.x, t, ndeps))
-    return [ref_wrap(client, k) for k in indexes]
-
-
-def submit_scalars(Client client, Ref function, tuple args, uint32_t nreturns, uint8_t retries, uint8_t flags):
-    """Submit a task whose arguments are scalars and references, the common case.
-
-    Args:
-        function: reference to the function's object.
-        args: positional arguments; references among them are resolved before the task runs.
-        nreturns: number of results; 1 gives one Ref, anything else a list.
-        retries, flags: runs allowed beyond the first; RETRY_ERRORS or 0.
-    Returns:
-        The result's Ref or a list of them; None when an argument is of another kind (nothing happened).
-    Raises: as `submit`.
-    """
-    cdef char room[SCALAR_ROOM]
-    cdef list refs = []
-    cdef Py_ssize_t n = args_write(args, Ref, room, SCALAR_ROOM, refs)
-    if n < 0:
-        return None
-    client.ensure()
-    return task_submit(client, function, ARGS_SCALARS, room, <uint32_t>n, refs, <uint32_t>len(refs), nreturns, retries,
-                       flags & FRT_TASK_RETRY_ERRORS, 0, 0)
-
-
-def submit(Client client, Ref function, uint16_t kind, bytes args, list refs, uint32_t ndeps, uint32_t nreturns,
-           uint8_t retries, uint8_t flags):
-    """Submit a task with serialized arguments.
-
-    Args:
-        kind: how `args` is written, a number >= 16 that the worker understands.
-        args: the serialized arguments.
-        refs: references that the arguments name; the first `ndeps` must be sealed before the task runs,
-            all stay alive until it has ended.
-        function, nreturns, retries, flags: as for `submit_scalars`.
-    Returns:
-        The result's Ref or a list of them.
-    Raises:
-        ObjectStoreFullError: no room for the task or its results.
-        StaleReferenceError: a reference of an ended session.
-    """
-    client.ensure()
-    if ndeps > len(refs):
-        raise ValueError(f"{ndeps} dependencies among {len(refs)} references")
-    if len(args) >= 1 << 32:
-        raise ValueError(f"the arguments have {len(args)} bytes; put large ones first and pass their references")
-    return task_submit(client, function, kind, args, <uint32_t>len(args), refs, ndeps, nreturns, retries,
-                       flags & FRT_TASK_RETRY_ERRORS, 0, 0)
-
+# ---- results without a function ----
 
 def promise(Client client):
-    """An object that this client will seal, while everybody may name it and wait for it already.
+    """Make an object that this client will seal later; any process may name it and wait for it at once.
 
     It is the result of a task without a function that this client runs from the start: seal it by
     `handles.result(client, task, 0, ...)` and end the task by `finish`. When the client dies first, it becomes an
@@ -326,12 +227,12 @@ def retry(Client client, uint32_t t):
 
 
 def give_back(Client client, uint32_t t):
-    """Let whoever comes next run a task that this client has claimed, and not begun with: it was no attempt.
+    """Queue a task again that this client has claimed and not begun; the claim does not count as an attempt.
 
     Returns:
-        False when it was cancelled meanwhile: it is this client's to end.
+        False when it was cancelled meanwhile: this client must end it.
     Raises:
-        FastrtError: it is not this client's.
+        FastrtError: this client has not claimed it.
     """
     cdef frt_ctx *x = &client.x
     _check_mine(client, t)
@@ -344,11 +245,11 @@ def give_back(Client client, uint32_t t):
 
 
 cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
-    """Have a task that this client has claimed run by whoever comes next."""
+    """Queue a task again that this client has claimed; a task with a demand waits for its admission again."""
     if x.tasks[t].flags & FRT_TASK_DEMAND:
         links_hold(x, t)
         return
-    if x.clients[x.me].task == t + 1:  # not when it was kept for later, and another runs here by now
+    if x.clients[x.me].task == t + 1:  # not for a parked task, when this client runs another one
         x.clients[x.me].task = 0
     a32_store_rel(&x.clients[x.me].pushing, t + 1)
     a64_store_sc(x.task_words + t, frt_word(FRT_TASK_READY, x.me, frt_word_gen(x.task_words[t])))
@@ -357,7 +258,7 @@ cdef void task_requeue(frt_ctx *x, uint32_t t) noexcept nogil:
 
 
 def set_blocked(Client client, uint32_t t, bint blocked):
-    """Say that the task this client runs sleeps in a get or wait, or that it goes on."""
+    """Note in the task's word that it sleeps in a get or wait, or that it goes on."""
     cdef frt_ctx *x = &client.x
     _check_mine(client, t)
     x.clients[x.me].blocked = 1 if blocked else 0
@@ -366,13 +267,13 @@ def set_blocked(Client client, uint32_t t, bint blocked):
 
 
 def claim_for(Client client, Ref ref):
-    """Claim the task that `ref` waits for, or one that it in turn waits for, if nobody has started it.
+    """Claim the task that `ref` waits for, or a task that this one waits for in turn, if none has started it.
 
     For a worker that must wait while no other worker can be had: running just these tasks cannot deadlock,
-    because the waiting task cannot go on without them. A generator may wait for whoever reads it: never one of those.
+    because the waiting task cannot go on without them. A generator is never claimed: it may wait for its reader.
 
     Returns:
-        The task's index, now RUNNING here; NO_TASK when others run what is needed.
+        The task's index, now RUNNING here; NO_TASK when other processes run the needed tasks.
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t i, t, task, dep
@@ -390,8 +291,8 @@ def claim_for(Client client, Ref ref):
             break
         t = task - 1
         word = a64_load_sc(x.task_words + t)
-        # We hold only the first of these objects; another may have gone while we looked, and its entry and its task
-        # be strangers'. If it is there after the word was read, the word is its task's, or the swap fails.
+        # We hold only the first of these objects. Another may be deleted while we look, and its entry and record be
+        # used again. If the object still exists after the word was read, the word is its task's, or the swap fails.
         if frt_word_state(a64_load_sc(frt_state(x, i))) != FRT_OBJ_PENDING or \
                 a64_load_rlx(&x.entries[i].objref) != objref or a32_load_rlx(&x.entries[i].task) != task:
             break
@@ -413,7 +314,7 @@ def claim_for(Client client, Ref ref):
 
 
 def resume(Client client, uint32_t t):
-    """Say that this client is back at task `t` after it ran another on top of it."""
+    """Note that this client is back at task `t` after it ran another one on top of it."""
     _check_mine(client, t)
     client.x.clients[client.x.me].task = t + 1
     client.x.clients[client.x.me].job = client.x.tasks[t].job
@@ -422,7 +323,7 @@ def resume(Client client, uint32_t t):
 # ---- look and cancel ----
 
 def info(Client client, uint32_t t):
-    """What a task's record says: a dict for people, the daemon and error messages."""
+    """Return a task's record as a dict, for the daemon, listings and error messages."""
     _check_task(client, t)
     cdef frt_ctx *x = &client.x
     cdef frt_task *task = x.tasks + t
@@ -437,7 +338,7 @@ def info(Client client, uint32_t t):
 
 
 def queued(Client client):
-    """How many tasks are ready and not yet taken."""
+    """Return how many tasks are ready and not claimed."""
     client.ensure()
     return queue_length(&client.x)
 
@@ -477,31 +378,32 @@ cdef uint32_t _load(frt_ctx *x) noexcept nogil:
 
 
 def cancelled(Client client, uint32_t t):
-    """Whether somebody asked for the task's end."""
+    """Return whether the task was cancelled."""
     _check_task(client, t)
     return task_is_cancelled(&client.x, t)
 
 
 def cancel_terms(Client client, uint32_t t):
-    """What those who asked for the task's end want: (its process shall end for it, what it submitted is spared).
+    """Return how a task was cancelled: (whether its process must end for it, whether its children are spared).
 
-    None when nobody has asked for it.
+    None when the task was not cancelled.
     """
     _check_task(client, t)
-    cdef uint64_t told = a64_load_sc(&client.x.tasks[t].cancelled)
-    if not frt_cancels(told, client.x.tasks[t].id):
+    cdef uint64_t mark = a64_load_sc(&client.x.tasks[t].cancelled)
+    if not frt_cancels(mark, client.x.tasks[t].id):
         return None
-    return told & FRT_CANCEL_FORCE != 0, told & FRT_CANCEL_ALONE != 0
+    return mark & FRT_CANCEL_FORCE != 0, mark & FRT_CANCEL_ALONE != 0
 
 
 def cancel(Client client, Ref ref, bint force=False, bint alone=False):
     """Cancel the task that will make `ref`.
 
     Args:
-        force: its process shall end for it; `alone`: what it submitted is spared. For whoever runs it.
+        force: its process must end for it.
+        alone: the tasks that it submitted are spared. The process that runs it reads both.
     Returns:
-        (what, task, pid): "ending" when the task had not started: it is now this client's to end, by sealing its
-        results with an error and `finish`; "running" when process `pid` runs it, must be interrupted; else "done".
+        (what, task, pid): "ending" when the task had not started: this client must now end it, by sealing its
+        results with an error and `finish`; "running" when process `pid` runs it and must be interrupted; else "done".
     """
     cdef frt_ctx *x = &client.x
     cdef uint32_t t
@@ -516,7 +418,7 @@ def cancel(Client client, Ref ref, bint force=False, bint alone=False):
 
 
 def cancel_task(Client client, uint32_t t, uint64_t id, bint force=False, bint alone=False):
-    """As `cancel`, for the task of that id, if it is still in record `t`."""
+    """Cancel the task of that id, if it is still in record `t`; otherwise like `cancel`."""
     client.ensure()
     if t >= frt_tasks(&client.x):
         return "done", 0, 0
@@ -550,13 +452,13 @@ cdef tuple _cancel(frt_ctx *x, uint32_t t, uint32_t i, uint64_t id, uint32_t how
 
 
 def begin_path(Client client, uint64_t parent):
-    """Let the paths of the tasks that this client submits from now on count up from a parent's that is no task."""
+    """Count the paths of the tasks that this client submits from now on up from a parent that is no task."""
     client.ensure()
     client.x.path = (parent ^ <uint64_t>1 << 63) * FRT_PATH_STEP  # its number may be some task's path, too
 
 
 def maker_of(Client client, Ref ref):
-    """(job, path) of the task that will make `ref`, to find its children by; None when its value is there."""
+    """Return (job, path) of the task that will make `ref`, for `children`; None when the value is sealed."""
     cdef frt_ctx *x = &client.x
     cdef uint32_t t
     cdef uint64_t job, path
@@ -570,7 +472,7 @@ def maker_of(Client client, Ref ref):
 
 
 def children(Client client, uint64_t job, uint64_t path):
-    """The tasks that are there and that the task of a job with that path has submitted.
+    """Find the tasks in the table that the task of a job with that path has submitted.
 
     Returns:
         A list of (index, id, path, whether it is an actor's call).
@@ -584,7 +486,7 @@ def children(Client client, uint64_t job, uint64_t path):
     cdef tuple row
     client.ensure()
     if path == 0:
-        return found  # not a task: those of every driver, and of whoever else runs none, come after it
+        return found  # no task: 0 is the parent of all that drivers and idle processes submit
     for t in range(frt_tasks(x)):
         word = a64_load_acq(x.task_words + t)
         if frt_word_state(word) <= FRT_TASK_RESERVED:
