@@ -33,9 +33,7 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _KNOWN_S = 2.0  # after which every node of the cluster is known
 _LOOK_S = 0.05
 _BUNDLES_MAX = 512  # a node knows 8,192 actors and bundles
-_kept: dict[
-    str, tuple[Store, list[ObjectRef]]
-] = {}  # references to bundles, by group
+_kept: dict[str, tuple[Store, list[ObjectRef]]] = {}  # references to bundles, by group
 
 
 @dataclass(frozen=True, eq=False)

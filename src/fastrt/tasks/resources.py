@@ -222,9 +222,7 @@ def by_name(amounts: Amounts) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, parts in amounts:
         plain, inside, group = name.partition(INSIDE)
-        if "/" not in group and not (
-            inside and plain == _A_BUNDLE
-        ):  # a bundle's are its group's, too
+        if "/" not in group and not (inside and plain == _A_BUNDLE):  # a bundle's are its group's, too
             found[plain] = parts / RESOURCE_PARTS
     return found
 
