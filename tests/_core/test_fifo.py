@@ -88,7 +88,7 @@ def test_what_is_no_queue_is_refused(client, make):
     root, _ = make()
     with pytest.raises(FastrtError, match="not a queue"):
         Fifo(client, view_of(client, segment_of(client, 256)))
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(ValueError, match="a segment cannot have"):
         fifo.write_segment(bytearray(8))
     with pytest.raises(ValueError, match="the root of a queue has"):
         fifo.write_root(bytearray(8), 0, root)
