@@ -213,8 +213,8 @@ def test_keeper_ends_with_its_front_also_while_it_waits_for_the_directory(tmp_pa
     ) as keeper:
         theirs.close()
         their_later.close()
-        told = {**Front(CoordinatorOptions(num_tasks=1, state_dir=tmp_path))._told, "owns_log": True}
-        body = json.dumps({**told, "accept_loss": False}).encode()
+        given = {**Front(CoordinatorOptions(num_tasks=1, state_dir=tmp_path))._keeper_settings, "owns_log": True}
+        body = json.dumps({**given, "accept_loss": False}).encode()
         calls.sendall(Frame(SETTINGS, body=body).pack() + END_BYTES)
         calls.close()
         later.close()
