@@ -326,10 +326,10 @@ class SpanningGroup(Group):
         self._from_leader(word, deadline)
         if word[0]:
             try:
-                failure = unpack_error(self._local.broadcast_plain(pack_error(error), 0, _GRACE_S))
-            except _FAILURES as other:
-                failure = self._in_our_words(other)
-            raise failure
+                cause = unpack_error(self._local.broadcast_plain(pack_error(error), 0, _GRACE_S))
+            except _FAILURES as failure:
+                cause = self._in_our_words(failure)
+            raise cause
 
     def _exchange(self, ring: Ring, exchange: Callable[[Ring], None]) -> FastrtError | None:
         try:
