@@ -254,13 +254,13 @@ def names(Client client):
 
 
 def index_of(Client client, Ref ref):
-    """The index of the actor that lives as long as the object of `ref`."""
+    """Return the index of the actor that lives as long as the object of `ref`."""
     client.ensure()
     return <uint32_t>(actor_of(client, ref) - client.x.actors)
 
 
 def is_actor(Client client, Ref ref):
-    """Whether an object is an actor's."""
+    """Return whether an object is an actor's."""
     client.ensure()
     ref_use(client, ref)
     return client.x.entries[ref.index].flags & FRT_ENTRY_ACTOR != 0

@@ -11,7 +11,7 @@ from fastrt._core.tasks.records cimport task_is_cancelled
 from fastrt.errors import FastrtError
 
 cdef frt_actor *actor_of(Client client, Ref ref) except NULL:
-    """The actor that lives as long as the object of a reference."""
+    """Return the actor that lives as long as the object of a reference."""
     cdef frt_ctx *x = &client.x
     cdef uint32_t a
     ref_use(client, ref)
@@ -22,14 +22,14 @@ cdef frt_actor *actor_of(Client client, Ref ref) except NULL:
 
 
 def put_back(Client client, uint32_t t, bint ran):
-    """Leave a call that this client had claimed to the next process of its actor.
+    """Leave a claimed call to the next process of its actor.
 
     Args:
-        ran: whether it was begun; one that was not is no attempt.
+        ran: whether it was begun; if not, it does not count as an attempt.
     Returns:
-        False when its attempts are used up or it was cancelled: it is this client's to end.
+        False when its attempts are used up or it was cancelled: this client must end it.
     Raises:
-        FastrtError: it is not this client's.
+        FastrtError: this client has not claimed it.
     """
     cdef frt_ctx *x = &client.x
     cdef frt_task *task
@@ -53,7 +53,7 @@ def put_back(Client client, uint32_t t, bint ran):
 
 
 def is_call(Client client, Ref ref):
-    """Whether the value of `ref` is still to come, from a call of an actor."""
+    """Return whether an actor's call makes the value of `ref`, and has not ended."""
     cdef frt_ctx *x = &client.x
     cdef uint32_t t
     client.ensure()

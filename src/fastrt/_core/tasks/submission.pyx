@@ -286,7 +286,7 @@ cdef int _commit_call(frt_ctx *x, frt_actor *actor, uint32_t t, uint32_t ndeps) 
 # ---- a claimed task's policy and attempts ----
 
 def flags_of(Client client, uint32_t t):
-    """Flags of a task that this client has claimed: POLICY, DEMAND and `generators.STREAM`; 0 for a common task."""
+    """Return the flags of a task that this client has claimed: POLICY, DEMAND and `generators.STREAM`; 0: none."""
     client.ensure()
     if not task_is_mine(&client.x, t):
         raise FastrtError(f"task {t} is not this client's to run or to end")
@@ -294,7 +294,7 @@ def flags_of(Client client, uint32_t t):
 
 
 def again(Client client, uint32_t t):
-    """Begin another attempt of a task that this client runs, here and now; False if it has none left, or must end."""
+    """Start another attempt of a task that this client runs; False if no attempt is left, or it was cancelled."""
     cdef frt_ctx *x = &client.x
     client.ensure()
     if not task_is_mine(x, t):
@@ -307,9 +307,9 @@ def again(Client client, uint32_t t):
 
 
 def park(Client client, uint32_t t):
-    """Keep a task whose attempt has failed, until it is queued by `tasks.retry`; if this client dies, it is at once.
+    """Keep a task whose attempt has failed until `tasks.retry` queues it; if this client dies, it is queued at once.
 
-    What it demands stays its own meanwhile.
+    It keeps its resources meanwhile.
     """
     cdef frt_ctx *x = &client.x
     client.ensure()
@@ -321,7 +321,7 @@ def park(Client client, uint32_t t):
 
 
 def policy_of(Client client, uint32_t t):
-    """A reference to the object that says how a task that this client has claimed is run; None when it has none."""
+    """Return a reference to the policy of a task that this client has claimed; None when it has none."""
     cdef frt_ctx *x = &client.x
     cdef frt_body body
     cdef frt_refslot slot
