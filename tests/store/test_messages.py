@@ -1,21 +1,20 @@
 """Messages between processes and their daemon: what is written is read, and nothing malformed is."""
 
 import json
-from typing import get_args
 
 import pytest
 
 from fastrt.store.messages import (
     MESSAGES,
+    Bye,
+    End,
     Fork,
     Forward,
     ForwardedRecord,
-    Message,
     MessageError,
     NodeList,
     NodeRow,
     expect,
-    operation,
     read_message,
     write_message,
 )
@@ -28,31 +27,31 @@ GOOD = {
     "list[GroupRow]": [["g", "PACK", "CREATED", {"0": {"CPU": 1}}, {"0": "n"}]],
 }  # fmt: skip
 BAD = [[[]], {"x": {}}, None, "5", 2**64, False, 1.5]
-ALL = list(get_args(Message))
+ALL = list(MESSAGES.values())
 
 
 def fields_of(kind):
     """A good value, as JSON has it, of each field."""
-    return {name: GOOD[hint.__forward_arg__] for name, hint in kind.__annotations__.items()}
+    return {name: GOOD[hint] for name, hint in kind.__annotations__.items()}
 
 
-@pytest.mark.parametrize("kind", ALL, ids=operation)
+@pytest.mark.parametrize("kind", ALL, ids=MESSAGES)
 def test_message_is_read_as_it_was_written(kind):
-    raw = {"op": operation(kind), **fields_of(kind)}
+    raw = {"op": kind.operation, **fields_of(kind)}
     message = read_message(json.dumps(raw).encode())
     assert type(message) is kind
     assert json.loads(write_message(message)) == raw
     assert read_message(write_message(message)) == message
 
 
-@pytest.mark.parametrize("kind", ALL, ids=operation)
+@pytest.mark.parametrize("kind", ALL, ids=MESSAGES)
 def test_malformed_message_is_refused_with_its_name_and_field(kind):
     fields = fields_of(kind)
-    name = operation(kind)
+    name = kind.operation
     bad = [({**fields, "extra": 1}, "unknown field 'extra'")]
     for field, good in fields.items():
         bad.append(({key: value for key, value in fields.items() if key != field}, f"no field {field!r}"))
-        hint = kind.__annotations__[field].__forward_arg__
+        hint = kind.__annotations__[field]
         for value in BAD:
             allowed = (value is None and "None" in hint) or (type(value) is int and hint == "float")
             if not allowed and (type(value) is not type(good) or type(value) in (int, list, dict)):
@@ -94,6 +93,11 @@ def test_answer_of_another_kind_is_refused():
         expect(None, NodeList)
 
 
-def test_each_message_has_a_name_of_its_own():
-    assert len(MESSAGES) == len(ALL)
-    assert operation(NodeList) == "node_list"
+def test_messages_are_frozen_and_equal_by_kind_and_fields():
+    with pytest.raises(AttributeError, match="'fork' cannot be changed"):
+        Fork(3).actor = 4
+    assert Fork(3) == Fork(3) != Fork(4)
+    assert Bye() != End()
+    with pytest.raises(ValueError, match="zip"):
+        Fork()
+    assert NodeList.operation == "node_list"

@@ -119,7 +119,7 @@ class Orders:
             for actor in message.actors:
                 self._pending.setdefault(actor.node, []).append(ActorKey(actor.record, actor.id))
         elif isinstance(message, Resources):
-            self.total, self.free, self._admitted = message
+            self.total, self.free, self._admitted = message.total, message.free, message.admitted
             self.ready.set()
         elif type(message) in self._others:
             self._others[type(message)](message)

@@ -77,7 +77,6 @@ from fastrt.store.messages import (
     Unblocked,
     Unread,
     WaitAnswer,
-    operation,
 )
 
 _TICK_S = 0.5  # how often the daemon checks whether the arena should grow and workers should leave
@@ -329,7 +328,7 @@ class Daemon:
     def _handle(self, link: Link, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise MessageError(f"the daemon does not take message {operation(type(message))!r}")
+            raise MessageError(f"the daemon does not take message {message.operation!r}")
         handler(link, message)
 
     def _on_join(self, link: Link, message: Join) -> None:

@@ -66,7 +66,7 @@ def main(control_fd: int) -> None:
     data = control.recv(_MESSAGE_BYTES_MAX)
     if not data:
         return  # the daemon could not start
-    session = expect(read_message(data), Configure)._asdict()
+    session = dict(vars(expect(read_message(data), Configure)))
     sys.path[:] = session["sys_path"]
     gc.disable()
     from fastrt.worker import native_threads  # here: the packages that it imports are on the driver's sys.path
