@@ -8,6 +8,8 @@ import pytest
 from fastrt.coordination.barriers import BARRIER
 from fastrt.coordination.legacy_runtime import SESSION
 from fastrt.coordination.members import MEMBER
+from fastrt.membership.events import CLUSTER
+from fastrt.membership.members import MEMBER as CLUSTER_MEMBER
 from fastrt.scheduler.objects import OBJECT
 from fastrt.scheduler.records import CALL, WORKER
 from fastrt.transitions import EVENT_BITS, IllegalMoveError, Transitions
@@ -20,6 +22,8 @@ MACHINES = {
     "Scheduler: worker": WORKER,
     "Scheduler: call": CALL,
     "Scheduler: object": OBJECT,
+    "Membership: cluster": CLUSTER,
+    "Membership: member": CLUSTER_MEMBER,
 }
 DOOR = Transitions("door", {"OPEN": {"shut": "SHUT"}, "SHUT": {"open": "OPEN", "lock": "LOCKED"}, "LOCKED": {}})
 

@@ -241,7 +241,7 @@ def test_members_on_a_full_disk_go_on_and_come_back_while_newcomers_are_refused(
                 if refusal:
                     taken.pop()
                     break
-            assert re.search(rf"{disk.state} is full\. Free space", refusal)
+            assert re.search(rf"{disk.state} is full\. Free some space", refusal)
             assert len(first.beat().servers_meta) == len(taken), "requests that need no room are answered"
             with pytest.raises(Refused, match="is full"):
                 scheduler.ask(lambda call: ScaleOut(call, 1, 0))

@@ -396,7 +396,7 @@ def test_connection_that_ends_early_is_an_error_and_no_end_of_data(ends: Any, cu
 def test_key_is_used_for_a_bounded_number_of_records(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealed, "RECORDS_MAX", 2)
     records(ends, b"1", b"2")
-    with pytest.raises(ConnectionError, match="a new connection goes on"):
+    with pytest.raises(ConnectionError, match="open a new connection"):
         ends[0].send([b"3"], PATIENCE_S)
 
 

@@ -28,7 +28,7 @@ def frames(data: bytes) -> None:
                 if isinstance(event, ev.Register):
                     is_same_machine("127.0.0.1", event.host)
                 for effect in state.handle(event, float(call)):
-                    if isinstance(effect, ev.Tell):
+                    if isinstance(effect, ev.Send):
                         command, data_of = encoder.order(effect.order)
                         assert command >= 0
                         data_of(0)

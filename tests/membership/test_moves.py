@@ -1,4 +1,4 @@
-"""Transition tables of a cluster and its members: each move is reached, others raise, and the page draws them."""
+"""Transition tables of a cluster and its members: each move is reached, others raise."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,6 @@ from fastrt.membership.events import CLUSTER, Instruction, Phase
 from fastrt.membership.members import MEMBER, MemberState
 from fastrt.transitions import IllegalMoveError, Transitions
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "state_machines_membership.md"
 NAMES = ("w0", "w1", "s0", "s1")
 AVAILABLE_S = 50.0
 
@@ -161,13 +160,3 @@ def test_illegal_move_of_a_member_raises_with_its_story_and_changes_no_count() -
         members.note(members.by_id["s1"], "lost")
     assert [member.member_id for member in members.lost()] == ["s1"]
     play.state.check_invariants()
-
-
-@pytest.mark.parametrize(("title", "table"), [("Membership: cluster", CLUSTER), ("Membership: member", MEMBER)])
-def test_page_draws_the_table(title: str, table: Transitions) -> None:
-    section = PAGE.read_text().split(f"## {title}\n")[1].split("\n## ")[0]
-    picture = section.split("```mermaid\n")[1].split("```")[0].splitlines()
-    assert picture[0] == "stateDiagram-v2"
-    moves = [f"{a.name} --> {b.name}: {event}" for a, row in table.table.items() for event, b in row.items()]
-    drawn = [line.strip() for line in picture[1:]]
-    assert drawn == [f"[*] --> {table.states[0].name}", *moves]

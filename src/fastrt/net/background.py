@@ -34,7 +34,7 @@ class Handle:
         except FutureTimeout as error:
             if isinstance(error, self.timeout_error):
                 raise
-            raise self.timeout_error(f"the operation is not done after {timeout} s; it goes on") from None
+            raise self.timeout_error(f"the operation is not done after {timeout} s; it continues") from None
 
     def done(self) -> bool:
         """Whether it has ended, with a result or an exception."""

@@ -104,10 +104,13 @@ class Wire:
             pass
 
     def wait_closed(self) -> None:
-        """Wait until the peer has closed the connection or disappeared; does not read its messages."""
+        """Wait until either side has closed the connection, or the peer disappeared; does not read its messages."""
         poll = select.poll()
-        poll.register(self._sock, select.POLLRDHUP)
-        poll.poll()
+        try:
+            poll.register(self._sock, select.POLLRDHUP)
+            poll.poll()
+        except (ValueError, OSError):  # another thread has closed it
+            return
 
     def send(self, meta: Meta, parts: Sequence[Any] = (), fds: Sequence[int] = ()) -> None:
         """Send a message.
