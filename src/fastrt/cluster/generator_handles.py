@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.tasks import generator_relay, generators
-from fastrt.cluster.generators import InOrder, Nap, is_laden
+from fastrt.cluster.generators import LOOK_S, PAUSED_S, InOrder, is_laden
 from fastrt.errors import ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.ref import ObjectRef
@@ -47,17 +47,16 @@ class Feed:
         """Whether no more should be sent for now."""
         return is_laden(self._exchange, self._sending)
 
-    def prepare(self, nap: Nap) -> None:
-        """As every flow."""
+    def arm(self) -> float:
+        """Have the next item wake this process, unless enough items are on their way."""
         if self.is_paused():
-            nap.is_short = True
-        else:
-            nap.readers.append(self.pair)
+            return PAUSED_S
+        return 0.0 if generator_relay.arm_items(self._exchange.client, *self.pair) else LOOK_S
 
     def on_reads(self, items: int) -> None:
         """The other node may be sent so many items in all."""
         self._allowed = items
-        self._exchange.flows.watch.open(self)
+        self._exchange.waiter.open(self)
 
     def look(self) -> None:
         """Send what there is."""
@@ -78,7 +77,7 @@ class Feed:
             exchange.send_value(item, self._taken, objref=self._ref.objref, item=self._sent)
         else:
             return
-        exchange.flows.watch.drop(self)
+        exchange.waiter.drop(self)
 
     def _taken(self) -> None:
         self._sending -= 1
@@ -98,10 +97,10 @@ class Mirror:
         self.items = InOrder(f"a stream of node {exchange.name}")
         self.seen, self._asked, self._most = 0, 0, -1
 
-    def prepare(self, nap: Nap) -> None:
-        """As every flow. Nobody tells when somebody wants the first item: that is looked for now and then."""
-        if self._asked:
-            nap.fed.append((self.ref, self.seen))
+    def arm(self) -> float:
+        """Have the next reader wake this process. No wake comes for the first item: `look` finds its reader."""
+        is_read = self._asked and generator_relay.arm_taken(self._exchange.client, self.ref, self.seen)
+        return 0.0 if is_read else LOOK_S
 
     def look(self) -> None:
         """Ask for more, if they are wanted."""
@@ -124,7 +123,7 @@ class Mirror:
 
     def _close_if_whole(self) -> None:
         if self.items.count == self._most:
-            self._exchange.flows.watch.drop(self)
+            self._exchange.waiter.drop(self)
             generator_relay.close(self._exchange.client, self.ref)
 
     def lose(self, lost: str) -> None:
@@ -159,7 +158,7 @@ class Streams:
         """It does not read it any more."""
         feed = self._feeds.pop(objref, None)
         if feed is not None:
-            self._exchange.flows.watch.drop(feed)
+            self._exchange.waiter.drop(feed)
 
     def on_reads(self, message: Any) -> None:
         """The other node wants items."""
@@ -170,7 +169,7 @@ class Streams:
     def mirror(self, objref: int, ref: ObjectRef) -> None:
         """A stream of the other node's has been named."""
         mirror = self._mirrors[objref] = Mirror(self._exchange, objref, ref)
-        self._exchange.flows.watch.open(mirror)
+        self._exchange.waiter.open(mirror)
 
     def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
         """An item has come, or the first piece of one; False when nobody wants it.
@@ -203,7 +202,7 @@ class Streams:
         """Nobody here reads that stream of the other node's any more."""
         mirror = self._mirrors.pop(objref, None)
         if mirror is not None:
-            self._exchange.flows.watch.drop(mirror)
+            self._exchange.waiter.drop(mirror)
 
     def close(self, lost: str) -> None:
         """The other node is lost."""

@@ -11,20 +11,17 @@ Order: items are numbered; the task's result is sent when all its items have bee
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from fastrt._core.memory.clients import Client
 from fastrt._core.objects import handles
 from fastrt._core.tasks import generator_relay, generators
 from fastrt._core.tasks.generators import ITEMS, NOTHING, Producer
 from fastrt.cluster.references import PeerError
-from fastrt.cluster.sleeper import Sleeper
-from fastrt.errors import FastrtError, ObjectStoreFullError
+from fastrt.errors import ObjectStoreFullError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -34,32 +31,11 @@ if TYPE_CHECKING:
 
 _SET = message_set("node")
 _Stream, _Reads = (_SET.message(f"fastrt.node.{name}") for name in ("Stream", "Reads"))
-_LOOK_S = 0.05  # nobody tells when the last reader goes
-_PAUSED_S = 0.002  # while so much is to be sent that nothing is added to it
-_IDLE_S = 1.0
+LOOK_S = 0.05  # no wake comes when the last reader goes
+PAUSED_S = 0.002  # while so much is to be sent that nothing is added to it
 _SENDING_MAX = 64  # items of a stream that are on their way out of this node's memory
 _WAITING_BYTES = 4 << 20  # of small messages, beyond which no items are added to them
 _ITEMS_A_LOOK = 256
-
-
-class Nap:
-    """What a process sleeps for, as `relay.wait_either` has it; and whether a flow waits for something else."""
-
-    def __init__(self) -> None:
-        self.readers: list[tuple[ObjectRef, ObjectRef]] = []
-        self.producers: list[tuple[Producer, int]] = []
-        self.fed: list[tuple[ObjectRef, int]] = []
-        self.is_short = False
-
-
-class Flow(Protocol):
-    """Items on their way from one node to another, at either end."""
-
-    def look(self) -> None:
-        """Do what there is to do."""
-
-    def prepare(self, nap: Nap) -> None:
-        """Say what it sleeps for; on another thread than that of the loop, which does not look meanwhile."""
 
 
 class InOrder:
@@ -96,52 +72,6 @@ class InOrder:
         return not self._early
 
 
-class Watch:
-    """Looks after the flows of all exchanges of a process: one thread sleeps in the arena for them.
-
-    Args:
-        client: this process's attachment.
-        loop: where flows are looked at.
-    """
-
-    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
-        self._client = client
-        self._flows: dict[Flow, None] = {}  # in order
-        self._sleeper = Sleeper(client, loop, "fastrt-flows", self._sleep, self._look)
-
-    def open(self, flow: Flow) -> None:
-        """Look after a flow."""
-        self._flows[flow] = None
-        self._sleeper.stir()
-
-    def drop(self, flow: Flow) -> None:
-        """Look after it no more."""
-        self._flows.pop(flow, None)
-
-    def close(self) -> None:
-        """End the thread."""
-        self._sleeper.close()
-
-    def _sleep(self) -> None:
-        nap = Nap()
-        flows = list(self._flows)
-        for flow in flows:
-            flow.prepare(nap)
-        patience = (_PAUSED_S if nap.is_short else _LOOK_S) if flows else _IDLE_S
-        generator_relay.wait_either(self._client, nap.readers, nap.producers, nap.fed, patience)
-
-    def _look(self) -> None:
-        failed: list[FastrtError] = []
-        for flow in list(self._flows):
-            if flow in self._flows:  # what came before it may have ended it
-                try:
-                    flow.look()
-                except FastrtError as exc:  # of one of them: the others go on
-                    failed.append(exc)
-        if failed:
-            raise failed[0]
-
-
 def is_laden(exchange: Exchange, sending: int) -> bool:
     """Whether no more items of a flow should be sent for now, of which so many are on their way."""
     return sending >= _SENDING_MAX or exchange.out.nbytes > _WAITING_BYTES
@@ -171,21 +101,15 @@ class Outflow:
     sending: int = 0
     over: bool = False
 
-    @property
-    def pair(self) -> tuple[ObjectRef, ObjectRef]:
-        """As `generators.take` has it."""
-        return self.stream, self.end
-
     def is_paused(self) -> bool:
         """Whether no more should be sent for now."""
         return is_laden(self.exchange, self.sending)
 
-    def prepare(self, nap: Nap) -> None:
-        """As every flow."""
+    def arm(self) -> float:
+        """Have the next item wake this process, unless enough items are on their way."""
         if self.is_paused():
-            nap.is_short = True
-        else:
-            nap.readers.append(self.pair)
+            return PAUSED_S
+        return 0.0 if generator_relay.arm_items(self.exchange.client, self.stream, self.end) else LOOK_S
 
     def look(self) -> None:
         """Send what there is."""
@@ -204,7 +128,7 @@ class Outflow:
 
     def stop(self) -> None:
         """Send no more items; the result follows those that are on their way."""
-        self.exchange.flows.watch.drop(self)
+        self.exchange.waiter.drop(self)
         self.over = True
         self._end()
 
@@ -218,7 +142,7 @@ class Outflow:
         if handles.is_ready(self.exchange.client, self.end):
             self.finish(self.end)
         else:
-            self.exchange.readiness.watch(self.end, self.finish)
+            self.exchange.waiter.add(self.end, self.finish)
 
     def on_reads(self, taken: int, wanted: int) -> None:
         """Readers over there have taken so many items, modulo 2^32, and want that much more."""
@@ -266,10 +190,10 @@ class Inflow:
             self._read, self._wanted = read, wanted
             self.exchange.out.add("reads", _Reads(task=self.number, taken=read, wanted=wanted))
 
-    def prepare(self, nap: Nap) -> None:
-        """As every flow."""
-        if self.limit:
-            nap.producers.append((self.producer, self.seen))
+    def arm(self) -> float:
+        """Have the next reader wake this process, if the task waits for readers."""
+        is_read = self.limit and generator_relay.arm_produced(self.exchange.client, self.producer, self.seen)
+        return 0.0 if is_read else LOOK_S
 
     def add_scalar(self, value: Any) -> None:
         """Add a value, or an error in its place where no room for it can be had."""
@@ -287,13 +211,12 @@ class Flows:
     Args:
         exchange: the stream to the other node.
         store: this process's attachment.
-        watch: looks after them.
     """
 
-    def __init__(self, exchange: Exchange, store: Store, watch: Watch) -> None:
+    def __init__(self, exchange: Exchange, store: Store) -> None:
         self._exchange = exchange
         self._store = store
-        self.watch = watch
+        self._waiter = exchange.waiter
         self._in: dict[int, Inflow] = {}  # by the task's number
         self._out: dict[int, Outflow] = {}
 
@@ -309,7 +232,7 @@ class Flows:
         """It has a number."""
         flow.number = number
         self._in[number] = flow
-        self.watch.open(flow)
+        self._waiter.open(flow)
 
     def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
         """An item has come, or the first piece of one; False when nobody wants it.
@@ -347,7 +270,7 @@ class Flows:
         """A task that was lent is not any more."""
         flow = self._in.pop(number, None)
         if flow is not None:
-            self.watch.drop(flow)
+            self._waiter.drop(flow)
 
     # ---- the side that runs ----
 
@@ -381,7 +304,7 @@ class Flows:
             send(ref)
 
         flow = self._out[number] = Outflow(self._exchange, number, stream, end, message.stream.produced, finish)
-        self.watch.open(flow)
+        self._waiter.open(flow)
 
     def on_reads(self, message: Any) -> None:
         """The other node tells what was read there."""
@@ -394,6 +317,6 @@ class Flows:
         for number in list(self._in):
             self.drop(number)
         for flow in self._out.values():
-            self.watch.drop(flow)
+            self._waiter.drop(flow)
             generator_relay.told(self._store.client, flow.stream, 0, NOTHING)
         self._out.clear()

@@ -198,7 +198,7 @@ class Arrivals:
 
     def tend_soon(self) -> None:
         """The budget for arguments has room again."""
-        self._exchange.readiness.loop.call_soon(self.tend)
+        self._exchange.waiter.loop.call_soon(self.tend)
 
     def tend(self) -> None:
         """Fetch what is offered and can be admitted."""
@@ -235,7 +235,7 @@ class Arrivals:
                 self._exchange.out.add("taken", number)
         self._wait_for_room(oldest)
         if is_late and self._timer is None:
-            self._timer = self._exchange.readiness.loop.call_later(STALL_S, self.tend)
+            self._timer = self._exchange.waiter.loop.call_later(STALL_S, self.tend)
 
     def _fetch(self, number: int, arriving: Arriving) -> None:
         self._arriving[-number] = arriving
@@ -268,7 +268,7 @@ class Arrivals:
         if self._asked is None and store.tell is not None:
             self._asked = spill.rounds(self._client)
             store.tell(op="spill", bytes=one.size)
-        self._timer = self._exchange.readiness.loop.call_later(self._wait.pause_s, self.tend)
+        self._timer = self._exchange.waiter.loop.call_later(self._wait.pause_s, self.tend)
 
     def _give_up(self, number: int, error: ObjectStoreFullError) -> None:
         self._offered.pop(number).give_up(error)

@@ -25,10 +25,10 @@ from fastrt._core.objects import handles
 from fastrt._core.objects.functions import function_name
 from fastrt._core.tasks import admission, submission
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster.readiness import Readiness
 from fastrt.errors import FastrtError, ObjectLostError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
+from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.options import RETRIES_FOREVER, retries_left
 
 _SCALAR_KINDS_END = 16
@@ -69,17 +69,17 @@ class Lineage:
 
     Args:
         store: this process's attachment.
-        readiness: watches references for this process.
+        waiter: waits for references on behalf of the process's event loop.
         bytes_max: what all records may keep.
 
     Attributes:
         wanted: numbers of the objects that are waited for on the way to lost ones, and how often.
     """
 
-    def __init__(self, store: Store, readiness: Readiness, bytes_max: int) -> None:
+    def __init__(self, store: Store, waiter: LoopWaiter, bytes_max: int) -> None:
         self._store = store
         self._client = store.client
-        self._readiness = readiness
+        self._waiter = waiter
         self._bytes_max = bytes_max
         # The oldest first, and what each keeps. They live as long as an object names them as its origin.
         self._records: dict[weakref.ref[Record], int] = {}
@@ -157,7 +157,7 @@ class Lineage:
 
     def _watch(self, task: int, ref: ObjectRef, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
         self.wanted[source.objref] += 1
-        self._readiness.watch(source, partial(self._follow, task, ref, path, about))
+        self._waiter.add(source, partial(self._follow, task, ref, path, about))
 
     def _follow(self, task: int, ref: ObjectRef, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
         """A value on the way to an object is there: go on from the reference in its place, or copy it."""

@@ -19,16 +19,14 @@ from fastrt._core.tasks import actors, admission, calls, generators, submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.generator_handles import Streams
-from fastrt.cluster.generators import Flows, Watch
+from fastrt.cluster.generators import Flows
 from fastrt.cluster.hosted_actors import Guest, Guests
 from fastrt.cluster.inbox import Arrivals, Arriving
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
 from fastrt.cluster.ledger import Borrowed, Ledger
 from fastrt.cluster.lineage import Lineage, Origin
-from fastrt.cluster.mailboxes import Mailboxes
 from fastrt.cluster.membership import refused_report
 from fastrt.cluster.outbox import Outgoing
-from fastrt.cluster.readiness import Readiness
 from fastrt.cluster.references import PeerError, References
 from fastrt.cluster.remote_actors import Away, Line
 from fastrt.cluster.restoring import Restoring
@@ -38,6 +36,7 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
+from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.cancel import cancel_in
 from fastrt.tasks.options import RETRIES_FOREVER, carried, retries_left
 from fastrt.tasks.resources import Demand, export
@@ -70,11 +69,9 @@ class Exchange:
 
     Args:
         store: this process's attachment.
-        readiness: watches references for this process.
+        waiter: waits for references on behalf of the process's event loop.
         native: this node's native stream for large values; None: they go in pieces between the tasks.
         lineage: makes again what a lost node has made; None: nothing is.
-        mailboxes: of actors on other nodes; None: this stream has its own.
-        watch: looks after generators; None: this stream has its own.
         budget: bounds the arguments that are fetched ahead; None: this stream has its own.
     """
 
@@ -83,11 +80,9 @@ class Exchange:
     def __init__(
         self,
         store: Store,
-        readiness: Readiness,
+        waiter: LoopWaiter,
         native: Native | None = None,
         lineage: Lineage | None = None,
-        mailboxes: Mailboxes | None = None,
-        watch: Watch | None = None,
         budget: ArgumentBudget | None = None,
     ) -> None:
         self.node = ""
@@ -98,20 +93,19 @@ class Exchange:
         self.out = Outgoing(_Frame, _Value)
         self._store = self.store = store
         self._client = self.client = store.client
-        self.readiness = readiness
-        self._lineage = lineage or Lineage(store, readiness, 0)
+        self.waiter = waiter
+        self._lineage = lineage or Lineage(store, waiter, 0)
         self.references = References(store, self._send_object, _Ref)
         self.arrivals = Arrivals(self)
-        self._restoring = Restoring(store, readiness.loop)
+        self._restoring = Restoring(store, waiter.loop)
         self.budget = budget or ArgumentBudget(store.client)
         self.budget.join(self, self.arrivals.tend_soon)
         self.values = None if native is None else Values(native, self.arrivals.landed)
         self.functions = SentFunctions(store, self.references, self.out)
         self.closed = False
-        self._own = Mailboxes(self._client, readiness.loop), Watch(self._client, readiness.loop)  # idle, if others do
-        self.away = Away(self, store, mailboxes or self._own[0])
+        self.away = Away(self, store)
         self.guests = Guests(self, store)
-        self.flows = Flows(self, store, watch or self._own[1])
+        self.flows = Flows(self, store)
         self.streams = Streams(self)
         self.references.tell_stream = self.streams.mirror
         self.has_run = False  # tasks or calls of the other node's
@@ -245,7 +239,7 @@ class Exchange:
             self.flows.run(message, stream, made[0], partial(self._send_result, number, 0))
             return
         for k, ref in enumerate(made):
-            self.readiness.watch(ref, partial(self._send_result, number, k))
+            self.waiter.add(ref, partial(self._send_result, number, k))
 
     def demand(self, data: bytes) -> ObjectRef:
         """What a task or an actor demands that the other node has placed here: it stays.
@@ -307,7 +301,7 @@ class Exchange:
         if generators.is_stream(self._client, ref):
             self.streams.feed(ref)
             return
-        self.readiness.watch(ref, self._send_export)
+        self.waiter.add(ref, self._send_export)
 
     def _send_export(self, ref: ObjectRef) -> None:
         if self.closed:
@@ -568,8 +562,6 @@ class Exchange:
         self.guests.close()
         self.flows.close()
         self.streams.close(lost)
-        for own in self._own:
-            own.close()
         for _, lent in self.ledger.open():
             if core.cancelled(self._client, lent.task):
                 self.end(lent.task, TaskCancelledError("the task was cancelled"))

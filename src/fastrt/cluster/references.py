@@ -188,6 +188,11 @@ class References:
                 self.tell_held(one.ref.objref, 0)
                 yield objref, one
 
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether objects of the other node are named here."""
+        return bool(self._imports)
+
     def unfinished(self) -> list[StandIn]:
         """Stand-ins that still wait for their value, when the stream has ended."""
         return [one for one in self._imports.values() if one.task is not None]

@@ -13,13 +13,13 @@ import hashlib
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fastrt._core.memory.clients import Client
 from fastrt._core.objects import functions, handles
 from fastrt._core.tasks import actors, calls, submission
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster.mailboxes import Mailboxes
+from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
@@ -34,6 +34,7 @@ _SET = message_set("node")
 _Actor, _Plan, _Call, _Whose, _Ask, _Answer = (
     _SET.message(f"fastrt.node.{name}") for name in ("Actor", "Plan", "Call", "Whose", "Ask", "Answer")
 )
+_LOOK_S = 1.0  # covers a caller that was killed before its wake
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Line:
         sent: numbers of its calls that the other node has.
         fallen: calls that its process there did not end, and how often each had begun.
         gone: what the other node says of the end of that process.
+        mailbox: while its calls are taken.
     """
 
     actor: int
@@ -55,6 +57,30 @@ class Line:
     sent: set[int] = field(default_factory=set)
     fallen: list[tuple[int, int]] = field(default_factory=list)
     gone: Any = None
+    mailbox: Mailbox | None = None
+
+
+class Mailbox:
+    """The mailbox of an actor whose process is on the other node, a source of `LoopWaiter`.
+
+    Args:
+        client: this process's attachment.
+        line: the actor.
+        then: called with the line and its claimed calls; with none when there may be other news.
+    """
+
+    def __init__(self, client: Client, line: Line, then: Callable[[Line, list[int]], None]) -> None:
+        self._inbox = Inbox(client, line.actor, True)
+        self._line, self._then = line, then
+
+    def look(self) -> None:
+        """Take all calls that can run."""
+        claimed = [task for task in map(self._inbox.claim, self._inbox.look()) if task != core.NO_TASK]
+        self._then(self._line, claimed)
+
+    def arm(self) -> float:
+        """Have the next call wake this process."""
+        return 0.0 if self._inbox.arm() else _LOOK_S
 
 
 class Away:
@@ -63,14 +89,12 @@ class Away:
     Args:
         exchange: the stream.
         store: this process's attachment.
-        mailboxes: tells what is called.
     """
 
-    def __init__(self, exchange: Exchange, store: Store, mailboxes: Mailboxes) -> None:
+    def __init__(self, exchange: Exchange, store: Store) -> None:
         self._exchange = exchange
         self._store = store
         self._client = store.client
-        self._mailboxes = mailboxes
         self._lines: dict[int, Line] = {}  # by record
         self._hosted: dict[int, Line] = {}  # ours, by the number that the other node knows
         self._standing: dict[int, Line] = {}  # the other node's, by the objref of the stand-in
@@ -125,7 +149,7 @@ class Away:
         """Leave everything to the actor's next process, once nothing comes from the last one any more."""
         if line.gone is None and not line.fallen:
             return
-        self._mailboxes.close_one(line.actor)
+        self._close_mailbox(line)
         if line.gone is not None and not line.sent:
             where = f"{line.gone.reason} on node {self._exchange.name}"
             if line.gone.failed:
@@ -145,8 +169,13 @@ class Away:
         self._forget(line)
         self._drop(line.actor, how)
 
+    def _close_mailbox(self, line: Line) -> None:
+        if line.mailbox is not None:
+            self._exchange.waiter.drop(line.mailbox)
+            line.mailbox = None
+
     def _forget(self, line: Line) -> None:
-        self._mailboxes.close_one(line.actor)
+        self._close_mailbox(line)
         self._lines.pop(line.actor, None)
         self._hosted.pop(line.whose.hosted, None)
 
@@ -209,7 +238,8 @@ class Away:
 
     def _follow(self, actor: int, name: str, whose: Any) -> Line:
         line = self._lines[actor] = Line(actor, name, whose)
-        self._mailboxes.open(actor, partial(self._on_mail, line))
+        line.mailbox = Mailbox(self._client, line, self._on_mail)
+        self._exchange.waiter.open(line.mailbox)
         return line
 
     def _on_mail(self, line: Line, tasks: list[int]) -> None:

@@ -33,7 +33,7 @@ from fastrt.worker.environments import Rooms
 from fastrt.worker.native_threads import NativeThreads
 
 _SCALARS = 1  # the kind of arguments that the core reads by itself
-_IDLE_S = 1.0
+_IDLE_S = 5.0
 _PLAIN = Policy()
 _ARGUMENT_TRIES = 20  # each ends after the store's patience, when no process of the node gets on
 _HELP_DEPTH_MAX = 32  # about eight frames each of the thousand that Python allows

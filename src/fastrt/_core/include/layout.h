@@ -208,6 +208,7 @@ typedef struct {
     uint32_t wanted_workers;                       /* how many workers should be able to run now */
     uint32_t actors_fresh;                         /* actor records at this index and beyond were never used */
     uint32_t function_slots;                       /* that there is memory for; committed before one is used */
+    uint32_t load_watcher;                         /* client + 1 that the next change of the load wakes; 0: none */
 
     uint32_t pages_committed __attribute__((aligned(64)));
     uint32_t bin_head[FRT_BINS];      /* free runs, derived */

@@ -1,10 +1,10 @@
 # cython: language_level=3
 """Results that are still to come: one thread that waits for all of them, and what may be done to their tasks.
 
-A Watch sleeps in the same futex as every other wait of this process, and is told by the same bits: who adds a
-reference sets the bit itself, so that nobody need wake the sleeper for that. It polls nothing; the nap only
-covers a waker that was killed between its store and its wake. The table of entries belongs to the thread that
-waits; the others leave theirs with the GIL held, and count them.
+A Watch sleeps in the same futex as every other wait of this process, and the same bits wake it: the thread that adds
+a reference sets the bit itself, and need not wake the sleeper for that. It polls nothing; the nap only covers a
+waker that was killed between its store and its wake. The table of entries belongs to the thread that waits; other
+threads leave theirs with the GIL held, and count them.
 """
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -22,7 +22,7 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
-    NAP_NS = 250000000
+    NAP_NS = 1000000000  # a death wakes everybody: this is for the time without a daemon
 
 DONE, QUEUED, RUNNING = 0, 1, 2
 
@@ -60,20 +60,30 @@ cdef class Watch:
         if a32_load_sc(&self.asleep) and self.client.usable():
             client_wake(&self.client.x, self.client.x.me)
 
-    def wait(self, double timeout_s):
+    def word(self):
+        """The wake word of this client: every wake of it changes the number."""
+        self.client.ensure()
+        return a32_load_sc(&self.client.x.clients[self.client.x.me].wake)
+
+    def wait(self, double timeout_s, seen=None):
         """Sleep until some are ready. One thread at a time.
 
         Args:
             timeout_s: how long, in seconds, at most.
+            seen: an earlier `word`: return, too, when this client has been woken since, for whatever reason.
         Returns:
-            A list of (ref, who), which are watched no longer; empty after the timeout, and perhaps after a `poke`.
+            A list of (ref, who), which are watched no longer; empty after the timeout, after such a wake, and after a
+            `poke` since the last `wait` returned.
         Raises:
             StaleReferenceError, NotInitializedError: the session has ended.
         """
         cdef frt_ctx *x = &self.client.x
         cdef int64_t deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
-        cdef uint32_t added, poked
+        cdef uint32_t added, poked, word = 0
+        cdef bint any_wake = seen is not None
         cdef int rc = FRT_OK
+        if any_wake:
+            word = seen
         while True:
             self.client.ensure()
             poked = a32_load_sc(&self.poked)
@@ -82,17 +92,16 @@ cdef class Watch:
             if self.incoming:
                 continue
             found = self._collect()
-            if found or frt_now_ns() >= deadline:
+            if found or poked != self.answered or frt_now_ns() >= deadline or \
+                    any_wake and a32_load_sc(&x.clients[x.me].wake) != word:
+                self.answered = poked
                 return found
             with nogil:
-                rc = self._sleep(x, added, poked, deadline)
+                rc = self._sleep(x, added, poked, any_wake, word, deadline)
             PyErr_CheckSignals()
             self.client.ensure()
             if rc != FRT_TIMEOUT and rc != FRT_INTERRUPTED:
                 check(rc)
-            if a32_load_sc(&self.poked) != poked:
-                self._merge()
-                return self._collect()
 
     def take_all(self):
         """Stop watching: a list of (ref, who) of all that are left."""
@@ -144,20 +153,23 @@ cdef class Watch:
         self.count = left
         return found
 
-    cdef int _sleep(self, frt_ctx *x, uint32_t added, uint32_t poked, int64_t deadline) noexcept nogil:
-        """Until an entry of the table is sealed, or the others have left something or want us back."""
+    cdef int _sleep(self, frt_ctx *x, uint32_t added, uint32_t poked, bint any_wake, uint32_t word,
+                    int64_t deadline) noexcept nogil:
+        """Sleep until an entry of the table is sealed, another thread has left or wants something, or any wake came."""
         cdef uint32_t seen, k
         cdef int rc = FRT_OK
+        # Without an entry, only this process wakes this thread.
+        cdef int64_t nap = deadline if self.count == 0 and not any_wake else NAP_NS
         a32_store_sc(&self.asleep, 1)
         while rc == FRT_OK:
             seen = a32_load_sc(&x.clients[x.me].wake)
-            if a32_load_sc(&self.poked) != poked:
+            if a32_load_sc(&self.poked) != poked or any_wake and seen != word:
                 break
             for k in range(self.count):
                 if object_is_sealed_sc(x, self.entries[k]):
                     break
             else:
-                rc = wait_nap(x, seen, deadline, NAP_NS)
+                rc = wait_nap(x, seen, deadline, nap)
                 # What they have added meanwhile may be what woke us.
                 if rc == FRT_OK and a32_load_sc(&self.added) == added:
                     continue

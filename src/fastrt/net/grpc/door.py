@@ -26,6 +26,7 @@ import ctypes
 import logging
 import os
 import resource
+import select
 import socket
 import threading
 import time
@@ -129,6 +130,34 @@ class Limits:
         return max(16, min(self.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4))
 
 
+class _Wake:
+    """An event that `connections.watch` can wait for, too."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def set(self) -> None:
+        os.eventfd_write(self._descriptor, 1)
+
+    def wait(self, timeout_s: float) -> None:
+        self._poll.poll(timeout_s * 1000)
+
+    def clear(self) -> bool:
+        """Whether it was set."""
+        try:
+            return os.eventfd_read(self._descriptor) > 0
+        except BlockingIOError:
+            return False
+
+
 class Connection:
     """One connection of a server, by its peer's address.
 
@@ -197,7 +226,7 @@ class Door:
         self._lock = threading.Lock()
         self._ports: set[int] = set()
         self._has_tls = False
-        self._wake = threading.Event()
+        self._wake = _Wake()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._scanned_at = self._trimmed_at = self._logged_at = self._ended_at = 0.0
@@ -337,9 +366,12 @@ class Door:
     def _run(self) -> None:
         busy = False
         while True:
-            if self._wake.wait(_BUSY_S if busy else _CALM_S) and not self._closing:
+            if busy or self._trim_due or self._ended or not self._descriptors:
+                self._wake.wait(_BUSY_S if busy else _CALM_S)
+            else:
+                connections.watch(self._wake.fileno(), self._descriptors, int(_CALM_S * 1000), int(_RESCAN_S / _CALM_S))
+            if self._wake.clear() and not self._closing:
                 time.sleep(_HURRY_S)  # a storm wakes this thread at each of its calls
-            self._wake.clear()
             if self._closing:
                 return
             try:
@@ -351,7 +383,7 @@ class Door:
     def _look(self) -> bool:
         """Look at the connections and end those beyond a bound; whether to look again soon."""
         now = time.monotonic()
-        count = os.stat("/proc/self/fd").st_size  # 0 before Linux 6.2
+        count = connections.count()
         with self._lock:
             every = list(self._connections.values())
         busy = any(each.doomed or not each.proven or each.reading or each.unread >= _UNREAD_MIN for each in every)
