@@ -178,13 +178,13 @@ def test_tasks_nested_there_run_there(rt):
 
 def test_a_forwarded_task_that_sleeps_wakes_almost_no_thread_of_both_nodes(rt, nodes, tmp_path, wait_until):
     @fastrt.remote
-    def sleep(begun, until):
+    def rest(begun, until):
         open(begun, "w").close()
         while not os.path.exists(until):
             threading.Event().wait(3)
 
     begun, until = tmp_path / "begun", tmp_path / "until"
-    ref = sleep.remote(str(begun), str(until))
+    ref = rest.remote(str(begun), str(until))
     wait_until(begun.exists, "the task to begin on the other node")
     processes = [process for node in nodes for process in node.processes()]
     wait_until(lambda: wakes_per_s(processes, 1.0) < 20, "fewer than 20 wakes a second; they were 42 with polling")

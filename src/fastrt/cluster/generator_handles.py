@@ -1,10 +1,10 @@
 """Generators whose handles came from the other node of a stream: read here, while their tasks are that node's.
 
-What stands for such a generator's stream here is a stream, too, which this process fills (`Mirror`). Nothing is fetched
-before somebody here has wanted an item; from then on some are fetched ahead of the readers, so that they need not wait
-for each. The other node takes items as any reader does (`Feed`), as many as it was asked for: readers on both nodes
-share them. Its task's result travels by itself, and may come first; what ends the readers' wait is that the other node
-says how many items there were. When it is lost, the last item is an error.
+A `Mirror` represents such a generator's stream on this node: a stream that this process fills with fetched items.
+Nothing is fetched before a reader here wants an item; from then on items are fetched ahead of the readers, so that they
+need not wait for each. The other node takes items as any reader does (`Feed`), as many as it was asked for: readers on
+both nodes share them. The result of the generator's task travels separately and may come first. Readers stop waiting
+when the other node reports how many items there were. When that node is lost, the last item is an error.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Feed:
         return 0.0 if generator_relay.arm_items(self._exchange.client, *self.pair) else LOOK_S
 
     def on_reads(self, items: int) -> None:
-        """The other node may be sent so many items in all."""
+        """The other node asks for items, up to this number in all."""
         self._allowed = items
         self._exchange.waiter.open(self)
 
     def look(self) -> None:
-        """Send what there is."""
+        """Send the items that are ready."""
         exchange = self._exchange
         for _ in range(_ITEMS_A_LOOK):
             if self.is_paused():
@@ -89,7 +89,7 @@ class Mirror:
     Args:
         exchange: the stream to that node.
         objref: there.
-        ref: what stands for it here.
+        ref: the stream that represents it here.
     """
 
     def __init__(self, exchange: Exchange, objref: int, ref: ObjectRef) -> None:
@@ -112,12 +112,12 @@ class Mirror:
             self._exchange.out.add("reads", _Reads(objref=self.objref, items=self._asked))
 
     def add(self, ref: ObjectRef) -> None:
-        """The next item is there."""
+        """Add the next item."""
         generator_relay.add_to(self._exchange.client, self.ref, ref)
         self._close_if_whole()
 
     def on_over(self, items: int) -> None:
-        """So many items there are in all."""
+        """The other node has reported how many items there are in all."""
         self._most = items
         self._close_if_whole()
 
@@ -150,12 +150,12 @@ class Streams:
         self._mirrors: dict[int, Mirror] = {}  # by the other node's
 
     def feed(self, ref: ObjectRef) -> None:
-        """The other node has been named a stream of this one, and has nothing of it."""
+        """Prepare to send items of a stream of this node, which was named to the other node."""
         self.stop(ref.objref)
         self._feeds[ref.objref] = Feed(self._exchange, ref)
 
     def stop(self, objref: int) -> None:
-        """It does not read it any more."""
+        """Send no more items of a stream: the other node has released it."""
         feed = self._feeds.pop(objref, None)
         if feed is not None:
             self._exchange.waiter.drop(feed)
@@ -172,7 +172,7 @@ class Streams:
         self._exchange.waiter.open(mirror)
 
     def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
-        """An item has come, or the first piece of one; False when nobody wants it.
+        """Take an item, or the first piece of one; False when nothing here reads the stream.
 
         Raises:
             PeerError: it makes no sense.
@@ -199,7 +199,7 @@ class Streams:
             mirror.on_over(message.items)
 
     def given_up(self, objref: int) -> None:
-        """Nobody here reads that stream of the other node's any more."""
+        """Drop the mirror of a stream that nothing here reads any more."""
         mirror = self._mirrors.pop(objref, None)
         if mirror is not None:
             self._exchange.waiter.drop(mirror)

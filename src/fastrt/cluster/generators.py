@@ -1,12 +1,12 @@
 """Generators whose items are read on another node: they come as they are made, a stream in the arena at either end.
 
-The node that runs the task is one reader of its stream, for all readers elsewhere: it takes items and sends them in
-order (`Outflow`). The node that lent the task is the producer of its own, which its program reads (`Inflow`): it adds
-what comes, tells what was read and what is still wanted. Items that were not read there are unread to the task, too, so
-its limit holds over both nodes, and a generator that nobody reads any more is closed. What has come stays when the
-other node is lost: the next attempt, wherever it runs, leaves that out.
+The uplink of the node that runs the task reads its stream on behalf of all readers elsewhere: it takes items and sends
+them in order (`Outflow`). The uplink of the node that forwarded the task fills the stream that its program reads
+(`Inflow`): it adds the items that come, and reports how many were read and whether more are wanted. Items that were not
+read there count as unread for the task, too. So its limit holds over both nodes, and a generator without readers is
+closed. Items that have come stay when the other node is lost: the next attempt skips them, wherever it runs.
 
-Order: items are numbered; the task's result is sent when all its items have been taken off this node's hands.
+Order: items are numbered; the task's result is sent once all its items have been sent.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _ITEMS_A_LOOK = 256
 
 
 class InOrder:
-    """Items that may come in any order, large ones after small ones, and are added in their own.
+    """Puts items into order: large ones may come after small ones with higher numbers.
 
     Args:
-        what: they are of, for errors.
-        count: how many were there before.
+        what: describes the stream, for errors.
+        count: how many items were added before.
 
     Attributes:
         count: how many have been added.
@@ -55,7 +55,7 @@ class InOrder:
         self._early: dict[int, Callable[[], None]] = {}
 
     def put(self, item: int, add: Callable[[], None]) -> None:
-        """Item number so and so has come: add it when those before it have been.
+        """Call `add` once all items before this one were added.
 
         Raises:
             PeerError: it has come before.
@@ -68,18 +68,18 @@ class InOrder:
             self._early.pop(self.count)()
 
     def is_whole(self) -> bool:
-        """Whether nothing is missing before what came last."""
+        """Whether no item is missing before the last one that came."""
         return not self._early
 
 
 def is_laden(exchange: Exchange, sending: int) -> bool:
-    """Whether no more items of a flow should be sent for now, of which so many are on their way."""
+    """Whether a flow with `sending` items on their way should pause."""
     return sending >= _SENDING_MAX or exchange.out.nbytes > _WAITING_BYTES
 
 
 @dataclass(eq=False)
 class Outflow:
-    """A generator of the other node's that runs here.
+    """A generator of the other node that runs here.
 
     Attributes:
         exchange: the stream to that node.
@@ -170,19 +170,19 @@ class Inflow:
         self.number = 0
         self.limit = int(producer.limit)
         self.seen = producer.taken
-        self._read, self._wanted = producer.read, ITEMS  # as the other node has been told
+        self._read, self._wanted = producer.read, ITEMS  # as reported to the other node last
         self.items = InOrder(f"a stream that node {exchange.name} fills", int(producer.skip))
 
     def plan(self) -> Any:
-        """What the other node must know."""
+        """Describe the stream to the other node."""
         return _Stream(limit=self.limit, produced=self.producer.skip, taken=self._read)
 
     def wants_items(self) -> bool:
-        """Whether anybody can read what comes."""
+        """Whether items can still be read here."""
         return self.producer.wanted == ITEMS
 
     def look(self) -> None:
-        """Tell what was read."""
+        """Report how many items were read, and whether more are wanted."""
         self.seen = self.producer.taken
         # What this process took for readers on a third node, those may not have read.
         read, wanted = self.producer.read, self.producer.wanted
@@ -201,7 +201,7 @@ class Inflow:
             if self.producer.add(value):
                 return
         except ObjectStoreFullError:
-            pass  # the store knows whom to ask for room
+            pass  # the store asks the daemon for room
         self.producer.add_ref(self.exchange.store.put_or_error(value))
 
 
@@ -220,22 +220,22 @@ class Flows:
         self._in: dict[int, Inflow] = {}  # by the task's number
         self._out: dict[int, Outflow] = {}
 
-    # ---- the side that lends ----
+    # ---- the side that forwards ----
 
-    def lend(self, task: int, message: Any) -> Inflow:
+    def describe(self, task: int, message: Any) -> Inflow:
         """Describe a generator that this process has claimed, for the other node."""
         flow = Inflow(self._exchange, Producer(self._store.client, task), task)
         message.stream.CopyFrom(flow.plan())
         return flow
 
-    def lent(self, number: int, flow: Inflow) -> None:
-        """It has a number."""
+    def register(self, number: int, flow: Inflow) -> None:
+        """Register the flow of a forwarded task under its number."""
         flow.number = number
         self._in[number] = flow
         self._waiter.open(flow)
 
     def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
-        """An item has come, or the first piece of one; False when nobody wants it.
+        """Take an item, or the first piece of one; False when nothing reads it.
 
         Raises:
             PeerError: it makes no sense.
@@ -256,7 +256,7 @@ class Flows:
         return True
 
     def end(self, number: int) -> None:
-        """The result of a task has come: before the task is given back, after which its stream is not ours to look at.
+        """Check and forget a flow whose result has come. The task must be given back afterwards, not before.
 
         Raises:
             PeerError: items are missing.
@@ -267,7 +267,7 @@ class Flows:
         self.drop(number)
 
     def drop(self, number: int) -> None:
-        """A task that was lent is not any more."""
+        """Forget the flow of a task that is not forwarded any more."""
         flow = self._in.pop(number, None)
         if flow is not None:
             self._waiter.drop(flow)
@@ -307,13 +307,13 @@ class Flows:
         self._waiter.open(flow)
 
     def on_reads(self, message: Any) -> None:
-        """The other node tells what was read there."""
+        """The other node reports how many items were read there."""
         flow = self._out.get(message.task)
         if flow is not None:
             flow.on_reads(message.taken, min(message.wanted, ITEMS))
 
     def close(self) -> None:
-        """The exchange has ended: nobody reads what runs here."""
+        """The exchange has ended: items of generators that run here have no reader any more."""
         for number in list(self._in):
             self.drop(number)
         for flow in self._out.values():

@@ -88,7 +88,7 @@ class Arriving:
 
 
 class Arrivals:
-    """What comes over one stream.
+    """The values that come over one stream.
 
     Args:
         exchange: the stream.
@@ -201,7 +201,7 @@ class Arrivals:
         self._exchange.waiter.loop.call_soon(self.tend)
 
     def tend(self) -> None:
-        """Fetch what is offered and can be admitted."""
+        """Fetch the offered values that can be admitted."""
         if self._exchange.closed:
             return
         if self._timer is not None:

@@ -149,10 +149,10 @@ class Exchange:
         """
         message.retries, message.retry_errors = retries_left(info), bool(info["flags"] & core.RETRY_ERRORS)
         message.policy = carried(self._store, task, info["job"] if line is None else 0)
-        flow = self.flows.lend(task, message) if info["flags"] & generators.STREAM else None
+        flow = self.flows.describe(task, message) if info["flags"] & generators.STREAM else None
         message.task = number = self.ledger.lend(task, line)
         if flow is not None:
-            self.flows.lent(number, flow)
+            self.flows.register(number, flow)
         return number
 
     def pass_cancels(self) -> None:

@@ -1,9 +1,9 @@
-"""Actors that the other node of a stream runs: those of ours that it was given, and its own of which a handle is here.
+"""Actors that run on the peer node: actors created here and placed there, and its actors with handles here.
 
-Each has a record here that says AWAY, with this process as the one that takes its calls: it sends them over the stream,
-in the order in which the mailbox gives them, and seals their results when they come. The stream keeps that order, so
-calls of one caller run in it. An actor of ours stays ours: its name, its restarts and what becomes of calls when its
-process dies are decided here, and a lost node is a dead process.
+Each has a record here in state AWAY, and this process takes its calls: it sends them over the stream in the order of
+the mailbox, and seals their results when they come. The stream keeps that order, so calls of one caller run in it. The
+node that created an actor owns it: it decides about the name, the restarts and the calls of a dead process, and treats
+a lost node as a dead process.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Away:
             self._store.tell(op="actor")
 
     def _look_for_end(self, line: Line) -> None:
-        """Nobody can call an actor of ours any more, and all its calls have ended: the other node may end it, too."""
+        """End an actor of this node on the other node, once no caller is left and all its calls have ended."""
         if line.whose.hosted and actors.is_over(self._client, line.actor):
             self._exchange.out.add("unhost", line.whose.hosted)
             self._forget(line)
@@ -204,7 +204,7 @@ class Away:
         """How to call an actor of the other node, whose object was named here."""
         standin = self._exchange.references.waiting(message.objref)
         if standin is None or standin.task is None:
-            return  # nobody wants it any more
+            return  # it is not wanted any more
         plan: ActorPlan = pickle.loads(message.plan)  # the stream has shown the session's token
         parts = serialize(plan)
         writer = self._store.result(standin.task, 0, parts.nbytes, parts.kind, 0)
@@ -217,7 +217,7 @@ class Away:
         standin.task = standin.origin = None
 
     def _class(self, name: str) -> ObjectRef:
-        """What stands here for a class that this node does not have: its name, for messages."""
+        """Store a placeholder for a class that this node does not have: its name, for messages."""
         digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"class elsewhere").digest()
         found: ObjectRef = functions.add_function(self._client, digest, self._store.put(name), name)
         return found
@@ -228,7 +228,7 @@ class Away:
         return line is not None and (bool(line.sent) or actors.has_calls(self._client, line.actor))
 
     def given_up(self, objref: int) -> None:
-        """Nobody holds this object any more."""
+        """Drop the actor of an object that is not held here any more."""
         line = self._standing.pop(objref, None)
         if line is not None and line.actor in self._lines:
             self._forget(line)

@@ -1,8 +1,8 @@
 """The uplink's process: this node's part in a cluster. `main(SETTINGS)` is started by `fastrt.runtime`.
 
-It is a client of the arena like a worker, and runs nothing itself: it claims tasks that would wait too long here and
-lends them to other nodes, and submits theirs here. Workers, drivers and the daemon know nothing of it. When it dies,
-its tasks run again as a dead worker's do; another one takes its place.
+It is a client of the arena like a worker, and runs no task itself: it claims tasks that would wait too long here,
+forwards them to other nodes, and submits the tasks of other nodes here. Workers and drivers do not notice it. When it
+dies, its tasks run again as a dead worker's do, and another uplink takes its place.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TIDY_S = 1.0
 _QUIET_TIDY_S = 4.0  # while nothing comes and nothing is polled for: a tick costs 0.5 ms
 _TELL_S = 0.1  # between two reports to the head
 _AGAIN_S = 0.5  # before a node or the head that did not answer is called again
-_HOPS_MAX = 4  # so often a task is lent on at most, or a cancellation might never catch up with it
+_HOPS_MAX = 4  # how often a task is forwarded at most; else a cancellation might never catch up with it
 _KEPT_A_LOOK = 64
 _OUTPUT_BYTES_MAX = 1 << 20  # on their way to one node
 _OUTPUT_TEXT_MAX = 170_000  # bytes of one message to the daemon, which is at most 1 MiB of JSON
@@ -85,7 +85,7 @@ class Uplink:
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
         self._stopping = asyncio.Event()
-        self._ended = asyncio.Event()  # and everything lent has been given back
+        self._ended = asyncio.Event()  # and every forwarded task has been given back
         self._news = asyncio.Event()
         self._to_tell = asyncio.Event()
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
@@ -107,7 +107,7 @@ class Uplink:
         self._finder = Finder(self._client, daemon, self._connected)
 
     async def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until SIGTERM comes or the process that started this one ends."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         loop.add_signal_handler(signal.SIGINT, self._on_cancelled)
@@ -134,7 +134,7 @@ class Uplink:
             for one in background:
                 one.cancel()
             for exchange in list(self._exchanges):
-                exchange.close("the node that lent it left the cluster")
+                exchange.close("the node that forwarded it left the cluster")
             self._ended.set()
             await server.stop(_END_S)
             self._waiter.close()
@@ -144,7 +144,7 @@ class Uplink:
     # ---- the head ----
 
     async def _stay_joined(self) -> None:
-        await self._orders.ready.wait()  # nobody should hear of a node that seems to have nothing
+        await self._orders.ready.wait()  # a node must not be announced without its resources
         while True:
             channel, call = streams.open_stream(self._settings["head"], self._access, _SET, JOIN)
             stream = call()
@@ -291,7 +291,7 @@ class Uplink:
         self._carry_out()
 
     def _report_free(self) -> None:
-        """Bring the report up to date with what is free here."""
+        """Bring the free resources in the report up to date."""
         total, free = self._orders.total, self._orders.free_now()
         if (total, free) != (dict(self._report.total), dict(self._report.free)):
             for field, parts in ((self._report.total, total), (self._report.free, free)):
@@ -300,7 +300,7 @@ class Uplink:
             self._to_tell.set()
 
     def _carry_out(self) -> None:
-        """Lend what the daemon has said, to those who can be reached; the others are called."""
+        """Forward the tasks of the daemon's orders to the nodes that are connected, and connect to the others."""
         for node in self._orders.wanted():
             peer = self._peers.get(node)
             if peer is None:
@@ -356,7 +356,7 @@ class Uplink:
             p.exchange is not None for p in known
         )
 
-    # ---- lending ----
+    # ---- forwarding ----
 
     async def _tend(self) -> None:
         """Look after the queue, as often as there is something to see."""
@@ -379,7 +379,7 @@ class Uplink:
                 self._report_free()
                 self._carry_out()
                 self._finder.tidy()
-                self._on_cancelled()  # of which the canceller should have told, and died
+                self._on_cancelled()  # for a canceller that died before it sent the signal
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
                     exchange.tidy(needed | set(self._lineage.wanted) | self._finder.kept())
@@ -431,7 +431,7 @@ class Uplink:
         excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
         for exchange in self._exchanges:
             if self._pressure.room and not exchange.told_room:
-                exchange.out.stir()  # whoever has too much there need not ask
+                exchange.out.stir()  # a node with too many tasks need not ask
         return excess
 
     def _helpers(self) -> list[Peer]:
@@ -449,7 +449,7 @@ class Uplink:
             asyncio.get_running_loop().create_task(self._call(peer))
 
     def _lend_claimed(self, most: int) -> None:
-        """Claim up to so many tasks and lend them."""
+        """Claim up to `most` tasks and forward them."""
         helpers = self._helpers()
         kept = 0
         while helpers and most > 0 and kept < _KEPT_A_LOOK:
@@ -457,7 +457,7 @@ class Uplink:
             if task < 0:
                 return
             most -= 1
-            # Admitted here, and waiting for a worker: decide again. Or lent so often that it is better off here.
+            # Admitted here, and waiting for a worker: decide again. Or forwarded so often that it should stay.
             if admission.is_demanding(self._client, task) or core.info(self._client, task)["hops"] >= _HOPS_MAX:
                 kept += 1
                 self._give_back(task)
@@ -474,12 +474,12 @@ class Uplink:
             return
         try:
             peer.exchange.lend(task)
-        except FastrtError as exc:  # its function or arguments cannot be read: whoever wants its results is told
+        except FastrtError as exc:  # its function or arguments cannot be read: its results say so
             self._store.put_error(task, exc)
             core.finish(self._client, task)
 
     def _give_back(self, task: int) -> None:
-        """Leave a claimed task to whoever takes it next."""
+        """Put a claimed task back into the queue."""
         if not core.give_back(self._client, task):
             self._end_cancelled(task)
 

@@ -12,8 +12,8 @@ go before the ring's, those below 0 after them.
 
 Waking: at most one idle worker spins, the others sleep with their bit set in `idle`. A push that finds a
 spinner needs no system call. Whoever stops being idle wakes the next one if there is more to do, so a burst
-wakes as many workers as it needs, each by one call. A push that finds no idle worker reports the load: the uplink, which
-watches it, may forward tasks to other nodes.
+wakes as many workers as it needs, each by one call. A push that finds no idle worker reports the load: the uplink
+watches it, and may forward tasks to other nodes.
 """
 from libc.stdint cimport uint32_t, uint64_t
 

@@ -459,11 +459,7 @@ def load(Client client, bint watch=False):
 
 
 def stand_by(Client client, bint on):
-    """Count as an idle worker, which a push may wake to call `next_task`; or end that.
-
-    Returns:
-        Whether tasks are queued.
-    """
+    """Count as an idle worker, which a push may wake to call `next_task`, or end that; whether tasks are queued."""
     cdef frt_ctx *x = &client.x
     client.ensure()
     if on:

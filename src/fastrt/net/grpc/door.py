@@ -131,21 +131,30 @@ class Limits:
 
 
 class _Wake:
-    """An event that `connections.watch` can wait for, too."""
+    """An event that `connections.watch` can wait for, too. The thread that waits opens and closes it."""
 
     def __init__(self) -> None:
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._descriptor = -1
         self._poll = select.poll()
+
+    def open(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._descriptor, select.POLLIN)
 
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+    def close(self) -> None:
+        with self._lock:
+            self._poll.unregister(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def fileno(self) -> int:
         return self._descriptor
 
     def set(self) -> None:
-        os.eventfd_write(self._descriptor, 1)
+        with self._lock:
+            if self._descriptor >= 0:
+                os.eventfd_write(self._descriptor, 1)
 
     def wait(self, timeout_s: float) -> None:
         self._poll.poll(timeout_s * 1000)
@@ -247,6 +256,7 @@ class Door:
         for listener in _listeners(port):
             hold_silent(listener)
         if self._thread is None:
+            self._wake.open()
             self._thread = threading.Thread(target=self._run, name="fastrt-door", daemon=True)
             self._thread.start()
 
@@ -364,6 +374,12 @@ class Door:
         return max(every, key=lambda each: int(getattr(each, field)), default=None)
 
     def _run(self) -> None:
+        try:
+            self._look_until_closed()
+        finally:
+            self._wake.close()
+
+    def _look_until_closed(self) -> None:
         busy = False
         while True:
             if busy or self._trim_due or self._ended or not self._descriptors:
@@ -386,10 +402,11 @@ class Door:
         count = connections.count()
         with self._lock:
             every = list(self._connections.values())
-        busy = any(each.doomed or not each.proven or each.reading or each.unread >= _UNREAD_MIN for each in every)
+        busy = _is_busy(every)
         if count == 0 or count != self._descriptors or busy or now - self._scanned_at >= _RESCAN_S:
             self._descriptors = count
             every = self._scan(now)
+            busy = busy or _is_busy(every)
             self._judge_silent(every, now)
             for each in every:
                 self._judge_progress(each, now)
@@ -492,6 +509,11 @@ class Door:
             ended, self._ended = self._ended, {}
             for why, count in ended.items():
                 _log.warning("ended %d connections to port %s: each %s", count, sorted(self._ports), why)
+
+
+def _is_busy(every: list[Connection]) -> bool:
+    """Whether a connection among these may come near a bound soon."""
+    return any(each.doomed or not each.proven or each.reading or each.unread >= _UNREAD_MIN for each in every)
 
 
 def _worth(each: Connection) -> tuple[bool, bool, float]:
