@@ -267,7 +267,7 @@ class Uplink:
 
     def _room_for(self, exchange: Exchange) -> int:
         """How many tasks another node may have here at once."""
-        exchange.told_room = self._pressure.room
+        exchange.reported_room = self._pressure.room
         return exchange.ledger.borrowed + self._pressure.room
 
     def _on_frame(self, exchange: Exchange) -> None:
@@ -430,7 +430,7 @@ class Uplink:
             return 0
         excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
         for exchange in self._exchanges:
-            if self._pressure.room and not exchange.told_room:
+            if self._pressure.room and not exchange.reported_room:
                 exchange.out.stir()  # a node with too many tasks need not ask
         return excess
 

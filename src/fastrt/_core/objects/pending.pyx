@@ -22,7 +22,8 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
-    NAP_NS = 1000000000  # a death wakes everybody: this is for the time without a daemon
+    NAP_NS = 1000000000  # a death wakes every client: the nap is for the time without a daemon
+    IDLE_NAP_S = 5
 
 DONE, QUEUED, RUNNING = 0, 1, 2
 
@@ -158,8 +159,7 @@ cdef class Watch:
         """Sleep until an entry of the table is sealed, another thread has left or wants something, or any wake came."""
         cdef uint32_t seen, k
         cdef int rc = FRT_OK
-        # Without an entry, only this process wakes this thread.
-        cdef int64_t nap = deadline if self.count == 0 and not any_wake else NAP_NS
+        cdef int64_t nap = NAP_NS if self.count else <int64_t>IDLE_NAP_S * 1000000000
         a32_store_sc(&self.asleep, 1)
         while rc == FRT_OK:
             seen = a32_load_sc(&x.clients[x.me].wake)
