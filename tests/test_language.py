@@ -28,7 +28,7 @@ BUDGETS = {
     "_core/collective": 20,
     "_core/include": 42,
     "_core/memory": 31,
-    "_core/objects": 60,
+    "_core/objects": 59,
     "_core/refcounts": 20,
     "_core/repair": 21,
     "_core/tables": 9,

@@ -45,7 +45,7 @@ _SET = message_set("node")
 _Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel = (
     _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel")
 )
-_HOPS_REPORTED_MAX = 255  # what a task's record can hold
+_HOPS_MAX = 255  # what a task's record can hold
 _SCALAR_KINDS_END = 16  # smaller kinds are the core's own scalars: they travel pickled, as kind 0
 _SHORT_BYTES_MIN = 16 << 10  # values from here on are offered while the other node is short of room, or much waits here
 _BACKLOG_BYTES = 4 << 20
@@ -216,7 +216,7 @@ class Exchange:
             min(message.retries, RETRIES_FOREVER), flags,
         )  # fmt: skip
         demand = self.demand(message.demand) if message.demand else None
-        results = submission.submit(*about, demand, policy, stream, message.priority, min(message.hops, _HOPS_REPORTED_MAX))
+        results = submission.submit(*about, demand, policy, stream, message.priority, min(message.hops, _HOPS_MAX))
         self.borrow(message, [results] if message.results == 1 else results, stream)
 
     def borrow(

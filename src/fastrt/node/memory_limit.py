@@ -108,10 +108,11 @@ class _Counter:
         if self._descriptor < 0:
             return 0
         try:
-            text = b"\n"
-            while piece := os.pread(self._descriptor, _PIECE_BYTES, len(text) - 1):  # the kernel gives a page or less
+            text, count = b"\n", b""
+            while b"\n" not in count and (piece := os.pread(self._descriptor, _PIECE_BYTES, len(text) - 1)):
                 text += piece
-            return int(text.partition(b"\noom_kill ")[2].partition(b"\n")[0] or 0)
+                count = text.partition(b"\noom_kill ")[2]
+            return int(count.partition(b"\n")[0] or 0)
         except (OSError, ValueError):
             return 0
 
