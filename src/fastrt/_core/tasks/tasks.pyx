@@ -15,7 +15,7 @@ from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
 from fastrt._core.memory.priority_queue cimport ranked_mark
 from fastrt._core.memory.queue cimport queue_length, queue_pop, queue_push, queue_report_load, queue_wake_idle
-from fastrt._core.memory.wait cimport wait_nap, wait_task
+from fastrt._core.memory.wait cimport wait_task
 from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.objects cimport *
 from fastrt._core.objects.references cimport (
