@@ -3,9 +3,10 @@
 import pytest
 
 from fastrt._core.objects import handles
+from fastrt._core.objects.pending import Watch
 from fastrt._core.repair import fsck
 from fastrt._core.tasks import actors, calls, submission, tasks
-from fastrt._core.tasks.inbox import Inbox, wait_any
+from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import FastrtError, ObjectStoreFullError
 
 NO_TASK = tasks.NO_TASK
@@ -173,7 +174,7 @@ def test_client_that_stands_for_a_process_passes_calls_on_and_leaves_the_rest_to
     actors.carried(client, index)
     assert actors.of_client(client, client.index) == [index]
     inbox = Inbox(client, index, True)
-    wait_any(client, [inbox], 0.0)
+    assert inbox.arm()
     first, second, third = [inbox.claim(cell) for cell in inbox.look()]
     assert actors.has_calls(client, index)
     tasks.finish_scalar(client, first, "there")
@@ -203,12 +204,15 @@ def test_order_wakes_who_stands_for_an_actor_of_another_node(client, function, n
     assert not actors.is_actor(client, function)
     inbox = Inbox(client, index, True)
     assert inbox.look() == []
+    assert not inbox.arm()
+    word = Watch(client).word()
     actors.order(client, index, actors.ORDER_KILL)
-    wait_any(client, [inbox], 60.0)
+    assert Watch(client).word() != word
+    assert inbox.arm()
     assert [actors.take_order(client, index) for _ in range(2)] == [actors.ORDER_KILL, actors.ORDER_NONE]
     assert actors.demanding(client) == []
     del ref
-    wait_any(client, [inbox], 60.0)
+    assert inbox.arm()
     assert actors.info(client, index)["released"]
     actors.drop(client, index)
     end(client, index)

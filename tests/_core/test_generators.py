@@ -139,9 +139,11 @@ def test_stream_goes_on_where_an_attempt_elsewhere_has_ended(client, function):
     task = next_task(client)
     producer = Producer(client, task)
     assert (producer.skip, producer.taken, producer.limit) == ((1 << 32) + 7, 7, 2)
-    generator_relay.wait_either(client, [(stream, end)], [(producer, 6)], [], 60.0)
+    assert generator_relay.arm_produced(client, producer, 6)
+    assert not generator_relay.arm_produced(client, producer, 7)
+    assert not generator_relay.arm_items(client, stream, end)
     producer.add("x")
-    generator_relay.wait_either(client, [(stream, end)], [(producer, 7)], [], 60.0)
+    assert generator_relay.arm_items(client, stream, end)
     assert generators.info(client, stream)["unread"] == 1
     assert fsck.fsck(client, True) == []
     assert value(client, take(client, stream, end)) == "x"

@@ -11,6 +11,7 @@ import pytest
 from fastrt._core.memory import clients
 from fastrt._core.memory.segment import Segment
 from fastrt._core.objects import handles
+from fastrt._core.objects.pending import Watch
 from fastrt._core.tasks import submission, tasks
 from fastrt.errors import ArenaCorrupt, NotInitializedError
 
@@ -186,6 +187,41 @@ def test_burst_wakes_as_many_workers_as_it_needs(node, client, function, wait_un
     for peer in peers:
         peer.run("tasks.finish_scalar(client, t, None)")
     assert handles.wait_all(client, refs, 0.0, 0.0)
+
+
+def test_change_of_the_load_wakes_the_client_that_watches_it_once(node, client, function, wait_until):
+    peer = node.peer()
+    watch = Watch(client)
+    idle = tasks.load(client, True)
+    word = watch.word()
+    peer.start("t = tasks.next_task(client, 10.0, 0.0)")
+    wait_until(peer.is_asleep, "the worker to sleep")
+    assert watch.word() == word + 1, "a worker has become idle"
+    tasks.load(client, True)
+    refs = [tasks.submit_scalars(client, function, (1,), 1, 0, 0)]
+    peer.finish()
+    assert watch.word() == word + 2, "it has become busy"
+    busy = tasks.load(client, True)
+    refs += [tasks.submit_scalars(client, function, (k,), 1, 0, 0) for k in range(3)]
+    assert watch.word() == word + 3, "no worker is idle: the first push is reported, the others are not"
+    assert len({idle, busy, tasks.load(client)}) == 3
+    assert watch.wait(10.0, word) == []
+    peer.run("tasks.finish_scalar(client, t, None)")
+    for _ in refs[1:]:
+        tasks.finish_scalar(client, tasks.next_task(client, 0.0, 0.0), None)
+
+
+def test_client_that_stands_by_is_woken_by_a_push(node, client, function):
+    watch, peer = Watch(client), node.peer()
+    assert not tasks.stand_by(client, True)
+    word = watch.word()
+    ref = tasks.submit_scalars(client, function, (7,), 1, 0, 0)
+    assert watch.word() == word + 1
+    assert peer.run("tasks.stand_by(client, True)")
+    tasks.stand_by(client, False)
+    tasks.finish_scalar(client, tasks.next_task(client, 0.0, 0.0), None)
+    assert not tasks.stand_by(client, False)
+    del ref
 
 
 def test_task_released_by_a_seal_wakes_a_worker(node, client, function, pending, wait_until):

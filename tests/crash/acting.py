@@ -8,7 +8,7 @@ from fastrt._core.memory.clients import Client
 from fastrt._core.objects import handles
 from fastrt._core.objects.handles import Ref
 from fastrt._core.tasks import actors, calls, submission, tasks
-from fastrt._core.tasks.inbox import Inbox, wait_any
+from fastrt._core.tasks.inbox import Inbox
 from fastrt._core.tasks.submission import CallOfDead
 
 
@@ -149,7 +149,8 @@ def stand_for(client: Client, function: Ref) -> list[list[Ref]]:
     other = actors.stand_in(client, theirs, function.objref)
     made.append(call(client, theirs, work.INT, 9310))
     inboxes = [Inbox(client, index, True) for index in (mine, other)]
-    wait_any(client, inboxes, 0.0)
+    for inbox in inboxes:
+        inbox.arm()
     assert actors.take_order(client, mine) == actors.ORDER_KILL
     first, *rest = [task for inbox in inboxes for cell in inbox.look() if (task := inbox.claim(cell)) != tasks.NO_TASK]
     work.perform(client, function, rest.pop())

@@ -121,11 +121,11 @@ def pass_on(client: Client, function: Ref, stream: Stream) -> None:
     task = _begin(client, stream)
     if task is not None:
         if work.seed_of(client, task) == stream[2]:
-            generator_relay.wait_either(client, [], [(Producer(client, task), 0)], [], 0.0003)
+            generator_relay.arm_produced(client, Producer(client, task), 0)
         generator_relay.pass_on(client, *stream[:2])
         generator_relay.pass_on(client, *stream[:2])
         generator_relay.note_readers(client, stream[0], 1, generators.ITEMS)
-        generator_relay.wait_either(client, [stream[:2]], [], [], 0.0003)
+        generator_relay.arm_items(client, *stream[:2])
         generator_relay.note_readers(client, stream[0], 0, generators.NOTHING)
         work.perform(client, function, task)
     del end
@@ -137,7 +137,7 @@ def fill(client: Client) -> None:
     stream = generators.create(client, generators.ELSEWHERE)
     if generators.take(client, stream, stream, 0, 0.0) is not False or not generator_relay.is_awaited(client, stream):
         raise Wrong("a stream without items has some, or nobody wants them")
-    generator_relay.wait_either(client, [], [], [(stream, 0)], 0.0003)
+    generator_relay.arm_taken(client, stream, 0)
     generator_relay.add_to(client, stream, handles.put_scalar(client, 5))
     generators.take(client, stream, stream, 0, 0.0003)
     generator_relay.close(client, stream)

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from fastrt.runtime.nodefile import nodes_here
 
 START = [sys.executable, "-c", "from fastrt.cli.main import main; main()", "start"]
 UP_S = 30.0
+_GRPC_THREADS = ("event_engine", "grpc_global_tim", "lifeguard")
 
 
 class RunningNode:
@@ -45,6 +48,11 @@ class RunningNode:
     def head(self) -> str:
         return self.note.head
 
+    def processes(self) -> list[psutil.Process]:
+        """All processes of the node."""
+        first = psutil.Process(self.process.pid)
+        return [first, *first.children(recursive=True)]
+
     def child(self, module: str) -> psutil.Process | None:
         """A process of the node: "fastrt.cluster.uplink", "fastrt.cluster.head"; None while there is none."""
         for process in psutil.Process(self.process.pid).children():
@@ -62,7 +70,7 @@ class RunningNode:
 
     def kill(self) -> None:
         """As a machine that loses its power: everything of the node at once, without a word."""
-        everything = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        everything = self.processes()
         for process in everything:
             process.suspend()
         for process in everything:
@@ -77,6 +85,24 @@ class RunningNode:
             self.process.send_signal(signal.SIGTERM)
         out, err = self.process.communicate(timeout=30)
         return self.output + out, err
+
+
+def wakes_per_s(processes: Sequence[psutil.Process], seconds: float) -> float:
+    """How often threads of some processes wake from a sleep, but for those of gRPC's core."""
+
+    def count() -> int:
+        wakes = 0
+        for process in processes:
+            for status in Path(f"/proc/{process.pid}/task").glob("*/status"):
+                with contextlib.suppress(OSError):  # the thread has ended
+                    fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+                    if not fields["Name"].startswith(_GRPC_THREADS):
+                        wakes += int(fields["voluntary_ctxt_switches"])
+        return wakes
+
+    before, start = count(), time.monotonic()
+    threading.Event().wait(seconds)  # what is measured takes this long
+    return (count() - before) / (time.monotonic() - start)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import RunningNode
+from cluster import RunningNode, wakes_per_s
 
 import fastrt
 from fastrt._core.repair import fsck
@@ -175,6 +175,22 @@ def test_tasks_nested_there_run_there(rt):
         return 1 if depth == 0 else 1 + fastrt.get(nested.remote(depth - 1))
 
     assert fastrt.get(nested.remote(6), timeout=30) == 7
+
+
+def test_a_forwarded_task_that_sleeps_wakes_almost_no_thread_of_both_nodes(rt, nodes, tmp_path, wait_until):
+    @fastrt.remote
+    def rest(begun, until):
+        open(begun, "w").close()
+        while not os.path.exists(until):
+            threading.Event().wait(3)
+
+    begun, until = tmp_path / "begun", tmp_path / "until"
+    ref = rest.remote(str(begun), str(until))
+    wait_until(begun.exists, "the task to begin on the other node")
+    processes = [process for node in nodes for process in node.processes()]
+    wait_until(lambda: wakes_per_s(processes, 1.0) < 20, "fewer than 20 wakes a second; they were 42 with polling")
+    until.touch()
+    assert fastrt.get(ref, timeout=30) is None
 
 
 def test_a_lent_task_is_cancelled_there_as_it_would_be_here(rt, nodes, tmp_path, wait_until):

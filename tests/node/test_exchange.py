@@ -15,11 +15,11 @@ from fastrt._core.tasks import actors, admission, generators, submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.peer import Peer, nearest
 from fastrt.cluster.peer_stream import Exchange
-from fastrt.cluster.readiness import Readiness
 from fastrt.cluster.references import PeerError
 from fastrt.errors import FastrtError, ObjectLostError, TaskCancelledError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
+from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.actor_handle import ActorPlan
 from fastrt.tasks.resources import Demand, export
 
@@ -35,8 +35,8 @@ class Side:
         index, gen = clients.admit(self.segment, os.getpid(), clients.KIND_DRIVER, "test")
         self.client = Client(self.segment, index, gen)
         self.store = Store(self.client, 0.0)
-        self.readiness = Readiness(self.client, asyncio.get_running_loop())
-        self.exchange = Exchange(self.store, self.readiness)
+        self.waiter = LoopWaiter(self.store, asyncio.get_running_loop())
+        self.exchange = Exchange(self.store, self.waiter)
         self.function = functions.add_function(self.client, b"f" * 16, self.store.put(b"code" * 10), "f")
 
     def submit(self, *args):
@@ -55,7 +55,7 @@ class Side:
 
     def close(self):
         self.exchange.close("the test is over")
-        self.readiness.close()
+        self.waiter.close()
         assert fsck(self.client, True) == []
         self.client.close()
         self.segment.unlink()
@@ -330,7 +330,7 @@ async def test_bytes_that_the_other_node_has_been_sent_are_known():
         sent, own = here.store.put(b"x" * 70_000), here.store.put(b"y" * 70_000)
         held = []
         here.exchange.references.tell_held = lambda *about: held.append(about)
-        another = Exchange(here.store, here.readiness)
+        another = Exchange(here.store, here.waiter)
         assert here.exchange.holds([sent, own]) == 0
         here.lend(sent)
         there.exchange.on_frame(await here.frames(lambda frame: has_values(frame, 1)))
@@ -417,7 +417,7 @@ async def test_a_stream_whose_task_ends_while_others_sleep_for_it_delays_none_of
 async def test_limit_of_unread_items_holds_over_a_node_between():
     async with pair() as (here, between):
         third = Side()
-        onward = Exchange(between.store, between.readiness)
+        onward = Exchange(between.store, between.waiter)
         try:
             stream, end = lend_stream(here, 2)
             between.exchange.on_frame(await here.frames(lambda frame: frame.task))

@@ -29,7 +29,7 @@ class End(Side):
     def __init__(self, token=TOKEN):
         super().__init__()
         self.native = Native(self.store, Access(Identity.from_token(token)), "127.0.0.1")
-        self.exchange = Exchange(self.store, self.readiness, self.native)
+        self.exchange = Exchange(self.store, self.waiter, self.native)
         self.pieces = 0
         self.answers = []
 

@@ -485,7 +485,7 @@ def test_idle_futures_use_no_thread_each_and_no_processor(rt, gate, wait_until):
         before = threading.active_count()
         watchers = [t for t in threading.enumerate() if t.name == "fastrt-watch"]
         assert len(watchers) == 1
-        watcher = store_client.require().watcher
+        watcher = store_client.require().waiter
         assert len(watcher._watch) == 300
         times = Path(f"/proc/self/task/{watchers[0].native_id}/schedstat")  # the third is how often it ran
         wait_until(lambda: times.read_text().split()[2] != "0", "the thread to run")

@@ -13,10 +13,10 @@ from fastrt.store.join import Lasting
 from fastrt.store.messages import SearchEnded
 from fastrt.store.ref import ObjectRef
 
-_CONNECT_S = 2.0  # for streams to nodes that nobody has called yet
+_CONNECT_S = 2.0  # for streams to nodes that were not called yet
 _CONNECT_STEP_S = 0.01
 _ANSWER_S = 5.0
-_KEEP_S = 2.0  # in which whoever has asked takes what was found
+_KEEP_S = 2.0  # in which the process that asked takes the actor that was found
 
 
 class Finder:
@@ -61,6 +61,6 @@ class Finder:
         return {ref.objref for _, ref in self._kept}
 
     def tidy(self) -> None:
-        """Let go of what has been taken by now."""
+        """Release the stand-ins that had time to be taken."""
         now = time.monotonic()
         self._kept = [one for one in self._kept if now - one[0] < _KEEP_S]

@@ -1,9 +1,9 @@
 """How many bytes of arguments are fetched for tasks of other nodes before these tasks have run.
 
 A node may be sent many tasks at once, so that its workers need not wait for the next one. Their arguments come ahead of
-them only within this budget: what is fetched too early would push out of memory what runs now. One task at a time, the
-head, gets all of its arguments whatever they take, or it could never run. The next one becomes the head when that task
-has ended, or has not for a while: it may wait for another one.
+them only within this budget: arguments that are fetched too early would push those of running tasks out of memory. One
+task at a time, the head, gets all of its arguments of any size, or it could never run. The next task becomes the head
+when the head has ended, or has not ended for a while: it may wait for another one.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ArgumentBudget:
 
 
 class _Stream:
-    """The tasks of one stream in the order in which they came, and what was fetched for them."""
+    """The tasks of one stream in the order in which they came, and the objects fetched for them."""
 
     def __init__(self, freed: Callable[[], None]) -> None:
         self.freed = freed

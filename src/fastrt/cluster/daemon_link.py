@@ -1,6 +1,6 @@
-"""The uplink's word with its daemon: which held tasks to lend to whom, what is free here, and who is in the cluster.
+"""The uplink's connection to its daemon: which held tasks to forward to which node, free resources, the members.
 
-The daemon decides (`placing`), the uplink carries out. An order that is lost with one of them is given again.
+The daemon decides (`placing`) and the uplink executes. An order that is lost with one of the two is sent again.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from fastrt.store.messages import ClusterNodes, Forward, HeldObject, Holds, Mess
 
 
 class Orders:
-    """The connection to the daemon, read by a thread of its own.
+    """The connection to the daemon, which a separate thread reads.
 
     Args:
         client: the uplink's attachment.
-        daemon: the connection; what is sent on it elsewhere is no concern of this one.
-        news: called on the loop's thread when there are orders, or when what is free here has changed.
-        others: called there with the other messages of the daemon, by their types.
+        daemon: the connection; other parts of the uplink send on it, too.
+        news: called on the loop's thread when there are orders, or when the free resources have changed.
+        others: called there with each other message of the daemon, by its type.
 
     Attributes:
-        ready: set once the daemon has said what this node has.
-        total, free: parts of this node's resources by name, as the daemon says.
+        ready: set once the daemon has reported this node's resources.
+        total, free: parts of this node's resources by name, as the daemon reports them.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Orders:
         threading.Thread(target=self._listen, name="fastrt-orders", daemon=True).start()
 
     def tell(self, reports: Iterable[Any]) -> None:
-        """Tell the daemon who is in the cluster, if that has changed."""
+        """Send the members of the cluster to the daemon, if they have changed."""
         rows = [NodeRow(report.node, report.name, dict(report.total), dict(report.free)) for report in reports]
         rows.sort(key=lambda row: row.node)
         if rows != self._rows:
@@ -63,11 +63,11 @@ class Orders:
             self._daemon.send(ClusterNodes(rows, False))
 
     def wanted(self) -> list[str]:
-        """Nodes that should be lent something."""
+        """Nodes for which there are orders."""
         return list(self._pending)
 
     def take(self, node: str) -> list[TaskKey | ActorKey]:
-        """Claim the tasks and actors that one node should get, and return those that are still waiting."""
+        """Claim the tasks and actors that one node should run and that are still available; return them."""
         return [key for key in self._pending.pop(node, []) if self._claim(key)]
 
     def _claim(self, key: TaskKey | ActorKey) -> bool:
@@ -75,7 +75,7 @@ class Orders:
         return bool(take(self._client, *key.pair))
 
     def hold(self, node: str, objref: int, nbytes: int) -> None:
-        """Tell the daemon that a node has the value of a large object, too; with 0 bytes: not any more."""
+        """Report to the daemon that a node has the value of a large object, too; with 0 bytes: not any more."""
         there = self._held.setdefault(node, {})
         if nbytes:
             there[objref] = nbytes
@@ -84,17 +84,17 @@ class Orders:
         self._daemon.send(Holds(node, [HeldObject(objref, nbytes)]))
 
     def lost(self, node: str) -> None:
-        """The stream to a node has ended, which lets go of what it was sent."""
+        """The stream to a node has ended: that node releases the objects that it was sent."""
         there = self._held.pop(node, {})
         if there:
             self._daemon.send(Holds(node, [HeldObject(objref, 0) for objref in there]))
 
     def drop(self, node: str) -> None:
-        """A node is not there any more: the daemon finds another."""
+        """A node has left: the daemon finds another for its orders."""
         self._pending.pop(node, None)
 
     def free_now(self) -> dict[str, int]:
-        """What is free here, less the CPUs that tasks without demands take."""
+        """Free resources of this node, less the CPUs that tasks without demands take."""
         return free_of(self._client, self.total, self.free, self._admitted)
 
     def _listen(self) -> None:
@@ -102,7 +102,7 @@ class Orders:
             try:
                 message = self._daemon.receive()
             except EOFError:
-                return  # there is no daemon any more: this process ends by what it meets
+                return  # there is no daemon any more: this process ends with the next error
             try:
                 self._loop.call_soon_threadsafe(self._on_message, message)
             except RuntimeError:

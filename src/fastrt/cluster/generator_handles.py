@@ -1,10 +1,10 @@
 """Generators whose handles came from the other node of a stream: read here, while their tasks are that node's.
 
-What stands for such a generator's stream here is a stream, too, which this process fills (`Mirror`). Nothing is fetched
-before somebody here has wanted an item; from then on some are fetched ahead of the readers, so that they need not wait
-for each. The other node takes items as any reader does (`Feed`), as many as it was asked for: readers on both nodes
-share them. Its task's result travels by itself, and may come first; what ends the readers' wait is that the other node
-says how many items there were. When it is lost, the last item is an error.
+A `Mirror` represents such a generator's stream on this node: a stream that this process fills with fetched items.
+Nothing is fetched before a reader here wants an item; from then on items are fetched ahead of the readers, so that they
+need not wait for each. The other node takes items as any reader does (`Feed`), as many as it was asked for: readers on
+both nodes share them. The result of the generator's task travels separately and may come first. Readers stop waiting
+when the other node reports how many items there were. When that node is lost, the last item is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastrt._core.tasks import generator_relay, generators
-from fastrt.cluster.generators import InOrder, Nap, is_laden
+from fastrt.cluster.generators import LOOK_S, PAUSED_S, InOrder, is_laden
 from fastrt.errors import ObjectLostError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.ref import ObjectRef
@@ -47,20 +47,19 @@ class Feed:
         """Whether no more should be sent for now."""
         return is_laden(self._exchange, self._sending)
 
-    def prepare(self, nap: Nap) -> None:
-        """As every flow."""
+    def arm(self) -> float:
+        """Have the next item wake this process, unless enough items are on their way."""
         if self.is_paused():
-            nap.is_short = True
-        else:
-            nap.readers.append(self.pair)
+            return PAUSED_S
+        return 0.0 if generator_relay.arm_items(self._exchange.client, *self.pair) else LOOK_S
 
     def on_reads(self, items: int) -> None:
-        """The other node may be sent so many items in all."""
+        """The other node asks for items, up to this number in all."""
         self._allowed = items
-        self._exchange.flows.watch.open(self)
+        self._exchange.waiter.open(self)
 
     def look(self) -> None:
-        """Send what there is."""
+        """Send the items that are ready."""
         exchange = self._exchange
         for _ in range(_ITEMS_A_LOOK):
             if self.is_paused():
@@ -78,7 +77,7 @@ class Feed:
             exchange.send_value(item, self._taken, objref=self._ref.objref, item=self._sent)
         else:
             return
-        exchange.flows.watch.drop(self)
+        exchange.waiter.drop(self)
 
     def _taken(self) -> None:
         self._sending -= 1
@@ -90,7 +89,7 @@ class Mirror:
     Args:
         exchange: the stream to that node.
         objref: there.
-        ref: what stands for it here.
+        ref: the stream that represents it here.
     """
 
     def __init__(self, exchange: Exchange, objref: int, ref: ObjectRef) -> None:
@@ -98,10 +97,10 @@ class Mirror:
         self.items = InOrder(f"a stream of node {exchange.name}")
         self.seen, self._asked, self._most = 0, 0, -1
 
-    def prepare(self, nap: Nap) -> None:
-        """As every flow. Nobody tells when somebody wants the first item: that is looked for now and then."""
-        if self._asked:
-            nap.fed.append((self.ref, self.seen))
+    def arm(self) -> float:
+        """Have the next reader wake this process. No wake comes for the first item: `look` finds its reader."""
+        is_read = self._asked and generator_relay.arm_taken(self._exchange.client, self.ref, self.seen)
+        return 0.0 if is_read else LOOK_S
 
     def look(self) -> None:
         """Ask for more, if they are wanted."""
@@ -113,18 +112,18 @@ class Mirror:
             self._exchange.out.add("reads", _Reads(objref=self.objref, items=self._asked))
 
     def add(self, ref: ObjectRef) -> None:
-        """The next item is there."""
+        """Add the next item."""
         generator_relay.add_to(self._exchange.client, self.ref, ref)
         self._close_if_whole()
 
     def on_over(self, items: int) -> None:
-        """So many items there are in all."""
+        """The other node has reported how many items there are in all."""
         self._most = items
         self._close_if_whole()
 
     def _close_if_whole(self) -> None:
         if self.items.count == self._most:
-            self._exchange.flows.watch.drop(self)
+            self._exchange.waiter.drop(self)
             generator_relay.close(self._exchange.client, self.ref)
 
     def lose(self, lost: str) -> None:
@@ -151,15 +150,15 @@ class Streams:
         self._mirrors: dict[int, Mirror] = {}  # by the other node's
 
     def feed(self, ref: ObjectRef) -> None:
-        """The other node has been named a stream of this one, and has nothing of it."""
+        """Prepare to send items of a stream of this node, which was named to the other node."""
         self.stop(ref.objref)
         self._feeds[ref.objref] = Feed(self._exchange, ref)
 
     def stop(self, objref: int) -> None:
-        """It does not read it any more."""
+        """Send no more items of a stream: the other node has released it."""
         feed = self._feeds.pop(objref, None)
         if feed is not None:
-            self._exchange.flows.watch.drop(feed)
+            self._exchange.waiter.drop(feed)
 
     def on_reads(self, message: Any) -> None:
         """The other node wants items."""
@@ -170,10 +169,10 @@ class Streams:
     def mirror(self, objref: int, ref: ObjectRef) -> None:
         """A stream of the other node's has been named."""
         mirror = self._mirrors[objref] = Mirror(self._exchange, objref, ref)
-        self._exchange.flows.watch.open(mirror)
+        self._exchange.waiter.open(mirror)
 
     def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
-        """An item has come, or the first piece of one; False when nobody wants it.
+        """Take an item, or the first piece of one; False when nothing here reads the stream.
 
         Raises:
             PeerError: it makes no sense.
@@ -200,10 +199,10 @@ class Streams:
             mirror.on_over(message.items)
 
     def given_up(self, objref: int) -> None:
-        """Nobody here reads that stream of the other node's any more."""
+        """Drop the mirror of a stream that nothing here reads any more."""
         mirror = self._mirrors.pop(objref, None)
         if mirror is not None:
-            self._exchange.flows.watch.drop(mirror)
+            self._exchange.waiter.drop(mirror)
 
     def close(self, lost: str) -> None:
         """The other node is lost."""

@@ -1,30 +1,27 @@
 """Generators whose items are read on another node: they come as they are made, a stream in the arena at either end.
 
-The node that runs the task is one reader of its stream, for all readers elsewhere: it takes items and sends them in
-order (`Outflow`). The node that lent the task is the producer of its own, which its program reads (`Inflow`): it adds
-what comes, tells what was read and what is still wanted. Items that were not read there are unread to the task, too, so
-its limit holds over both nodes, and a generator that nobody reads any more is closed. What has come stays when the
-other node is lost: the next attempt, wherever it runs, leaves that out.
+The uplink of the node that runs the task reads its stream on behalf of all readers elsewhere: it takes items and sends
+them in order (`Outflow`). The uplink of the node that forwarded the task fills the stream that its program reads
+(`Inflow`): it adds the items that come, and reports how many were read and whether more are wanted. Items that were not
+read there count as unread for the task, too. So its limit holds over both nodes, and a generator without readers is
+closed. Items that have come stay when the other node is lost: the next attempt skips them, wherever it runs.
 
-Order: items are numbered; the task's result is sent when all its items have been taken off this node's hands.
+Order: items are numbered; the task's result is sent once all its items have been sent.
 """
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from fastrt._core.memory.clients import Client
 from fastrt._core.objects import handles
 from fastrt._core.tasks import generator_relay, generators
 from fastrt._core.tasks.generators import ITEMS, NOTHING, Producer
 from fastrt.cluster.references import PeerError
-from fastrt.cluster.sleeper import Sleeper
-from fastrt.errors import FastrtError, ObjectStoreFullError
+from fastrt.errors import ObjectStoreFullError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
@@ -34,40 +31,19 @@ if TYPE_CHECKING:
 
 _SET = message_set("node")
 _Stream, _Reads = (_SET.message(f"fastrt.node.{name}") for name in ("Stream", "Reads"))
-_LOOK_S = 0.05  # nobody tells when the last reader goes
-_PAUSED_S = 0.002  # while so much is to be sent that nothing is added to it
-_IDLE_S = 1.0
+LOOK_S = 0.05  # no wake comes when the last reader goes
+PAUSED_S = 0.002  # while so much is to be sent that nothing is added to it
 _SENDING_MAX = 64  # items of a stream that are on their way out of this node's memory
 _WAITING_BYTES = 4 << 20  # of small messages, beyond which no items are added to them
 _ITEMS_A_LOOK = 256
 
 
-class Nap:
-    """What a process sleeps for, as `relay.wait_either` has it; and whether a flow waits for something else."""
-
-    def __init__(self) -> None:
-        self.readers: list[tuple[ObjectRef, ObjectRef]] = []
-        self.producers: list[tuple[Producer, int]] = []
-        self.fed: list[tuple[ObjectRef, int]] = []
-        self.is_short = False
-
-
-class Flow(Protocol):
-    """Items on their way from one node to another, at either end."""
-
-    def look(self) -> None:
-        """Do what there is to do."""
-
-    def prepare(self, nap: Nap) -> None:
-        """Say what it sleeps for; on another thread than that of the loop, which does not look meanwhile."""
-
-
 class InOrder:
-    """Items that may come in any order, large ones after small ones, and are added in their own.
+    """Puts items into order: large ones may come after small ones with higher numbers.
 
     Args:
-        what: they are of, for errors.
-        count: how many were there before.
+        what: describes the stream, for errors.
+        count: how many items were added before.
 
     Attributes:
         count: how many have been added.
@@ -79,7 +55,7 @@ class InOrder:
         self._early: dict[int, Callable[[], None]] = {}
 
     def put(self, item: int, add: Callable[[], None]) -> None:
-        """Item number so and so has come: add it when those before it have been.
+        """Call `add` once all items before this one were added.
 
         Raises:
             PeerError: it has come before.
@@ -92,64 +68,18 @@ class InOrder:
             self._early.pop(self.count)()
 
     def is_whole(self) -> bool:
-        """Whether nothing is missing before what came last."""
+        """Whether no item is missing before the last one that came."""
         return not self._early
 
 
-class Watch:
-    """Looks after the flows of all exchanges of a process: one thread sleeps in the arena for them.
-
-    Args:
-        client: this process's attachment.
-        loop: where flows are looked at.
-    """
-
-    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
-        self._client = client
-        self._flows: dict[Flow, None] = {}  # in order
-        self._sleeper = Sleeper(client, loop, "fastrt-flows", self._sleep, self._look)
-
-    def open(self, flow: Flow) -> None:
-        """Look after a flow."""
-        self._flows[flow] = None
-        self._sleeper.stir()
-
-    def drop(self, flow: Flow) -> None:
-        """Look after it no more."""
-        self._flows.pop(flow, None)
-
-    def close(self) -> None:
-        """End the thread."""
-        self._sleeper.close()
-
-    def _sleep(self) -> None:
-        nap = Nap()
-        flows = list(self._flows)
-        for flow in flows:
-            flow.prepare(nap)
-        patience = (_PAUSED_S if nap.is_short else _LOOK_S) if flows else _IDLE_S
-        generator_relay.wait_either(self._client, nap.readers, nap.producers, nap.fed, patience)
-
-    def _look(self) -> None:
-        failed: list[FastrtError] = []
-        for flow in list(self._flows):
-            if flow in self._flows:  # what came before it may have ended it
-                try:
-                    flow.look()
-                except FastrtError as exc:  # of one of them: the others go on
-                    failed.append(exc)
-        if failed:
-            raise failed[0]
-
-
 def is_laden(exchange: Exchange, sending: int) -> bool:
-    """Whether no more items of a flow should be sent for now, of which so many are on their way."""
+    """Whether a flow with `sending` items on their way should pause."""
     return sending >= _SENDING_MAX or exchange.out.nbytes > _WAITING_BYTES
 
 
 @dataclass(eq=False)
 class Outflow:
-    """A generator of the other node's that runs here.
+    """A generator of the other node that runs here.
 
     Attributes:
         exchange: the stream to that node.
@@ -171,21 +101,15 @@ class Outflow:
     sending: int = 0
     over: bool = False
 
-    @property
-    def pair(self) -> tuple[ObjectRef, ObjectRef]:
-        """As `generators.take` has it."""
-        return self.stream, self.end
-
     def is_paused(self) -> bool:
         """Whether no more should be sent for now."""
         return is_laden(self.exchange, self.sending)
 
-    def prepare(self, nap: Nap) -> None:
-        """As every flow."""
+    def arm(self) -> float:
+        """Have the next item wake this process, unless enough items are on their way."""
         if self.is_paused():
-            nap.is_short = True
-        else:
-            nap.readers.append(self.pair)
+            return PAUSED_S
+        return 0.0 if generator_relay.arm_items(self.exchange.client, self.stream, self.end) else LOOK_S
 
     def look(self) -> None:
         """Send what there is."""
@@ -204,7 +128,7 @@ class Outflow:
 
     def stop(self) -> None:
         """Send no more items; the result follows those that are on their way."""
-        self.exchange.flows.watch.drop(self)
+        self.exchange.waiter.drop(self)
         self.over = True
         self._end()
 
@@ -218,7 +142,7 @@ class Outflow:
         if handles.is_ready(self.exchange.client, self.end):
             self.finish(self.end)
         else:
-            self.exchange.readiness.watch(self.end, self.finish)
+            self.exchange.waiter.add(self.end, self.finish)
 
     def on_reads(self, taken: int, wanted: int) -> None:
         """Readers over there have taken so many items, modulo 2^32, and want that much more."""
@@ -246,19 +170,19 @@ class Inflow:
         self.number = 0
         self.limit = int(producer.limit)
         self.seen = producer.taken
-        self._read, self._wanted = producer.read, ITEMS  # as the other node has been told
+        self._read, self._wanted = producer.read, ITEMS  # as reported to the other node last
         self.items = InOrder(f"a stream that node {exchange.name} fills", int(producer.skip))
 
     def plan(self) -> Any:
-        """What the other node must know."""
+        """Describe the stream to the other node."""
         return _Stream(limit=self.limit, produced=self.producer.skip, taken=self._read)
 
     def wants_items(self) -> bool:
-        """Whether anybody can read what comes."""
+        """Whether items can still be read here."""
         return self.producer.wanted == ITEMS
 
     def look(self) -> None:
-        """Tell what was read."""
+        """Report how many items were read, and whether more are wanted."""
         self.seen = self.producer.taken
         # What this process took for readers on a third node, those may not have read.
         read, wanted = self.producer.read, self.producer.wanted
@@ -266,10 +190,10 @@ class Inflow:
             self._read, self._wanted = read, wanted
             self.exchange.out.add("reads", _Reads(task=self.number, taken=read, wanted=wanted))
 
-    def prepare(self, nap: Nap) -> None:
-        """As every flow."""
-        if self.limit:
-            nap.producers.append((self.producer, self.seen))
+    def arm(self) -> float:
+        """Have the next reader wake this process, if the task waits for readers."""
+        is_read = self.limit and generator_relay.arm_produced(self.exchange.client, self.producer, self.seen)
+        return 0.0 if is_read else LOOK_S
 
     def add_scalar(self, value: Any) -> None:
         """Add a value, or an error in its place where no room for it can be had."""
@@ -277,7 +201,7 @@ class Inflow:
             if self.producer.add(value):
                 return
         except ObjectStoreFullError:
-            pass  # the store knows whom to ask for room
+            pass  # the store asks the daemon for room
         self.producer.add_ref(self.exchange.store.put_or_error(value))
 
 
@@ -287,32 +211,31 @@ class Flows:
     Args:
         exchange: the stream to the other node.
         store: this process's attachment.
-        watch: looks after them.
     """
 
-    def __init__(self, exchange: Exchange, store: Store, watch: Watch) -> None:
+    def __init__(self, exchange: Exchange, store: Store) -> None:
         self._exchange = exchange
         self._store = store
-        self.watch = watch
+        self._waiter = exchange.waiter
         self._in: dict[int, Inflow] = {}  # by the task's number
         self._out: dict[int, Outflow] = {}
 
-    # ---- the side that lends ----
+    # ---- the side that forwards ----
 
-    def lend(self, task: int, message: Any) -> Inflow:
+    def describe(self, task: int, message: Any) -> Inflow:
         """Describe a generator that this process has claimed, for the other node."""
         flow = Inflow(self._exchange, Producer(self._store.client, task), task)
         message.stream.CopyFrom(flow.plan())
         return flow
 
-    def lent(self, number: int, flow: Inflow) -> None:
-        """It has a number."""
+    def register(self, number: int, flow: Inflow) -> None:
+        """Register the flow of a forwarded task under its number."""
         flow.number = number
         self._in[number] = flow
-        self.watch.open(flow)
+        self._waiter.open(flow)
 
     def on_item(self, message: Any, contains: list[ObjectRef]) -> bool:
-        """An item has come, or the first piece of one; False when nobody wants it.
+        """Take an item, or the first piece of one; False when nothing reads it.
 
         Raises:
             PeerError: it makes no sense.
@@ -333,7 +256,7 @@ class Flows:
         return True
 
     def end(self, number: int) -> None:
-        """The result of a task has come: before the task is given back, after which its stream is not ours to look at.
+        """Check and forget a flow whose result has come. The task must be given back afterwards, not before.
 
         Raises:
             PeerError: items are missing.
@@ -344,10 +267,10 @@ class Flows:
         self.drop(number)
 
     def drop(self, number: int) -> None:
-        """A task that was lent is not any more."""
+        """Forget the flow of a task that is not forwarded any more."""
         flow = self._in.pop(number, None)
         if flow is not None:
-            self.watch.drop(flow)
+            self._waiter.drop(flow)
 
     # ---- the side that runs ----
 
@@ -381,19 +304,19 @@ class Flows:
             send(ref)
 
         flow = self._out[number] = Outflow(self._exchange, number, stream, end, message.stream.produced, finish)
-        self.watch.open(flow)
+        self._waiter.open(flow)
 
     def on_reads(self, message: Any) -> None:
-        """The other node tells what was read there."""
+        """The other node reports how many items were read there."""
         flow = self._out.get(message.task)
         if flow is not None:
             flow.on_reads(message.taken, min(message.wanted, ITEMS))
 
     def close(self) -> None:
-        """The exchange has ended: nobody reads what runs here."""
+        """The exchange has ended: items of generators that run here have no reader any more."""
         for number in list(self._in):
             self.drop(number)
         for flow in self._out.values():
-            self.watch.drop(flow)
+            self._waiter.drop(flow)
             generator_relay.note_readers(self._store.client, flow.stream, 0, NOTHING)
         self._out.clear()

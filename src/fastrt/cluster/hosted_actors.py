@@ -1,7 +1,7 @@
 """Actors of the other node of a stream that run here, and the other node's calls of actors here.
 
-A guest is an actor like any other of this node, but that it has no name and is never started again here: its own node
-decides that. It takes what it demands on this node, and ends when its node is lost, says so, or has no more handles.
+A hosted actor is an actor of this node without a name, and is never restarted here: the node that created it decides
+about that. It takes its resources on this node, and ends when its node is lost, orders it, or has no more handles.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Guests:
         self._exchange.borrow(message, [made] if message.results == 1 else made, stream, guest, True)
 
     def fell(self, guest: Guest, number: int, ref: ObjectRef) -> bool:
-        """Whether a result is only what a call becomes when its actor's process ends; its node is told just that."""
+        """Whether a result only says that the actor's process has ended; if so, report that to the calling node."""
         if actors.info(self._client, guest.actor)["state"] not in (actors.DOWN, actors.DEAD):
             return False
         try:
@@ -119,7 +119,7 @@ class Guests:
                 return False  # its method has met another that is dead
             self._exchange.out.add("fallen", _Fallen(task=number, attempts=exc.attempts))
             return True
-        except BaseException:  # a method's own error, of whatever kind
+        except BaseException:  # any error of a method itself
             return False
         return False
 
@@ -134,7 +134,7 @@ class Guests:
             self._tell()
 
     def on_unhost(self, number: int) -> None:
-        """Nobody on the other node can call an actor of its own any more."""
+        """Release a hosted actor that has no more callers on the other node."""
         self._guests.pop(number, None)
 
     def tend(self) -> None:

@@ -89,7 +89,7 @@ class Arriving:
 
 
 class Arrivals:
-    """What comes over one stream.
+    """The values that come over one stream.
 
     Args:
         exchange: the stream.
@@ -199,10 +199,10 @@ class Arrivals:
 
     def tend_soon(self) -> None:
         """The budget for arguments has room again."""
-        self._exchange.readiness.loop.call_soon(self.tend)
+        self._exchange.waiter.loop.call_soon(self.tend)
 
     def tend(self) -> None:
-        """Fetch what is offered and can be admitted."""
+        """Fetch the offered values that can be admitted."""
         if self._exchange.closed:
             return
         if self._timer is not None:
@@ -236,7 +236,7 @@ class Arrivals:
                 self._exchange.out.add("taken", number)
         self._wait_for_room(oldest)
         if is_late and self._timer is None:
-            self._timer = self._exchange.readiness.loop.call_later(STALL_S, self.tend)
+            self._timer = self._exchange.waiter.loop.call_later(STALL_S, self.tend)
 
     def _fetch(self, number: int, arriving: Arriving) -> None:
         self._arriving[-number] = arriving
@@ -269,7 +269,7 @@ class Arrivals:
         if self._asked is None and store.tell is not None:
             self._asked = spill.rounds(self._client)
             store.tell(Spill(one.size))
-        self._timer = self._exchange.readiness.loop.call_later(self._wait.pause_s, self.tend)
+        self._timer = self._exchange.waiter.loop.call_later(self._wait.pause_s, self.tend)
 
     def _give_up(self, number: int, error: ObjectStoreFullError) -> None:
         self._offered.pop(number).give_up(error)

@@ -6,7 +6,8 @@ memory of the result that it becomes, and says `taken`. Where the stream cannot 
 bytes come in pieces as without one.
 
 Invariants: an offer lasts until it is answered or the exchange ends; nothing is written into a result's memory once
-`cancel` has returned, as it may be somebody else's then; all but the bytes themselves is done on the loop's thread.
+`cancel` has returned, as it may belong to another value then; everything but the transfer of bytes runs on the loop's
+thread.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SILENCE_S = 5.0  # an exchange whose network is cut ends after ten
 
 
 class Offers(Table):
-    """What other nodes may take from here, by number; the numbers of another process are never among them."""
+    """The values that other nodes may take from here, by number; numbers of other processes never collide with them."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -134,7 +135,7 @@ class _Arrivals(Table):
 
 
 class _Offer(NamedTuple):
-    """What to do once a value has been taken, or must be sent otherwise."""
+    """An offered value: continued once it was taken, or sent in pieces instead."""
 
     ref: ObjectRef
     then: Callable[[], None]
@@ -161,7 +162,7 @@ class Values:
         self._arrivals = _Arrivals(native.offers.store)
         access = native.access
         self._puller = Puller(self._arrivals, access.identity, None, access.insecure, _SILENCE_S)
-        self._traced: dict[int, int] = {}  # records of what is on its way
+        self._traced: dict[int, int] = {}  # trace records of the values on their way
         self._address = ""
         self.is_known = self.is_reachable = False
 
@@ -170,7 +171,7 @@ class Values:
         self._address = address
         self.is_known = self.is_reachable = bool(address)
 
-    # ---- what goes out ----
+    # ---- outgoing ----
 
     def offer(self, ref: ObjectRef, then: Callable[[], None], where: dict[str, int]) -> int:
         """Offer a value and return its number.
@@ -191,7 +192,7 @@ class Values:
             self._offers.drop(number)
         return offer
 
-    # ---- what comes in ----
+    # ---- incoming ----
 
     def take(self, number: int, writer: Writer, kind: int) -> None:
         """Have an announced value written; `landed` says when it is whole."""
@@ -201,7 +202,7 @@ class Values:
         self._puller.ask([number], self._address)
 
     def cancel(self, number: int) -> None:
-        """Write no more of a value; nothing is told of it any more."""
+        """Write no more of a value; `landed` is not called for it any more."""
         arrival = self._arrivals._coming.pop(number, None)
         if arrival is not None:
             arrival.ended = True

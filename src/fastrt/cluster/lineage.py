@@ -1,14 +1,14 @@
-"""How objects of a lost node are made again: by running again the task of ours that made them there.
+"""Rebuilds objects of a lost node by running again the forwarded task that made them there.
 
-Results of a task that was lent come here as they are made, so what a lost node takes with it is what only references
-in such results name: objects that the task put there, results of tasks that it submitted. A task that returns
-references is therefore remembered, as long as one of their values is still missing here, and runs again when its node
-is lost. An object has no name that lasts over a run, but a place: the third reference in the first result, and in that
-value the second. What stands there after the second run takes its place, so such a task must return the same
+Results of a forwarded task are sent here as they are made. So a lost node takes only those objects with it that
+references in such results name: objects that the task put there, and results of tasks that it submitted. A task that
+returns references is therefore remembered as long as one of their values is missing here, and runs again when its node
+is lost. An object has no name that survives a run, but a place: the third reference in the first result, and in that
+value the second. The object at that place after the second run replaces it, so such a task must return the same
 references in the same order each time.
 
 A task runs no more often than its `max_retries` allow, all runs counted. Its arguments are kept meanwhile; lost ones
-are made again in the same way, and it waits for them. What is remembered is bounded by the bytes that it keeps: the
+are rebuilt in the same way, and the task waits for them. The records are bounded by the bytes that they keep: the
 oldest is forgotten first, and its objects are then lost with their node.
 """
 
@@ -26,10 +26,10 @@ from fastrt._core.objects.functions import function_name
 from fastrt._core.objects.scalar import CORE_KINDS_END
 from fastrt._core.tasks import admission, submission
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster.readiness import Readiness
 from fastrt.errors import FastrtError, ObjectLostError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
+from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.options import RETRIES_FOREVER, retries_left
 
 _RECORD_BYTES = 512  # what a record takes by itself, about
@@ -37,7 +37,7 @@ _RECORD_BYTES = 512  # what a record takes by itself, about
 
 @dataclass(eq=False)
 class Record:
-    """A task that was lent: all that it takes to run it again.
+    """A forwarded task with everything that is needed to run it again.
 
     Attributes:
         name: of its function, for people.
@@ -65,21 +65,21 @@ class Origin(NamedTuple):
 
 
 class Lineage:
-    """What one node remembers of tasks that it has lent.
+    """The records of the tasks that one node has forwarded.
 
     Args:
         store: this process's attachment.
-        readiness: watches references for this process.
-        bytes_max: what all records may keep.
+        waiter: waits for references on behalf of the process's event loop.
+        bytes_max: how many bytes all records may keep.
 
     Attributes:
         wanted: numbers of the objects that are waited for on the way to lost ones, and how often.
     """
 
-    def __init__(self, store: Store, readiness: Readiness, bytes_max: int) -> None:
+    def __init__(self, store: Store, waiter: LoopWaiter, bytes_max: int) -> None:
         self._store = store
         self._client = store.client
-        self._readiness = readiness
+        self._waiter = waiter
         self._bytes_max = bytes_max
         # The oldest first, and what each keeps. They live as long as an object names them as its origin.
         self._records: dict[weakref.ref[Record], int] = {}
@@ -87,7 +87,7 @@ class Lineage:
         self.wanted: Counter[int] = Counter()
 
     def remember(self, task: int) -> Record:
-        """Keep what it takes to run a task again that this process has claimed and lent."""
+        """Record a task that this process has claimed and forwarded, so that it can run again."""
         info = core.info(self._client, task)
         kind, data, refs = core.arguments(self._client, task, True)
         function = handles.acquire(self._client, *info["function"])
@@ -121,7 +121,7 @@ class Lineage:
 
     @property
     def nbytes(self) -> int:
-        """What is kept now."""
+        """How many bytes all records keep."""
         return self._nbytes
 
     def _drop(self, record: weakref.ref[Record]) -> None:
@@ -161,7 +161,7 @@ class Lineage:
 
     def _watch(self, task: int, ref: ObjectRef, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
         self.wanted[source.objref] += 1
-        self._readiness.watch(source, partial(self._follow, task, ref, path, about))
+        self._waiter.add(source, partial(self._follow, task, ref, path, about))
 
     def _follow(self, task: int, ref: ObjectRef, path: tuple[int, ...], about: str, source: ObjectRef) -> None:
         """A value on the way to an object is there: go on from the reference in its place, or copy it."""

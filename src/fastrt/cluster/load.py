@@ -1,48 +1,82 @@
-"""Wakes an event loop when this node's load changes: when tasks begin to wait, or workers become idle or busy."""
+"""The load of this node as sources of the uplink's `LoopWaiter`: its changes, and tasks that other nodes should run."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
+import time
 from collections.abc import Callable
 
 from fastrt._core.memory.clients import Client
 from fastrt._core.tasks import tasks as core
-from fastrt.errors import FastrtError
+from fastrt.store.waiter import NEVER_S
 
-_LOOK_S = 0.125  # eight looks a second cost 0.02 % of a processor
-_WAIT_S = 0.25  # how long `close` may take
+_PACE_S = 0.125  # between two reports of changes
 
 
 class LoadWatch:
-    """One thread that sleeps in the arena.
+    """Reports when tasks begin to wait, or workers become idle or busy. A change wakes this process.
 
     Args:
         client: the process's attachment.
-        loop: where `news` is called.
-        news: called after each change.
+        report: called after a change, not more often than eight times a second.
     """
 
-    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop, news: Callable[[], object]) -> None:
+    def __init__(self, client: Client, report: Callable[[], object]) -> None:
         self._client = client
-        self._loop = loop
-        self._news = news
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="fastrt-load", daemon=True)
-        self._thread.start()
+        self._report = report
+        self._seen = 0
+        self._next_at = 0.0
 
-    def close(self) -> None:
-        """End the thread."""
-        self._closed = True
-        self._thread.join()
+    def look(self) -> None:
+        """Report a change since the last report."""
+        now = time.monotonic()
+        if now < self._next_at:
+            return
+        load = core.load(self._client)
+        if load != self._seen:
+            self._seen, self._next_at = load, now + _PACE_S
+            self._report()
 
-    def _run(self) -> None:
-        seen = 0
-        while not self._closed:
-            try:
-                now = core.wait_load(self._client, seen, _WAIT_S, _LOOK_S)
-                if now != seen and not self._closed:
-                    self._loop.call_soon_threadsafe(self._news)
-            except (FastrtError, RuntimeError):
-                return  # the session is broken, or the loop closed: the process ends by what it meets itself
-            seen = now
+    def arm(self) -> float:
+        """Have the next change wake this process, once the next report is due."""
+        left = self._next_at - time.monotonic()
+        if left > 0:
+            return left
+        return NEVER_S if core.load(self._client, True) == self._seen else 0.0
+
+
+class Claims:
+    """Claims tasks on a node without workers, as an idle worker does: a push wakes this process.
+
+    Args:
+        client: the process's attachment.
+        take: called with the tasks that were claimed.
+
+    Attributes:
+        room: how many tasks other nodes have room for.
+    """
+
+    def __init__(self, client: Client, take: Callable[[list[int]], None]) -> None:
+        self._client = client
+        self._take = take
+        self._stands_by = False
+        self.room = 0
+
+    def look(self) -> None:
+        """Claim what other nodes have room for."""
+        tasks: list[int] = []
+        while len(tasks) < self.room and core.queued(self._client):
+            task = core.next_task(self._client, 0.0, 0.0)
+            if task < 0:
+                break
+            tasks.append(task)
+        if tasks:
+            self._take(tasks)
+
+    def arm(self) -> float:
+        """Have the next push wake this process, while another node has room."""
+        stands_by, self._stands_by = self._stands_by, self.room > 0
+        if self._stands_by:
+            return 0.0 if core.stand_by(self._client, True) else NEVER_S
+        if stands_by:
+            core.stand_by(self._client, False)
+        return NEVER_S

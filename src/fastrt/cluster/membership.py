@@ -1,4 +1,4 @@
-"""Who is in the cluster: the head's service that nodes report to, and that tells all of them who is there.
+"""Membership of the cluster: the head's service that takes the reports of nodes and sends all of them to each node.
 
 A node is a member as long as its stream lasts. Nothing else is kept, so a head that is killed and started again
 knows everything as soon as the nodes have connected again; meanwhile they go on working for each other.
@@ -18,7 +18,7 @@ from fastrt.net.address import is_address
 from fastrt.net.grpc.descriptors import message_set
 
 JOIN = "/fastrt.node.Head/Join"
-# Reports of many nodes that come together are told once.
+# Reports of many nodes that come together are sent in one view.
 _GATHER_S = 0.02
 _END_S = 1.0  # for a node that is refused to read the view before
 _View = message_set("node").message("fastrt.node.View")
@@ -32,7 +32,7 @@ _PARTS_MAX = 10**13  # 10^9, in parts of 1/10000
 
 
 def refused_report(report: Any) -> str | None:
-    """Say what is wrong with a node's report; None when nothing is. The head and each reader check all reports."""
+    """Say why a node's report is invalid; None when it is valid. The head and each reader check all reports."""
     if _NODE.fullmatch(report.node) is None:
         return f"{report.node[:40]!r} is no node's id, which has 32 hexadecimal digits"
     if not is_address(report.address):
@@ -120,14 +120,14 @@ class Membership:
             self._changed.notify_all()
 
     async def _tell(self, context: Any) -> None:
-        told = -1
+        sent = -1
         me = asyncio.current_task()
         while True:
             async with self._changed:
-                while told == self._version and me not in self._ending:
+                while sent == self._version and me not in self._ending:
                     await self._changed.wait()
                 if me in self._ending:
                     return
-                told = self._version
+                sent = self._version
             await context.write(self.view())
             await asyncio.sleep(_GATHER_S)

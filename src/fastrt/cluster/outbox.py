@@ -1,4 +1,4 @@
-"""What a stream to another node has to send: small things in order, large values in pieces beside them."""
+"""Queues what a stream sends to another node: small messages in order, large values in pieces beside them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Outgoing:
     """Collects messages and hands them out as frames.
 
     Small messages, and the first pieces of large values, go in the order in which they were added: a first piece may
-    name objects whose own values come after it. Further pieces take turns, so that a value of a gigabyte delays nobody.
+    name objects whose own values come after it. Further pieces take turns, so a value of a gigabyte delays no other.
 
     Args:
         frame: makes an empty Frame.

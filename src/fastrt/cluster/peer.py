@@ -1,4 +1,4 @@
-"""Other nodes as one that lends tasks sees them: how much each may have, and which of them gets a task."""
+"""The peers that this node forwards tasks to: how many each may have, and which of them gets a task."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Peer:
 
     @property
     def room(self) -> int:
-        """How many more tasks it should be lent now."""
+        """How many more tasks should be forwarded to it now."""
         if self.exchange is None or not self.exchange.node:
             return 0
         most = int(self.target)

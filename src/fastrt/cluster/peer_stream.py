@@ -1,9 +1,9 @@
-"""Two nodes working for each other over one stream: the caller lends tasks, the called runs them.
+"""One bidirectional gRPC stream between two nodes. Each side may forward tasks to the other.
 
-A task that is lent stays this node's: it is RUNNING here, claimed by the uplink, and its results are sealed here when
-they come. So a dead uplink, a dead node and a cut network are what a dead worker is: the task runs again, here or
-elsewhere, up to its `max_retries`. The node that runs it submits it as a task of its own, whose arguments are stand-ins
-for objects here (`references`).
+The node that forwards a task still owns it: the task is RUNNING there, claimed by the uplink, and its results are
+sealed there when they come. So a dead uplink, a dead node and a cut network have the effect of a dead worker: the task
+runs again, there or elsewhere, up to its `max_retries`. The node that runs the task submits it as one of its tasks,
+whose arguments are stand-ins for objects of the owner (`references`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from fastrt._core.tasks import actors, admission, calls, generators, submission
 from fastrt._core.tasks import tasks as core
 from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.generator_handles import Streams
-from fastrt.cluster.generators import Flows, Watch
+from fastrt.cluster.generators import Flows
 from fastrt.cluster.hosted_actors import Guest, Guests
 from fastrt.cluster.inbox import Arrivals, Arriving
 from fastrt.cluster.large_values import BYTES_MIN, Native, Values
 from fastrt.cluster.ledger import Borrowed, Ledger
 from fastrt.cluster.lineage import Lineage, Origin
-from fastrt.cluster.mailboxes import Mailboxes
 from fastrt.cluster.membership import refused_report
 from fastrt.cluster.outbox import Outgoing
-from fastrt.cluster.readiness import Readiness
 from fastrt.cluster.references import PeerError, References
 from fastrt.cluster.remote_actors import Away, Line
 from fastrt.cluster.restoring import Restoring
@@ -39,6 +37,7 @@ from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 from fastrt.store.serialize import PICKLE, serialize
+from fastrt.store.waiter import LoopWaiter
 from fastrt.tasks.cancel import cancel_in
 from fastrt.tasks.options import RETRIES_FOREVER, carried, retries_left
 from fastrt.tasks.resources import Demand, export
@@ -47,7 +46,7 @@ _SET = message_set("node")
 _Frame, _Value, _Ref, _Task, _Call, _Release, _Cancel = (
     _SET.message(f"fastrt.node.{name}") for name in ("Frame", "Value", "Ref", "Task", "Call", "Release", "Cancel")
 )
-_HOPS_TOLD_MAX = 255  # what a task's record can hold
+_HOPS_MAX = 255  # what a task's record can hold
 _SHORT_BYTES_MIN = 16 << 10  # values from here on are offered while the other node is short of room, or much waits here
 _BACKLOG_BYTES = 4 << 20
 
@@ -57,24 +56,22 @@ class Exchange:
 
     Attributes:
         node: the other node's session, once it has said hello.
-        name: what people call it.
-        workers, queued: its load, as last heard.
-        room: how many of this node's tasks it would have at once, as last heard.
-        told_room: whether it was told last that there is room here.
-        is_short: whether the other node's store is short of room, as last heard.
-        ledger: who owes what to whom.
-        values: large ones, by the native stream; None: there is none.
-        out: what is to be sent.
+        name: the other node's name, for people.
+        workers, queued: its load, as last reported.
+        room: how many of this node's tasks it accepts at once, as last reported.
+        reported_room: whether the last frame to it said that there is room here.
+        is_short: whether the other node's store is short of room, as last reported.
+        ledger: the forwarded and the accepted tasks and calls.
+        values: large values, by the native stream; None: there is none.
+        out: the queue of messages to the other node.
         arrivals: values on their way here.
         functions: that the two nodes have sent each other.
 
     Args:
         store: this process's attachment.
-        readiness: watches references for this process.
+        waiter: waits for references on behalf of the process's event loop.
         native: this node's native stream for large values; None: they go in pieces between the tasks.
         lineage: makes again what a lost node has made; None: nothing is.
-        mailboxes: of actors on other nodes; None: this stream has its own.
-        watch: looks after generators; None: this stream has its own.
         budget: bounds the arguments that are fetched ahead; None: this stream has its own.
     """
 
@@ -83,44 +80,41 @@ class Exchange:
     def __init__(
         self,
         store: Store,
-        readiness: Readiness,
+        waiter: LoopWaiter,
         native: Native | None = None,
         lineage: Lineage | None = None,
-        mailboxes: Mailboxes | None = None,
-        watch: Watch | None = None,
         budget: ArgumentBudget | None = None,
     ) -> None:
         self.node = ""
         self.name = ""
         self.is_short = False
-        self.workers = self.queued = self.room = self.told_room = 0
+        self.workers = self.queued = self.room = self.reported_room = 0
         self.ledger = Ledger()
         self.out = Outgoing(_Frame, _Value)
         self._store = self.store = store
         self._client = self.client = store.client
-        self.readiness = readiness
-        self._lineage = lineage or Lineage(store, readiness, 0)
+        self.waiter = waiter
+        self._lineage = lineage or Lineage(store, waiter, 0)
         self.references = References(store, self._send_object, _Ref)
         self.arrivals = Arrivals(self)
-        self._restoring = Restoring(store, readiness.loop)
+        self._restoring = Restoring(store, waiter.loop)
         self.budget = budget or ArgumentBudget(store.client)
         self.budget.join(self, self.arrivals.tend_soon)
         self.values = None if native is None else Values(native, self.arrivals.landed)
         self.functions = SentFunctions(store, self.references, self.out)
         self.closed = False
-        self._own = Mailboxes(self._client, readiness.loop), Watch(self._client, readiness.loop)  # idle, if others do
-        self.away = Away(self, store, mailboxes or self._own[0])
+        self.away = Away(self, store)
         self.guests = Guests(self, store)
-        self.flows = Flows(self, store, watch or self._own[1])
+        self.flows = Flows(self, store)
         self.streams = Streams(self)
         self.references.tell_stream = self.streams.mirror
         self.has_run = False  # tasks or calls of the other node's
         self.on_output: Callable[[Any], None] = lambda message: None  # set by the uplink
 
-    # ---- the side that lends ----
+    # ---- the side that forwards ----
 
     def lend(self, task: int) -> None:
-        """Have the other node run a task that this process has claimed.
+        """Forward a task that this process has claimed to the other node.
 
         Raises:
             FastrtError: the function cannot be read here.
@@ -143,10 +137,10 @@ class Exchange:
         self.out.add("task", message, len(data) + 128)
 
     def describe(self, message: Any, task: int, info: dict[str, Any], line: Line | None = None) -> int:
-        """Say of a task or a call how it is run, and by which number the other node knows it.
+        """Fill in how a task or a call is run, and the number by which the other node knows it.
 
         Args:
-            message: what is sent of it; filled.
+            message: the message to the other node; filled here.
             task: of this process.
             info: what its record says.
             line: the actor whose call it is.
@@ -155,50 +149,50 @@ class Exchange:
         """
         message.retries, message.retry_errors = retries_left(info), bool(info["flags"] & core.RETRY_ERRORS)
         message.policy = carried(self._store, task, info["job"] if line is None else 0)
-        flow = self.flows.lend(task, message) if info["flags"] & generators.STREAM else None
+        flow = self.flows.describe(task, message) if info["flags"] & generators.STREAM else None
         message.task = number = self.ledger.lend(task, line)
         if flow is not None:
-            self.flows.lent(number, flow)
+            self.flows.register(number, flow)
         return number
 
     def pass_cancels(self) -> None:
-        """Tasks of this process were cancelled: end those that are lent, here at once and on the other node.
+        """End forwarded tasks that were cancelled, here at once and on the other node.
 
         A stand-in is cancelled by the other node, whose object it is: what that object becomes is its value.
         """
         for objref, force, alone in self.references.newly_cancelled():
             self.out.add("cancel", _Cancel(objref=objref, force=force, alone=alone))
-        for number, lent in self.ledger.open():
-            terms = core.cancel_terms(self._client, lent.task)
+        for number, sent in self.ledger.open():
+            terms = core.cancel_terms(self._client, sent.task)
             if terms is None:
                 continue
             self.ledger.take(number)
             self.flows.drop(number)
-            self.arrivals.drop(lent.task)
+            self.arrivals.drop(sent.task)
             self.out.add("cancel", _Cancel(task=number, force=terms[0], alone=terms[1]))
-            self.end(lent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
-            if lent.line is not None:
-                self.away.ended(lent.line, number)
+            self.end(sent.task, TaskCancelledError(f"the task was cancelled while node {self.name} ran it"))
+            if sent.line is not None:
+                self.away.ended(sent.line, number)
 
     def _on_ended(self, number: int) -> None:
-        lent = self.ledger.take(number)
-        if lent is None:
+        sent = self.ledger.take(number)
+        if sent is None:
             return
-        if not lent.done:
+        if not sent.done:
             self.flows.drop(number)
             try:
-                core.finish(self._client, lent.task)
+                core.finish(self._client, sent.task)
             except RuntimeError as exc:
                 raise PeerError(f"node {self.name} says that a task has ended, but not all results came") from exc
-        if lent.line is not None:
-            self.away.ended(lent.line, number)
+        if sent.line is not None:
+            self.away.ended(sent.line, number)
 
     def _on_fallen(self, message: Any) -> None:
-        lent = self.ledger.take(message.task)
-        if lent is not None and lent.line is not None:
+        sent = self.ledger.take(message.task)
+        if sent is not None and sent.line is not None:
             self.flows.drop(message.task)
-            self.arrivals.drop(lent.task)
-            self.away.fell(lent.line, message.task, lent.task, message.attempts)
+            self.arrivals.drop(sent.task)
+            self.away.fell(sent.line, message.task, sent.task, message.attempts)
 
     def end(self, task: int, error: FastrtError) -> None:
         """Make an error the result of a task of this process."""
@@ -225,7 +219,7 @@ class Exchange:
             demand=self.demand(message.demand) if message.demand else None,
             policy=policy,
             priority=message.priority,
-            hops=min(message.hops, _HOPS_TOLD_MAX),
+            hops=min(message.hops, _HOPS_MAX),
         )
         args = submission.PackedArgs(message.kind, message.argument, refs, message.dependencies)
         results = submission.submit(self._client, options, args, stream)
@@ -239,11 +233,11 @@ class Exchange:
         guest: Guest | None = None,
         is_call: bool = False,
     ) -> None:
-        """Send the results of a task of the other node's, or of a call of an actor, as they come."""
+        """Send the results of an accepted task, or of a call of an actor, as they come."""
         number = message.task
         self.has_run = True
         if not made:
-            self.out.add("ended", number)  # nobody will ever ask for more
+            self.out.add("ended", number)  # no result is expected
             return
         self.ledger.borrow(number, Borrowed(made, len(made), guest, is_call))
         self.budget.expect(self, number, [one.objref for one in message.ref if not one.yours])
@@ -251,13 +245,13 @@ class Exchange:
             self.flows.run(message, stream, made[0], partial(self._send_result, number, 0))
             return
         for k, ref in enumerate(made):
-            self.readiness.watch(ref, partial(self._send_result, number, k))
+            self.waiter.add(ref, partial(self._send_result, number, k))
 
     def demand(self, data: bytes) -> ObjectRef:
-        """What a task or an actor demands that the other node has placed here: it stays.
+        """Store the demand of a task or an actor that the other node has placed here; it must stay on this node.
 
         Raises:
-            PeerError: it is no demand.
+            PeerError: `data` is no demand.
         """
         try:
             demand = Demand.from_bytes(data)._replace(strategy="", node=self._client.segment.session, soft=False)
@@ -266,7 +260,7 @@ class Exchange:
         return export(self._store, demand)
 
     def special(self, message: Any) -> tuple[int, ObjectRef | None, ObjectRef | None]:
-        """The flags, the policy and the stream of a task or a call of the other node's."""
+        """Return the flags, the policy and the stream of a task or a call of the other node."""
         policy: ObjectRef | None = None
         if message.policy:
             writer = self._store.create(len(message.policy), PICKLE, 0)
@@ -275,7 +269,7 @@ class Exchange:
         return core.RETRY_ERRORS if message.retry_errors else 0, policy, self.flows.create(message)
 
     def holds(self, refs: list[ObjectRef]) -> int:
-        """How many bytes of these objects the other node has."""
+        """How many bytes of these objects the other node has already."""
         there = [ref for ref in refs if self.references.has(ref.objref)]
         return sum(handles.describe(self._client, ref)["bytes"] for ref in there)
 
@@ -313,7 +307,7 @@ class Exchange:
         if generators.is_stream(self._client, ref):
             self.streams.feed(ref)
             return
-        self.readiness.watch(ref, self._send_export)
+        self.waiter.add(ref, self._send_export)
 
     def _send_export(self, ref: ObjectRef) -> None:
         if self.closed:
@@ -418,12 +412,12 @@ class Exchange:
         self.arrivals.begin(message, Arriving(*about, then))
 
     def _refuse(self, message: Any) -> None:
-        """Nobody wants this value."""
+        """Refuse a value that nothing here waits for."""
         if message.native:
             self.out.add("taken", message.native)
 
     def _on_answer(self, number: int, again: bool) -> None:
-        """The other node has taken a value of ours, or wants it in pieces."""
+        """The other node has taken a value of this node, or wants it in pieces."""
         offer = self.values.answered(number) if self.values is not None else None
         if offer is not None and again:
             self._send_pieces(offer.ref, offer.then, {**offer.where, "native": number})
@@ -431,29 +425,29 @@ class Exchange:
             offer.then()
 
     def _remember(self, message: Any, contains: list[ObjectRef]) -> None:
-        """Note where objects of the other node are named whose values are missing here."""
+        """Record which results name objects of the other node whose values are missing here."""
         missing = [(k, one) for k, one in enumerate(map(self.references.standing, contains)) if one is not None]
         if not missing:
             return
         if message.objref:
             origin = self.references.imported(message.objref).origin
         else:
-            lent = self.ledger.find(message.task)
-            if lent is None or lent.line is not None:
-                return  # what an actor has made cannot be made again
-            lent.record = lent.record or self._lineage.remember(lent.task)
-            origin = Origin(lent.record, message.result)
+            sent = self.ledger.find(message.task)
+            if sent is None or sent.line is not None:
+                return  # objects that an actor has made cannot be rebuilt
+            sent.record = sent.record or self._lineage.remember(sent.task)
+            origin = Origin(sent.record, message.result)
         for k, standin in missing:
             if standin.origin is None and origin is not None:
                 standin.origin = origin.at(k)
 
     def _sink(self, message: Any) -> int | None:
-        """The task of this node that a value is a result of; None when nobody wants it any more."""
+        """The task of this node that a value is a result of; None when the value is not wanted any more."""
         if message.objref:
             standin = self.references.waiting(message.objref)
             return None if standin is None else standin.task
-        lent = self.ledger.find(message.task)
-        return None if lent is None or lent.done else lent.task
+        sent = self.ledger.find(message.task)
+        return None if sent is None or sent.done else sent.task
 
     def _arrived(self, message: Any, task: int, ref: ObjectRef | None) -> None:
         if message.objref:
@@ -461,22 +455,22 @@ class Exchange:
             self._sealed(message)
 
     def _sealed(self, message: Any) -> None:
-        """A value's task has been given back."""
+        """The task of a value has ended."""
         if message.objref:
             self.references.settled(message.objref)
         else:
-            lent = self.ledger.find(message.task)
-            assert lent is not None
-            lent.done = True
+            sent = self.ledger.find(message.task)
+            assert sent is not None
+            sent.done = True
 
     # ---- the stream ----
 
     def first_frame(self, report: Any) -> Any:
-        """What is sent first: who this node is."""
+        """The first frame: the report of this node."""
         return _Frame(hello=report)
 
     def on_frame(self, frame: Any) -> None:
-        """Take a frame of the other node's.
+        """Handle a frame of the other node.
 
         Raises:
             PeerError: it makes no sense.
@@ -520,7 +514,7 @@ class Exchange:
                     self._reject(message, exc)
 
     def _reject(self, message: Any, error: ObjectStoreFullError) -> None:
-        """There is no room for what a message of the other node's asks for.
+        """Answer a message for which there is no room in the store.
 
         Raises:
             ObjectStoreFullError: it is neither a task nor a call.
@@ -549,11 +543,11 @@ class Exchange:
             self.streams.given_up(objref)
             if standin.task is not None:
                 self.arrivals.drop(standin.task)
-                self.end(standin.task, TaskCancelledError("nobody holds this object any more"))
+                self.end(standin.task, TaskCancelledError("no reference to this object is left"))
             self.out.add("release", _Release(objref=objref, named=standin.named))
 
     def close(self, why: str, is_lost: bool = True) -> None:
-        """End the stream: what was lent runs again, what ran for the other node ends, what it had is lost.
+        """End the stream: forwarded tasks run again, tasks of the other node end, values that only it has are lost.
 
         Args:
             why: it has ended.
@@ -574,14 +568,12 @@ class Exchange:
         self.guests.close()
         self.flows.close()
         self.streams.close(lost)
-        for own in self._own:
-            own.close()
-        for _, lent in self.ledger.open():
-            if core.cancelled(self._client, lent.task):
-                self.end(lent.task, TaskCancelledError("the task was cancelled"))
-            elif not core.retry(self._client, lent.task):
-                attempts = core.info(self._client, lent.task)["attempts"]
-                self.end(lent.task, WorkerCrashedError(f"a task was given up after {attempts} attempts: {lost}"))
+        for _, sent in self.ledger.open():
+            if core.cancelled(self._client, sent.task):
+                self.end(sent.task, TaskCancelledError("the task was cancelled"))
+            elif not core.retry(self._client, sent.task):
+                attempts = core.info(self._client, sent.task)["attempts"]
+                self.end(sent.task, WorkerCrashedError(f"a task was given up after {attempts} attempts: {lost}"))
         for standin in self.references.unfinished():
             assert standin.task is not None
             self._lineage.rebuild(standin.task, standin.ref, standin.origin, lost)
@@ -593,5 +585,5 @@ class Exchange:
 
     def _take_back(self, number: int) -> int | None:
         """The task behind a number, if it has not ended yet."""
-        lent = self.ledger.take(number)
-        return None if lent is None or lent.done else lent.task
+        sent = self.ledger.take(number)
+        return None if sent is None or sent.done else sent.task

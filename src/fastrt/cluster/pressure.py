@@ -1,10 +1,10 @@
-"""Whether tasks wait so long here that other nodes should run some of them, or so little that some could come."""
+"""Decides whether tasks wait so long here that other nodes should run some, or whether tasks of other nodes fit."""
 
 from __future__ import annotations
 
-# A queue is looked at for this long before anything is said of it: a burst of small tasks is gone by then.
+# A queue is watched for this long before it is judged: a burst of small tasks is gone by then.
 _LOOK_S = 0.02
-# What is worked off here within this time stays: to send it elsewhere costs as much.
+# Tasks that are worked off here within this time stay: to forward them costs as much.
 _PATIENCE_S = 0.05
 _WINDOW_S = 0.5
 

@@ -13,7 +13,7 @@ _HANDSHAKE_S = 2.0
 
 
 class Reasons:
-    """Finds and says reasons. gRPC says only UNAVAILABLE, whatever fails in the TLS handshake.
+    """Finds and says reasons. gRPC says only UNAVAILABLE for every failure of the TLS handshake.
 
     Args:
         identity: of the cluster.

@@ -2,9 +2,9 @@
 
 Exports are objects here that the other node holds: kept alive for it, and counted by how often they were named.
 Imports are objects there that this node holds: each has a stand-in here, an object of this node's that becomes the
-same value once it has come. A stand-in that nobody but this process holds is given up, and the other node told by how
-many times it had named the object: when it has named it once more meanwhile, the two counts differ, and it sends the
-value again. So no message has to be waited for, and nothing is let go of too early.
+same value once it has come. A stand-in that only this process holds is released, and the release says how many times
+the other node had named the object: when that node has named it once more meanwhile, the two counts differ, and it
+sends the value again. So neither side waits for a message, and nothing is released too early.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastrt.errors import FastrtError
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
 
-HELD_BYTES_MIN = 1 << 16  # what is smaller decides nothing about where a task runs
+HELD_BYTES_MIN = 1 << 16  # smaller objects do not influence where a task runs
 
 
 class PeerError(FastrtError):
@@ -30,7 +30,7 @@ class PeerError(FastrtError):
 
 @dataclass
 class StandIn:
-    """What stands here for an object of the other node: `task` seals it, None once it is sealed."""
+    """The object that represents one of the other node here: `task` seals it, None once it is sealed."""
 
     ref: ObjectRef
     task: int | None
@@ -83,7 +83,7 @@ class References:
         return self._make(objref=ref.objref, stream=generators.is_stream(self._store.client, ref))
 
     def resolve(self, message: Any) -> ObjectRef:
-        """What the other node has named: an object of ours, or a stand-in for one of its own.
+        """Return the object that the other node has named: one of this node, or a stand-in for one of that node.
 
         Raises:
             PeerError: it names an object of ours that it does not hold.
@@ -123,11 +123,11 @@ class References:
                 self.tell_held(ref.objref, nbytes)
 
     def imported(self, objref: int) -> StandIn:
-        """What stands here for the other node's object."""
+        """The stand-in for an object of the other node."""
         return self._imports[objref]
 
     def waiting(self, objref: int) -> StandIn | None:
-        """The stand-in that waits for the value of the other node's object; None when nobody wants it any more."""
+        """The stand-in that waits for the value of the other node's object; None when it is not wanted any more."""
         found = self._imports.get(objref)
         return found if found is not None and found.task is not None else None
 
@@ -136,7 +136,7 @@ class References:
         return self.waiting(self._standing.get(ref.objref, -1))
 
     def released(self, objref: int, named: int) -> None:
-        """The other node has given up an object of ours that it had been told of so many times."""
+        """The other node has released an object of this node that was named to it this many times."""
         export = self._exports.get(objref)
         if export is None:
             return
@@ -162,20 +162,20 @@ class References:
         return None if export is None else export.ref
 
     def adopt(self, message: Any, ref: ObjectRef) -> None:
-        """Let an object here be what stands for one of the other node's, which has named it."""
+        """Let an object here be the stand-in for an object that the other node has named."""
         found = self._imports.get(message.objref)
         if found is None:
             self._imports[message.objref] = StandIn(ref, None, named=1)
             self._standing[ref.objref] = message.objref
         else:
-            found.named += 1  # whoever has that one goes on using it
+            found.named += 1  # holders of the earlier stand-in go on using it
 
     def given_up(self, needed: set[int], is_used: Callable[[int], bool]) -> Iterator[tuple[int, StandIn]]:
-        """Take out the imports that nobody here uses any more, and whose stand-ins are not `needed` either.
+        """Take out the imports that are not used here any more, and whose stand-ins are not `needed` either.
 
         Args:
             needed: numbers of stand-ins.
-            is_used: whether one of them is, as nobody can see who looks at references alone; asked last.
+            is_used: whether one of them has a use that its references do not show; called last.
         Returns:
             (the other node's object, its stand-in) of each.
         """
@@ -187,6 +187,11 @@ class References:
                 del self._imports[objref], self._standing[one.ref.objref]
                 self.tell_held(one.ref.objref, 0)
                 yield objref, one
+
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether objects of the other node are named here."""
+        return bool(self._imports)
 
     def unfinished(self) -> list[StandIn]:
         """Stand-ins that still wait for their value, when the stream has ended."""

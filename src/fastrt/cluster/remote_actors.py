@@ -1,9 +1,9 @@
-"""Actors that the other node of a stream runs: those of ours that it was given, and its own of which a handle is here.
+"""Actors that run on the peer node: actors created here and placed there, and its actors with handles here.
 
-Each has a record here that says AWAY, with this process as the one that takes its calls: it sends them over the stream,
-in the order in which the mailbox gives them, and seals their results when they come. The stream keeps that order, so
-calls of one caller run in it. An actor of ours stays ours: its name, its restarts and what becomes of calls when its
-process dies are decided here, and a lost node is a dead process.
+Each has a record here in state AWAY, and this process takes its calls: it sends them over the stream in the order of
+the mailbox, and seals their results when they come. The stream keeps that order, so calls of one caller run in it. The
+node that created an actor owns it: it decides about the name, the restarts and the calls of a dead process, and treats
+a lost node as a dead process.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import hashlib
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fastrt._core.memory.clients import Client
 from fastrt._core.objects import functions, handles
 from fastrt._core.tasks import actors, calls, submission
 from fastrt._core.tasks import tasks as core
-from fastrt.cluster.mailboxes import Mailboxes
+from fastrt._core.tasks.inbox import Inbox
 from fastrt.errors import ActorDiedError, FastrtError, TaskCancelledError
 from fastrt.net.grpc.descriptors import message_set
 from fastrt.store.client import Store
@@ -35,6 +35,7 @@ _SET = message_set("node")
 _Actor, _Plan, _Call, _Whose, _Ask, _Answer = (
     _SET.message(f"fastrt.node.{name}") for name in ("Actor", "Plan", "Call", "Whose", "Ask", "Answer")
 )
+_LOOK_S = 1.0  # covers a caller that was killed before its wake
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Line:
         sent: numbers of its calls that the other node has.
         fallen: calls that its process there did not end, and how often each had begun.
         gone: what the other node says of the end of that process.
+        mailbox: while its calls are taken.
     """
 
     actor: int
@@ -56,6 +58,30 @@ class Line:
     sent: set[int] = field(default_factory=set)
     fallen: list[tuple[int, int]] = field(default_factory=list)
     gone: Any = None
+    mailbox: Mailbox | None = None
+
+
+class Mailbox:
+    """The mailbox of an actor whose process is on the other node, a source of `LoopWaiter`.
+
+    Args:
+        client: this process's attachment.
+        line: the actor.
+        then: called with the line and its claimed calls; with none when there may be other news.
+    """
+
+    def __init__(self, client: Client, line: Line, then: Callable[[Line, list[int]], None]) -> None:
+        self._inbox = Inbox(client, line.actor, True)
+        self._line, self._then = line, then
+
+    def look(self) -> None:
+        """Take all calls that can run."""
+        claimed = [task for task in map(self._inbox.claim, self._inbox.look()) if task != core.NO_TASK]
+        self._then(self._line, claimed)
+
+    def arm(self) -> float:
+        """Have the next call wake this process."""
+        return 0.0 if self._inbox.arm() else _LOOK_S
 
 
 class Away:
@@ -64,14 +90,12 @@ class Away:
     Args:
         exchange: the stream.
         store: this process's attachment.
-        mailboxes: tells what is called.
     """
 
-    def __init__(self, exchange: Exchange, store: Store, mailboxes: Mailboxes) -> None:
+    def __init__(self, exchange: Exchange, store: Store) -> None:
         self._exchange = exchange
         self._store = store
         self._client = store.client
-        self._mailboxes = mailboxes
         self._lines: dict[int, Line] = {}  # by record
         self._hosted: dict[int, Line] = {}  # ours, by the number that the other node knows
         self._standing: dict[int, Line] = {}  # the other node's, by the objref of the stand-in
@@ -126,7 +150,7 @@ class Away:
         """Leave everything to the actor's next process, once nothing comes from the last one any more."""
         if line.gone is None and not line.fallen:
             return
-        self._mailboxes.close_one(line.actor)
+        self._close_mailbox(line)
         if line.gone is not None and not line.sent:
             where = f"{line.gone.reason} on node {self._exchange.name}"
             if line.gone.failed:
@@ -146,8 +170,13 @@ class Away:
         self._forget(line)
         self._drop(line.actor, how)
 
+    def _close_mailbox(self, line: Line) -> None:
+        if line.mailbox is not None:
+            self._exchange.waiter.drop(line.mailbox)
+            line.mailbox = None
+
     def _forget(self, line: Line) -> None:
-        self._mailboxes.close_one(line.actor)
+        self._close_mailbox(line)
         self._lines.pop(line.actor, None)
         self._hosted.pop(line.whose.hosted, None)
 
@@ -158,7 +187,7 @@ class Away:
             self._store.tell(ActorsChanged())
 
     def _look_for_end(self, line: Line) -> None:
-        """Nobody can call an actor of ours any more, and all its calls have ended: the other node may end it, too."""
+        """End an actor of this node on the other node, once no caller is left and all its calls have ended."""
         if line.whose.hosted and actors.is_over(self._client, line.actor):
             self._exchange.out.add("unhost", line.whose.hosted)
             self._forget(line)
@@ -176,7 +205,7 @@ class Away:
         """How to call an actor of the other node, whose object was named here."""
         standin = self._exchange.references.waiting(message.objref)
         if standin is None or standin.task is None:
-            return  # nobody wants it any more
+            return  # it is not wanted any more
         plan: ActorPlan = pickle.loads(message.plan)  # the stream has shown the session's token
         parts = serialize(plan)
         writer = self._store.result(standin.task, 0, parts.nbytes, parts.kind, 0)
@@ -189,7 +218,7 @@ class Away:
         standin.task = standin.origin = None
 
     def _class(self, name: str) -> ObjectRef:
-        """What stands here for a class that this node does not have: its name, for messages."""
+        """Store a placeholder for a class that this node does not have: its name, for messages."""
         digest = hashlib.blake2b(name.encode(), digest_size=16, person=b"class elsewhere").digest()
         found: ObjectRef = functions.add_function(self._client, digest, self._store.put(name), name)
         return found
@@ -200,7 +229,7 @@ class Away:
         return line is not None and (bool(line.sent) or actors.has_calls(self._client, line.actor))
 
     def given_up(self, objref: int) -> None:
-        """Nobody holds this object any more."""
+        """Drop the actor of an object that is not held here any more."""
         line = self._standing.pop(objref, None)
         if line is not None and line.actor in self._lines:
             self._forget(line)
@@ -210,7 +239,8 @@ class Away:
 
     def _follow(self, actor: int, name: str, whose: Any) -> Line:
         line = self._lines[actor] = Line(actor, name, whose)
-        self._mailboxes.open(actor, partial(self._on_mail, line))
+        line.mailbox = Mailbox(self._client, line, self._on_mail)
+        self._exchange.waiter.open(line.mailbox)
         return line
 
     def _on_mail(self, line: Line, tasks: list[int]) -> None:

@@ -27,7 +27,7 @@ class SentFunctions:
     Args:
         store: this process's attachment.
         references: of the stream.
-        out: what is to be sent.
+        out: the queue of messages to the other node.
     """
 
     def __init__(self, store: Store, references: References, out: Outgoing) -> None:

@@ -1,8 +1,8 @@
 """The uplink's process: this node's part in a cluster. `main(SETTINGS)` is started by `fastrt.runtime`.
 
-It is a client of the arena like a worker, and runs nothing itself: it claims tasks that would wait too long here and
-lends them to other nodes, and submits theirs here. Workers, drivers and the daemon know nothing of it. When it dies,
-its tasks run again as a dead worker's do; another one takes its place.
+It is a client of the arena like a worker, and runs no task itself: it claims tasks that would wait too long here,
+forwards them to other nodes, and submits the tasks of other nodes here. Workers and drivers do not notice it. When it
+dies, its tasks run again as a dead worker's do, and another uplink takes its place.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -25,16 +24,13 @@ from fastrt._core.tasks import tasks as core
 from fastrt.cluster.actor_directory import Finder
 from fastrt.cluster.budget import ArgumentBudget
 from fastrt.cluster.daemon_link import Orders
-from fastrt.cluster.generators import Watch
 from fastrt.cluster.large_values import open_native
 from fastrt.cluster.lineage import Lineage
-from fastrt.cluster.load import LoadWatch
-from fastrt.cluster.mailboxes import Mailboxes
+from fastrt.cluster.load import Claims, LoadWatch
 from fastrt.cluster.membership import JOIN, refused_report
 from fastrt.cluster.peer import Peer, nearest
 from fastrt.cluster.peer_stream import Exchange
 from fastrt.cluster.pressure import Pressure
-from fastrt.cluster.readiness import Readiness
 from fastrt.cluster.reasons import Reasons
 from fastrt.cluster.references import PeerError
 from fastrt.errors import FastrtError, TaskCancelledError
@@ -46,6 +42,7 @@ from fastrt.net.grpc.streams import Access
 from fastrt.node.keys import ActorKey
 from fastrt.store import join, messages, unread
 from fastrt.store.client import Store
+from fastrt.store.waiter import LoopWaiter
 
 _SET = message_set("node")
 _Report = _SET.message("fastrt.node.Report")
@@ -54,11 +51,11 @@ _EXCHANGE = "/fastrt.node.Node/Exchange"
 _BUSY_TICK_S = 0.002  # while tasks wait, begin and end
 _CALLING_TICK_S = 0.1  # while a node that should run tasks cannot be reached
 _TIDY_S = 1.0
+_QUIET_TIDY_S = 4.0  # while nothing comes and nothing is polled for: a tick costs 0.5 ms
 _TELL_S = 0.1  # between two reports to the head
 _AGAIN_S = 0.5  # before a node or the head that did not answer is called again
-_HOPS_MAX = 4  # so often a task is lent on at most, or a cancellation might never catch up with it
+_HOPS_MAX = 4  # how often a task is forwarded at most; else a cancellation might never catch up with it
 _KEPT_A_LOOK = 64
-_CLAIM_S = 0.5
 _OUTPUT_BYTES_MAX = 1 << 20  # on their way to one node
 _OUTPUT_TEXT_MAX = 170_000  # bytes of one message to the daemon, which is at most 1 MiB of JSON
 _END_S = 2.0  # for streams to end in order
@@ -82,26 +79,23 @@ class Uplink:
         self._daemon = daemon
         self._node = self._client.segment.session
         self._workers: int = settings["workers"]
-        self._readiness = Readiness(self._client, asyncio.get_running_loop())
+        self._waiter = LoopWaiter(store, asyncio.get_running_loop())
         self._native = open_native(store, access, settings["listen"])
-        self._lineage = Lineage(store, self._readiness, settings["lineage_bytes"])
+        self._lineage = Lineage(store, self._waiter, settings["lineage_bytes"])
         self._peers: dict[str, Peer] = {}
         self._exchanges: set[Exchange] = set()
         self._pressure = Pressure()
         self._stopping = asyncio.Event()
-        self._ended = asyncio.Event()  # and everything lent has been given back
+        self._ended = asyncio.Event()  # and every forwarded task has been given back
         self._news = asyncio.Event()
         self._to_tell = asyncio.Event()
         self._report = _Report(node=self._node, name=settings["name"], workers=self._workers)
-        self._tick = _TIDY_S
+        self._tick = self._tidy_s = _TIDY_S
         self._done = 0  # tasks that this node's workers have ended
         self._load: tuple[int, ...] = ()  # of this node, at the last look
-        self._claims = threading.Condition()
-        self._claimable = 0
+        self._claims = Claims(self._client, self._lend_all)
         self._announce: Callable[[], None] | None = None
         self._reasons = Reasons(access.identity)
-        self._mailboxes = Mailboxes(self._client, asyncio.get_running_loop())
-        self._flows = Watch(self._client, asyncio.get_running_loop())
         self._budget = ArgumentBudget(self._client)
         others: dict[type[messages.Message], Callable[[Any], None]] = {
             messages.SearchActor: self._on_find,
@@ -110,11 +104,11 @@ class Uplink:
             messages.ReadsOutput: self._on_readers,
         }
         self._orders = Orders(self._client, daemon, self._on_orders, others)
-        self._load_watch = LoadWatch(self._client, asyncio.get_running_loop(), self._news.set)
+        self._waiter.open(LoadWatch(self._client, self._news.set))
         self._finder = Finder(self._client, daemon, self._connected)
 
     async def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until SIGTERM comes or the process that started this one ends."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         loop.add_signal_handler(signal.SIGINT, self._on_cancelled)
@@ -125,9 +119,8 @@ class Uplink:
         if self._native is not None:
             self._report.native = reachable(self._native.address, self._settings["head"])
         background = [loop.create_task(self._stay_joined()), loop.create_task(self._tend())]
-        claimer = threading.Thread(target=self._claim, args=[loop], name="fastrt-claimer", daemon=True)
         if not self._workers:
-            claimer.start()
+            self._waiter.open(self._claims)
         stopping = loop.create_task(self._stopping.wait())
         streams.end_with_starter(self._stopping)  # from the start: it may wait long for the head
         self._announce = partial(streams.announce, address)
@@ -142,24 +135,17 @@ class Uplink:
             for one in background:
                 one.cancel()
             for exchange in list(self._exchanges):
-                exchange.close("the node that lent it left the cluster")
+                exchange.close("the node that forwarded it left the cluster")
             self._ended.set()
             await server.stop(_END_S)
-            with self._claims:
-                self._claims.notify()
-            if claimer.ident:
-                claimer.join()
-            self._load_watch.close()
-            self._readiness.close()
-            self._mailboxes.close()
-            self._flows.close()
+            self._waiter.close()
             if self._native is not None:
                 self._native.close()
 
     # ---- the head ----
 
     async def _stay_joined(self) -> None:
-        await self._orders.ready.wait()  # nobody should hear of a node that seems to have nothing
+        await self._orders.ready.wait()  # a node must not be announced without its resources
         while True:
             channel, call = streams.open_stream(self._settings["head"], self._access, _SET, JOIN)
             stream = call()
@@ -244,8 +230,7 @@ class Uplink:
                 await channel.close()
 
     async def _exchange(self, frames: AsyncIterator[Any], write: Any) -> None:
-        shared = (self._readiness, self._native, self._lineage, self._mailboxes, self._flows, self._budget)
-        exchange = Exchange(self._store, *shared)
+        exchange = Exchange(self._store, self._waiter, self._native, self._lineage, self._budget)
         exchange.on_output = self._pass_output_to_drivers
         exchange.references.tell_held = lambda objref, nbytes: self._orders.hold(exchange.node, objref, nbytes)
         self._exchanges.add(exchange)
@@ -283,7 +268,7 @@ class Uplink:
 
     def _room_for(self, exchange: Exchange) -> int:
         """How many tasks another node may have here at once."""
-        exchange.told_room = self._pressure.room
+        exchange.reported_room = self._pressure.room
         return exchange.ledger.borrowed + self._pressure.room
 
     def _on_frame(self, exchange: Exchange) -> None:
@@ -295,6 +280,8 @@ class Uplink:
         if self._tick > _BUSY_TICK_S and (exchange.ledger.lent or exchange.ledger.borrowed):
             self._tick = _BUSY_TICK_S
             self._news.set()
+        elif self._tidy_s > _TIDY_S:
+            self._news.set()
         self._carry_out()
         self._lend_more()
 
@@ -305,7 +292,7 @@ class Uplink:
         self._carry_out()
 
     def _report_free(self) -> None:
-        """Bring the report up to date with what is free here."""
+        """Bring the free resources in the report up to date."""
         total, free = self._orders.total, self._orders.free_now()
         if (total, free) != (dict(self._report.total), dict(self._report.free)):
             for field, parts in ((self._report.total, total), (self._report.free, free)):
@@ -314,7 +301,7 @@ class Uplink:
             self._to_tell.set()
 
     def _carry_out(self) -> None:
-        """Lend what the daemon has said, to those who can be reached; the others are called."""
+        """Forward the tasks of the daemon's orders to the nodes that are connected, and connect to the others."""
         for node in self._orders.wanted():
             peer = self._peers.get(node)
             if peer is None:
@@ -370,7 +357,7 @@ class Uplink:
             p.exchange is not None for p in known
         )
 
-    # ---- lending ----
+    # ---- forwarding ----
 
     async def _tend(self) -> None:
         """Look after the queue, as often as there is something to see."""
@@ -388,11 +375,12 @@ class Uplink:
                     self._send_output(peer)
             now = time.monotonic()
             if now >= tidy_at:
-                tidy_at = now + _TIDY_S
+                self._tidy_s = min(2 * self._tidy_s, _TIDY_S if self._polls() else _QUIET_TIDY_S)
+                tidy_at = now + self._tidy_s
                 self._report_free()
                 self._carry_out()
                 self._finder.tidy()
-                self._on_cancelled()  # of which the canceller should have told, and died
+                self._on_cancelled()  # for a canceller that died before it sent the signal
                 for exchange in list(self._exchanges):
                     needed = {n for e in self._exchanges if e is not exchange for n in e.references.exported}
                     exchange.tidy(needed | set(self._lineage.wanted) | self._finder.kept())
@@ -402,6 +390,17 @@ class Uplink:
                 await asyncio.wait_for(self._news.wait(), min(self._tick, max(tidy_at - time.monotonic(), 0.0)))
             except asyncio.TimeoutError:
                 continue
+            self._tidy_s = _TIDY_S
+            tidy_at = min(tidy_at, time.monotonic() + _TIDY_S)
+
+    def _polls(self) -> bool:
+        """Whether something here has no event: stand-ins that nothing holds any more, nodes to call again."""
+        return bool(
+            self._orders.wanted()
+            or self._finder.kept()
+            or any(peer.output for peer in self._peers.values())
+            or any(exchange.references.has_stand_ins for exchange in self._exchanges)
+        )
 
     def _next_tick(self) -> float:
         """How long to sleep before the next look, if nothing comes: longer and longer while tasks just run."""
@@ -409,7 +408,7 @@ class Uplink:
         if self._peers and (self._report.queued or self._load != before):
             return _BUSY_TICK_S
         missing = any(p.exchange is None and p.report is not None and p.report.workers for p in self._peers.values())
-        return min(2 * self._tick, _CALLING_TICK_S if missing and not self._workers else _TIDY_S)
+        return min(2 * self._tick, _CALLING_TICK_S if missing and not self._workers else self._tidy_s)
 
     def _load_now(self) -> tuple[int, ...]:
         return sum(e.ledger.lent for e in self._exchanges), sum(e.ledger.borrowed for e in self._exchanges), self._done
@@ -432,8 +431,8 @@ class Uplink:
             return 0
         excess = self._pressure.excess(time.monotonic(), queued, idle, self._done)
         for exchange in self._exchanges:
-            if self._pressure.room and not exchange.told_room:
-                exchange.out.stir()  # whoever has too much there need not ask
+            if self._pressure.room and not exchange.reported_room:
+                exchange.out.stir()  # a node with too many tasks need not ask
         return excess
 
     def _helpers(self) -> list[Peer]:
@@ -451,7 +450,7 @@ class Uplink:
             asyncio.get_running_loop().create_task(self._call(peer))
 
     def _lend_claimed(self, most: int) -> None:
-        """Claim up to so many tasks and lend them."""
+        """Claim up to `most` tasks and forward them."""
         helpers = self._helpers()
         kept = 0
         while helpers and most > 0 and kept < _KEPT_A_LOOK:
@@ -459,7 +458,7 @@ class Uplink:
             if task < 0:
                 return
             most -= 1
-            # Admitted here, and waiting for a worker: decide again. Or lent so often that it is better off here.
+            # Admitted here, and waiting for a worker: decide again. Or forwarded so often that it should stay.
             if admission.is_demanding(self._client, task) or core.info(self._client, task)["hops"] >= _HOPS_MAX:
                 kept += 1
                 self._give_back(task)
@@ -476,12 +475,12 @@ class Uplink:
             return
         try:
             peer.exchange.lend(task)
-        except FastrtError as exc:  # its function or arguments cannot be read: whoever wants its results is told
+        except FastrtError as exc:  # its function or arguments cannot be read: its results say so
             self._store.put_error(task, exc)
             core.finish(self._client, task)
 
     def _give_back(self, task: int) -> None:
-        """Leave a claimed task to whoever takes it next."""
+        """Put a claimed task back into the queue."""
         if not core.give_back(self._client, task):
             self._end_cancelled(task)
 
@@ -490,27 +489,12 @@ class Uplink:
         core.finish(self._client, task)
 
     def _lend_more(self) -> None:
-        """On a node without workers of its own: let the claimer take what others have room for."""
+        """On a node without workers: claim as many tasks as other nodes have room for."""
         if self._workers:
             return
-        helpers = self._helpers()
-        with self._claims:
-            self._claimable = sum(peer.room for peer in helpers)
-            if self._claimable:
-                self._claims.notify()
-
-    def _claim(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The claimer's thread: sleep in the arena as an idle worker does, so that a task is lent at once."""
-        while not self._stopping.is_set():
-            with self._claims:
-                self._claims.wait_for(lambda: self._claimable or self._stopping.is_set(), _CLAIM_S)
-                most, self._claimable = self._claimable, 0
-            if not most:
-                continue
-            tasks = [core.next_task(self._client, _CLAIM_S, 0.0)]
-            while tasks[-1] >= 0 and len(tasks) < most:
-                tasks.append(core.next_task(self._client, 0.0, 0.0))
-            loop.call_soon_threadsafe(self._lend_all, [task for task in tasks if task >= 0])
+        before, self._claims.room = self._claims.room, sum(peer.room for peer in self._helpers())
+        if self._claims.room and not before:
+            self._waiter.stir()
 
     def _lend_all(self, tasks: list[int]) -> None:
         helpers = self._helpers()

@@ -8,10 +8,12 @@ worker's death.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+_PIECE_BYTES = 1 << 14
 _LOOK_S = 0.5
 # A victim with gigabytes takes seconds to end after the counter has risen.
 _WINDOW_S = 5.0
@@ -28,23 +30,24 @@ class KillCounters:
     """
 
     def __init__(self, now: float, proc: Path = Path("/proc")) -> None:
-        self._files = [*_group_files(proc / "self"), proc / "vmstat"]
-        self._looks: deque[tuple[float, dict[Path, int]]] = deque()
+        self._counters = [_Counter(path) for path in (*_group_files(proc / "self"), proc / "vmstat")]
+        self._looks: deque[tuple[float, list[int]]] = deque()
         self.look(now)
 
     def look(self, now: float) -> None:
         """Read the counters, unless that was done less than half a second ago; every tick of the daemon calls this."""
         if self._looks and now - self._looks[-1][0] < _LOOK_S:
             return
-        self._looks.append((now, {path: _oom_kills(path) for path in self._files}))
+        self._looks.append((now, [counter.read() for counter in self._counters]))
         while len(self._looks) > 1 and now - self._looks[1][0] >= _WINDOW_S:
             self._looks.popleft()
 
     def story(self) -> str:
         """Say in words which counter rose in the last seconds; empty when the kernel has killed no process."""
         before = self._looks[0][1]
-        for path in self._files:
-            if _oom_kills(path) > before[path]:
+        for counter, count in zip(self._counters, before, strict=True):
+            if counter.read() > count:
+                path = counter.path
                 if path.name == "vmstat":
                     return f"the kernel killed a process of this machine {LACK} at that moment"
                 return (
@@ -82,16 +85,36 @@ def _group_files(process: Path) -> Iterator[Path]:
                     break
 
 
-def _oom_kills(path: Path) -> int:
-    """The counter `oom_kill` of one file; 0 where there is none, as for a group that was removed."""
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.startswith(b"oom_kill "):
-                    return int(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
+class _Counter:
+    """The counter `oom_kill` of one file, which stays open: an idle daemon reads it once a second.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def read(self) -> int:
+        """Return the counter; 0 where there is none, as for a group that is gone."""
+        if self._descriptor < 0:
+            return 0
+        try:
+            text, count = b"\n", b""
+            while b"\n" not in count and (piece := os.pread(self._descriptor, _PIECE_BYTES, len(text) - 1)):
+                text += piece
+                count = text.partition(b"\noom_kill ")[2]
+            return int(count.partition(b"\n")[0] or 0)
+        except (OSError, ValueError):
+            return 0
 
 
 def _limit(folder: Path) -> str:

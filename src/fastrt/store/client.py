@@ -87,7 +87,7 @@ class Store:
         self.on_exit: Callable[[str], None] | None = None  # ends this actor, for a reason
         self.note: Callable[[Any], object] | None = None  # called with the references that this process makes
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # what keeps things of this store; see `close`
-        self.watcher: Any = None  # the thread that waits for many, see `store.watch`
+        self.waiter: Any = None  # the thread that waits for many references, see `store.waiter`
 
     def close(self, keep_slot: bool = False) -> None:
         """Leave the session, after a call of `forget()` of all `users`.

@@ -23,7 +23,7 @@
 #include "lock.h"
 
 #define FRT_MAGIC 0x3130547274736166ULL /* "fastrT01" */
-#define FRT_LAYOUT_VERSION 3
+#define FRT_LAYOUT_VERSION 4
 
 /* Error codes of the core; memory/errors.pyx turns them into exceptions. */
 enum {
@@ -210,6 +210,7 @@ typedef struct {
     uint32_t wanted_workers;                       /* how many workers should be able to run now */
     uint32_t actors_fresh;                         /* actor records from this index on have never been used */
     uint32_t function_slots;                       /* slots that have memory; stored before one is used */
+    uint32_t load_watcher;                         /* client + 1 that the next change of the load wakes; 0: none */
 
     uint32_t pages_committed __attribute__((aligned(64)));
     uint32_t bin_head[FRT_BINS];      /* free runs, derived */

@@ -81,7 +81,7 @@ cdef extern from "layout.h" nogil:
         uint64_t ring_head, ring_tail
         uint32_t ranked, ranked_cells
         uint64_t idle[FRT_CALLER_WORDS]
-        uint32_t spinner, ring_cells, wanted_workers, actors_fresh, function_slots
+        uint32_t spinner, ring_cells, wanted_workers, actors_fresh, function_slots, load_watcher
         uint32_t pages_committed
         uint32_t bin_head[32]
         uint32_t slab_head[6]

@@ -13,4 +13,5 @@ cdef int queue_pop(frt_ctx *x) noexcept nogil
 cdef uint64_t queue_length(frt_ctx *x) noexcept nogil
 cdef bint queue_means(frt_ctx *x, uint64_t cell, uint64_t word) noexcept nogil
 cdef void queue_wake_idle(frt_ctx *x) noexcept nogil
+cdef void queue_report_load(frt_ctx *x) noexcept nogil
 cdef int queue_touch(frt_ctx *x) noexcept nogil

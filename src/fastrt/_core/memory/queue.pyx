@@ -12,7 +12,8 @@ above 0 are taken before those of the ring, tasks below 0 after them.
 
 Waking: at most one idle worker spins, the others sleep with their bit set in `idle`. A push that finds a
 spinner needs no system call. A worker that takes a task wakes the next idle one if more tasks are ready, so a burst
-wakes as many workers as it needs, with one call each.
+wakes as many workers as it needs, with one call each. A push that finds no idle worker reports the load: the uplink
+watches it, and may forward tasks to other nodes.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -166,3 +167,11 @@ cdef void queue_wake_idle(frt_ctx *x) noexcept nogil:
                 client_wake(x, w * 64 + frt_lowest(bit))
                 return
             bits = a64_load_sc(&x.sb.idle[w])
+    queue_report_load(x)  # every worker is busy
+
+
+cdef void queue_report_load(frt_ctx *x) noexcept nogil:
+    """Wake the client that watches the load, once for each time that it asks to be woken."""
+    cdef uint32_t c = a32_load_sc(&x.sb.load_watcher)
+    if c and c <= frt_clients(x) and a32_cas_sc(&x.sb.load_watcher, c, 0):
+        client_wake(x, c - 1)

@@ -4,7 +4,7 @@
 Every client has one wake word, a futex. A waiter reads its wake word, sets its bit at the object, checks the object
 again, and sleeps while the word is unchanged. The process that seals the object sees the bit and bumps the word. A
 round trip by sleeping and waking costs 6 us, by spinning 0.4 us: a wait spins first, for a time the caller gives, then
-sleeps. No sleep is longer than 50 ms (1 s for an idle worker), so a waker that was killed between its store and its
+sleeps. No sleep is longer than 50 ms (5 s for an idle worker), so a waker that was killed between its store and its
 wake delays no waiter for longer, even while there is no daemon to wake all clients.
 
 All functions run without the GIL and return FRT_INTERRUPTED after a signal, so that Ctrl-C works in each.
@@ -20,7 +20,7 @@ cdef extern from "<sched.h>" nogil:
 
 cdef enum:
     NAP_NS = 50000000
-    IDLE_NAP_NS = 1000000000  # a wake costs 55 us in a cold cache: 20 per second would cost a worker 0.1 % of a core
+    IDLE_NAP_S = 5  # a wake costs 55 to 300 us in a cold cache: one a second took 0.03 % of a core for each worker
     NO_YIELD_NS = 4000  # spin this long before yielding: a round trip between two spinning processes takes 1 to 2 us
     SPINS_PER_LOOK = 32  # a pause takes 20 to 40 cycles: read the clock about twice per microsecond
 
@@ -189,7 +189,7 @@ cdef int wait_task(frt_ctx *x, int64_t deadline_ns, int64_t spin_ns) noexcept no
     a64_or_sc(&x.sb.idle[x.me_word], x.me_bit)
     t = queue_pop(x)
     if t == FRT_NOT_FOUND:
-        rc = wait_nap(x, seen, deadline_ns, IDLE_NAP_NS)
+        rc = wait_nap(x, seen, deadline_ns, <int64_t>IDLE_NAP_S * 1000000000)
         t = queue_pop(x)
     a64_and_sc(&x.sb.idle[x.me_word], ~x.me_bit)
     if t != FRT_NOT_FOUND:

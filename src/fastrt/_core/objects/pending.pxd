@@ -10,8 +10,9 @@ cdef class Watch:
     cdef list incoming  # (ref, waiter) that other threads have added, not yet in `kept`
     cdef uint32_t *entries
     cdef uint32_t count, room
-    cdef uint32_t added, poked, asleep
+    cdef uint32_t added, poked, answered, asleep
 
     cdef int _merge(self) except -1
     cdef list _collect(self)
-    cdef int _sleep(self, frt_ctx *x, uint32_t added, uint32_t poked, int64_t deadline) noexcept nogil
+    cdef int _sleep(self, frt_ctx *x, uint32_t added, uint32_t poked, bint any_wake, uint32_t word,
+                    int64_t deadline) noexcept nogil

@@ -22,7 +22,8 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
-    NAP_NS = 250000000
+    NAP_NS = 1000000000  # a death wakes every client: the nap is for the time without a daemon
+    IDLE_NAP_S = 5
 
 DONE, QUEUED, RUNNING = 0, 1, 2
 
@@ -60,20 +61,30 @@ cdef class Watch:
         if a32_load_sc(&self.asleep) and self.client.usable():
             client_wake(&self.client.x, self.client.x.me)
 
-    def wait(self, double timeout_s):
+    def word(self):
+        """Return the wake word of this client: every wake of the client changes it."""
+        self.client.ensure()
+        return a32_load_sc(&self.client.x.clients[self.client.x.me].wake)
+
+    def wait(self, double timeout_s, seen=None):
         """Sleep until some references are ready. One thread at a time may call this.
 
         Args:
             timeout_s: the longest wait, in seconds.
+            seen: an earlier `word`: return also when this client was woken since, for any reason.
         Returns:
-            A list of (ref, who), which are not watched any more; empty after the timeout, and perhaps after a `poke`.
+            A list of (ref, who), which are not watched any more; empty after the timeout, after such a wake, and after
+            a `poke` since the last `wait` returned.
         Raises:
             StaleReferenceError, NotInitializedError: the session has ended.
         """
         cdef frt_ctx *x = &self.client.x
         cdef int64_t deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
-        cdef uint32_t added, poked
+        cdef uint32_t added, poked, word = 0
+        cdef bint any_wake = seen is not None
         cdef int rc = FRT_OK
+        if any_wake:
+            word = seen
         while True:
             self.client.ensure()
             poked = a32_load_sc(&self.poked)
@@ -82,17 +93,16 @@ cdef class Watch:
             if self.incoming:
                 continue
             found = self._collect()
-            if found or frt_now_ns() >= deadline:
+            if found or poked != self.answered or frt_now_ns() >= deadline or \
+                    any_wake and a32_load_sc(&x.clients[x.me].wake) != word:
+                self.answered = poked
                 return found
             with nogil:
-                rc = self._sleep(x, added, poked, deadline)
+                rc = self._sleep(x, added, poked, any_wake, word, deadline)
             PyErr_CheckSignals()
             self.client.ensure()
             if rc != FRT_TIMEOUT and rc != FRT_INTERRUPTED:
                 check(rc)
-            if a32_load_sc(&self.poked) != poked:
-                self._merge()
-                return self._collect()
 
     def take_all(self):
         """Stop watching: return a list of (ref, who) of all references that are left."""
@@ -144,20 +154,22 @@ cdef class Watch:
         self.count = left
         return found
 
-    cdef int _sleep(self, frt_ctx *x, uint32_t added, uint32_t poked, int64_t deadline) noexcept nogil:
-        """Sleep until an entry of the table is sealed, or another thread adds a reference or calls `poke`."""
+    cdef int _sleep(self, frt_ctx *x, uint32_t added, uint32_t poked, bint any_wake, uint32_t word,
+                    int64_t deadline) noexcept nogil:
+        """Sleep until an entry of the table is sealed, another thread adds a reference or pokes, or any wake comes."""
         cdef uint32_t seen, k
         cdef int rc = FRT_OK
+        cdef int64_t nap = NAP_NS if self.count else <int64_t>IDLE_NAP_S * 1000000000
         a32_store_sc(&self.asleep, 1)
         while rc == FRT_OK:
             seen = a32_load_sc(&x.clients[x.me].wake)
-            if a32_load_sc(&self.poked) != poked:
+            if a32_load_sc(&self.poked) != poked or any_wake and seen != word:
                 break
             for k in range(self.count):
                 if object_is_sealed_sc(x, self.entries[k]):
                     break
             else:
-                rc = wait_nap(x, seen, deadline, NAP_NS)
+                rc = wait_nap(x, seen, deadline, nap)
                 # A reference that was added meanwhile may be the reason for the wake.
                 if rc == FRT_OK and a32_load_sc(&self.added) == added:
                     continue

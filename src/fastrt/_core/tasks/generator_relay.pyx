@@ -1,12 +1,10 @@
 # cython: language_level=3
 """Generators between nodes: read streams for readers on another node, and fill streams with another node's items."""
-from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport uint32_t
 
 from fastrt._core.memory.clients cimport Client
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
-from fastrt._core.memory.wait cimport wait_nap
 from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.objects cimport object_acquire
 from fastrt._core.objects.references cimport links_add_item
@@ -76,36 +74,25 @@ def is_awaited(Client client, Ref stream):
     return frt_any(&client.x, stream.index, FRT_WAITS)
 
 
-def wait_either(Client client, list readers, list producers, list fed, double timeout_s):
-    """Sleep once, until one of several streams can be read or filled.
-
-    Args:
-        readers: pairs as `take` has them.
-        producers: (Producer, its `taken` as last seen) of each.
-        fed: (stream, how many items of it had been taken) of the streams that get another node's items.
-    """
+def arm_items(Client client, Ref stream, Ref end):
+    """Make the next item of a stream, or its end, wake this client; return whether `take` has something already."""
     cdef frt_ctx *x = &client.x
-    cdef uint32_t seen, taken
-    cdef int64_t deadline = frt_now_ns() + <int64_t>(timeout_s * 1e9)
-    cdef Ref stream, end
-    cdef Producer producer
+    generator_stream(client, stream)
+    ref_use(client, end)
+    a64_or_sc(frt_mine(x, stream.index, FRT_WAITS), x.me_bit)
+    a64_or_sc(frt_mine(x, end.index, FRT_WAITS), x.me_bit)
+    return is_ready(client, stream, end)
+
+
+def arm_taken(Client client, Ref stream, uint32_t taken):
+    """Have the next reader of a stream wake this client; whether more items than `taken` have been taken already."""
+    generator_stream(client, stream)
+    a64_or_sc(frt_mine(&client.x, stream.index, FRT_WAITS), client.x.me_bit)
+    return <uint32_t>(a64_load_sc(&generator_stream(client, stream).head) >> 32) != taken
+
+
+def arm_produced(Client client, Producer producer, uint32_t taken):
+    """The same for the stream that a task fills which this client has claimed."""
     client.ensure()
-    seen = a32_load_sc(&x.clients[x.me].wake)
-    for stream, taken in fed:
-        a64_or_sc(frt_mine(x, stream.index, FRT_WAITS), x.me_bit)
-        if <uint32_t>(a64_load_sc(&generator_stream(client, stream).head) >> 32) != taken:
-            return
-    for producer, taken in producers:
-        a64_or_sc(frt_mine(x, producer.index, FRT_WAITS), x.me_bit)
-        if <uint32_t>(a64_load_sc(&producer.stream.head) >> 32) != taken:
-            return
-    for stream, end in readers:
-        generator_stream(client, stream)
-        ref_use(client, end)
-        a64_or_sc(frt_mine(x, stream.index, FRT_WAITS), x.me_bit)
-        a64_or_sc(frt_mine(x, end.index, FRT_WAITS), x.me_bit)
-        if is_ready(client, stream, end):
-            return
-    with nogil:
-        wait_nap(x, seen, deadline)
-    PyErr_CheckSignals()
+    a64_or_sc(frt_mine(&client.x, producer.index, FRT_WAITS), client.x.me_bit)
+    return <uint32_t>(a64_load_sc(&producer.stream.head) >> 32) != taken

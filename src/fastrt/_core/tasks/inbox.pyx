@@ -79,11 +79,25 @@ cdef class Inbox:
             taken.append(cell)
         return taken
 
+    def arm(self):
+        """Have the next call, or other news (an order, the actor's end), wake this client, until the next `look`.
+
+        Returns:
+            Whether there is news already.
+        """
+        cdef frt_ctx *x = &self.client.x
+        self.client.ensure()
+        a32_store_sc(&self.actor.asleep, 1)
+        # A client that makes news stores it and then reads `asleep`; this is the other way round.
+        return _news(x, self, True) or a32_load_sc(&self.actor.order) != 0 or \
+            a32_load_sc(&self.actor.released) != self.released
+
     def look(self):
         """Take all calls that can run, without waiting or claiming them: a list of cells for `claim`."""
         cdef list taken = []
         cdef uint64_t cell = 0
         self.client.ensure()
+        a32_store_sc(&self.actor.asleep, 0)
         self.released = a32_load_sc(&self.actor.released)
         while _find(self, &cell):
             taken.append(cell)
@@ -93,35 +107,6 @@ cdef class Inbox:
         """Mark a call RUNNING that `take` has returned: its task index, or -11 when it was cancelled meanwhile."""
         self.client.ensure()
         return _claim(self, cell)
-
-
-def wait_any(Client client, list inboxes, double timeout_s):
-    """Sleep once, until one of several inboxes of this client may have a call or other news (an order, its end).
-
-    No other thread may use the inboxes meanwhile.
-
-    Args:
-        inboxes: of the actors whose calls this client forwards.
-        timeout_s: how long to sleep at most, in seconds.
-    """
-    cdef frt_ctx *x = &client.x
-    cdef int64_t deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
-    cdef uint32_t seen = a32_load_sc(&x.clients[x.me].wake)
-    cdef Inbox inbox
-    cdef bint news = False
-    client.ensure()
-    for inbox in inboxes:
-        a32_store_sc(&inbox.actor.asleep, 1)
-    for inbox in inboxes:
-        # A sender stores its news and then looks for sleepers; we note that we sleep and then look for news.
-        news = news or _news(x, inbox, True) or a32_load_sc(&inbox.actor.order) != 0 or \
-            a32_load_sc(&inbox.actor.released) != inbox.released
-    if not news:
-        with nogil:
-            wait_nap(x, seen, deadline, IDLE_NAP_NS)
-    for inbox in inboxes:
-        a32_store_sc(&inbox.actor.asleep, 0)
-    client.ensure()
 
 
 cdef int inbox_next(Inbox self, double timeout_s, double spin_s) except -100:

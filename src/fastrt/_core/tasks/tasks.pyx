@@ -15,8 +15,8 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from fastrt._core.memory.clients cimport Client, client_new_objref
 from fastrt._core.memory.errors cimport check
 from fastrt._core.memory.layout cimport *
-from fastrt._core.memory.queue cimport queue_length, queue_pop, queue_push
-from fastrt._core.memory.wait cimport wait_nap, wait_task
+from fastrt._core.memory.queue cimport queue_length, queue_pop, queue_push, queue_report_load, queue_wake_idle
+from fastrt._core.memory.wait cimport wait_task
 from fastrt._core.objects.handles cimport Ref, ref_use, ref_wrap
 from fastrt._core.objects.objects cimport *
 from fastrt._core.objects.references cimport (
@@ -29,7 +29,8 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
 
 cdef enum:
-    SIGNALS_NS = 1000000000  # a signal that came before the sleep does not end it; 20 looks a second cost 0.15 % CPU
+    SIGNALS_NS = 1000000000  # a signal that came before the first sleep does not end it: look after this time
+    IDLE_S = 5  # the sleeps after that; 20 looks a second cost 0.15 % CPU, one 0.03 %
     CHILDREN_MAX = 1 << 24  # of one task; their paths come after its own, and no other task's are that near
 
 RETRY_ERRORS = FRT_TASK_RETRY_ERRORS
@@ -77,7 +78,7 @@ cpdef int next_task(Client client, double timeout_s, double spin_s) except -100:
         The task's index; NO_TASK after the timeout or a signal.
     """
     cdef frt_ctx *x = &client.x
-    cdef int64_t now, look, deadline, spin
+    cdef int64_t now, look, deadline, spin, nap = SIGNALS_NS
     cdef int t
     client.ensure()
     t = queue_pop(x)  # a busy worker never looks at the clock: 25 ns
@@ -88,18 +89,21 @@ cpdef int next_task(Client client, double timeout_s, double spin_s) except -100:
     deadline = now + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
     spin = <int64_t>(min(max(spin_s, 0.0), 1e9) * 1e9)
     t = FRT_TIMEOUT
+    queue_report_load(x)  # this worker is idle
     while t == FRT_TIMEOUT:
-        look = now + spin + SIGNALS_NS
+        look = now + spin + nap
         with nogil:
             t = wait_task(x, look if look < deadline else deadline, spin)
         now = frt_now_ns()
-        spin = 0
+        spin, nap = 0, <int64_t>IDLE_S * 1000000000
         if t < 0:
             PyErr_CheckSignals()
             client.ensure()
             if t == FRT_INTERRUPTED or t == FRT_TIMEOUT and now >= deadline:
                 return NO_TASK
-    return task_start(x, check(t))
+    t = task_start(x, check(t))
+    queue_report_load(x)  # and now it is busy
+    return t
 
 
 cdef uint32_t task_start(frt_ctx *x, uint32_t t) noexcept nogil:
@@ -343,30 +347,27 @@ def queued(Client client):
     return queue_length(&client.x)
 
 
-def wait_load(Client client, uint32_t seen, double timeout_s, double look_s):
-    """Sleep until the load of this node differs from `seen`: whether tasks are queued, and how many workers are idle.
-
-    A push wakes idle workers only, so this looks now and then, without the GIL: 2 us each time.
+def load(Client client, bint watch=False):
+    """A number that changes with the load of this node: whether tasks are queued, and how many workers are idle.
 
     Args:
-        timeout_s: how long to sleep at most.
-        look_s: how long between two looks.
-    Returns:
-        The load as it is now.
+        watch: wake this client at the next change. One wake is sent for each call, to the last client that called.
     """
+    client.ensure()
+    if watch:  # before the look: whoever changes the load looks at this afterwards
+        a32_store_sc(&client.x.sb.load_watcher, client.x.me + 1)
+    return _load(&client.x)
+
+
+def stand_by(Client client, bint on):
+    """Count as an idle worker, which a push may wake to call `next_task`, or end that; whether tasks are queued."""
     cdef frt_ctx *x = &client.x
-    cdef int64_t deadline = frt_now_ns() + <int64_t>(min(max(timeout_s, 0.0), 1e9) * 1e9)
-    cdef int64_t look = <int64_t>(look_s * 1e9)
-    cdef uint32_t now
-    cdef int rc = FRT_OK
     client.ensure()
-    with nogil:
-        now = _load(x)
-        while now == seen and rc == FRT_OK:
-            rc = wait_nap(x, a32_load_sc(&x.clients[x.me].wake), deadline, look)
-            now = _load(x)
-    client.ensure()
-    return now
+    if on:
+        a64_or_sc(&x.sb.idle[x.me_word], x.me_bit)
+    elif not a64_and_sc(&x.sb.idle[x.me_word], ~x.me_bit) & x.me_bit and queue_length(x):
+        queue_wake_idle(x)  # a push has chosen this client instead of a worker
+    return queue_length(x) > 0
 
 
 cdef uint32_t _load(frt_ctx *x) noexcept nogil:

@@ -26,9 +26,18 @@ cdef extern from "<fcntl.h>" nogil:
 cdef extern from "<sys/stat.h>" nogil:
     struct stat_t "stat":
         uint64_t st_ino
+        int64_t st_size
         unsigned int st_mode
     int fstat(int, stat_t *)
+    int stat(const char *, stat_t *)
     bint S_ISSOCK(unsigned int)
+
+cdef extern from "<poll.h>" nogil:
+    struct pollfd:
+        int fd
+        short events
+    int poll(pollfd *, unsigned long, int)
+    short POLLIN
 
 cdef extern from "<sys/socket.h>" nogil:
     ctypedef unsigned int socklen_t
@@ -116,6 +125,33 @@ cdef bint _examine(int descriptor, int port, Found *found) noexcept nogil:
     if getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 and size >= sizeof(info):
         found.acked, found.received = <int64_t>info.tcpi_bytes_acked, <int64_t>info.tcpi_bytes_received
     return True
+
+
+def count():
+    """How many descriptors this process has; 0 before Linux 6.2, which does not say."""
+    cdef stat_t about
+    if stat(b"/proc/self/fd", &about):
+        return 0
+    return about.st_size
+
+
+def watch(int wake, int64_t known, int look_ms, int looks):
+    """Sleep until descriptor `wake` can be read, or this process has another number of descriptors than `known`.
+
+    A look takes 40 us of a cold processor here, and four times as much in a thread of the interpreter.
+
+    Args:
+        look_ms: between two looks.
+        looks: after so many it returns in any case.
+    """
+    cdef pollfd waited
+    cdef stat_t about
+    waited.fd, waited.events = wake, POLLIN
+    with nogil:
+        while looks > 0 and poll(&waited, 1, look_ms) == 0:
+            looks -= 1
+            if stat(b"/proc/self/fd", &about) or about.st_size != known:
+                break
 
 
 def find(int port, int capacity):

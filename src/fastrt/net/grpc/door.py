@@ -26,6 +26,7 @@ import ctypes
 import logging
 import os
 import resource
+import select
 import socket
 import threading
 import time
@@ -128,6 +129,43 @@ class Limits:
         return max(16, min(self.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4))
 
 
+class _Wake:
+    """An event that `connections.watch` can wait for, too. The thread that waits opens and closes it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._descriptor = -1
+        self._poll = select.poll()
+
+    def open(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._descriptor, select.POLLIN)
+
+    def close(self) -> None:
+        with self._lock:
+            self._poll.unregister(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def set(self) -> None:
+        with self._lock:
+            if self._descriptor >= 0:
+                os.eventfd_write(self._descriptor, 1)
+
+    def wait(self, timeout_s: float) -> None:
+        self._poll.poll(timeout_s * 1000)
+
+    def clear(self) -> bool:
+        """Whether it was set."""
+        try:
+            return os.eventfd_read(self._descriptor) > 0
+        except BlockingIOError:
+            return False
+
+
 class Connection:
     """One connection of a server, by its peer's address.
 
@@ -196,7 +234,7 @@ class Door:
         self._lock = threading.Lock()
         self._ports: set[int] = set()
         self._has_tls = False
-        self._wake = threading.Event()
+        self._wake = _Wake()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._scanned_at = self._trimmed_at = self._logged_at = self._ended_at = 0.0
@@ -217,6 +255,7 @@ class Door:
         for listener in _listeners(port):
             hold_silent(listener)
         if self._thread is None:
+            self._wake.open()
             self._thread = threading.Thread(target=self._run, name="fastrt-door", daemon=True)
             self._thread.start()
 
@@ -334,11 +373,20 @@ class Door:
         return max(every, key=lambda each: int(getattr(each, field)), default=None)
 
     def _run(self) -> None:
+        try:
+            self._look_until_closed()
+        finally:
+            self._wake.close()
+
+    def _look_until_closed(self) -> None:
         busy = False
         while True:
-            if self._wake.wait(_BUSY_S if busy else _CALM_S) and not self._closing:
+            if busy or self._trim_due or self._ended or not self._descriptors:
+                self._wake.wait(_BUSY_S if busy else _CALM_S)
+            else:
+                connections.watch(self._wake.fileno(), self._descriptors, int(_CALM_S * 1000), int(_RESCAN_S / _CALM_S))
+            if self._wake.clear() and not self._closing:
                 time.sleep(_HURRY_S)  # a flood wakes this thread at each of its calls
-            self._wake.clear()
             if self._closing:
                 return
             try:
@@ -350,13 +398,14 @@ class Door:
     def _check(self) -> bool:
         """Check the connections and end those beyond a bound; whether to check again soon."""
         now = time.monotonic()
-        count = os.stat("/proc/self/fd").st_size  # 0 before Linux 6.2
+        count = connections.count()
         with self._lock:
             every = list(self._connections.values())
-        busy = any(each.doomed or not each.proven or each.reading or each.unread >= _UNREAD_MIN for each in every)
+        busy = _is_busy(every)
         if count == 0 or count != self._descriptors or busy or now - self._scanned_at >= _RESCAN_S:
             self._descriptors = count
             every = self._scan(now)
+            busy = busy or _is_busy(every)
             self._judge_silent(every, now)
             for each in every:
                 self._judge_progress(each, now)
@@ -459,6 +508,11 @@ class Door:
             ended, self._ended = self._ended, {}
             for why, count in ended.items():
                 _log.warning("ended %d connections to port %s: each %s", count, sorted(self._ports), why)
+
+
+def _is_busy(every: list[Connection]) -> bool:
+    """Whether a connection among these may come near a bound soon."""
+    return any(each.doomed or not each.proven or each.reading or each.unread >= _UNREAD_MIN for each in every)
 
 
 def _worth(each: Connection) -> tuple[bool, bool, float]:
