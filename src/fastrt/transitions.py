@@ -28,7 +28,7 @@ class Moving(Protocol[S]):
 
 
 class IllegalMoveError(AssertionError):
-    """A thing was to make a move that its table does not list: a fault of fastrt. The text lists its last moves."""
+    """A move that the table does not list: a fault of fastrt. The message holds the last moves of the thing."""
 
 
 class Transitions(Generic[S]):
@@ -69,7 +69,7 @@ class Transitions(Generic[S]):
 
         Args:
             thing: its `state` and `moves` are set.
-            event: the event that happened to it.
+            event: the event that moves it.
             name: which one of its kind it is, for the message.
         Raises:
             IllegalMoveError: the table does not list this event for the thing's state.

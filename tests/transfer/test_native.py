@@ -147,7 +147,7 @@ def test_object_deallocated_on_its_way_is_lost_and_leaves_nothing(
     future = puller.pull(1, proxy.address)
     wait_until(lambda: proxy.passed >= 5 << 20, "half of it")
     either.there.table.drop(1)
-    with pytest.raises(ObjectLostError, match="deallocated while it was on its way"):
+    with pytest.raises(ObjectLostError, match="deallocated while it was being received"):
         future.result(PATIENCE_S)
     assert puller.pull(1, proxy.address).result(PATIENCE_S)
 

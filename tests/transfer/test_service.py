@@ -76,12 +76,12 @@ BREACHES = {
     "no chunk": ([], "INVALID_ARGUMENT", "without a chunk"),
     "too short": (cut(DATA)[:-1], "INVALID_ARGUMENT", "ended after"),
     "one byte short": ([(1, len(DATA), DATA[:-1])], "INVALID_ARGUMENT", "ended after"),
-    "too long": ([*cut(DATA), (1, len(DATA), b"x")], "OUT_OF_RANGE", "more than that have come"),
-    "too long at once": ([(1, 10, DATA)], "OUT_OF_RANGE", "more than that have come"),
+    "too long": ([*cut(DATA), (1, len(DATA), b"x")], "OUT_OF_RANGE", "more than that were sent"),
+    "too long at once": ([(1, 10, DATA)], "OUT_OF_RANGE", "more than that were sent"),
     "nothing after the end": ([*cut(DATA), (1, len(DATA), b"")], "INVALID_ARGUMENT", "is empty"),
     "an empty chunk": ([cut(DATA)[0], (1, len(DATA), b"")], "INVALID_ARGUMENT", "is empty"),
-    "another object": ([cut(DATA)[0], (2, len(DATA), b"x")], "INVALID_ARGUMENT", "comes in the stream of object 0x1"),
-    "another total": ([cut(DATA)[0], (1, 5000, b"x")], "INVALID_ARGUMENT", "comes in the stream of object 0x1"),
+    "another object": ([cut(DATA)[0], (2, len(DATA), b"x")], "INVALID_ARGUMENT", "is in the stream of object 0x1"),
+    "another total": ([cut(DATA)[0], (1, 5000, b"x")], "INVALID_ARGUMENT", "is in the stream of object 0x1"),
     "no bytes in all": ([(1, 0, b"")], "INVALID_ARGUMENT", "an Obj has at least two"),
     "a total of zero": ([(1, 0, b"abc")], "INVALID_ARGUMENT", "an Obj has at least two"),
     "no first bytes": ([(1, 10, b"")], "INVALID_ARGUMENT", "an Obj has at least two"),
@@ -289,7 +289,7 @@ def test_alias_names_the_same_object_and_goes_with_it(site: Site, server: ObjSto
     with refused("INVALID_ARGUMENT", "alias of itself"):
         call("NotifyAlias", alias_objref=1, canonical_objref=1)
     for taken in (2, 11):
-        with refused("ALREADY_EXISTS", "something else here already"):
+        with refused("ALREADY_EXISTS", "another object here already"):
             call("NotifyAlias", alias_objref=taken, canonical_objref=2 if taken == 11 else 1)
     call("DeallocateObject", canonical_objref=1)
     assert call("ObjStoreInfo").objref == [2]

@@ -110,7 +110,7 @@ def test_object_dropped_on_its_way_does_not_arrive(site: Site) -> None:
     receipt.allocate(4, 6, False)
     receipt.received = 4
     site.table.drop(5)
-    with pytest.raises(ObjectLostError, match="was deallocated while it was on its way"):
+    with pytest.raises(ObjectLostError, match="was deallocated while it was being received"):
         receipt.seal()
     with pytest.raises(ObjectLostError, match="was deallocated"):
         future.result(0)

@@ -9,14 +9,12 @@ Frame 0 is the head: JSON with the format and the identity of the log. Numbers c
 frame that is flipped, cut, missing, doubled, moved or from another file is detected, by its CRC, its number, the CRC of
 its predecessor or its salt. Behind a damaged place the next complete frame is found by its magic and salt.
 
-The mark proves the end of the log (see `mark`). Data behind the frame that the mark names were never acknowledged. They
-may be half a frame (the process died in a write) or zeros (space that is allocated ahead, so that a full disk is
-detected before a record is made), and are dropped.
+The mark proves the end of the log (see `mark`). Data behind the frame that it names were never acknowledged and are
+dropped: half a frame (the process died in a write), or zeros (space allocated ahead, to detect a full disk in time).
 
-A new generation replaces the file when most of it is outdated: it is written and synced under another name, and the
-mark then names it.
+When most of the file is outdated, a new generation is written and synced under another name; the mark then names it.
 
-Models: etcd's WAL (a CRC chained over records, preallocated space, a torn tail distinguished from damage), PostgreSQL's
+Models: etcd's WAL (CRCs chained over records, preallocated space, torn tails distinguished from damage), PostgreSQL's
 control file (names the newest checkpoint outside of the WAL).
 """
 
