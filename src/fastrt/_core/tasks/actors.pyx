@@ -6,7 +6,8 @@
 
 An actor's state is its word; each change commits by one store or swap of it. The creator makes it WANTED, the actor's
 own process STARTING and LIVE, recovery DOWN. Every other change is made by the daemon: it alone decides whether an
-actor is started again. Names are looked up under the lock, in the records; there is no index that could disagree with them.
+actor is started again. Names are looked up under the lock, in the records; there is no index that could disagree with
+them.
 """
 from fastrt.errors import AttachError
 
