@@ -192,17 +192,18 @@ def test_burst_wakes_as_many_workers_as_it_needs(node, client, function, wait_un
 def test_change_of_the_load_wakes_the_client_that_watches_it_once(node, client, function, wait_until):
     peer = node.peer()
     watch = Watch(client)
+    options = submission.TaskOptions(function)
     idle = tasks.load(client, True)
     word = watch.word()
     peer.start("t = tasks.next_task(client, 10.0, 0.0)")
     wait_until(peer.is_asleep, "the worker to sleep")
     assert watch.word() == word + 1, "a worker has become idle"
     tasks.load(client, True)
-    refs = [tasks.submit_scalars(client, function, (1,), 1, 0, 0)]
+    refs = [submission.submit(client, options, (1,))]
     peer.finish()
     assert watch.word() == word + 2, "it has become busy"
     busy = tasks.load(client, True)
-    refs += [tasks.submit_scalars(client, function, (k,), 1, 0, 0) for k in range(3)]
+    refs += [submission.submit(client, options, (k,)) for k in range(3)]
     assert watch.word() == word + 3, "no worker is idle: the first push is reported, the others are not"
     assert len({idle, busy, tasks.load(client)}) == 3
     assert watch.wait(10.0, word) == []
@@ -212,10 +213,10 @@ def test_change_of_the_load_wakes_the_client_that_watches_it_once(node, client, 
 
 
 def test_client_that_stands_by_is_woken_by_a_push(node, client, function):
-    watch, peer = Watch(client), node.peer()
+    watch, peer, options = Watch(client), node.peer(), submission.TaskOptions(function)
     assert not tasks.stand_by(client, True)
     word = watch.word()
-    ref = tasks.submit_scalars(client, function, (7,), 1, 0, 0)
+    ref = submission.submit(client, options, (7,))
     assert watch.word() == word + 1
     assert peer.run("tasks.stand_by(client, True)")
     tasks.stand_by(client, False)

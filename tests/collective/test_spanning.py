@@ -132,7 +132,7 @@ def test_ranks_find_each_other_at_a_coordinator_that_is_started_again(free_port,
 
 def test_coordinator_that_is_not_there_is_named(free_port):
     for rank in (0, 1):
-        with pytest.raises(CollectiveTimeout, match=f"nobody answered on 127.0.0.1:{free_port}"):
+        with pytest.raises(CollectiveTimeout, match=f"no coordinator answered on 127.0.0.1:{free_port}"):
             init_group(rank=rank, world_size=2, address=f"127.0.0.1:{free_port}", timeout=0.2, token=TOKEN)
 
 

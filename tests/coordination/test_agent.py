@@ -116,12 +116,12 @@ def test_alive_tasks_and_watch_show_who_left(serve: Any) -> None:
 def test_unexpected_task_and_absent_coordinator_are_clear_errors(serve: Any, free_port: int) -> None:
     with pytest.raises(CoordinationError, match="Unexpected task"):
         connect(serve().address, 9)
-    with pytest.raises(CoordinationTimeoutError, match="is the coordinator running"):
+    with pytest.raises(CoordinationTimeoutError, match=r"no coordinator answered on .*is it running"):
         connect(f"127.0.0.1:{free_port}", 0, timeout_s=0.3)
 
 
 def test_job_that_is_not_complete_is_told_from_an_absent_coordinator(serve: Any) -> None:
-    with pytest.raises(CoordinationTimeoutError, match=r"not all tasks have come.*coordinator barriers --address"):
+    with pytest.raises(CoordinationTimeoutError, match=r"not all tasks have joined.*coordinator barriers --address"):
         connect(serve(2).address, 0, timeout_s=0.3)
 
 

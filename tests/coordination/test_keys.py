@@ -56,7 +56,7 @@ def test_keys_for_asyncio(serve: Any) -> None:
 def test_keys_of_nobody_and_of_another_process_say_so(serve: Any, free_port: int) -> None:
     with open_keys(f"127.0.0.1:{free_port}") as keys:
         for call in (keys.try_get, keys.get_dir, keys.delete, keys.get):
-            with pytest.raises(CoordinationTimeoutError, match=f"nobody answered on 127.0.0.1:{free_port}"):
+            with pytest.raises(CoordinationTimeoutError, match=f"no coordinator answered on 127.0.0.1:{free_port}"):
                 call("k", timeout_s=0.1)
         child = os.fork()
         if child == 0:

@@ -73,10 +73,10 @@ def link_package(root: Path, target: Path) -> None:
         link(path, made / path.relative_to(package))
     grpc = Path("net", "grpc")
     (made / grpc).mkdir(parents=True, exist_ok=True)
-    link(package / "net" / "__init__.py", made / "net" / "__init__.py")
-    for path in [p for p in (package / grpc).iterdir() if p.name not in ("descriptors", "__pycache__")]:
-        link(path, made / grpc / path.name)
-    installed = importlib.util.find_spec("fastrt")  # the descriptors are made by a build, and are not among the sources
+    for folder in (grpc.parent, grpc):  # without the descriptors, which are made by a build
+        for path in [p for p in (package / folder).iterdir() if p.name not in ("grpc", "descriptors", "__pycache__")]:
+            link(path, made / folder / path.name)
+    installed = importlib.util.find_spec("fastrt")
     if installed is not None and installed.origin is not None:
         link(Path(installed.origin).parent / grpc / "descriptors", made / grpc / "descriptors")
 

@@ -8,11 +8,10 @@ meanwhile, and ends after a few idle seconds.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastrt._core.objects.pending import Watch
 from fastrt.errors import FastrtError, NotInitializedError
@@ -20,6 +19,9 @@ from fastrt.store import client as store_client
 from fastrt.store import ref as ref_module
 from fastrt.store.client import Store
 from fastrt.store.ref import ObjectRef
+
+if TYPE_CHECKING:  # asyncio takes 40 ms to import, and only uplinks use it here
+    import asyncio
 
 # Called with the reference, and with the error of a session that ended before the reference was ready.
 Then = Callable[[ObjectRef, BaseException | None], None]
