@@ -27,7 +27,7 @@ BUDGETS: dict[str, int] = {
     "membership": 2,
     "observe": 38,
     "scheduler": 3,
-    "store": 66,
+    "store": 24,
     "util": 43,
 }
 

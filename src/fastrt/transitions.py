@@ -28,7 +28,7 @@ class Moving(Protocol[S]):
 
 
 class IllegalMoveError(AssertionError):
-    """An object got an event that its state does not accept: a fault of fastrt. The text lists its last moves."""
+    """A move that the table does not list: a fault of fastrt. The message holds the last moves of the thing."""
 
 
 class Transitions(Generic[S]):
@@ -68,9 +68,9 @@ class Transitions(Generic[S]):
         """Move an object to its next state.
 
         Args:
-            thing: the object; its `state` and `moves` are set.
-            event: the event that has happened to it.
-            name: number or name of the object, for the message.
+            thing: its `state` and `moves` are set.
+            event: the event that moves it.
+            name: which one of its kind it is, for the message.
         Raises:
             IllegalMoveError: the table does not list this event for the object's state.
         """
