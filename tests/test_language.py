@@ -21,7 +21,6 @@ PHRASES = {
 }
 PATTERN = re.compile("|".join(PHRASES), re.I)
 BUDGETS: dict[str, int] = {
-    "cli": 16,
     "cluster": 268,
     "engines": 27,
     "membership": 2,
