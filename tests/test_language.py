@@ -24,7 +24,6 @@ BUDGETS: dict[str, int] = {
     "cluster": 268,
     "engines": 27,
     "membership": 2,
-    "observe": 38,
     "scheduler": 3,
     "store": 24,
     "util": 43,
